@@ -20,15 +20,15 @@ class FailureClass(StrEnum):
     """Who must act, and which retry budget an attempt is charged to."""
 
     PREEMPTION = "Preemption"
-    """Preemption, eviction, maintenance or a lost node; charged to recovery.maxPreemptions."""
+    """Preemption, eviction or a lost node; limited by recovery.maxPreemptions."""
     INFRASTRUCTURE = "Infrastructure"
-    """Node, network or storage fault, or a hang; charged to recovery.maxInfrastructureRetries."""
+    """Node, network or storage fault, or hang; limited by recovery.maxInfrastructureRetries."""
     USER = "User"
-    """Fault of the job itself; charged to recovery.maxUserRetries."""
+    """Fault of the job itself; limited by recovery.maxUserRetries."""
     QUOTA = "Quota"
-    """Eviction or wait by Kueue; not charged."""
+    """Eviction by Kueue; not limited."""
     PLATFORM = "Platform"
-    """Incompatible image or setting of the platform team; not retried."""
+    """Incompatible image or platform setting; not retried."""
 
 
 class Failure(Record):

@@ -15,7 +15,7 @@ class Stage(StrEnum):
     PREFLIGHT = "Preflight", "prep", "CPU"
     """Checks data, memory and access on CPU."""
     CONVERT = "Convert", "conv", "CPU"
-    """Converts the model to MaxText's format on CPU."""
+    """Converts the model for MaxText on CPU."""
     TRAIN = "Train", "train", "TPU"
     """Trains on the TPU slices."""
     EVALUATE = "Evaluate", "eval", "TPU"

@@ -24,11 +24,11 @@ class MethodType(StrEnum):
     """Training objective."""
 
     SFT = "SFT"
-    """Supervised fine-tuning: imitates answers."""
+    """Supervised fine-tuning on answers."""
     DPO = "DPO"
-    """Direct preference optimization: learns from preference pairs against a reference model."""
+    """Learns from preference pairs against a reference model."""
     ORPO = "ORPO"
-    """Odds-ratio preference optimization: learns from preference pairs without a reference model."""
+    """Learns from preference pairs by their odds ratio, without a reference model."""
 
 
 class Quantization(StrEnum):

@@ -15,7 +15,7 @@ class Controller(StrEnum):
     MCJAX = "McJAX"
     """One JAX process per host."""
     PATHWAYS = "Pathways"
-    """One JAX process, on a CPU node, holds the devices of all slices."""
+    """One JAX process, on a CPU node, for all slices."""
 
 
 class Capacity(StrEnum):
@@ -24,11 +24,11 @@ class Capacity(StrEnum):
     SPOT = "Spot"
     """Spot VMs, which can be preempted."""
     ON_DEMAND = "OnDemand"
-    """On-demand VMs at list price."""
+    """On-demand VMs."""
     RESERVATION = "Reservation"
     """VMs of a reservation."""
     FLEX_START = "FlexStart"
-    """Flex-start VMs, which wait for capacity and run for a limited time."""
+    """Flex-start VMs, granted for a limited time."""
 
 
 class Parallelism(ApiModel):

@@ -51,7 +51,7 @@ _KEPT = (
     "x-kubernetes-map-type",
     RULES_KEY,
 )
-#: Of an enum: the description of each value. It moves into the description of the field.
+#: Of an enum: a line for each value, which moves into the description of the field.
 _VALUES = "x-values"
 #: Keywords without a meaning for the API server. Defaults belong to the merge, see the package's docstring.
 _DROPPED = ("title", "default", _VALUES)
@@ -72,7 +72,11 @@ class _WithValues(GenerateJsonSchema):
     """Adds the descriptions of its values to each enum."""
 
     def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
-        return {**super().enum_schema(schema), _VALUES: value_descriptions(schema["cls"])}
+        values = value_descriptions(schema["cls"])
+        return {
+            **super().enum_schema(schema),
+            _VALUES: [f"- {value}: {text}" for value, text in values.items()],
+        }
 
 
 def value_descriptions(enum: type[Enum]) -> dict[str, str]:
@@ -108,8 +112,10 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
         schema["format"] = "int32" if schema.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
     _bound_exclusively(schema)
     if "description" in schema:
-        values = _values(schema, definitions, path)
-        schema["description"] = "\n".join([" ".join(schema["description"].split()), *_listed(values)])
+        lines = [" ".join(schema["description"].split())]
+        if values := _values(schema, definitions, path):
+            lines += ["Possible values:", *values]
+        schema["description"] = "\n".join(lines)
     if "properties" in schema:
         schema["properties"] = {
             name: _rewrite(value, definitions, f"{path}.{name}")
@@ -128,20 +134,13 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
     return {keyword: schema[keyword] for keyword in _KEPT if keyword in schema}
 
 
-def _values(schema: Schema, definitions: Mapping[str, Any], path: str) -> Mapping[str, str]:
-    """Returns the descriptions of the enum's values that the place itself, its items or its map's values hold."""
+def _values(schema: Schema, definitions: Mapping[str, Any], path: str) -> list[str]:
+    """Returns a line for each value of the enum that the place itself, its items or its map's values hold."""
     for below in ("items", "additionalProperties"):
         if isinstance(schema.get(below), Mapping):
             return _values(_resolve(schema[below], definitions, path), definitions, path)
-    values: Mapping[str, str] = schema.get(_VALUES, {})
+    values: list[str] = schema.get(_VALUES, [])
     return values
-
-
-def _listed(values: Mapping[str, str]) -> Iterator[str]:
-    """Yields the lines in the form of Kubernetes' own API types."""
-    if values:
-        yield "Possible values:"
-        yield from (f"- {value}: {text}" for value, text in values.items())
 
 
 def _resolve(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Schema:

@@ -168,7 +168,7 @@ class ProgressStatus(ApiModel):
 
 
 class AttemptRecord(ApiModel):
-    """An ended attempt."""
+    """An attempt that has ended."""
 
     stage: Stage
     """Stage of the attempt."""
