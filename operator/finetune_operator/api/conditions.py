@@ -21,7 +21,7 @@ class Phase(StrEnum):
     RECOVERING = "Recovering"
     """A stage starts again after an interruption."""
     SUSPENDED = "Suspended"
-    """The job is stopped, holds no slice and can resume."""
+    """The job is stopped and can resume."""
     PLANNED = "Planned"
     """Planning has finished, and planOnly ends the job here."""
     SUCCEEDED = "Succeeded"

@@ -171,12 +171,12 @@ class Hyperparameters(ApiModel):
     epochs: Positive | None = None
     """Passes over the training rows; excludes steps. Default: 1."""
     steps: Positive | None = None
-    """Optimizer steps of the whole training; excludes epochs."""
+    """Optimizer steps of the whole training; excludes epochs. Default: derived from epochs."""
     global_batch_size: Positive | None = None
     """Sequences per optimizer step over all devices; excludes perDeviceBatchSize. Default: 8, or the number of devices
     where that is higher."""
     per_device_batch_size: Positive | None = None
-    """Sequences per device and forward pass; excludes globalBatchSize."""
+    """Sequences per device and forward pass; excludes globalBatchSize. Default: derived from globalBatchSize."""
     gradient_accumulation_steps: Positive | None = None
     """Forward and backward passes per optimizer step. Default: 1."""
     learning_rate: PositiveNumber | None = None
@@ -221,9 +221,9 @@ class ResolvedHyperparameters(ApiModel):
     schedule: LearningRateSchedule | None = None
     """Course of the learning rate after the warm-up."""
     warmup_steps: Whole | None = None
-    """Steps of the warm-up. Absent if the job sets warmupRatio."""
+    """Steps of the warm-up. Absent if it is a share of the steps."""
     warmup_ratio: Decimal | None = None
-    """Warm-up as a share of all steps. Absent if the job sets warmupSteps."""
+    """Warm-up as a share of all steps. Absent if it is a number of steps."""
     optimizer: Optimizer | None = None
     """Optimizer of the training."""
     weight_decay: Decimal | None = None

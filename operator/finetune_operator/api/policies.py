@@ -52,7 +52,7 @@ class DatasetCheck(StrEnum):
     FULL = "Full"
     """All rows."""
     SAMPLE = "Sample"
-    """1,000 rows of each source."""
+    """At most 1,000 rows of each source."""
     OFF = "Off"
     """No rows; only revisions are resolved."""
 

@@ -90,7 +90,8 @@ class Storage(ApiModel):
     """Folder in gs:// for Pathways' own files, including compiled programs: <pathwaysScratch>/<namespace>. Default:
     <artifacts>/<namespace>/pathways."""
     optimizer_state_ttl_seconds: Annotated[NonNegative | None, Field(alias="optimizerStateTTLSeconds")] = None
-    """Seconds after the end of a job at which its optimizer state is deleted, 0 at once. Default: keep."""
+    """Seconds after the end of a job at which its optimizer state is deleted. Not supported yet: a profile that sets it
+    is refused. Default: keep."""
 
 
 class ServiceAccounts(ApiModel):

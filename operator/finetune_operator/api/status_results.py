@@ -125,7 +125,7 @@ class FailureStatus(ApiModel):
     attempt: NonNegative | None = None
     """Number of the failed attempt."""
     host: ShortText | None = None
-    """Host that failed first, if known."""
+    """Host that failed. Absent if unknown."""
     message: Message
     """What was observed, and what was expected."""
     suggestion: Message | None = None

@@ -196,11 +196,11 @@ class AttemptsStatus(ApiModel):
     total: NonNegative
     """Number of attempts over all stages."""
     preemption: NonNegative = 0
-    """Attempts ended by preemption, eviction or suspension; not failures of the job."""
+    """Attempts ended by preemption, eviction or a lost node; limited by recovery.maxPreemptions."""
     infrastructure: NonNegative = 0
-    """Attempts ended by node, network or storage faults."""
+    """Attempts ended by node, network or storage faults; limited by recovery.maxInfrastructureRetries."""
     user: NonNegative = 0
-    """Attempts ended by a fault of the job itself."""
+    """Attempts ended by a fault of the job itself; limited by recovery.maxUserRetries."""
     history: Annotated[tuple[AttemptRecord, ...], Field(max_length=10)] | None = None
     """Newest ended attempts, at most 10."""
 
