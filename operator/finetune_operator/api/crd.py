@@ -9,7 +9,7 @@ from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.api.schema import Schema, structural_schema
 
-#: No tool may take an unseen object for a finished one: kstatus reads observedGeneration first.
+#: kstatus reads observedGeneration first, so that no tool mistakes an unprocessed object for a finished one.
 UNSEEN: dict[str, Any] = {"observedGeneration": -1}
 
 
@@ -92,7 +92,7 @@ def _root(model: type[ApiModel]) -> Schema:
         "properties": {
             "apiVersion": {"description": "Version of this object's schema.", "type": "string"},
             "kind": {"description": "Kind of this object.", "type": "string"},
-            # named only because the rules on it say where they stand; everything else of metadata stays open
+            # declared only for the rules on the name; the rest of metadata stays open
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": spec,
             "status": status,

@@ -37,7 +37,7 @@ from finetune_operator.api.policies import (
 from finetune_operator.api.rules import ValidationRule, immutable
 from finetune_operator.api.status import FineTuneJobStatus
 
-#: What decides the result and therefore never changes (names as users write them).
+#: Fields that decide the result and are therefore immutable (names as users write them).
 IDENTITY_FIELDS = ("profileRef", "resumeFrom", "model", "datasets", "method", "hyperparameters")
 
 MAX_NAME_LENGTH = 28

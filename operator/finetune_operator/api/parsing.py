@@ -165,8 +165,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f": known are {', '.join(known)}" if known else ""
 
 
-#: From here on a value is another one mistyped (difflib's ratio). Names of methods and the like are short: GRPO is
-#: three letters of ORPO, and something else.
+#: difflib's ratio from which a value counts as a misspelling. Names of methods are short: GRPO shares three letters
+#: with ORPO but is another method.
 _MISTYPED = 0.8
 
 

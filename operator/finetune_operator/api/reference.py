@@ -91,8 +91,7 @@ def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(schema: Mapping[str, Any]) -> str:
-    text = schema.get("description", "").replace("|", r"\|").replace("<", r"\<").replace("\n", "<br>")
-    rules = " ".join(
-        f"({rule['message']})" for rule in schema.get(RULES_KEY, ()) if "properties" not in schema
-    )
-    return f"{text} {rules}".rstrip()
+    """Returns the description, with the rules on the field before the values of its enum."""
+    text, *values = schema.get("description", "").replace("|", r"\|").replace("<", r"\<").split("\n")
+    rules = [f"({rule['message']})" for rule in schema.get(RULES_KEY, ()) if "properties" not in schema]
+    return "<br>".join([" ".join([text, *rules]), *values]).rstrip()

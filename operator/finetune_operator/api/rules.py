@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-#: Where a rule is listed in a structural schema.
+#: Keyword that lists the rules in a structural schema.
 RULES_KEY = "x-kubernetes-validations"
 
 

@@ -51,7 +51,7 @@ _KEPT = (
     "x-kubernetes-map-type",
     RULES_KEY,
 )
-#: Of an enum: a line for each value, which moves into the description of the field.
+#: Keyword of an enum with a line for each value; the lines move into the description of the field.
 _VALUES = "x-values"
 #: Keywords without a meaning for the API server. Defaults belong to the merge, see the package's docstring.
 _DROPPED = ("title", "default", _VALUES)
@@ -144,7 +144,7 @@ def _values(schema: Schema, definitions: Mapping[str, Any], path: str) -> list[s
 
 
 def _resolve(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Schema:
-    """``source`` without references and without the null of an optional field; what stands nearer wins."""
+    """``source`` without references and without the null of an optional field; keywords nearer to the field win."""
     schema = dict(source)
     while True:
         if "$ref" in schema:

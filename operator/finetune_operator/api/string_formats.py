@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 _WORD = "letters, digits, '-', '_' and '.'"
 _LABEL = "lower-case letters, digits and '-', first and last none of '-'"
-#: By pattern; completes "must be …".
+#: Descriptions by pattern, each of which completes "must be …".
 FORMS: Mapping[str, str] = {
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$": 'a number in a string, such as "0.1"',
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": _LABEL,

@@ -13,13 +13,13 @@ from finetune_operator.api.common import checked
 from finetune_operator.api.rules import ValidationRule
 
 _PATTERN = r"^(gs://[a-z0-9]|file:///).+"
-#: A name between two slashes: not empty, not "." and not "..".
+#: A name between two slashes: neither empty nor "." nor "..".
 _NAME = r"([^/.]|\.[^/.]|\.\.[^/])[^/]*"
 #: At most 63 characters; 222 with dots.
 _BUCKET = r"[a-z0-9][-_a-z0-9]{0,62}(\.[-_.a-z0-9]{0,158})?"
 _SEGMENTS = rf"^(gs://{_BUCKET}|file://)(/{_NAME})*/?$"
-#: Control characters, what other programs take for a separator or a query, what they may decode to one, and any
-#: percent sign in a path of a file system.
+#: Control characters, characters that other programs read as a separator or a query, escapes that may decode to one,
+#: and any percent sign in a path of a file system.
 _AMBIGUOUS = r"[\x00-\x1f\x7f-\x9f\\#]|%([01][0-9a-fA-F]|2[eEfF5]|5[cC]|7[fF])|^file:.*%"
 _WILDCARD = r"[*?\[\]]"
 
