@@ -17,13 +17,18 @@ CONVERTED_MODEL_DAMAGED = "ConvertedModelDamaged"
 
 
 class FailureClass(StrEnum):
-    """Who has to act, and which budget an attempt is charged to."""
+    """Who must act, and which retry budget an attempt is charged to."""
 
     PREEMPTION = "Preemption"
+    """Preemption, eviction or a lost node; limited by recovery.maxPreemptions."""
     INFRASTRUCTURE = "Infrastructure"
+    """Node, network or storage fault, or hang; limited by recovery.maxInfrastructureRetries."""
     USER = "User"
+    """Fault of the job itself; limited by recovery.maxUserRetries."""
     QUOTA = "Quota"
+    """Eviction by Kueue; not limited."""
     PLATFORM = "Platform"
+    """Incompatible image or platform setting; not retried."""
 
 
 class Failure(Record):

@@ -13,10 +13,15 @@ class Stage(StrEnum):
     """The stages of a job, in order."""
 
     PREFLIGHT = "Preflight", "prep", "CPU"
+    """Checks data, memory and access on CPU."""
     CONVERT = "Convert", "conv", "CPU"
+    """Converts the model for MaxText on CPU."""
     TRAIN = "Train", "train", "TPU"
+    """Trains on the TPU slices."""
     EVALUATE = "Evaluate", "eval", "TPU"
+    """Evaluates on the TPU slices."""
     EXPORT = "Export", "export", "CPU"
+    """Exports the tuned model on CPU."""
 
     short: str
     """The form in JobSet names and attempt folders."""

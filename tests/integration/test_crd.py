@@ -295,11 +295,13 @@ def test_a_profile_is_stored_and_a_bad_one_refused(cluster: LocalCluster) -> Non
 
 def test_explain_has_text_for_every_level(cluster: LocalCluster) -> None:
     for place, said in {
-        "ftj": "Fine-tune a language model on TPUs",
-        "ftj.spec.hyperparameters.learningRate": "Highest learning rate.",
+        "ftj": "Fine-tunes a language model on TPU slices",
+        "ftj.spec.hyperparameters.learningRate": "Peak learning rate",
         "ftj.spec.datasets.train.roleMap": "for example bot: assistant",
-        "ftj.status.conditions": "Conditions; all known ones",
-        "ftp.spec.flavors.chipHourPrice": "Price of a chip hour",
+        "ftj.spec.export.onGateFailure": "Possible values: - Skip: Nothing is exported",
+        "ftj.spec.export.formats": "- OrbaxParams: Unscanned Orbax parameters",
+        "ftj.status.conditions": "all known types are set",
+        "ftp.spec.flavors.chipHourPrice": "Price of a TPU chip hour",
     }.items():
         text = " ".join(cluster.kubectl("explain", place).split())
         assert said in text, place

@@ -1,7 +1,7 @@
-"""What users write and read: FineTuneJob and FineTuneProfile.
+"""The API types FineTuneJob and FineTuneProfile.
 
 ``parse_job`` and ``parse_profile`` turn stored objects into models and raise only :class:`InvalidObject`;
-``field_paths`` and ``number_paths`` list the places that a profile may name;
+``field_paths`` and ``number_paths`` list the fields that a profile may name;
 ``python -m finetune_operator.api.generate`` writes the CRDs.
 """
 

@@ -1,4 +1,4 @@
-"""What all models of the API share: the base class and the scalar types with their bounds.
+"""Base class and scalar types, with their bounds, of all API models.
 
 Every string, list and map has a bound, because the API server estimates the cost of CEL rules from them.
 """
@@ -38,10 +38,11 @@ def _with_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 class ApiModel(BaseModel):
-    """Base of every object of the API: closed, immutable, camelCase outside.
+    """Base of every object of the API: closed, immutable, camelCase in documents.
 
-    The docstring below a field is its description in the CRD. A field that the user left out is None, never a
-    default, so that a profile's default can win over the built-in one.
+    The docstring below a field is its description in the CRD, and the docstring below an enum's member describes that
+    value. A field that the user left out is None, never a default, so that a profile's default can win over the
+    built-in one.
     """
 
     model_config = ConfigDict(
@@ -65,7 +66,7 @@ class ApiModel(BaseModel):
         return self
 
     def to_document(self) -> dict[str, Any]:
-        """Plain JSON types with the names that users write; fields that are not set are left out."""
+        """Returns plain JSON types under the names that users write; fields that are not set are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -75,11 +76,11 @@ Flag = StrictBool
 NonNegative = Annotated[int, Strict(), Field(ge=0, le=INT32_MAX)]
 Positive = Annotated[int, Strict(), Field(ge=1, le=INT32_MAX)]
 Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
-"""A 64-bit count of the status: sizes, tokens, generations."""
+"""A 64-bit number of a status: sizes, tokens, generations."""
 
 
 def checked(*rules: ValidationRule) -> tuple[Any, Any]:
-    """Rules on a scalar, as annotations: checked in Python and written into the schema."""
+    """Returns annotations that check rules on a scalar in Python and write them into the schema."""
 
     def check(value: Any) -> Any:
         for rule in rules:
@@ -93,13 +94,13 @@ def checked(*rules: ValidationRule) -> tuple[Any, Any]:
 
 
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-"""A decimal of a spec; :mod:`.numbers` says how it keeps its meaning."""
+"""A decimal of a spec; :mod:`.numbers` describes how it stays exact."""
 PositiveNumber = Annotated[Number, Field(gt=0)]
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
 ProperFraction = Annotated[Number, Field(gt=0, lt=1)]
 Decimal = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$", max_length=24)]
-"""A decimal of a status, in a string: it is shown as it was rounded."""
+"""A decimal of a status as a string, which shows it as it was rounded."""
 
 # --- strings
 
@@ -116,9 +117,9 @@ LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
 LabelValue = Annotated[str, Field(max_length=63)]
 Digest = Annotated[str, Field(max_length=128)]
 Address = Annotated[str, Field(max_length=1024)]
-"""Of any kind: a repository's name, a URI."""
+"""An address of any kind: the name of a repository or a URI."""
 Uri = Annotated[str, Field(pattern=r"^(gs://[a-z0-9]|file:///).+", max_length=1024)]
-"""Object storage, as a status reports it: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
+"""A place in object storage as a status reports it: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
 HubRepo = Annotated[
     str,
     Field(
@@ -131,10 +132,10 @@ Quantity = Annotated[
     str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$", max_length=32)
 ]
 TpuName = Annotated[str, Field(pattern=r"^[a-z0-9]+-[0-9]+(x[0-9]+(x[0-9]+)?)?$", max_length=24)]
-"""``v6e-16``: family and size, as Google names them; or family and topology, ``v6e-4x4``, ``v5p-2x2x4``."""
+"""``v6e-16``, family and size as Google names them; or family and topology, ``v6e-4x4``, ``v5p-2x2x4``."""
 Topology = Annotated[str, Field(pattern=r"^[0-9]+x[0-9]+(x[0-9]+)?$", max_length=16)]
 ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", min_length=1, max_length=63)]
-"""CamelCase, for programs."""
+"""A reason in CamelCase, for programs."""
 EngineKey = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", min_length=1, max_length=128)]
 Timestamp = AwareDatetime
 
@@ -142,7 +143,8 @@ Timestamp = AwareDatetime
 
 
 def list_map(key: str) -> tuple[Any, Any]:
-    """A list whose items are told apart by ``key``: no two alike; server-side apply merges item by item."""
+    """Returns annotations of a list whose items have distinct values of ``key``; server-side apply merges it by
+    item."""
 
     def check(items: Sequence[BaseModel]) -> Sequence[BaseModel]:
         _refuse_duplicates([getattr(item, key) for item in items], key)
@@ -153,7 +155,7 @@ def list_map(key: str) -> tuple[Any, Any]:
 
 
 def distinct() -> tuple[Any, Any]:
-    """An ordered list of scalars without repetition."""
+    """Returns annotations of an ordered list of scalars without repetition."""
     return checked(
         ValidationRule(
             cel="self.all(x, self.exists_one(y, x == y))",
@@ -175,27 +177,28 @@ def _refuse_duplicates(keys: Sequence[Hashable], name: str) -> None:
 
 
 class SecretKeyRef(ApiModel):
-    """A key of a Secret in the job's namespace. The operator passes the reference on and never reads it."""
+    """A key of a Secret in the job's namespace. The operator passes the reference to pods and never reads the
+    Secret."""
 
     name: DnsName
-    """Name of the Secret."""
+    """Name of the Secret in the job's namespace."""
     key: KeyName | None = None
-    """Key within the Secret. Default: token."""
+    """Key within the Secret's data. Default: token."""
 
 
 class ConfigMapKeyRef(ApiModel):
     """A key of a ConfigMap in the job's namespace."""
 
     name: DnsName
-    """Name of the ConfigMap."""
+    """Name of the ConfigMap in the job's namespace."""
     key: KeyName
-    """Key within the ConfigMap."""
+    """Key within the ConfigMap's data."""
 
 
 class HubModelRef(ApiModel):
     """A model repository on the Hugging Face Hub."""
 
     repo: HubRepo
-    """Repository, for example google/gemma-2-2b-it."""
+    """Name of the repository, for example google/gemma-2-2b-it."""
     revision: Revision | None = None
-    """Branch, tag or commit; resolved once to a commit, see status.resolved.model. Default: main."""
+    """Branch, tag or commit; resolved once to a commit, which status.resolved reports. Default: main."""

@@ -1,4 +1,4 @@
-"""Conditions, phases and reasons: the words in which a job's state is told."""
+"""Conditions, phases and reasons: the vocabulary that reports a job's state."""
 
 from enum import StrEnum
 
@@ -6,27 +6,37 @@ from finetune_operator.api.common import ApiModel, Message, ReasonText, Timestam
 
 
 class Phase(StrEnum):
-    """Where a job stands, as a person reads it; derived from conditions and stages, never an input."""
+    """Summary of a job's state for people; derived from conditions and stages, never an input."""
 
     PENDING = "Pending"
+    """The operator has not processed the job yet."""
     VALIDATING = "Validating"
+    """The spec is invalid, or Preflight has not passed yet."""
     QUEUED = "Queued"
+    """The current stage waits for quota from Kueue."""
     PROVISIONING = "Provisioning"
+    """The current stage waits for nodes, images or pods."""
     RUNNING = "Running"
+    """A stage after Preflight runs."""
     RECOVERING = "Recovering"
+    """A stage starts again after an interruption."""
     SUSPENDED = "Suspended"
+    """The job is stopped and can resume."""
     PLANNED = "Planned"
+    """Planning has finished, and planOnly ends the job here."""
     SUCCEEDED = "Succeeded"
+    """All stages have finished."""
     FAILED = "Failed"
+    """The job has failed; status.failure explains why."""
 
     @property
     def finished(self) -> bool:
-        """Nothing moves any more unless a person acts."""
+        """Whether the job has ended and changes only when a user acts."""
         return self in (Phase.PLANNED, Phase.SUCCEEDED, Phase.FAILED)
 
 
 class ConditionType(StrEnum):
-    """All conditions of a FineTuneJob, in the order in which they are listed."""
+    """All conditions of a FineTuneJob, in the order in which the status lists them."""
 
     VALID = "Valid"
     DATA_READY = "DataReady"
@@ -45,49 +55,58 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
-    """Unknown says that nothing is known, not that something is wrong."""
+    """Status of a condition. Unknown means that nothing is known, not that something is wrong."""
 
     TRUE = "True"
+    """The condition holds."""
     FALSE = "False"
+    """The condition does not hold."""
     UNKNOWN = "Unknown"
+    """Nothing is known yet; not an error."""
 
 
 class WaitingReason(StrEnum):
-    """What a job that could go on is waiting for."""
+    """Reason for which a job that could proceed waits."""
 
     QUOTA = "WaitingForQuota"
+    """Kueue has not admitted the stage's JobSet."""
     CAPACITY = "WaitingForCapacity"
+    """No node has room for a pod."""
     IMAGE = "WaitingForImage"
+    """A container image cannot be pulled."""
     POD = "WaitingForPod"
+    """A pod has a node but its containers do not start."""
     INPUT = "WaitingForInput"
+    """An object or a setting that the job needs is missing or refused."""
     RETRY = "WaitingForRetry"
+    """A failed operation is repeated after a delay."""
 
 
 class Reason(StrEnum):
-    """Reasons that the operator itself gives; the trainer's own (DatasetSchemaMismatch …) come beside them."""
+    """Reasons that the operator itself reports; those of the trainer (DatasetSchemaMismatch …) are used beside them."""
 
     # --- Valid
     ACCEPTED = "Accepted"
     INVALID_SPEC = "InvalidSpec"
     """The stored object does not follow the schema of this version."""
     NOT_YET_SUPPORTED = "NotYetSupported"
-    """A field is part of the API, but what it asks for does not work yet."""
+    """A field is part of the API, but its function is not implemented yet."""
     PROFILE_NOT_FOUND = "ProfileNotFound"
     PROFILE_INVALID = "ProfileInvalid"
     NO_DEFAULT_PROFILE = "NoDefaultProfile"
     AMBIGUOUS_DEFAULT_PROFILE = "AmbiguousDefaultProfile"
     CHAT_TEMPLATE_NOT_FOUND = "ChatTemplateNotFound"
-    """The ConfigMap, or its key, does not exist, or holds no template of at most 32 KiB."""
+    """The ConfigMap or its key does not exist, or it holds no template of at most 32 KiB."""
     SOURCE_JOB_NOT_FOUND = "SourceJobNotFound"
     SOURCE_JOB_RUNNING = "SourceJobRunning"
-    """The job whose model is to be started from may still make it; nothing is wrong."""
+    """The job that exports the source model may still succeed; not an error."""
     SOURCE_JOB_UNUSABLE = "SourceJobUnusable"
-    """It failed, or has exported another model than the one that is asked for."""
+    """The source job failed, or has exported another checkpoint than the requested one."""
     RUN_NOT_FOUND = "RunNotFound"
-    """No job has run in the folder that is to be gone on in."""
+    """No job has run in the folder that spec.resumeFrom names."""
     RUN_FOLDER_IN_USE = "RunFolderInUse"
     RUN_FOLDER_TAKEN = "RunFolderTaken"
-    """Another job goes on in this job's run folder."""
+    """Another job resumes in this job's run folder."""
     PROFILE_NOT_ALLOWED = "ProfileNotAllowed"
     """The profile does not serve the job's namespace."""
     POLICY_VIOLATION = "PolicyViolation"
@@ -95,12 +114,12 @@ class Reason(StrEnum):
     AMBIGUOUS_TPU_SHAPE = "AmbiguousTPUShape"
     NO_FLAVOR_FITS = "NoFlavorFits"
     PATHWAYS_NOT_POSSIBLE = "PathwaysNotPossible"
-    """The slice, its capacity or the profile's storage does not go with the controller Pathways."""
+    """The slice, its capacity or the profile's storage cannot be used with the controller Pathways."""
     PARALLELISM_MISMATCH = "ParallelismMismatch"
     BATCH_MISMATCH = "BatchMismatch"
     REQUEST_TOO_LARGE = "RequestTooLarge"
     PLAN_MISSING = "PlanMissing"
-    """The stored plan of an admitted job is gone, and job or profile have changed too much to make it again."""
+    """The stored plan of an admitted job is gone, and job or profile have changed too much to create it again."""
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
     # --- progress
     NOT_STARTED = "NotStarted"
@@ -110,24 +129,24 @@ class Reason(StrEnum):
     PROVEN = "Proven"
     NOT_REQUESTED = "NotRequested"
     PROVIDED_CHECKPOINT = "ProvidedCheckpoint"
-    """Nothing is converted: the model is given in MaxText's own format."""
+    """Nothing is converted, because the model is given in MaxText's own format."""
     NOT_QUEUED = "NotQueued"
-    """No queue is configured, so there is no quota to wait for."""
+    """No queue is configured, so the job needs no quota."""
     QUOTA_RESERVED = "QuotaReserved"
     WAITING_FOR_QUOTA = "WaitingForQuota"
     WAITING_FOR_PODS_READY = "WaitingForPodsReady"
     """Kueue admits no further workload until all pods of an earlier one run."""
     NO_WORKLOAD = "NoWorkload"
-    """A JobSet waits in a queue, and Kueue takes no notice of it."""
+    """A JobSet waits in a queue, and Kueue has not created a Workload for it."""
     KUEUE_NOT_INSTALLED = "KueueNotInstalled"
     STAGE_RUNNING = "StageRunning"
     RECOVERING = "Recovering"
     # --- RunFolderReadable
     READABLE = "Readable"
     RECORDS_IGNORED = "RecordsIgnored"
-    """It can be read, but for files that do not matter any more or are not this job's."""
+    """The folder is readable; files that are obsolete or belong to another job are ignored."""
     STORE_UNAVAILABLE = "StoreUnavailable"
-    """The store does not answer, or denies everything: nothing is known."""
+    """The store does not answer or denies every request, so nothing is known."""
     CONTRACT_NEWER = "ContractNewer"
     """A record was written under a newer major version of the contract than the operator's."""
     RECORD_MALFORMED = "RecordMalformed"
@@ -138,18 +157,18 @@ class Reason(StrEnum):
     SUSPENDING = "Suspending"
     NOT_SUSPENDED = "NotSuspended"
     RUN_FOLDER_UNREADABLE = "RunFolderUnreadable"
-    """The run folder alone could not be read for the time of spec.hangPolicy.blindSeconds."""
+    """The run folder alone was unreadable for longer than spec.hangPolicy.blindSeconds."""
     WITHIN_BUDGET = "WithinBudget"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     BUDGET_TOO_SMALL = "BudgetTooSmall"
-    """Training is sure to take more than the job may use; no slice was claimed."""
+    """Training certainly takes more than the job may use; no slice was claimed."""
     GATE_PASSED = "GatePassed"
     GATE_NOT_MET = "GateNotMet"
     RETRIES_EXHAUSTED = "RetriesExhausted"
     TOO_MANY_ATTEMPTS = "TooManyAttempts"
-    """The numbers of a stage's JobSets are used up."""
+    """The numbers for a stage's JobSets are used up."""
     NO_PROGRESS = "NoProgress"
-    """Training was interrupted again and again before it could save anything new."""
+    """Training was interrupted repeatedly before it could save anything new."""
     # --- end
     PLANNED = "Planned"
     SUCCEEDED = "Succeeded"
@@ -157,17 +176,17 @@ class Reason(StrEnum):
 
 
 class Condition(ApiModel):
-    """A condition in the form of Kubernetes' own metav1.Condition."""
+    """A condition in the form of metav1.Condition."""
 
     type: ReasonText
-    """What is told, for example Valid."""
+    """Type of the condition in CamelCase, for example Valid."""
     status: ConditionStatus
-    """True, False or Unknown."""
+    """Whether the condition holds."""
     observed_generation: Whole
-    """The generation of the object that this was seen at."""
+    """metadata.generation of the object for which the condition was set."""
     last_transition_time: Timestamp
-    """When the status last changed."""
+    """Time at which the status last changed."""
     reason: ReasonText
-    """Why, in one CamelCase word."""
+    """Reason for the status in one CamelCase word."""
     message: Message
-    """Why, in a sentence, with what to do about it."""
+    """Explanation of the status for people, with what to do about it."""

@@ -9,7 +9,7 @@ from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.api.schema import Schema, structural_schema
 
-#: No tool may take an unseen object for a finished one: kstatus reads observedGeneration first.
+#: kstatus reads observedGeneration first, so that no tool mistakes an unprocessed object for a finished one.
 UNSEEN: dict[str, Any] = {"observedGeneration": -1}
 
 
@@ -48,7 +48,7 @@ _PROFILE_COLUMNS = [
 
 @cache
 def job_crd() -> dict[str, Any]:
-    """The CRD of FineTuneJob. Do not change what is returned: it is shared."""
+    """Returns the CRD of FineTuneJob. The result is shared: do not change it."""
     root = _root(FineTuneJob)
     for name in ("suspend", "planOnly"):
         root["properties"]["spec"]["properties"][name]["default"] = False
@@ -64,7 +64,7 @@ def job_crd() -> dict[str, Any]:
 
 @cache
 def profile_crd() -> dict[str, Any]:
-    """The CRD of FineTuneProfile. Do not change what is returned: it is shared."""
+    """Returns the CRD of FineTuneProfile. The result is shared: do not change it."""
     return _crd(
         _root(FineTuneProfile),
         kind="FineTuneProfile",
@@ -76,13 +76,13 @@ def profile_crd() -> dict[str, Any]:
 
 
 def root_schema(crd: dict[str, Any]) -> Schema:
-    """The schema of the whole object in a CRD of ours."""
+    """Returns the schema of the whole object in one of this API's CRDs."""
     schema: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
 
 def _root(model: type[ApiModel]) -> Schema:
-    """The API server owns apiVersion, kind and metadata; ours are spec and status."""
+    """Returns the root schema: spec and status from the models; the API server owns apiVersion, kind and metadata."""
     spec, status = (_with_description(model, name) for name in ("spec", "status"))
     status["default"] = dict(UNSEEN)
     root: Schema = {
@@ -92,7 +92,7 @@ def _root(model: type[ApiModel]) -> Schema:
         "properties": {
             "apiVersion": {"description": "Version of this object's schema.", "type": "string"},
             "kind": {"description": "Kind of this object.", "type": "string"},
-            # named only because the rules on it say where they stand; everything else of metadata stays open
+            # declared only for the rules on the name; the rest of metadata stays open
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": spec,
             "status": status,

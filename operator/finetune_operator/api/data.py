@@ -1,4 +1,4 @@
-"""What to train on: ``spec.datasets``."""
+"""Training and validation data: ``spec.datasets``."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -25,23 +25,33 @@ from finetune_operator.api.uris import DatasetUri
 
 
 class DatasetFormat(StrEnum):
-    """How the rows of a dataset are shaped."""
+    """Layout of the rows of a dataset."""
 
     AUTO = "Auto"
+    """The first format whose columns all exist in row 1."""
     MESSAGES = "Messages"
+    """A list of role and content."""
     PROMPT_COMPLETION = "PromptCompletion"
+    """A prompt and the completion to learn."""
     QUESTION_ANSWER = "QuestionAnswer"
+    """A question and the answer to learn."""
     TEXT = "Text"
+    """A text without chat template, learned whole."""
     PREFERENCE = "Preference"
+    """A chosen and a rejected answer to a prompt."""
 
 
 class MessageRole(StrEnum):
-    """The roles that a conversation knows."""
+    """Role of a message in a conversation."""
 
     SYSTEM = "system"
+    """Instructions for the conversation."""
     USER = "user"
+    """Input of the user."""
     ASSISTANT = "assistant"
+    """Answer of the model."""
     TOOL = "tool"
+    """Result of a tool call."""
 
 
 Column = ShortText | None
@@ -49,103 +59,104 @@ TemplateValue = Annotated[str, Field(max_length=256)]
 
 
 class Columns(ApiModel):
-    """Our name of a column on the left, the dataset's own on the right. A column that is not named keeps its name."""
+    """Maps each column name of the API to the dataset's own name. A column that is not listed keeps the API's name."""
 
     messages: Column = None
-    """The list of role and content, for Messages."""
+    """List of messages with role and content, for Messages. Default: messages."""
     prompt: Column = None
-    """What is given, for PromptCompletion and Preference. Text is a user's message where the tokenizer has a chat
-    template, and stands right before the completion where it has none; a list of messages is taken as it is."""
+    """Input of the model, for PromptCompletion and Preference. A text becomes a user's message where the tokenizer
+    has a chat template, otherwise directly precedes the completion; a list of messages is used as it is. Default:
+    prompt."""
     completion: Column = None
-    """What is to be learnt, for PromptCompletion."""
+    """Completion to learn, for PromptCompletion. Default: completion."""
     question: Column = None
-    """The question, for QuestionAnswer."""
+    """Question, for format QuestionAnswer. Default: question."""
     answer: Column = None
-    """The answer, for QuestionAnswer."""
+    """Answer to learn, for QuestionAnswer. Default: answer."""
     text: Column = None
-    """The whole text, for Text."""
+    """Whole text of the row, for Text. Default: text."""
     chosen: Column = None
-    """The better answer, for Preference."""
+    """Preferred answer of the pair, for Preference. Default: chosen."""
     rejected: Column = None
-    """The worse answer, for Preference."""
+    """Other answer of the pair, for Preference. Default: rejected."""
 
 
 class HubDatasetRef(ApiModel):
     """A dataset repository on the Hugging Face Hub."""
 
     repo: HubRepo
-    """Repository, for example HuggingFaceH4/ultrachat_200k."""
+    """Name of the repository, for example HuggingFaceH4/ultrachat_200k."""
     revision: Revision | None = None
-    """Branch, tag or commit; resolved once to a commit, see status.resolved.datasets. Default: main."""
+    """Branch, tag or commit; resolved once to a commit, which status.resolved reports. Default: main."""
     config: ShortText | None = None
     """Configuration (subset) of the dataset. Default: its only one, or default."""
     split: ShortText | None = None
-    """Split. Default: train."""
+    """Split of the dataset to read. Default: train."""
 
 
 class DatasetSource(ApiModel):
-    """Rows from one place; exactly one of huggingFace and uri."""
+    """Rows from one source; exactly one of huggingFace and uri."""
 
     rules: ClassVar = (exactly_one("huggingFace", "uri"),)
 
     hugging_face: HubDatasetRef | None = None
-    """A repository on the Hugging Face Hub."""
+    """A dataset repository on the Hugging Face Hub."""
     uri: DatasetUri | None = None
-    """A file or a glob: .jsonl, .jsonl.gz, .json, .parquet, .arrayrecord or .txt (every line a text)."""
+    """A file or a glob of files: .jsonl, .jsonl.gz, .json, .parquet, .arrayrecord or .txt (each line is a text)."""
     format: DatasetFormat | None = None
-    """How the rows are shaped. Default: Auto, seen from the columns of the first row."""
+    """Layout of the rows. Default: Auto."""
     columns: Columns | None = None
-    """Where the dataset's columns have other names than ours."""
+    """Names of the dataset's columns. Default: the names that the format expects."""
     role_map: Annotated[Mapping[Token, MessageRole], Field(max_length=16)] | None = None
-    """The dataset's role on the left, ours on the right, for example bot: assistant."""
+    """Maps the dataset's roles to the API's, for example bot: assistant. Default: roles keep their names."""
     max_examples: Positive | None = None
-    """Take only the first rows. Default: all."""
+    """Number of rows to read, from the first. Default: all."""
 
 
 class TrainDataset(DatasetSource):
-    """One source of training rows."""
+    """A source of training rows."""
 
     name: DnsLabel | None = None
-    """Name in reports and metrics. Default: train-0, train-1, …"""
+    """Name of the source in reports and metrics. Default: train-0, train-1, …"""
     weight: PositiveNumber | None = None
-    """Share of this source in the sequences of the mixture, relative to the others: all training sources have a weight,
-    or none. An epoch still has as many sequences as there are; a source gives its share of them, going through its own
-    again and again, or on in the next epoch. Default: every row once."""
+    """Share of this source in the sequences of the mixture, relative to the other weights: all training sources have a
+    weight, or none. The length of an epoch does not change; a source contributes its share of it, repeating its
+    sequences or continuing with them in the next epoch. Default: every row once."""
 
 
 class ValidationDataset(DatasetSource):
-    """One source of validation rows."""
+    """A source of validation rows."""
 
     name: DnsLabel | None = None
-    """Name in reports and metrics. Default: validation-0, validation-1, …"""
+    """Name of the source in reports and metrics. Default: validation-0, validation-1, …"""
 
 
 class SplitFromTrain(ApiModel):
     """Rows held back from training for validation."""
 
     fraction: ProperFraction
-    """Share of the training rows, above 0 and below 1, for example 0.02."""
+    """Share of the training rows to hold back, above 0 and below 1, for example 0.02."""
     seed: NonNegative | None = None
-    """Seed of the choice. Default: hyperparameters.seed."""
+    """Seed of the selection of rows. Default: hyperparameters.seed."""
 
 
 class ChatTemplate(ApiModel):
-    """A Jinja chat template, at most one of inline and configMapRef, and its arguments."""
+    """A Jinja chat template, from at most one of inline and configMapRef, and its arguments."""
 
     rules: ClassVar = (at_most_one("inline", "configMapRef"),)
 
     inline: Annotated[str, Field(min_length=1, max_length=32 * 1024)] | None = None
-    """The template itself."""
+    """Text of the template, at most 32 KiB."""
     config_map_ref: ConfigMapKeyRef | None = None
-    """A key of a ConfigMap that holds the template. It is read once, when the job is admitted."""
+    """Key of a ConfigMap that holds the template, at most 32 KiB. Read once, when the job is admitted."""
     arguments: Annotated[Mapping[Token, TemplateValue], Field(max_length=16)] | None = None
-    """Variables that the template reads beside messages and tools, for example enable_thinking: "false". Values are
-    JSON where they are true, false or a number, else text. Rows, evaluation prompts and benchmarks are rendered with
-    them; a name that the template does not read is refused by preflight."""
+    """Variables that the template reads beside messages and tools, for example enable_thinking: "false". The values
+    true, false and numbers are parsed as JSON, others are text. They apply to rows, evaluation prompts and benchmarks;
+    preflight refuses a name that the template does not read. Default: none."""
 
 
 class Datasets(ApiModel):
-    """What to train and validate on, and how rows become sequences."""
+    """Training and validation data, and how rows become sequences."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -161,23 +172,23 @@ class Datasets(ApiModel):
     )
 
     train: Annotated[tuple[TrainDataset, ...], Field(min_length=1, max_length=32)]
-    """Sources of training rows."""
+    """Sources of training rows, at least one."""
     validation: Annotated[tuple[ValidationDataset, ...], Field(min_length=1, max_length=8)] | None = None
-    """Sources of validation rows. Default: none."""
+    """Sources of validation rows. Default: none, so no loss on validation rows unless splitFromTrain is set."""
     split_from_train: SplitFromTrain | None = None
-    """Hold rows back from training for validation, where validation is absent: the same share of every source, chosen
-    by seed and content, so that equal rows stay on one side."""
+    """Holds training rows back for validation where validation is absent: the same share of every source, selected by
+    seed and content, so that equal rows stay on one side. Default: none."""
     shuffle: Flag | None = None
-    """Shuffle the rows anew in every epoch, by hyperparameters.seed. Default: true."""
+    """Shuffles the rows anew in every epoch, by hyperparameters.seed. Default: true."""
     max_seq_length: Positive | None = None
-    """Longest sequence in tokens; longer texts become several sequences, other longer rows are cut, and the report
-    counts both. Rows of a batch may be wider, as the TPU's attention kernel wants them; packing uses the room.
-    Preflight refuses a value above the model's own limit: max_position_embeddings of its config.json, which counts
-    rope scalings in, or a Mistral's sliding window. Default: 1024, or the model's limit where that is lower;
-    status.resolved has the value."""
+    """Longest sequence in tokens. Longer texts become several sequences, other longer rows are truncated, and the
+    report counts both. Rows of a batch may be padded further for the TPU's attention kernel; packing uses that room.
+    Preflight refuses a value above the model's limit: max_position_embeddings of its config.json, rope scaling
+    included, or a Mistral's sliding window. Default: 1024, or the model's limit where that is lower; status.resolved
+    reports the value."""
     packing: Flag | None = None
-    """Put several short rows into one sequence, masked from each other. Default: true for SFT; pairs of answers are
+    """Packs several short rows into one sequence, masked from each other. Default: true for SFT; preference pairs are
     never packed."""
     chat_template: ChatTemplate | None = None
-    """How a conversation becomes text, in training, in evaluation and in the exported tokenizer. Default: the
+    """Template that turns conversations into text in training, evaluation and the exported tokenizer. Default: the
     tokenizer's own."""

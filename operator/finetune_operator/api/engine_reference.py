@@ -1,4 +1,4 @@
-"""The reference of ``engineOverrides``: which settings of the engine a job may set, and why it may not set others."""
+"""Reference page of ``engineOverrides``: the engine settings that a job may set, and why it may not set others."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -28,7 +28,7 @@ _ROLES = {
 
 
 def engine_reference() -> str:
-    """Markdown."""
+    """Returns the page in Markdown."""
     return "\n".join(_lines())
 
 

@@ -1,4 +1,4 @@
-"""What to measure: ``spec.evaluation``."""
+"""Evaluation during and after training: ``spec.evaluation``."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -23,76 +23,83 @@ from finetune_operator.api.uris import StorageUri
 
 
 class EvaluationMetric(StrEnum):
-    """What is measured on a dataset."""
+    """Metric of a dataset."""
 
     LOSS = "Loss"
+    """Mean loss per trained token."""
     EXACT_MATCH = "ExactMatch"
+    """Share of answers equal to the reference."""
     TOKEN_F1 = "TokenF1"  # noqa: S105
+    """Mean F1 of the answer's words against the reference."""
     ROUGE_L = "RougeL"
+    """Mean F measure of the longest common subsequence."""
 
 
 class GateOperator(StrEnum):
-    """How a metric is compared."""
+    """Comparison of a metric with a threshold."""
 
     GREATER_OR_EQUAL = "GreaterOrEqual"
+    """The metric is at least the threshold."""
     LESS_OR_EQUAL = "LessOrEqual"
+    """The metric is at most the threshold."""
 
 
 class EvaluationDataset(DatasetSource):
-    """Rows to measure on; metrics are named <dataset>/<metric>, for example faq/exact_match."""
+    """Rows to evaluate on; metrics are named <dataset>/<metric>, for example faq/exact_match."""
 
     name: DnsLabel
-    """Name in metrics and gates."""
+    """Name of the dataset in metrics and gates."""
     metrics: (
         Annotated[tuple[EvaluationMetric, ...], Field(min_length=1, max_length=8), *distinct()] | None
     ) = None
-    """What to measure. Where references end in GSM8K's "#### 42", ExactMatch compares that alone. Default: Loss."""
+    """Metrics to compute. For references that end in GSM8K's "#### 42", ExactMatch compares that answer alone. Default:
+    Loss."""
 
 
 BenchmarkName = Annotated[str, Field(pattern=r"^[a-z0-9][-_a-z0-9]*$", min_length=1, max_length=63)]
 
 
 class Benchmark(ApiModel):
-    """A task of lm-evaluation-harness; metrics are called <name>/<metric>: gsm8k/exact_match,strict-match."""
+    """A task of lm-evaluation-harness; metrics are named <name>/<metric>: gsm8k/exact_match,strict-match."""
 
     name: BenchmarkName
-    """Its name: one that the harness knows, for example gsm8k, or that of a YAML file in uri."""
+    """Name of a task of the harness, for example gsm8k, or of a YAML file in uri."""
     uri: StorageUri | None = None
-    """A folder with <name>.yaml, a task as the harness describes them, and the files that it reads. Default: a task of
-    the harness, whose dataset is on the Hugging Face Hub."""
+    """Folder with <name>.yaml, a task in the harness's format, and the files that it reads. Default: a task of the
+    harness, whose dataset is on the Hugging Face Hub."""
     limit: Positive | None = None
-    """Only the first examples. Default: all."""
+    """Number of examples, from the first. Default: all."""
 
 
 class Generation(ApiModel):
-    """How answers are generated."""
+    """Sampling of answers by the evaluated models."""
 
     max_new_tokens: Annotated[Positive, Field(le=8192)] | None = None
-    """Longest answer in tokens. Default: 128."""
+    """Longest answer in tokens, at most 8192. Default: 128."""
     temperature: NonNegativeNumber | None = None
-    """0 takes the likeliest token every time. Default: 0."""
+    """Sampling temperature; 0 always selects the most likely token. Default: 0."""
     top_k: NonNegative | None = None
-    """Choose among the likeliest tokens; 0: among all. Default: 0."""
+    """Number of most likely tokens to sample from; 0 means all. Default: 0."""
 
 
 class Gate(ApiModel):
-    """A condition on the tuned model's metrics; exactly one of value and deltaFromBaseline."""
+    """A requirement on a metric of the tuned model; exactly one of value and deltaFromBaseline."""
 
     rules: ClassVar = (exactly_one("value", "deltaFromBaseline"),)
 
     metric: ShortText
-    """loss or perplexity (on the validation rows), or <dataset or benchmark>/<metric>, for example faq/exact_match."""
+    """loss or perplexity (on validation rows), or <dataset or benchmark>/<metric>, for example faq/exact_match."""
     op: GateOperator
-    """How the metric is compared."""
+    """Comparison of the metric with the threshold."""
     value: Number | None = None
-    """The threshold itself."""
+    """Threshold as an absolute value."""
     delta_from_baseline: Number | None = None
-    """The threshold relative to the base model, for example -0.1; needs the baseline."""
+    """Threshold relative to the base model's metric, for example -0.1; needs baseline."""
 
 
 class Evaluation(ApiModel):
-    """What to measure during and after training. The Evaluate stage runs when this names datasets, benchmarks,
-    prompts or gates."""
+    """Evaluation during and after training. The Evaluate stage runs when this names datasets, benchmarks, prompts or
+    gates."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -109,17 +116,17 @@ class Evaluation(ApiModel):
     )
 
     every_steps: Positive | None = None
-    """Loss on the validation rows after so many steps. Default: only at the end of the training."""
+    """Optimizer steps between two losses on the validation rows. Default: only at the end of training."""
     max_examples: Positive | None = None
-    """Only the first rows of each validation and evaluation dataset. Default: 500."""
+    """Number of rows to read of each validation and evaluation dataset, from the first. Default: 500."""
     datasets: (
         Annotated[tuple[EvaluationDataset, ...], Field(min_length=1, max_length=8), *list_map("name")] | None
     ) = None
-    """Further datasets to measure on."""
+    """Further datasets to evaluate on. Default: none."""
     benchmarks: (
         Annotated[tuple[Benchmark, ...], Field(min_length=1, max_length=16), *list_map("name")] | None
     ) = None
-    """Benchmarks."""
+    """Tasks of lm-evaluation-harness to run. Default: none."""
     prompts: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=2048)], ...],
@@ -127,10 +134,10 @@ class Evaluation(ApiModel):
         ]
         | None
     ) = None
-    """Prompts to answer, by the base model and the tuned one."""
+    """Prompts that the base model and the tuned model answer. Default: none."""
     generation: Generation | None = None
-    """How answers are generated."""
+    """Sampling of answers by the evaluated models."""
     baseline: Flag | None = None
-    """Measure the base model too. Default: true."""
+    """Whether to evaluate the base model too. Default: true."""
     gates: Annotated[tuple[Gate, ...], Field(min_length=1, max_length=16)] | None = None
-    """Conditions that the tuned model must meet before it is exported."""
+    """Requirements that the tuned model must meet before it is exported. Default: none."""

@@ -1,4 +1,4 @@
-"""What to hand over: ``spec.export``."""
+"""Export of the tuned model: ``spec.export``."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -12,55 +12,64 @@ from finetune_operator.api.uris import StorageUri
 
 
 class ExportFormat(StrEnum):
-    """What the exported folder holds."""
+    """Format of the exported folder."""
 
     HUGGING_FACE = "HuggingFace"
+    """config.json, safetensors and tokenizer."""
     ORBAX_PARAMS = "OrbaxParams"
+    """Unscanned Orbax parameters for inference with MaxText."""
 
 
 class ExportContent(StrEnum):
-    """For LoRA: the merged model, the adapter, or both."""
+    """What to export of a LoRA run."""
 
     MERGED = "Merged"
+    """The base model with the adapter merged."""
     ADAPTER = "Adapter"
+    """The adapter alone."""
     BOTH = "Both"
+    """The merged model and the adapter."""
 
 
 class ExportCheckpoint(StrEnum):
-    """Which checkpoint is exported."""
+    """Checkpoint to export."""
 
     BEST = "Best"
+    """The best by checkpointing.bestBy."""
     LAST = "Last"
+    """The one after the last step."""
 
 
 class OnGateFailure(StrEnum):
-    """What happens when a gate is not met."""
+    """Consequence of a gate that is not met."""
 
     SKIP = "Skip"
+    """Nothing is exported; the job fails with GateNotMet."""
     EXPORT = "Export"
+    """The job succeeds with GatePassed=False."""
 
 
 class HubDestination(ApiModel):
     """A repository on the Hugging Face Hub to push to."""
 
     repo: HubRepo
-    """Repository; made when it does not exist."""
+    """Name of the repository, which is created if it does not exist."""
     private: Flag | None = None
-    """Make it private. Default: true."""
+    """Whether the repository is private; true refuses an existing public one. Default: true."""
     token_secret_ref: SecretKeyRef | None = None
-    """A token that may write. Default: spec.huggingFaceTokenSecretRef."""
+    """Token with write access to the repository. Default: spec.huggingFaceTokenSecretRef."""
 
 
 class Destination(ApiModel):
-    """A place to copy the exported model to; exactly one of uri and huggingFaceHub. Preflight tries whether Export may
-    write there."""
+    """A place to copy the exported model to; exactly one of uri and huggingFaceHub. Preflight checks that Export may
+    write to it."""
 
     rules: ClassVar = (exactly_one("uri", "huggingFaceHub"),)
 
     uri: StorageUri | None = None
-    """A folder in object storage."""
+    """Folder in object storage to copy to."""
     hugging_face_hub: HubDestination | None = None
-    """A repository on the Hugging Face Hub."""
+    """A repository on the Hugging Face Hub to push to."""
 
 
 class Serving(ApiModel):
@@ -68,24 +77,24 @@ class Serving(ApiModel):
     it from the first destination with a uri, or from the run folder."""
 
     enabled: Flag | None = None
-    """Write them. Default: false."""
+    """Whether to write the manifests. Default: false."""
 
 
 class Export(ApiModel):
-    """What to hand over. The run folder always holds the export; destinations are copies."""
+    """Export of the tuned model. The run folder always holds the export; destinations are copies."""
 
     formats: Annotated[tuple[ExportFormat, ...], Field(min_length=1, max_length=2), *distinct()] | None = None
-    """HuggingFace (config, safetensors, tokenizer) or OrbaxParams (unscanned, for inference).
-    Default: HuggingFace."""
+    """Formats of the exported model. Default: HuggingFace."""
     content: ExportContent | None = None
-    """For LoRA: Merged, Adapter or Both. Default: Merged."""
+    """For LoRA: what to export. Default: Merged."""
     dtype: Precision | None = None
     """Precision of the exported weights. Default: BF16."""
     checkpoint: ExportCheckpoint | None = None
-    """Best or Last. Default: Best where training measures which is best (see checkpointing.keep.best), else Last."""
+    """Checkpoint to evaluate and export. Default: Best where training measures which is best (see
+    checkpointing.keep.best), else Last."""
     on_gate_failure: OnGateFailure | None = None
-    """Skip: the job fails with GateNotMet. Export: it succeeds with GatePassed=False. Default: Skip."""
+    """Consequence of a gate that is not met. Default: Skip."""
     destinations: Annotated[tuple[Destination, ...], Field(min_length=1, max_length=8)] | None = None
-    """Copies beside the run folder's own."""
+    """Copies in addition to the run folder's. Default: none."""
     serving: Serving | None = None
-    """Manifests that serve the model."""
+    """Manifests that serve the exported model."""

@@ -1,7 +1,7 @@
-"""Write what follows from the models: ``crds/``, the chart's copy and the references.
+"""Writes the files generated from the models: ``crds/``, the chart's copy and the references.
 
-Run from the repository's root: ``python -m finetune_operator.api.generate`` writes, ``--check`` only compares
-and exits 1 when a file is out of date.
+Run from the repository's root: ``python -m finetune_operator.api.generate`` writes them, ``--check`` only compares
+and exits with 1 when a file is out of date.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _KEEP = "helm.sh/resource-policy"
 
 @cache
 def generated_files() -> Mapping[str, str]:
-    """Content of every generated file, by its path below the repository's root."""
+    """Returns the content of every generated file by its path below the repository's root."""
     files: dict[str, str] = {}
     for crd in (job_crd(), profile_crd()):
         name = crd["metadata"]["name"]
@@ -39,7 +39,7 @@ def generated_files() -> Mapping[str, str]:
 
 
 def outdated(root: Path) -> list[str]:
-    """Paths of generated files that are missing below ``root`` or differ."""
+    """Returns the paths of generated files that are missing below ``root`` or differ."""
     return [
         path
         for path, content in generated_files().items()
@@ -48,7 +48,7 @@ def outdated(root: Path) -> list[str]:
 
 
 def write(root: Path) -> list[str]:
-    """Bring every generated file up to date; returns the paths that were written."""
+    """Updates every generated file; returns the paths that were written."""
     files, paths = generated_files(), outdated(root)
     for path in paths:
         target = root / path
@@ -58,7 +58,7 @@ def write(root: Path) -> list[str]:
 
 
 def _chart_template(crd: Mapping[str, Any]) -> str:
-    """A template, not Helm's crds/ folder: that one is never upgraded."""
+    """Returns a template, because Helm never upgrades the CRDs in a chart's crds/ folder."""
     body = _dump(crd)
     assert "{{" not in body, "a description would be taken for a template"
     head, name, rest = body.partition(f"  name: {crd['metadata']['name']}\n")
@@ -72,7 +72,7 @@ def _dump(document: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m finetune_operator.api.generate", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 when a file is out of date"

@@ -1,4 +1,4 @@
-"""The FineTuneJob that users write."""
+"""The FineTuneJob object."""
 
 import re
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from finetune_operator.api.policies import (
 from finetune_operator.api.rules import ValidationRule, immutable
 from finetune_operator.api.status import FineTuneJobStatus
 
-#: What decides the result and therefore never changes (names as users write them).
+#: Fields that decide the result and are therefore immutable (names as users write them).
 IDENTITY_FIELDS = ("profileRef", "resumeFrom", "model", "datasets", "method", "hyperparameters")
 
 MAX_NAME_LENGTH = 28
@@ -48,7 +48,7 @@ OverrideValue = Annotated[str, Field(max_length=1024)]
 
 
 class FineTuneJobSpec(ApiModel):
-    """What to make. profileRef, resumeFrom, model, datasets, method and hyperparameters cannot be changed."""
+    """Desired training run. profileRef, resumeFrom, model, datasets, method and hyperparameters are immutable."""
 
     rules: ClassVar = (
         *(immutable(name) for name in IDENTITY_FIELDS),
@@ -61,65 +61,67 @@ class FineTuneJobSpec(ApiModel):
 
     # --- lifecycle: mutable
     suspend: Flag = False
-    """true: save a checkpoint, stop and free the slice; false: go on from the checkpoint."""
+    """true saves a checkpoint, stops the job and frees the slice; false resumes from the checkpoint. Default: false."""
     plan_only: Flag = False
-    """Plan and check on CPU only; ends in phase Planned. Cannot be set back."""
+    """Plans and checks on CPU only; the job ends in phase Planned. true cannot be set back to false. Default: false."""
     retry: Retry | None = None
-    """Run a stage again by hand."""
+    """Manual retry of a stage. Default: none."""
     active_deadline_seconds: Positive | None = None
-    """Longest running time over all attempts; goes on counting after a resume. Default: none."""
+    """Longest running time in seconds over all attempts, including those after a resume. Default: none."""
     pre_running_deadline_seconds: Positive | None = None
-    """Longest time from reserved quota to running pods, per kind of capacity; then the next kind is tried, and
-    after the last the job fails. Waiting for quota is not limited. Default: 7200."""
+    """Longest time in seconds from reserved quota to running pods, per kind of capacity; then the next kind is tried,
+    and after the last the job fails. Waiting for quota is not limited. Default: 7200."""
     child_ttl_seconds_after_finished: Annotated[
         NonNegative | None, Field(alias="childTTLSecondsAfterFinished")
     ] = None
-    """Delete JobSets and pods so long after the end; never the job, never artefacts. Default: keep."""
+    """Seconds after the end at which JobSets and pods are deleted, 0 at once; the job and its artifacts stay. Default:
+    keep."""
     budget: Budget | None = None
-    """The most that the job may use."""
+    """Chip hours and cost that the job may use. Default: none."""
     cache: CachePolicy | None = None
-    """Converted models and prepared data: Use, Refresh (make anew) or Off. Default: Use."""
+    """Use of the cache of converted models and prepared data. Default: Use."""
     hugging_face_token_secret_ref: SecretKeyRef | None = None
-    """A token for gated models and datasets, and for pushing."""
+    """Token for gated models and datasets on the Hugging Face Hub, and for pushing. Default: none, so that only public
+    repositories can be read."""
 
     # --- placement and checks: mutable, read when an attempt is created
     resources: Resources | None = None
     """TPU slices to train on."""
     checkpointing: Checkpointing | None = None
-    """When to save, and what to keep."""
+    """When checkpoints are saved and which are kept."""
     recovery: Recovery | None = None
-    """How often to start again."""
+    """How often failed attempts are repeated."""
     hang_policy: HangPolicy | None = None
-    """When a silent training is taken for dead."""
+    """When a stage without progress is restarted."""
     preflight: Preflight | None = None
-    """What is checked on CPU before a TPU is claimed."""
+    """Checks on CPU before a TPU is claimed."""
     evaluation: Evaluation | None = None
-    """What to measure."""
+    """Evaluation during and after training."""
     export: Export | None = None
-    """What to hand over."""
+    """Formats and destinations of the tuned model."""
     profiling: Profiling | None = None
-    """Record a JAX profile."""
+    """JAX profile of a few steps. Default: none."""
     engine_overrides: Annotated[Mapping[Token, OverrideValue], Field(max_length=64)] | None = None
-    """MaxText settings by their own names, with values as on its command line. Only those that concern the computation
-    alone: docs/reference/engine-overrides.md lists them with their types."""
+    """MaxText settings by their own names, with values as on its command line. Only settings that concern the
+    computation alone are allowed: docs/reference/engine-overrides.md lists them with their types. Default: none."""
 
     # --- identity: immutable
     profile_ref: ProfileRef | None = None
-    """The profile to run under. Default: the one marked as default. Immutable."""
+    """Profile that the job runs under. Immutable. Default: the one marked as default."""
     resume_from: ResumeFrom | None = None
-    """Go on in another run's folder. Default: start fresh. Immutable."""
+    """Run to resume in its own folder. Immutable. Default: a new run."""
     model: Model
     """The model to fine-tune. Immutable."""
     datasets: Datasets
-    """What to train and validate on. Immutable."""
+    """Training and validation data. Immutable."""
     method: Method
-    """What the model learns from. Immutable."""
+    """Training objective and adapter. Immutable."""
     hyperparameters: Hyperparameters | None = None
-    """The numbers of the training. Immutable."""
+    """Hyperparameters of the training. Immutable."""
 
 
 class FineTuneJob(ApiModel):
-    """Fine-tune a language model on TPUs: what to make. The result is a proven model in object storage."""
+    """Fine-tunes a language model on TPU slices. The result is an evaluated model in object storage."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -146,6 +148,6 @@ class FineTuneJob(ApiModel):
     kind: Literal["FineTuneJob"] = "FineTuneJob"
     metadata: ObjectMeta
     spec: FineTuneJobSpec
-    """What to make, and how and where it may run."""
+    """Desired training run, and how and where it may run."""
     status: FineTuneJobStatus | None = None
-    """What was seen of it; written by the operator alone."""
+    """Observed state of the job; written by the operator alone."""

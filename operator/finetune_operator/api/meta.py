@@ -7,7 +7,7 @@ from pydantic.alias_generators import to_camel
 
 
 class ObjectMeta(BaseModel):
-    """``metadata`` as the API server keeps it; open, because it is not ours."""
+    """``metadata`` as the API server stores it; open, because Kubernetes owns it."""
 
     model_config = ConfigDict(
         extra="ignore", frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True

@@ -1,4 +1,4 @@
-"""How to train: ``spec.method`` and ``spec.hyperparameters``."""
+"""Training method and hyperparameters: ``spec.method`` and ``spec.hyperparameters``."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar, cast, get_args
@@ -21,96 +21,109 @@ from finetune_operator.api.rules import ValidationRule, at_most_one
 
 
 class MethodType(StrEnum):
-    """What the model learns from."""
+    """Training objective."""
 
     SFT = "SFT"
+    """Supervised fine-tuning on answers."""
     DPO = "DPO"
+    """Learns from preference pairs against a reference model."""
     ORPO = "ORPO"
+    """Learns from preference pairs by their odds ratio, without a reference model."""
 
 
 class Quantization(StrEnum):
-    """How the frozen base model is held during LoRA."""
+    """Storage of the frozen base model's linear layers during LoRA."""
 
     NONE = "None"
+    """The weight precision, unquantized."""
     NF4 = "NF4"
+    """4-bit NormalFloat with a scale per block of inputs."""
     INT8 = "INT8"
+    """8-bit integers with a scale per output."""
 
 
 class Precision(StrEnum):
-    """A floating-point format."""
+    """Floating-point format."""
 
     BF16 = "BF16"
+    """bfloat16, 2 bytes per value."""
     FP32 = "FP32"
+    """float32, 4 bytes per value."""
 
 
 class LearningRateSchedule(StrEnum):
-    """How the learning rate falls after the warm-up."""
+    """Course of the learning rate after the warm-up."""
 
     COSINE = "Cosine"
+    """Decays to 0 along half a cosine."""
     LINEAR = "Linear"
+    """Decays to 0 in a line."""
     CONSTANT = "Constant"
+    """Stays at its peak."""
 
 
 class Optimizer(StrEnum):
-    """The optimizer."""
+    """Optimizer of the training."""
 
     ADAMW = "AdamW"
+    """Adam with decoupled weight decay."""
     SGD = "SGD"
+    """Gradient descent without momentum and weight decay."""
 
 
 class SftOptions(ApiModel):
     """Options of SFT."""
 
     train_on_prompt: Flag | None = None
-    """Let the prompt's tokens count towards the loss too. Default: false."""
+    """Whether the prompt's tokens count towards the loss too. Default: false."""
 
 
 class PreferenceOptions(ApiModel):
-    """Options of every method that compares preference pairs."""
+    """Options of all methods that compare preference pairs."""
 
     max_prompt_length: Positive | None = None
-    """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
-    Default: half of datasets.maxSeqLength."""
+    """Longest prompt in tokens; a longer one loses its beginning. The answer takes the rest of the sequence. Default:
+    half of datasets.maxSeqLength."""
 
 
 class DpoOptions(PreferenceOptions):
     """Options of DPO."""
 
     beta: PositiveNumber | None = None
-    """How far the model may move from the reference. Default: 0.1."""
+    """Strength of the penalty for moving away from the reference model. Default: 0.1."""
     label_smoothing: Fraction | None = None
-    """Share of preference pairs that are taken to be wrong, below a half. Default: 0."""
+    """Assumed share of preference pairs with swapped labels, from 0 to below 0.5; 0 trusts every label. Default: 0."""
 
 
 class OrpoOptions(PreferenceOptions):
     """Options of ORPO."""
 
     weight: Annotated[PositiveNumber | None, Field(alias="lambda")] = None
-    """Weight of the odds-ratio term. Default: 0.1."""
+    """Weight of the odds-ratio term in the loss. Default: 0.1."""
 
 
 ModuleName = Annotated[str, Field(pattern=r"^[a-z_]+$", min_length=1, max_length=63)]
 
 
 class Lora(ApiModel):
-    """Train a low-rank adapter; the base model stays frozen."""
+    """Trains a low-rank adapter; the base model stays frozen."""
 
     rank: Annotated[Positive, Field(le=1024)] | None = None
-    """Rank of the adapter. Default: 16."""
+    """Rank of the adapter's matrices. Default: 16."""
     alpha: PositiveNumber | None = None
-    """The adapter is scaled by alpha / rank. Default: twice the rank."""
+    """Scaling of the adapter, which is multiplied by alpha / rank. Default: twice the rank."""
     target_modules: (
         Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=16), *distinct()] | None
     ) = None
     """Modules that get an adapter, by their Hugging Face names. Default: the model family's attention and MLP
     projections."""
     quantization: Quantization | None = None
-    """How the linear layers of the frozen base are held while training: None, NF4 or INT8. The result is the adapter on
-    the base as it was. Default: None."""
+    """Storage of the frozen base model's linear layers during training; the result is the adapter on the unquantized
+    base. Default: None."""
 
 
 def member(method: MethodType) -> str:
-    """The member of :class:`Method` that holds the options of ``method``."""
+    """Returns the name of the field of :class:`Method` that holds the options of ``method``."""
     return method.lower()
 
 
@@ -124,30 +137,30 @@ def _belongs(method: MethodType) -> ValidationRule:
 
 
 class Method(ApiModel):
-    """What the model learns from; the member that bears the type's name holds its options."""
+    """Training objective and adapter; the field that bears the type's name holds its options."""
 
     rules: ClassVar = tuple(_belongs(method) for method in MethodType)
 
     type: MethodType
-    """SFT: imitate answers. DPO, ORPO: learn from preference pairs."""
+    """Training objective of the job."""
     sft: SftOptions | None = None
-    """Options of SFT."""
+    """Options of type SFT."""
     dpo: DpoOptions | None = None
-    """Options of DPO."""
+    """Options of type DPO."""
     orpo: OrpoOptions | None = None
-    """Options of ORPO."""
+    """Options of type ORPO."""
     lora: Lora | None = None
-    """Train an adapter. Absent: full fine-tuning."""
+    """LoRA adapter to train. Default: none, full fine-tuning."""
 
 
 def options_of(method: MethodType) -> type[ApiModel]:
-    """The model of the method's options."""
+    """Returns the model class of the method's options."""
     options, _ = get_args(Method.model_fields[member(method)].annotation)
     return cast("type[ApiModel]", options)
 
 
 class Hyperparameters(ApiModel):
-    """The numbers of the training."""
+    """Hyperparameters of the training."""
 
     rules: ClassVar = (
         at_most_one("epochs", "steps"),
@@ -156,69 +169,70 @@ class Hyperparameters(ApiModel):
     )
 
     epochs: Positive | None = None
-    """Passes over the training rows; or steps. Default: 1."""
+    """Passes over the training rows; excludes steps. Default: 1."""
     steps: Positive | None = None
-    """Optimizer steps; or epochs."""
+    """Optimizer steps of the whole training; excludes epochs. Default: derived from epochs."""
     global_batch_size: Positive | None = None
-    """Sequences per optimizer step over all devices; or perDeviceBatchSize. Default: 8, or the number of devices
+    """Sequences per optimizer step over all devices; excludes perDeviceBatchSize. Default: 8, or the number of devices
     where that is higher."""
     per_device_batch_size: Positive | None = None
-    """Sequences per device and forward pass; or globalBatchSize."""
+    """Sequences per device and forward pass; excludes globalBatchSize. Default: derived from globalBatchSize."""
     gradient_accumulation_steps: Positive | None = None
-    """Forward passes per optimizer step. Default: 1."""
+    """Forward and backward passes per optimizer step. Default: 1."""
     learning_rate: PositiveNumber | None = None
-    """Highest learning rate. Default: 2e-5 for full fine-tuning, 2e-4 for LoRA; with DPO 5e-7 and 5e-6,
+    """Peak learning rate, after the warm-up. Default: 2e-5 for full fine-tuning, 2e-4 for LoRA; with DPO 5e-7 and 5e-6,
     with ORPO 8e-6 and 8e-5."""
     schedule: LearningRateSchedule | None = None
-    """How the learning rate falls after the warm-up. Default: Cosine."""
+    """Course of the learning rate after the warm-up. Default: Cosine."""
     warmup_ratio: Fraction | None = None
-    """Share of the steps in which the learning rate rises; or warmupSteps. Default: 0.03."""
+    """Share of the steps in which the learning rate rises from 0, below 1; 0 for no warm-up; excludes warmupSteps.
+    Default: 0.03."""
     warmup_steps: NonNegative | None = None
-    """Steps in which the learning rate rises; or warmupRatio."""
+    """Steps in which the learning rate rises from 0; 0 for no warm-up; excludes warmupRatio."""
     weight_decay: NonNegativeNumber | None = None
-    """Weight decay of AdamW. Default: 0."""
+    """Weight decay of AdamW; 0 for none. Default: 0."""
     max_grad_norm: PositiveNumber | None = None
-    """Gradients are scaled down to this norm. Default: 1."""
+    """Global norm that gradients are clipped to. Default: 1."""
     optimizer: Optimizer | None = None
-    """AdamW, or SGD without momentum and weight decay. Default: AdamW."""
+    """Optimizer of the training. Default: AdamW."""
     seed: NonNegative | None = None
     """Seed of the shuffle and of new weights. Default: 42."""
     compute_precision: Precision | None = None
-    """Precision of activations. Default: BF16."""
+    """Precision of the activations. Default: BF16."""
     weight_precision: Precision | None = None
     """Precision of the weights in memory. Default: FP32 for full fine-tuning, BF16 for LoRA's frozen base."""
 
 
 class ResolvedHyperparameters(ApiModel):
-    """Numbers instead of Auto."""
+    """Hyperparameters with all defaults filled in."""
 
     steps: Whole | None = None
     """Optimizer steps of the whole training."""
     global_batch_size: NonNegative | None = None
-    """Sequences per optimizer step."""
+    """Sequences per optimizer step over all devices."""
     per_device_batch_size: Decimal | None = None
     """Sequences per device and forward pass; below 1 where devices share a sequence."""
     max_seq_length: Whole | None = None
-    """Longest sequence in tokens, after the model's own limit."""
+    """Longest sequence in tokens, within the model's own limit."""
     gradient_accumulation_steps: NonNegative | None = None
-    """Forward passes per optimizer step."""
+    """Forward and backward passes per optimizer step."""
     learning_rate: Decimal | None = None
-    """Peak learning rate."""
+    """Peak learning rate, after the warm-up."""
     schedule: LearningRateSchedule | None = None
-    """How the learning rate falls."""
+    """Course of the learning rate after the warm-up."""
     warmup_steps: Whole | None = None
-    """Steps of warm-up, where the job counts them."""
+    """Steps of the warm-up. Absent if it is a share of the steps."""
     warmup_ratio: Decimal | None = None
-    """Warm-up as a share of all steps, where the job gives no number of steps."""
+    """Warm-up as a share of all steps. Absent if it is a number of steps."""
     optimizer: Optimizer | None = None
-    """The optimizer."""
+    """Optimizer of the training."""
     weight_decay: Decimal | None = None
-    """Weight decay."""
+    """Weight decay of AdamW."""
     max_grad_norm: Decimal | None = None
-    """Gradients are clipped to this norm."""
+    """Global norm that gradients are clipped to."""
     seed: Whole | None = None
-    """Seed of shuffling and of new weights."""
+    """Seed of the shuffle and of new weights."""
     weight_precision: Precision | None = None
-    """Precision in which weights are held."""
+    """Precision of the weights in memory."""
     compute_precision: Precision | None = None
-    """Precision in which a step is computed."""
+    """Precision of the activations."""

@@ -1,4 +1,4 @@
-"""The model to start from: ``spec.model``."""
+"""Model to fine-tune: ``spec.model``."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -11,26 +11,29 @@ from finetune_operator.api.uris import StorageUri
 
 
 class SourceCheckpoint(StrEnum):
-    """Which checkpoint of another job to start from."""
+    """Checkpoint of another job to start from."""
 
     BEST = "Best"
+    """The best by its checkpointing.bestBy."""
     LAST = "Last"
+    """The one after its last step."""
     STEP = "Step"
+    """The one at the given step."""
 
 
 class TokenizerSource(ApiModel):
-    """Where a tokenizer lies, when not with the model."""
+    """Source of a tokenizer that is not stored with the model; exactly one of huggingFace and uri."""
 
     rules: ClassVar = (exactly_one("huggingFace", "uri"),)
 
     hugging_face: HubModelRef | None = None
     """A repository on the Hugging Face Hub."""
     uri: StorageUri | None = None
-    """A folder in Hugging Face format."""
+    """Folder in Hugging Face format."""
 
 
 class OrbaxModel(ApiModel):
-    """A checkpoint that MaxText can read as it is, layers stacked (scan_layers)."""
+    """A checkpoint that MaxText can read unchanged, with stacked layers (scan_layers)."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -41,11 +44,12 @@ class OrbaxModel(ApiModel):
     )
 
     uri: StorageUri
-    """The items folder of the checkpoint, for example gs://bucket/run/checkpoints/0/items."""
+    """The checkpoint's items folder, for example gs://bucket/run/checkpoints/0/items."""
 
 
 class JobModel(ApiModel):
-    """The model that another FineTuneJob in the same namespace has exported; this job waits until it has succeeded."""
+    """The model that another FineTuneJob in the same namespace has exported; this job waits until that job has
+    succeeded."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -56,15 +60,15 @@ class JobModel(ApiModel):
     )
 
     name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=28)]
-    """Name of that job."""
+    """Name of the other FineTuneJob."""
     checkpoint: SourceCheckpoint | None = None
-    """Best, Last, or Step together with step; it must be the one that the job has exported. Default: that one."""
+    """Checkpoint to start from, which must be the exported one. Default: the exported one."""
     step: NonNegative | None = None
-    """The checkpoint's step, with checkpoint: Step."""
+    """Step of the checkpoint, with checkpoint: Step."""
 
 
 class Model(ApiModel):
-    """The model to fine-tune; exactly one source."""
+    """Model to fine-tune, from exactly one source."""
 
     rules: ClassVar = (
         exactly_one("huggingFace", "uri", "orbax", "fromJob"),
@@ -80,12 +84,12 @@ class Model(ApiModel):
     hugging_face: HubModelRef | None = None
     """A repository on the Hugging Face Hub."""
     uri: StorageUri | None = None
-    """A folder in Hugging Face format (config.json, safetensors, tokenizer); file:// on a local cluster only."""
+    """Folder in Hugging Face format (config.json, safetensors, tokenizer); file:// on a local cluster only."""
     orbax: OrbaxModel | None = None
-    """A MaxText checkpoint; needs maxtextModel, and a tokenizer that lies with the model's config.json."""
+    """A MaxText checkpoint; needs maxtextModel, and a tokenizer stored with the model's config.json."""
     from_job: JobModel | None = None
-    """The result of another job; LoRA adapters are merged."""
+    """Result of another job; LoRA adapters are merged."""
     maxtext_model: Annotated[str, Field(pattern=r"^[-._a-z0-9]+$", min_length=1, max_length=64)] | None = None
-    """MaxText's name of a model of that family, compared with config.json, which decides. Default: any."""
+    """MaxText's name of a model of the family, checked against config.json, which decides. Default: any."""
     tokenizer: TokenizerSource | None = None
-    """Where the tokenizer lies. Default: with the model."""
+    """Source of the tokenizer. Default: the model's own folder."""

@@ -17,7 +17,7 @@ SAFE_INTEGER_MAX: Final = 2**53 - 1
 
 
 def canonical(value: Any) -> Any:
-    """``value``, plain JSON, with each number in the one form that its meaning has: an integer where it is whole."""
+    """Returns ``value``, plain JSON, with each number in one canonical form: an integer if it is whole."""
     match value:
         case bool():
             return value
@@ -34,12 +34,12 @@ def canonical(value: Any) -> Any:
 
 
 def exact(number: float) -> Decimal:
-    """The decimal that a number of a spec means: 1.1 for ``1.1``, not the nearest binary fraction."""
+    """Returns the decimal that a number of a spec means: 1.1 for ``1.1``, not the nearest binary fraction."""
     return Decimal(str(canonical(number)))
 
 
 def unquoted(text: str) -> str | None:
-    """What to say of ``text`` where a number is wanted and it holds one; None where it holds none."""
+    """Returns the explanation for ``text`` that holds a number where a number is required; None if it holds none."""
     try:
         number = float(text)
     except ValueError:
@@ -48,7 +48,7 @@ def unquoted(text: str) -> str | None:
 
 
 def _as_float(number: int) -> int | float:
-    """The API server writes 1e20 with all its digits."""
+    """Returns the float, because the API server writes 1e20 with all its digits."""
     try:
         return float(number)
     except OverflowError:

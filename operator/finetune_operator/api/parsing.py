@@ -1,6 +1,6 @@
-"""From plain objects to models: total, with the path of what is wrong.
+"""Parses plain objects into models, and reports the path of every error.
 
-Objects may have been stored under an older schema, so nothing that the API server checks today is taken for granted.
+Objects may have been stored under an older schema, so nothing that the API server validates today is assumed.
 """
 
 import difflib
@@ -21,7 +21,7 @@ type Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldError:
-    """One thing that is wrong with an object."""
+    """One error in an object."""
 
     location: tuple[str | int, ...]
     """``("spec", "datasets", "train", 0, "weight")``"""
@@ -34,7 +34,7 @@ class FieldError:
 
 
 class InvalidObject(ValueError):
-    """The object does not follow the API. ``path`` and ``message`` are those of the first fault."""
+    """Raised for an object that does not follow the API. ``path`` and ``message`` are those of the first error."""
 
     def __init__(self, faults: Sequence[FieldError]) -> None:
         self.faults = tuple(faults)
@@ -44,12 +44,12 @@ class InvalidObject(ValueError):
 
 
 def parse_job(obj: Object) -> FineTuneJob:
-    """The job without its status, which is a report and never an input. Raises InvalidObject, and nothing else."""
+    """Returns the job without its status, which is a report and never an input. Raises only InvalidObject."""
     return _parse(FineTuneJob, obj)
 
 
 def parse_profile(obj: Object) -> FineTuneProfile:
-    """The profile without its status. Raises InvalidObject, and nothing else."""
+    """Returns the profile without its status. Raises only InvalidObject."""
     return _parse(FineTuneProfile, obj)
 
 
@@ -70,7 +70,7 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
 
 
 def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where nulls stand outside metadata, which is not ours."""
+    """Yields the places of nulls outside metadata, which Kubernetes owns."""
     match value:
         case None:
             yield location
@@ -96,13 +96,13 @@ def _faults(model: type[BaseModel], error: ValidationError) -> list[FieldError]:
 
 
 def _holds_another(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
-    """A list is called too short where none of its items is sound."""
+    """Whether an item below has an error: pydantic reports a list as too short when none of its items is valid."""
     place = detail["loc"]
     return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in details)
 
 
 def _place_of_rule(detail: ErrorDetails) -> tuple[str, ...]:
-    """A rule stands on an object and may speak of a place below it (``ValidationRule.at``)."""
+    """Returns the place below the object that a rule refers to (``ValidationRule.at``)."""
     at = detail.get("ctx", {}).get("at", "")
     return tuple(at.split(".")) if at else ()
 
@@ -125,7 +125,8 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 def known_fields(model: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
-    """The fields, as users write them, of the object at ``location`` below ``model``; () when that is none."""
+    """Returns the fields, as users write them, of the object at ``location`` below ``model``; () if there is no
+    object."""
     current: type[BaseModel] | None = model
     for part in location:
         if isinstance(part, int):
@@ -136,7 +137,7 @@ def known_fields(model: type[BaseModel], location: Sequence[int | str]) -> tuple
 
 
 def model_within(annotation: Any) -> type[BaseModel] | None:
-    """The model inside ``M``, ``M | None``, ``tuple[M, ...] | None`` and their annotated forms, or None."""
+    """Returns the model inside ``M``, ``M | None``, ``tuple[M, ...] | None`` and their annotated forms, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):
@@ -147,7 +148,7 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
 
 
 def unknown_field(location: Sequence[int | str], value: Any, known: Sequence[str]) -> str:
-    """What to say of a field that its object, with the fields ``known``, does not have."""
+    """Returns the message for a field that its object, which has the fields ``known``, does not have."""
     name = str(location[-1])
     if location[-2:-1] == ("columns",) and value in known:
         return f"unknown field: write {{{value}: {name}}}, our name of the column first"
@@ -155,7 +156,7 @@ def unknown_field(location: Sequence[int | str], value: Any, known: Sequence[str
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """``: did you mean learningRate?``, or what there is to choose from, or nothing."""
+    """Returns ``: did you mean learningRate?``, or the list of known words, or nothing."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6) or [
         name for name in known if name.lower() == word.lower().replace("_", "").replace("-", "")
     ]
@@ -164,13 +165,13 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f": known are {', '.join(known)}" if known else ""
 
 
-#: From here on a value is another one mistyped (difflib's ratio). Names of methods and the like are short: GRPO is
-#: three letters of ORPO, and something else.
+#: difflib's ratio from which a value counts as a misspelling. Names of methods are short: GRPO shares three letters
+#: with ORPO but is another method.
 _MISTYPED = 0.8
 
 
 def one_of(word: str, known: Sequence[str]) -> str:
-    """``: known are SFT, DPO, ORPO``, and before it the one that was mistyped, if one was."""
+    """Returns ``: known are SFT, DPO, ORPO``, preceded by the word that was probably meant, if there is one."""
 
     def plain(value: str) -> str:
         return value.lower().replace("_", "").replace("-", "")

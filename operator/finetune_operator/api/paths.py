@@ -1,4 +1,4 @@
-"""Names of places in a spec, as users write them: ``hyperparameters.epochs``."""
+"""Paths of fields in a spec, as users write them: ``hyperparameters.epochs``."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,16 +11,16 @@ from finetune_operator.api.schema import structural_schema
 
 @cache
 def field_paths(model: type[BaseModel]) -> frozenset[str]:
-    """Every place that ``model`` knows, objects and leaves: what a profile's ``locked`` may name.
+    """Returns the paths of all objects and scalars of ``model``, which a profile's ``locked`` may name.
 
-    Nothing inside a list or a map: such a place has no one value that could be compared.
+    Paths inside a list or a map are left out: they have no single value that could be compared.
     """
     return frozenset(path for path, _ in _properties(structural_schema(model), ""))
 
 
 @cache
 def number_paths(model: type[BaseModel]) -> frozenset[str]:
-    """Those that hold an integer or a decimal: what a profile's ``limits`` may name."""
+    """Returns the paths of integers and decimals, which a profile's ``limits`` may name."""
     return frozenset(
         path
         for path, schema in _properties(structural_schema(model), "")

@@ -1,4 +1,4 @@
-"""Where to train: ``spec.resources``."""
+"""TPU slices to train on: ``spec.resources``."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -10,35 +10,41 @@ from finetune_operator.api.rules import ValidationRule, all_or_none
 
 
 class Controller(StrEnum):
-    """How the hosts of a training work together."""
+    """How the hosts of a training run work together."""
 
     MCJAX = "McJAX"
+    """One JAX process per host."""
     PATHWAYS = "Pathways"
+    """One JAX process, on a CPU node, for all slices."""
 
 
 class Capacity(StrEnum):
-    """How TPU capacity is bought."""
+    """Kind of TPU capacity."""
 
     SPOT = "Spot"
+    """Spot VMs, which can be preempted."""
     ON_DEMAND = "OnDemand"
+    """On-demand VMs."""
     RESERVATION = "Reservation"
+    """VMs of a reservation."""
     FLEX_START = "FlexStart"
+    """Flex-start VMs, granted for a limited time."""
 
 
 class Parallelism(ApiModel):
-    """The mesh: the product is the number of JAX devices over all slices."""
+    """Axes of the device mesh; their product is the number of JAX devices over all slices."""
 
     data: Positive | None = None
     """Replicas of the whole model. Default: 1."""
     fsdp: Positive | None = None
-    """Shards of weights and optimizer state; each device gathers what it needs. Default: the devices that data
-    and tensor leave."""
+    """Shards of weights and optimizer state, gathered by each device as needed. Default: the devices that data and
+    tensor leave."""
     tensor: Positive | None = None
     """Shards of every matrix product. Default: 1."""
 
 
 class Resources(ApiModel):
-    """TPU slices to train on; an edit acts on the next attempt and keeps the resolved global batch size."""
+    """TPU slices to train on. An edit applies to the next attempt and keeps the resolved global batch size."""
 
     rules: ClassVar = (
         all_or_none("accelerator", "topology"),
@@ -50,21 +56,21 @@ class Resources(ApiModel):
     )
 
     controller: Controller | None = None
-    """McJAX: one JAX process per host. Pathways: one JAX process, on a CPU node, holds the devices of all slices.
-    Cannot change once the job is admitted. Default: McJAX."""
+    """How the hosts work together. Immutable once the job is admitted. Default: McJAX."""
     tpu: TpuName | None = None
-    """Shorthand: family and size as Google names them, for example v6e-16, or family and topology, v6e-4x4 or
-    v5p-2x2x4. Or set accelerator and topology. Neither: the cheapest slice of the profile's flavors on which the
-    training fits, which preflight finds by compiling; with preflight.memory Off, the cheapest."""
+    """Shorthand for accelerator and topology: family and size as Google names them, for example v6e-16, or family and
+    topology, v6e-4x4 or v5p-2x2x4. Default: if accelerator is absent too, the cheapest slice of the profile's flavors
+    on which the training fits, which preflight finds by compiling; with preflight.memory Off, the cheapest."""
     accelerator: ShortText | None = None
     """GKE's accelerator label, for example tpu-v6e-slice; needs topology."""
     topology: Topology | None = None
     """GKE's topology label, for example 4x4; needs accelerator."""
     chips_per_host: Annotated[Positive, Field(le=8)] | None = None
-    """Needed only where a shape comes with different hosts and the profile's flavor does not say which."""
+    """TPU chips per host, 1 to 8. Needed only where a topology exists with different hosts and the profile's flavor
+    does not choose."""
     slices: Annotated[Positive, Field(le=256)] | None = None
-    """Number of slices. Default: 1."""
+    """Number of TPU slices, at most 256. Default: 1."""
     capacity: Annotated[tuple[Capacity, ...], Field(min_length=1, max_length=4), *distinct()] | None = None
     """Kinds of capacity in order of preference, within the profile. Default: the profile's flavors in order."""
     parallelism: Parallelism | None = None
-    """The mesh. Default: fsdp over all devices."""
+    """Axes of the device mesh. Default: fsdp over all devices."""

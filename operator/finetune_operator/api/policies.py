@@ -1,4 +1,4 @@
-"""How a run is guarded, checkpointed and mended: the smaller parts of ``spec``."""
+"""Budget, checkpointing, recovery, preflight and other small sections of ``spec``."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -18,60 +18,73 @@ from finetune_operator.api.uris import StorageUri
 
 
 class CachePolicy(StrEnum):
-    """Whether converted models and prepared data are shared between jobs."""
+    """Use of the cache of converted models and prepared data."""
 
     USE = "Use"
+    """Reuses results of other jobs and stores new ones."""
     REFRESH = "Refresh"
+    """Makes results anew and replaces stored ones."""
     OFF = "Off"
+    """Neither reads nor writes the cache."""
 
 
 class OnExhausted(StrEnum):
-    """What happens when the budget is used up."""
+    """Consequence of a used-up budget."""
 
     SUSPEND = "Suspend"
+    """Saves a checkpoint and stops; a higher budget resumes the job."""
     FAIL = "Fail"
+    """Ends the job as failed."""
 
 
 class MetricMode(StrEnum):
-    """Which direction of a metric is better."""
+    """Direction in which a metric improves."""
 
     MIN = "Min"
+    """A lower value is better."""
     MAX = "Max"
+    """A higher value is better."""
 
 
 class DatasetCheck(StrEnum):
     """How much of the data preflight reads."""
 
     FULL = "Full"
+    """All rows."""
     SAMPLE = "Sample"
+    """At most 1,000 rows of each source."""
     OFF = "Off"
+    """No rows; only revisions are resolved."""
 
 
 class MemoryCheck(StrEnum):
-    """How preflight finds out whether the training fits."""
+    """How preflight determines whether the training fits into the chips' memory."""
 
     COMPILE = "Compile"
+    """Compiles the train step for the slice."""
     ANALYTIC = "Analytic"
+    """Adds up parameters and optimizer state, a lower bound."""
     OFF = "Off"
+    """Memory is not checked."""
 
 
 class ProfileRef(ApiModel):
-    """A FineTuneProfile."""
+    """Reference to a FineTuneProfile."""
 
     name: DnsName
-    """Name of the profile."""
+    """Name of the FineTuneProfile."""
 
 
 class ResumeFrom(ApiModel):
-    """Another run to go on with, from its last checkpoint, in its folder: the job that began it must have ended or be
-    gone. Model, data, method and hyperparameters must be the same, but for steps and epochs."""
+    """Run to resume from its last checkpoint, in its folder. The job that started it must have ended or be deleted.
+    Model, data, method and hyperparameters must be equal, except for steps and epochs."""
 
     run_folder: StorageUri
-    """Its run folder, as its status.resolved.runFolder says; of the same namespace."""
+    """Run folder, as its job's status.resolved.runFolder reports it; of the same namespace."""
 
 
 class Retry(ApiModel):
-    """Run a stage again by hand. Acts once for each new generation and resets the retry counters."""
+    """Manual retry of a stage. Acts once for each new generation and resets the retry counters."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -82,109 +95,109 @@ class Retry(ApiModel):
     )
 
     generation: Positive
-    """Raise it by one to retry."""
+    """Number of the retry; raise it by one to retry. It cannot be lowered."""
     from_stage: Stage | None = None
     """First stage to run again. Default: the stage that failed."""
 
 
 class Budget(ApiModel):
-    """The most that the job may use, over all attempts. Where preflight has compiled the train step, a training that
-    is sure to take more is not begun."""
+    """Limits of what the job may use over all attempts. Where preflight has compiled the train step, a training that
+    certainly exceeds a limit is not started."""
 
     max_chip_hours: PositiveNumber | None = None
-    """TPU chip hours."""
+    """Most TPU chip hours. Default: no limit."""
     max_cost: PositiveNumber | None = None
-    """Money, in the profile's currency."""
+    """Highest cost in the profile's currency. Default: no limit."""
     on_exhausted: OnExhausted | None = None
-    """Suspend: checkpoint and stop; raising the budget resumes. Fail: end. Default: Suspend."""
+    """Consequence of a used-up budget. Default: Suspend."""
 
 
 class KeepCheckpoints(ApiModel):
     """Which checkpoints are kept. The one in use is never deleted."""
 
     last: Positive | None = None
-    """The newest. Default: 2."""
+    """Number of newest checkpoints to keep. Default: 2."""
     best: NonNegative | None = None
-    """The best by bestBy. Default: 1 where every checkpoint is measured (everySteps is a multiple of
-    evaluation.everySteps), else 0."""
+    """Number of best checkpoints, by bestBy, to keep; 0 for none. Default: 1 where every checkpoint is measured
+    (everySteps is a multiple of evaluation.everySteps), else 0."""
 
 
 class BestBy(ApiModel):
-    """The metric that tells which checkpoint is best."""
+    """Metric that ranks checkpoints."""
 
     metric: ShortText
     """loss or perplexity, on the validation rows."""
     mode: MetricMode | None = None
-    """Whether low or high is good. Default: Min."""
+    """Direction in which the metric improves. Default: Min."""
 
 
 class Checkpointing(ApiModel):
-    """When to save, and what to keep. A stop always saves first."""
+    """When checkpoints are saved and which are kept. A stop always saves first."""
 
     every_steps: Positive | None = None
-    """Save after so many steps. Default: 100."""
+    """Optimizer steps between two checkpoints. Default: 100."""
     every_seconds: Positive | None = None
-    """Save also when so much time has passed since the last save. Such a checkpoint is not measured, so it is never the
+    """Seconds since the last save after which a further checkpoint is saved. It is not measured, so it is never the
     best. Default: 600."""
     keep: KeepCheckpoints | None = None
     """Which checkpoints are kept."""
     best_by: BestBy | None = None
-    """The metric that tells which checkpoint is best. Default: loss on the validation rows."""
+    """Metric that ranks checkpoints. Default: loss on the validation rows."""
 
 
 class Recovery(ApiModel):
-    """How often to start again, by what went wrong."""
+    """How often failed attempts are repeated, by the cause of the failure."""
 
     max_preemptions: NonNegative | None = None
-    """Preempted or evicted. Default: 100."""
+    """New attempts after preemptions and evictions; 0 for none. Default: 100."""
     max_infrastructure_retries: NonNegative | None = None
-    """Node, network or storage faults. Default: 5."""
+    """New attempts after node, network or storage faults; 0 for none. Default: 5."""
     max_user_retries: NonNegative | None = None
-    """Faults of the job itself; the next attempt would meet them again. Default: 0."""
+    """New attempts after faults of the job itself, which usually recur; 0 for none. Default: 0."""
 
 
 class HangPolicy(ApiModel):
-    """When a stage that makes no progress is taken for dead and started again. A NaN or infinite loss fails at once."""
+    """When a stage without progress is considered hung and restarted. A NaN or infinite loss fails at once."""
 
     startup_seconds: Positive | None = None
-    """From running pods to the first step. Default: 1800."""
+    """Longest time in seconds from running pods to the first step. Default: 1800."""
     no_step_seconds: Positive | None = None
-    """From one step to the next. Default: 900."""
+    """Longest time in seconds between two steps. Default: 900."""
     blind_seconds: Positive | None = None
-    """While the job's run folder alone cannot be read, so that a training that stands still is not noticed. The job is
-    then suspended, and goes on by itself when the folder can be read. A store that is away as a whole does not count.
-    Default: no limit."""
+    """Longest time in seconds in which the job's run folder alone cannot be read, so that a hung training is not
+    detected. The job is then suspended, and resumes when the folder can be read. A store that is unavailable as a whole
+    does not count. Default: no limit."""
     stage_seconds: Positive | None = None
-    """From running pods to the end of an attempt at any stage but Train, which reports no steps. Default: 21600 for
-    Evaluate, which holds a slice; 86400 for the stages on CPU."""
+    """Longest time in seconds from running pods to the end of an attempt at any stage but Train, since the others
+    report no steps. Default: 21600 for Evaluate, which holds a slice; 86400 for the stages on CPU."""
 
 
 class SmokeTest(ApiModel):
-    """The job's own chain in small: its method, tokenizer and first rows on a miniature of its model, on CPU."""
+    """A small run of the job's own stages: its method, tokenizer and first rows on a miniature of its model, on CPU."""
 
     steps: Positive | None = None
-    """Optimizer steps. Default: 5."""
+    """Optimizer steps of the small run. Default: 5."""
     examples: Positive | None = None
-    """Rows to take of each source. Default: 64."""
+    """Rows to read of each source. Default: 64."""
 
 
 class Preflight(ApiModel):
-    """What is checked on CPU before a TPU is claimed."""
+    """Checks on CPU before a TPU is claimed."""
 
     dataset: DatasetCheck | None = None
-    """How much of the data is read: Full, Sample (1,000 rows) or Off. Default: Full."""
+    """How much of the data is read. Default: Full."""
     memory: MemoryCheck | None = None
-    """Compile the train step for the slice, Analytic estimate, or Off. Default: Compile."""
+    """How memory is checked. Default: Compile."""
     export_proof: Flag | None = None
-    """Prove within Convert that the model can be exported again unchanged. Default: true."""
+    """Whether Convert proves that the model can be exported again unchanged. Default: true."""
     smoke: SmokeTest | None = None
-    """Train, evaluate and export in small first. Default: none."""
+    """Small run of training, evaluation and export. Default: none."""
 
 
 class Profiling(ApiModel):
-    """Record a JAX profile of a few steps. They take longer, and the first ones compile: begin some steps later."""
+    """JAX profile of a few steps. They take longer, and the first steps compile: start some steps later."""
 
     start_step: Positive
     """First step to record, counted from 1."""
     steps: Positive | None = None
-    """How many. Default: 5."""
+    """Number of steps to record. Default: 5."""

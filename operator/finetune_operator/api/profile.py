@@ -1,4 +1,4 @@
-"""The FineTuneProfile that a platform team writes: how and where jobs may run."""
+"""The FineTuneProfile object of a platform team: how and where jobs may run."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -31,42 +31,42 @@ DEFAULT_PROFILE_ANNOTATION = "tpu-finetune.dev/is-default-profile"
 
 
 QueueName = Annotated[DnsName, Field(max_length=63)]
-"""Name of an object of Kueue, as a label's value holds it."""
+"""Name of a Kueue object, short enough for a label's value."""
 
 
 NamespaceName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|\*)$", max_length=63)]
-"""A namespace, or all."""
+"""A namespace, or ``*`` for all."""
 
 
 class Owner(ApiModel):
-    """Whom to ask."""
+    """Team that owns the profile."""
 
     team: ShortText
-    """Name of the team."""
+    """Name of the owning team."""
     contact: ShortText | None = None
-    """How to reach them; stands in every refusal."""
+    """Contact of the team, shown in every refusal. Default: none."""
 
 
 class Images(ApiModel):
-    """Container images."""
+    """Container images of the stages."""
 
     trainer: ImageRef
-    """The trainer's, best by digest."""
+    """Image of the trainer, preferably by digest."""
     cpu: ImageRef | None = None
-    """The same release without libtpu, best by digest: of Convert and Export, which need no TPU compiler. Preflight
-    compiles with libtpu and runs images.trainer. Default: images.trainer."""
+    """Image of the same release without libtpu, preferably by digest, for Convert and Export, which need no TPU
+    compiler. Preflight compiles with libtpu and runs images.trainer. Default: images.trainer."""
     pathways_server: ImageRef | None = None
-    """Of Pathways' resource manager and workers. The tag must name the JAX that the trainer has (jax-0.11.0), or give a
-    digest; needs pathwaysProxy. Default: the one for the trainer's JAX."""
+    """Image of Pathways' resource manager and workers. The tag must name the trainer's JAX version (jax-0.11.0), or use
+    a digest; needs pathwaysProxy. Default: the one for the trainer's JAX."""
     pathways_proxy: ImageRef | None = None
-    """Of Pathways' proxy, of the same release; needs pathwaysServer. Default: the one for the trainer's JAX."""
+    """Image of Pathways' proxy, of the same release; needs pathwaysServer. Default: the one for the trainer's JAX."""
 
 
 CacheScope = Literal["Namespace", "Profile"]
 
 
 class Storage(ApiModel):
-    """Where things are kept."""
+    """Folders in object storage."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -78,32 +78,33 @@ class Storage(ApiModel):
     )
 
     artifacts: StorageUri
-    """Folder of all run folders: <artifacts>/<namespace>/<job>-<uid>."""
+    """Parent folder of all run folders: <artifacts>/<namespace>/<job>-<uid>."""
     cache: StorageUri | None = None
-    """Folder of converted models, prepared data and what the compiler said of train steps: <cache>/<namespace> unless
+    """Folder of converted models, prepared data and results of compiled train steps: <cache>/<namespace> unless
     cacheScope says otherwise. Default: <artifacts>/<namespace>/cache."""
     cache_scope: CacheScope | None = None
     """Who shares a cache. Namespace: the jobs of one namespace. Profile: the jobs of all namespaces that the profile
     serves, which then trust each other with weights, training rows and settings chosen by compiling; needs cache.
     Default: Namespace."""
     pathways_scratch: StorageUri | None = None
-    """Folder in gs:// for Pathways' own files, compiled programs among them: <pathwaysScratch>/<namespace>. Default:
+    """Folder in gs:// for Pathways' own files, including compiled programs: <pathwaysScratch>/<namespace>. Default:
     <artifacts>/<namespace>/pathways."""
     optimizer_state_ttl_seconds: Annotated[NonNegative | None, Field(alias="optimizerStateTTLSeconds")] = None
-    """Drop optimizer state so long after the end of a job. Default: keep."""
+    """Seconds after the end of a job at which its optimizer state is deleted. Not supported yet: a profile that sets it
+    is refused. Default: keep."""
 
 
 class ServiceAccounts(ApiModel):
     """Kubernetes service accounts of the pods, in the job's namespace."""
 
     tpu: DnsName | None = None
-    """Of stages on TPU. Default: default."""
+    """Service account of stages on TPU. Default: default."""
     cpu: DnsName | None = None
-    """Of stages on CPU. Default: default."""
+    """Service account of stages on CPU. Default: default."""
 
 
 class Queue(ApiModel):
-    """Kueue queues, each a LocalQueue in the job's namespace."""
+    """Kueue queues; each is a LocalQueue in the job's namespace."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -123,40 +124,41 @@ class Queue(ApiModel):
     )
 
     local_queue: QueueName | None = None
-    """Queue of stages on TPU. Default: not queued."""
+    """LocalQueue of stages on TPU. Default: not queued."""
     cpu_local_queue: QueueName | None = None
-    """Queue of stages on CPU. Default: not queued."""
+    """LocalQueue of stages on CPU. Default: not queued."""
     priority_class: QueueName | None = None
-    """WorkloadPriorityClass of the stages that are queued. Default: the queue's own order."""
+    """WorkloadPriorityClass of the queued stages. Default: the queue's own order."""
     allow_job_labels: Flag | None = None
-    """Let the job's own labels kueue.x-k8s.io/queue-name (for stages on TPU) and kueue.x-k8s.io/priority-class win.
-    Default: false; a job that carries them is refused."""
+    """Whether the job's labels kueue.x-k8s.io/queue-name (for stages on TPU) and kueue.x-k8s.io/priority-class override
+    these fields. Default: false; a job that carries them is refused."""
 
 
 class EnvVar(ApiModel):
     """An environment variable of the trainer."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", min_length=1, max_length=128)]
-    """Its name."""
+    """Name of the environment variable."""
     value: Annotated[str, Field(max_length=4096)]
-    """Its value."""
+    """Value of the environment variable."""
 
 
 class PodSettings(ApiModel):
-    """Additions to every pod, and rights of those that hold chips."""
+    """Additions to every pod, and privileges of pods that hold chips."""
 
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), *list_map("name")] | None = None
-    """Environment variables."""
+    """Environment variables of the trainer. Default: none."""
     labels: Annotated[Mapping[LabelKey, LabelValue], Field(max_length=32)] | None = None
-    """Labels."""
+    """Labels of every pod. Default: none."""
     annotations: (
         Annotated[Mapping[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] | None
     ) = None
-    """Annotations."""
+    """Annotations of every pod. Default: none."""
     host_network: Flag | None = None
-    """Pods that hold chips use the node's network; they then have the node's Google identity. Default: false."""
+    """Whether pods that hold chips use the node's network and thereby the node's Google identity. Default: false."""
     privileged: Flag | None = None
-    """Containers that hold chips are root with all rights on their node; some host set-ups need it. Default: false."""
+    """Whether containers that hold chips run as root with all privileges on their node, which some host setups need.
+    Default: false."""
 
 
 class FineTuneProfileSpec(ApiModel):
@@ -190,51 +192,51 @@ class FineTuneProfileSpec(ApiModel):
     )
 
     display_name: ShortText | None = None
-    """Name for people. Default: metadata.name."""
+    """Name of the profile for people. Default: metadata.name."""
     owner: Owner | None = None
-    """Whom to ask."""
+    """Team that owns the profile. Default: none."""
     namespaces: Annotated[tuple[NamespaceName, ...], Field(max_length=256), *distinct()] | None = None
-    """Namespaces that may use the profile; "*" stands for all. Default, and when empty: none, and all in
-    constraints.mode Open."""
+    """Namespaces that may use the profile; "*" means all. Default, and when empty: none, but all in constraints.mode
+    Open."""
     images: Images
-    """Container images."""
+    """Container images of the stages."""
     storage: Storage
-    """Where things are kept."""
+    """Folders in object storage."""
     service_accounts: ServiceAccounts | None = None
     """Service accounts of the pods."""
     queue: Queue | None = None
-    """Kueue queues. Default: not queued."""
+    """Kueue queues of the stages. Default: not queued."""
     flavors: Annotated[tuple[Flavor, ...], Field(min_length=1, max_length=32), *list_map("name")]
     """TPU slices in order of preference."""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$", max_length=3)] | None = None
-    """Of all prices and budgets, for example USD."""
+    """Currency of all prices and budgets, for example USD. Required if a flavor has a price."""
     cpu_pool: CpuPool | None = None
     """Nodes for the stages on CPU. Default: any."""
     pathways: PathwaysNodes | None = None
-    """Nodes for Pathways' head."""
+    """Nodes for the head of Pathways. Default: any."""
     models: AllowedModels | None = None
-    """Models that may be tuned. Default: what constraints.uris.read allows."""
+    """Models that may be fine-tuned. Default: what constraints.uris.read allows."""
     defaults: ProfileDefaults | None = None
-    """Values for what a job leaves out."""
+    """Values for fields that a job leaves out. Default: the built-in ones."""
     constraints: Constraints | None = None
-    """What jobs may not exceed or change."""
+    """Limits on what jobs may use and change."""
     pod: PodSettings | None = None
-    """Additions to every pod, and rights of those that hold chips."""
+    """Additions to every pod, and privileges of pods that hold chips."""
 
 
 class FineTuneProfileStatus(ApiModel):
-    """What the operator saw of the profile."""
+    """Observed state of the profile."""
 
     observed_generation: Whole
-    """The generation of the spec that this status speaks of; -1: not looked at yet."""
+    """metadata.generation that this status describes; -1: not processed yet."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8), *list_map("type")] | None = None
-    """Valid: its paths, keys and shapes are known ones. Stalled: the opposite, for kstatus."""
+    """Valid: all paths, keys and topologies of the spec are known. Stalled: the opposite, for kstatus."""
     used_by: NonNegative | None = None
-    """Number of jobs that run under it and have not finished. Left out where an operator serves some namespaces."""
+    """Number of unfinished jobs that run under the profile. Absent if the operator serves only some namespaces."""
 
 
 class FineTuneProfile(ApiModel):
-    """How and where fine-tuning jobs may run; belongs to the platform team."""
+    """How and where fine-tuning jobs may run; owned by the platform team."""
 
     api_version: Literal["tpu-finetune.dev/v1alpha1"] = API_VERSION
     kind: Literal["FineTuneProfile"] = "FineTuneProfile"
@@ -242,4 +244,4 @@ class FineTuneProfile(ApiModel):
     spec: FineTuneProfileSpec
     """How and where jobs may run, and what they may use."""
     status: FineTuneProfileStatus | None = None
-    """What was seen of it; written by the operator alone."""
+    """Observed state of the profile; written by the operator alone."""

@@ -1,4 +1,4 @@
-"""Of a profile: the nodes that stages run on, and what they cost."""
+"""Nodes of a profile that stages run on, and their prices."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -34,50 +34,55 @@ Reservation = Annotated[
         max_length=320,
     ),
 ]
-"""Its parts become values of node labels."""
+"""A reservation, whose parts become values of node labels."""
 CompilerFlag = Annotated[
     str, Field(pattern=r"^--[A-Za-z0-9_]+(=[A-Za-z0-9_.,:;/+@%-]*)?$", min_length=3, max_length=256)
 ]
-"""A flag of XLA, with = before its value."""
+"""An XLA flag, with ``=`` before its value."""
 CompilerFlags = Annotated[tuple[CompilerFlag, ...], Field(max_length=40), *distinct()]
 NodeSelector = Annotated[Mapping[LabelKey, LabelValue], Field(max_length=16)]
 
 
 class TolerationOperator(StrEnum):
-    """As in Kubernetes."""
+    """Comparison with the taint's value, as in Kubernetes."""
 
     EXISTS = "Exists"
+    """Matches every value."""
     EQUAL = "Equal"
+    """Matches an equal value."""
 
 
 class TaintEffect(StrEnum):
-    """As in Kubernetes."""
+    """Effect of the taint, as in Kubernetes."""
 
     NO_SCHEDULE = "NoSchedule"
+    """Pods are not scheduled."""
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    """Pods are scheduled elsewhere if possible."""
     NO_EXECUTE = "NoExecute"
+    """Running pods are evicted, too."""
 
 
 class Toleration(ApiModel):
-    """A toleration, as in a pod."""
+    """A toleration, as in a pod's spec."""
 
     key: LabelKey | None = None
     """Key of the taint. Default: any, with operator: Exists."""
     operator: TolerationOperator | None = None
-    """Exists or Equal. Default: Equal."""
+    """Comparison with the taint's value. Default: Equal."""
     value: LabelValue | None = None
     """Value of the taint, with operator: Equal."""
     effect: TaintEffect | None = None
     """Effect of the taint. Default: any."""
     toleration_seconds: NonNegative | None = None
-    """How long a NoExecute taint is tolerated. Default: for ever."""
+    """Seconds for which a NoExecute taint is tolerated; 0 evicts at once. Default: without limit."""
 
 
 Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=16)]
 
 
 class Flavor(ApiModel):
-    """TPU slices that a job may get, and what they cost."""
+    """TPU slices that a job may use, and their price."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -94,58 +99,58 @@ class Flavor(ApiModel):
     )
 
     name: DnsLabel
-    """Name, for example spot."""
+    """Name of the flavor, for example spot."""
     capacity: Capacity
-    """Kind of capacity."""
+    """Kind of TPU capacity."""
     accelerator: ShortText
     """GKE's accelerator label, for example tpu-v6e-slice."""
     topologies: Annotated[tuple[Topology, ...], Field(min_length=1, max_length=32), *distinct()]
-    """GKE's topology labels that are allowed."""
+    """Allowed topologies, as in GKE's topology label."""
     chips_per_host: Annotated[Positive, Field(le=8)] | None = None
-    """Where a shape comes with different hosts: which one."""
+    """TPU chips per host, 1 to 8, where a topology exists with different hosts."""
     max_slices: Annotated[Positive, Field(le=256)] | None = None
-    """Most slices per job. Default: 1."""
+    """Most slices per job, at most 256. Default: 1."""
     chip_hour_price: NonNegativeNumber | None = None
-    """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
+    """Price of a TPU chip hour in the profile's currency; 0 means free. Default: unknown, so no cost is shown."""
     reservation: Reservation | None = None
-    """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project; of a part
-    of it with /reservationBlocks/BLOCK, and /reservationSubBlocks/SUBBLOCK after that."""
+    """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project; followed
+    by /reservationBlocks/BLOCK for a block of it, and by /reservationSubBlocks/SUBBLOCK for a sub-block."""
     queued_provisioning: Flag | None = None
-    """For capacity: FlexStart: Kueue asks for all nodes at once, by an admission check of the queue, and node pools are
-    made with --enable-queued-provisioning. false: pods select flex-start nodes by their label, queued or not. Default:
-    true where a queue admits the job's stages on TPU, else false."""
+    """For capacity: FlexStart: true if Kueue requests all nodes at once by an admission check of the queue, and node
+    pools are created with --enable-queued-provisioning; false if pods select flex-start nodes by their label, queued or
+    not. Default: true where a queue admits the job's stages on TPU, else false."""
     libtpu_init_args: CompilerFlags | None = None
     """Flags of the TPU compiler and runtime: LIBTPU_INIT_ARGS of the pods that hold chips, and of preflight's compiler.
-    Not with controller: Pathways, whose servers have flags of their own. Default: those that MaxText sets for every
-    dense model of the family; [] for none."""
+    Not with controller: Pathways, whose servers have their own flags. Default: those that MaxText sets for every dense
+    model of the family; [] for none."""
     xla_flags: CompilerFlags | None = None
-    """The same for XLA_FLAGS, which takes flags of XLA that are not libtpu's. Default: none."""
+    """XLA_FLAGS of the same pods and compiler, for XLA flags that are not libtpu's. Default: none."""
     node_selector: NodeSelector | None = None
-    """Further node labels that are asked for. A label that the operator sets itself is replaced, and with the value ""
-    removed."""
+    """Further node labels to select. A label that the operator sets itself is replaced, and with the value "" removed.
+    Default: none."""
     tolerations: Tolerations | None = None
-    """Further tolerations."""
+    """Further tolerations of pods that hold chips. Default: none."""
 
 
 class CpuPool(ApiModel):
     """Nodes for the stages on CPU."""
 
     node_selector: NodeSelector | None = None
-    """Node labels that are asked for."""
+    """Node labels to select. Default: none."""
     tolerations: Tolerations | None = None
-    """Tolerations."""
+    """Tolerations of the stages on CPU. Default: none."""
     max_memory: Quantity | None = None
-    """Most memory that a stage may request: what a node leaves for pods, not the size of the node. GKE leaves about
-    118 GiB of 128, and DaemonSets take some of it: 115Gi. A value between what a node of a common size leaves and that
-    size is lowered to the former. Default: no limit, so that a large model may wait for a node that no pool has."""
+    """Most memory that a stage may request: what a node leaves for pods, not the size of the node. GKE leaves about 118
+    GiB of 128, and DaemonSets use part of it: 115Gi. A value between a common node size and what such a node leaves is
+    lowered to the latter. Default: no limit, so that a large model may wait for a node that no pool has."""
     max_ephemeral_storage: Quantity | None = None
-    """Most scratch space that a stage may request: what a node leaves of its disk for pods. GKE leaves about 45 GiB of
-    a disk of 100 GB, 151 GiB of 300 GB. Default: no limit, so that a large model may wait for a node that no pool
+    """Most ephemeral storage that a stage may request: what a node leaves of its disk for pods. GKE leaves about 45 GiB
+    of a disk of 100 GB, 151 GiB of 300 GB. Default: no limit, so that a large model may wait for a node that no pool
     has."""
 
 
 class PathwaysNodes(ApiModel):
-    """Nodes for Pathways' head, which holds no TPU."""
+    """Nodes for the head of Pathways, which holds no TPU."""
 
     head_node_selector: NodeSelector | None = None
-    """Node labels that are asked for. Default: any node that has 48 cores and 232 GB free."""
+    """Node labels to select. Default: any node that has 48 cores and 232 GB free."""

@@ -1,4 +1,4 @@
-"""Of a profile: what it sets for a job, and what a job may not exceed or change."""
+"""Defaults that a profile sets for jobs, and constraints on them."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -16,7 +16,7 @@ from finetune_operator.api.rules import ValidationRule
 FieldPath = Annotated[
     str, Field(pattern=r"^[a-z][A-Za-z0-9]*(\.[a-z][A-Za-z0-9]*)*$", min_length=1, max_length=128)
 ]
-"""A place in a job's spec, without the leading spec."""
+"""Path of a field in a job's spec, without the leading ``spec``."""
 SourcePattern = Annotated[
     str, Field(pattern=r"^((gs|file)://|hf://(models|datasets|benchmarks)/).+", max_length=1024)
 ]
@@ -24,14 +24,17 @@ TargetPattern = Annotated[str, Field(pattern=r"^(gs|file|hf)://.+", max_length=1
 
 
 class ConstraintMode(StrEnum):
-    """What holds where a profile says nothing."""
+    """What applies to what the profile does not list."""
 
     STRICT = "Strict"
+    """Unlisted namespaces, models, repositories and places to read or write are refused."""
     OPEN = "Open"
+    """They are allowed, except the folders of other namespaces, the cache, and file:// where the storage is not
+    file://."""
 
 
 class AllowedModels(ApiModel):
-    """Models that may be tuned."""
+    """Models that may be fine-tuned."""
 
     allow: (
         Annotated[
@@ -40,33 +43,34 @@ class AllowedModels(ApiModel):
         ]
         | None
     ) = None
-    """Repositories or URIs, * stands for any characters. A repository that stands here needs no entry in
-    constraints.uris.read. Default: every model that constraints.uris.read allows."""
+    """Repositories or URIs; * matches any characters. A repository listed here needs no entry in constraints.uris.read.
+    Default: every model that constraints.uris.read allows."""
 
 
 class ProfileDefaults(ApiModel):
-    """Values for what a job leaves out. Lists replace; setting one member of a union drops the others."""
+    """Values for fields that a job leaves out. A list of the job replaces the default; a set member of a union removes
+    the others."""
 
     hyperparameters: Hyperparameters | None = None
-    """Defaults of spec.hyperparameters."""
+    """Default values for spec.hyperparameters."""
     resources: Resources | None = None
-    """Defaults of spec.resources."""
+    """Default values for spec.resources."""
     checkpointing: Checkpointing | None = None
-    """Defaults of spec.checkpointing."""
+    """Default values for spec.checkpointing."""
     recovery: Recovery | None = None
-    """Defaults of spec.recovery."""
+    """Default values for spec.recovery."""
     hang_policy: HangPolicy | None = None
-    """Defaults of spec.hangPolicy."""
+    """Default values for spec.hangPolicy."""
     preflight: Preflight | None = None
-    """Defaults of spec.preflight."""
+    """Default values for spec.preflight."""
     evaluation: Evaluation | None = None
-    """Defaults of spec.evaluation."""
+    """Default values for spec.evaluation."""
     export: Export | None = None
-    """Defaults of spec.export."""
+    """Default values for spec.export."""
 
 
 class Limit(ApiModel):
-    """A range for a number of the job, judged on the resolved value."""
+    """A range for a number of the job, checked on the resolved value."""
 
     rules: ClassVar = (
         ValidationRule(
@@ -77,15 +81,15 @@ class Limit(ApiModel):
     )
 
     path: FieldPath
-    """The field, for example hyperparameters.epochs."""
+    """Path of the field, for example hyperparameters.epochs."""
     min: Number | None = None
-    """Least value."""
+    """Smallest allowed value, inclusive. Default: no limit."""
     max: Number | None = None
-    """Highest value."""
+    """Largest allowed value, inclusive. Default: no limit."""
 
 
 class AllowedOverrides(ApiModel):
-    """engineOverrides that jobs may set."""
+    """Settings that jobs may set in engineOverrides."""
 
     allow: Annotated[tuple[EngineKey, ...], Field(max_length=256), *distinct()] | None = None
     """Keys of the class Allowed in docs/reference/engine-overrides.md. Default: all of that class; an empty list: none.
@@ -93,35 +97,33 @@ class AllowedOverrides(ApiModel):
 
 
 class AllowedUris(ApiModel):
-    """Places beyond the namespace's own folders; * stands for any characters."""
+    """Places beyond the namespace's own folders; * matches any characters."""
 
     read: Annotated[tuple[SourcePattern, ...], Field(max_length=64)] | None = None
-    """What jobs may read beyond <artifacts>/<namespace>/: gs://bucket/*, and of the Hugging Face Hub
-    hf://models/acme/* (tokenizers, too), hf://datasets/acme/* and hf://benchmarks/gsm8k (a task of
-    lm-evaluation-harness with the dataset that it reads). An entry opens a part of the profile's own artifacts only
-    where it names that folder before its first *, <artifacts>/<namespace>/…, and of its cache only below that.
-    Default: nothing in mode Strict, everything else in mode Open."""
+    """What jobs may read beyond <artifacts>/<namespace>/: gs://bucket/*, and of the Hugging Face Hub hf://models/acme/*
+    (including tokenizers), hf://datasets/acme/* and hf://benchmarks/gsm8k (a task of lm-evaluation-harness with the
+    dataset that it reads). An entry opens a part of the profile's own artifacts only if it names that folder before its
+    first *, <artifacts>/<namespace>/…, and of its cache only below that. Default: nothing in mode Strict, everything
+    else in mode Open."""
     write: Annotated[tuple[TargetPattern, ...], Field(max_length=64)] | None = None
-    """Where exports may go beyond <artifacts>/<namespace>/exports/; hf://acme/* stands for repositories of the Hugging
-    Face Hub. An entry opens a part of the profile's own artifacts only where it names that folder before its first *,
-    <artifacts>/<namespace>/<folder>/…. Run folders of other namespaces that jobs may resume stand here, too. Default:
-    nothing in mode Strict, everything else in mode Open."""
+    """Where exports may go beyond <artifacts>/<namespace>/exports/; hf://acme/* matches repositories of the Hugging
+    Face Hub. An entry opens a part of the profile's own artifacts only if it names that folder before its first *,
+    <artifacts>/<namespace>/<folder>/…. Run folders of other namespaces that jobs may resume are listed here, too.
+    Default: nothing in mode Strict, everything else in mode Open."""
 
 
 class Constraints(ApiModel):
-    """What jobs may not exceed or change."""
+    """Limits on what jobs may use and change."""
 
     mode: ConstraintMode | None = None
-    """Strict: what the profile does not list is refused: namespaces, models and repositories, places to read and write.
-    Open: what it does not list is allowed, but for the folders of other namespaces and the cache, and file:// where the
-    storage is none. Default: Strict."""
+    """What applies to what the profile does not list. Default: Strict."""
     max_chip_hours: PositiveNumber | None = None
-    """Most chip hours per job, as estimated and as used."""
+    """Most TPU chip hours per job, as estimated and as used. Default: no limit."""
     limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None
-    """Ranges for numbers."""
+    """Ranges for numbers of the job. Default: none."""
     locked: Annotated[tuple[FieldPath, ...], Field(max_length=64), *distinct()] | None = None
-    """Fields that only the profile sets: a job that sets one to another value is refused."""
+    """Fields that only the profile sets: a job that sets one to another value is refused. Default: none."""
     engine_overrides: AllowedOverrides | None = None
-    """engineOverrides that jobs may set."""
+    """Settings that jobs may set in engineOverrides."""
     uris: AllowedUris | None = None
     """Places to read from and write to."""

@@ -1,4 +1,4 @@
-"""The field reference in Markdown, from the very schemas that stand in the CRDs."""
+"""Generates the API reference in Markdown from the schemas in the CRDs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ _UNBOUNDED = (INT32_MAX, SAFE_INTEGER_MAX)
 
 
 def reference() -> str:
-    """The whole page."""
+    """Returns the whole page in Markdown."""
     parts = [_INTRODUCTION]
     for crd in (job_crd(), profile_crd()):
         names, schema = crd["spec"]["names"], root_schema(crd)
@@ -35,7 +35,7 @@ def reference() -> str:
 
 
 def _objects(schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    """A section per object, outer ones first."""
+    """Yields a section per object, outer ones first."""
     required = set(schema.get("required", ()))
     rows = [
         f"| `{name}` | {_type(field)} | {'yes' if name in required else ''} | {_cell(field)} |"
@@ -61,7 +61,7 @@ def _objects(schema: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _rules(schema: Mapping[str, Any]) -> list[str]:
-    """A list of what holds between the fields; empty when nothing does."""
+    """Returns a list of the rules between the fields; empty if there are none."""
     rules = [f"- {rule['message']}" for rule in schema.get(RULES_KEY, ())]
     return [*rules, ""] if rules else []
 
@@ -91,8 +91,7 @@ def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(schema: Mapping[str, Any]) -> str:
-    text = schema.get("description", "").replace("|", r"\|").replace("<", r"\<")
-    rules = " ".join(
-        f"({rule['message']})" for rule in schema.get(RULES_KEY, ()) if "properties" not in schema
-    )
-    return f"{text} {rules}".rstrip()
+    """Returns the description, with the rules on the field before the values of its enum."""
+    text, *values = schema.get("description", "").replace("|", r"\|").replace("<", r"\<").split("\n")
+    rules = [f"({rule['message']})" for rule in schema.get(RULES_KEY, ()) if "properties" not in schema]
+    return "<br>".join([" ".join([text, *rules]), *values]).rstrip()

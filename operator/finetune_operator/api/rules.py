@@ -1,36 +1,36 @@
 """Rules between fields, each written twice: as CEL for the API server and as Python for stored objects.
 
-The two forms are held together by tests. Only core CEL is used (no Kubernetes extension libraries), so that
-``finetune validate`` evaluates the very text that stands in the CRD.
+Tests ensure that both forms agree. Only core CEL is used (no Kubernetes extension libraries), so that
+``finetune validate`` evaluates the same text as the CRD holds.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-#: Where a rule is listed in a structural schema.
+#: Keyword that lists the rules in a structural schema.
 RULES_KEY = "x-kubernetes-validations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRule:
-    """``cel`` and ``holds`` say the same of the value they stand on; ``message`` says what to do about it."""
+    """``cel`` and ``holds`` express the same rule on a value; ``message`` says how to fix a violation."""
 
     cel: str
     message: str
     holds: Callable[[Any], bool] | None
-    """None for a transition rule (it names ``oldSelf``): only the API server knows the old object."""
+    """None for a transition rule (one that names ``oldSelf``), since only the API server has the old object."""
     at: tuple[str, ...] = ()
-    """The place below the value that an error names; empty: the value itself."""
+    """Path below the value that an error names; empty for the value itself."""
 
     def document(self) -> dict[str, str]:
-        """The entry of ``x-kubernetes-validations``."""
+        """Returns the entry for ``x-kubernetes-validations``."""
         entry = {"rule": self.cel, "message": self.message}
         return entry | {"fieldPath": "." + ".".join(self.at)} if self.at else entry
 
 
 def exactly_one(*names: str) -> ValidationRule:
-    """One member of a union is set. ``names`` as users write them."""
+    """Exactly one member of a union is set. ``names`` as users write them."""
     listed = _listed(names)
     return ValidationRule(
         cel=f"{_count(names)} == 1",
@@ -40,7 +40,7 @@ def exactly_one(*names: str) -> ValidationRule:
 
 
 def at_most_one(*names: str) -> ValidationRule:
-    """The members exclude each other; none is fine."""
+    """At most one of the members is set."""
     return ValidationRule(
         cel=f"{_count(names)} <= 1",
         message=f"at most one of {_listed(names)} may be set: remove the others",
@@ -49,7 +49,7 @@ def at_most_one(*names: str) -> ValidationRule:
 
 
 def all_or_none(*names: str) -> ValidationRule:
-    """The members only make sense together."""
+    """All of the members are set, or none."""
     first, *others = names
     return ValidationRule(
         cel=" && ".join(f"has(self.{first}) == has(self.{other})" for other in others),
@@ -59,7 +59,7 @@ def all_or_none(*names: str) -> ValidationRule:
 
 
 def immutable(name: str) -> ValidationRule:
-    """A field that decides the result: neither changed, nor added, nor removed after creation."""
+    """A field that decides the result is neither changed, nor added, nor removed after creation."""
     return ValidationRule(
         cel=(
             f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
@@ -74,7 +74,7 @@ def _count(names: Iterable[str]) -> str:
 
 
 def _set_members(value: Any, names: Iterable[str]) -> int:
-    """How many of the members, named as users write them, a model instance has."""
+    """Returns the number of members, named as users write them, that a model instance has set."""
     attributes = {field.alias: name for name, field in type(value).model_fields.items()}
     return sum(getattr(value, attributes[name]) is not None for name in names)
 

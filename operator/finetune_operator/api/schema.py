@@ -1,14 +1,24 @@
 """Structural schemas for CRDs from pydantic models.
 
-The API server takes a narrow dialect of OpenAPI v3: no references, no ``null`` alternatives, no titles, one type
-per place, closed by pruning instead of ``additionalProperties: false``. ``model_json_schema`` says the same
-facts in plain JSON Schema; this module rewrites them and refuses whatever it does not know.
+The API server accepts a narrow dialect of OpenAPI v3: no references, no ``null`` alternatives, no titles, one type
+per place, closed by pruning instead of ``additionalProperties: false``. ``model_json_schema`` states the same
+facts in plain JSON Schema; this module rewrites them and refuses every keyword that it does not know. The docstrings
+below an enum's members become part of the description of each field that holds the enum.
 """
 
-from collections.abc import Mapping
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cache
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from finetune_operator.api.common import INT32_MAX
 from finetune_operator.api.rules import RULES_KEY
@@ -41,19 +51,52 @@ _KEPT = (
     "x-kubernetes-map-type",
     RULES_KEY,
 )
-#: Keywords that say nothing to the API server. Defaults belong to the merge, see the package's docstring.
-_DROPPED = ("title", "default")
+#: Keyword of an enum with a line for each value; the lines move into the description of the field.
+_VALUES = "x-values"
+#: Keywords without a meaning for the API server. Defaults belong to the merge, see the package's docstring.
+_DROPPED = ("title", "default", _VALUES)
 
 
 class UnsupportedSchemaError(ValueError):
-    """A model uses something that a structural schema cannot say."""
+    """A model uses something that a structural schema cannot express."""
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of ``model`` as a CRD wants it. Raises UnsupportedSchemaError, naming the place."""
-    source = model.model_json_schema(by_alias=True, mode="validation")
+    """Returns the schema of ``model`` in a CRD's dialect. Raises UnsupportedSchemaError, which names the place."""
+    source = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_WithValues)
     definitions = source.pop("$defs", {})
     return _rewrite(source, definitions, model.__name__)
+
+
+class _WithValues(GenerateJsonSchema):
+    """Adds the descriptions of its values to each enum."""
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
+        values = value_descriptions(schema["cls"])
+        return {
+            **super().enum_schema(schema),
+            _VALUES: [f"- {value}: {text}" for value, text in values.items()],
+        }
+
+
+def value_descriptions(enum: type[Enum]) -> dict[str, str]:
+    """Returns the docstrings below the members of ``enum`` by the members' values, without those that have none."""
+    docstrings = _docstrings(sys.modules[enum.__module__]).get(enum.__qualname__, {})
+    return {member.value: docstrings[member.name] for member in enum if member.name in docstrings}
+
+
+@cache
+def _docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
+    """Returns the string literals below assignments in the module's classes, by class and name."""
+    classes = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef))
+    return {each.name: dict(_documented(each)) for each in classes}
+
+
+def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for statement, below in pairwise(node.body):
+        match statement, below:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, " ".join(text.split())
 
 
 def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Schema:
@@ -69,7 +112,10 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
         schema["format"] = "int32" if schema.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
     _bound_exclusively(schema)
     if "description" in schema:
-        schema["description"] = " ".join(schema["description"].split())
+        lines = [" ".join(schema["description"].split())]
+        if values := _values(schema, definitions, path):
+            lines += ["Possible values:", *values]
+        schema["description"] = "\n".join(lines)
     if "properties" in schema:
         schema["properties"] = {
             name: _rewrite(value, definitions, f"{path}.{name}")
@@ -78,6 +124,8 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
     for below in ("items", "additionalProperties"):
         if below in schema:
             schema[below] = _rewrite(schema[below], definitions, f"{path}.{below}")
+            if "enum" in schema[below]:  # the description of the field lists the values
+                schema[below].pop("description", None)
     unknown = schema.keys() - set(_KEPT) - set(_DROPPED)
     if unknown:
         raise UnsupportedSchemaError(
@@ -86,8 +134,17 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
     return {keyword: schema[keyword] for keyword in _KEPT if keyword in schema}
 
 
+def _values(schema: Schema, definitions: Mapping[str, Any], path: str) -> list[str]:
+    """Returns a line for each value of the enum that the place itself, its items or its map's values hold."""
+    for below in ("items", "additionalProperties"):
+        if isinstance(schema.get(below), Mapping):
+            return _values(_resolve(schema[below], definitions, path), definitions, path)
+    values: list[str] = schema.get(_VALUES, [])
+    return values
+
+
 def _resolve(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Schema:
-    """``source`` without references and without the null of an optional field; what stands nearer wins."""
+    """``source`` without references and without the null of an optional field; keywords nearer to the field win."""
     schema = dict(source)
     while True:
         if "$ref" in schema:

@@ -1,4 +1,4 @@
-"""What the operator reports: ``status`` of a FineTuneJob."""
+"""``status`` of a FineTuneJob."""
 
 from typing import Annotated
 
@@ -34,76 +34,76 @@ from finetune_operator.api.status_stages import (
 
 
 class WaitingStatus(ApiModel):
-    """What the job is waiting for."""
+    """Why a job that could proceed waits."""
 
     reason: WaitingReason
-    """What for."""
+    """Reason in one CamelCase word."""
     since: Timestamp
-    """Since when."""
+    """Time at which the wait began."""
     message: Message
-    """In a sentence."""
+    """Explanation of the wait in a sentence."""
 
 
 class PendingRecord(ApiModel):
-    """The record of an attempt's end that could not be written to the run folder."""
+    """Record of an attempt's end that could not be written to the run folder."""
 
     stage: Stage
-    """Of the attempt."""
+    """Stage of the attempt."""
     number: Positive
-    """Of its JobSet."""
+    """Number of the attempt's JobSet."""
     restart: NonNegative | None = None
-    """Of the JobSet. Absent: 0."""
+    """Restart number of the JobSet. Absent: 0."""
     reason: ReasonText
-    """Why it was stopped."""
+    """Reason for the attempt's end in one word."""
     record: Annotated[str, Field(max_length=8192)]
-    """What is to be written, as JSON."""
+    """Record to be written, as JSON."""
 
 
 class FineTuneJobStatus(ApiModel):
-    """What the operator saw; a report, never an input."""
+    """Observed state of the job; a report, never an input."""
 
     observed_generation: Whole
-    """The generation of the spec that this status speaks of; -1: not looked at yet."""
+    """metadata.generation that this status describes; -1: not processed yet."""
     phase: Phase | None = None
-    """Where the job stands, in one word."""
+    """Summary of the job's state in one word."""
     stage: Stage | None = None
-    """The stage at work, or the last one."""
+    """Current stage, or the last one of an ended job."""
     retry_generation: NonNegative | None = None
-    """The newest spec.retry.generation that was acted on. Absent: none."""
+    """Newest spec.retry.generation that has been processed. Absent: none."""
     summary: Message | None = None
-    """Where the job stands, in a sentence."""
+    """Summary of the job's state in a sentence."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32), *list_map("type")] | None = None
-    """Conditions; all known ones are there from the first look on."""
+    """Conditions of the job; all known types are set from the first status on."""
     waiting: WaitingStatus | None = None
-    """What the job is waiting for."""
+    """Why the job waits. Absent: it does not wait."""
     resolved: Resolved | None = None
-    """Everything that decides the result, resolved once."""
+    """Everything that decides the result, resolved once at admission and by preflight."""
     estimate: Estimate | None = None
-    """What the steps of training are expected to take, without start-up, compilation and the other stages."""
+    """Expected time and cost of the training steps, without startup, compilation and the other stages."""
     stages: Annotated[tuple[StageStatus, ...], Field(max_length=8), *list_map("name")] | None = None
-    """The stages in order."""
+    """Stages of the job in order."""
     progress: ProgressStatus | None = None
-    """How far training is."""
+    """Progress of the training stage."""
     attempts: AttemptsStatus | None = None
-    """How often stages were started."""
+    """Number of attempts, and causes of unsuccessful ones."""
     goodput: GoodputStatus | None = None
-    """Share of the time that moved the training forward."""
+    """Share of the time that advanced the training."""
     pending: Annotated[tuple[PendingRecord, ...], Field(max_length=16)] | None = None
-    """Ends of attempts that the run folder does not hold yet, because it cannot be read or written. They are written
-    when it can."""
+    """Ends of attempts that the run folder does not hold yet, because it cannot be read or written. They are written as
+    soon as it can."""
     active_time: ActiveTime | None = None
-    """How long the job has run."""
+    """Running time of the job."""
     cost: CostStatus | None = None
-    """What the job has used so far."""
+    """Chip hours and money used so far."""
     checkpoints: Annotated[tuple[CheckpointStatus, ...], Field(max_length=10)] | None = None
-    """Saved states, newest last."""
+    """Saved checkpoints of the training, newest last."""
     evaluation: EvaluationStatus | None = None
-    """What was measured."""
+    """Metrics of the evaluation, and gates."""
     artifacts: Annotated[tuple[ArtifactStatus, ...], Field(max_length=32)] | None = None
-    """What was handed over."""
+    """Exported models, reports and traces."""
     failure: FailureStatus | None = None
-    """Why the job failed, and what to change."""
+    """Why the job failed, and what to change. Absent: it has not failed."""
     start_time: Timestamp | None = None
-    """When the operator admitted the job."""
+    """Time at which the operator admitted the job."""
     completion_time: Timestamp | None = None
-    """When it ended."""
+    """Time at which the job ended."""

@@ -1,4 +1,4 @@
-"""``status.resolved`` and ``status.estimate``: what was found out before anything ran."""
+"""``status.resolved`` and ``status.estimate``: facts determined before any stage ran."""
 
 from typing import Annotated
 
@@ -28,228 +28,228 @@ from finetune_operator.api.policies import MemoryCheck
 
 
 class SecondsRange(ApiModel):
-    """An estimate in seconds."""
+    """An estimate as a range of seconds."""
 
     low: Whole
-    """At least."""
+    """Lower bound in seconds, inclusive."""
     high: Whole
-    """At most."""
+    """Upper bound in seconds, inclusive."""
 
 
 class ResolvedProfile(ApiModel):
-    """The profile, as it was at admission."""
+    """The profile at admission."""
 
     name: DnsName
-    """Its name."""
+    """Name of the FineTuneProfile."""
     hash: Digest
-    """Hash of its spec."""
+    """Hash of the profile's spec."""
 
 
 class ResolvedPlan(ApiModel):
-    """The stored plan that the job runs under: an immutable ConfigMap in the operator's namespace."""
+    """Stored plan that the job runs under: an immutable ConfigMap in the operator's namespace."""
 
     name: DnsName
     """Name of the ConfigMap."""
     digest: Digest
-    """sha256 of its data; each JobSet of the job carries it as an annotation."""
+    """sha256 of the ConfigMap's data; each JobSet of the job carries it as an annotation."""
 
 
 class ModelLineage(ApiModel):
-    """The job that has made the model, as it was at admission."""
+    """Job that exported the source model, as it was at admission."""
 
     name: DnsLabel
-    """Its name."""
+    """Name of the source job."""
     uid: ShortText
-    """Its uid: a job of that name may have been created again since."""
+    """UID of the source job, since a job of that name may have been created again."""
     base: Address | None = None
-    """The model that it, or the first of a chain of jobs, started from."""
+    """Model that the source job, or the first of a chain of jobs, started from."""
     step: NonNegative | None = None
-    """The checkpoint that the model was made of."""
+    """Step of the exported checkpoint."""
     digest: Digest | None = None
-    """Of the model's manifest."""
+    """Digest of the exported model's manifest."""
 
 
 class ResolvedModel(ApiModel):
-    """What the model is."""
+    """Facts about the source model."""
 
     source: Address
-    """Where it comes from."""
+    """Repository or URI of the model."""
     revision: Digest | None = None
-    """Commit, or digest over the folder's files."""
+    """Commit of the repository, or digest over the folder's files."""
     architecture: ShortText | None = None
-    """As config.json names it."""
+    """Model architecture, as config.json names it."""
     parameters: Whole | None = None
-    """Number of parameters."""
+    """Number of the model's parameters."""
     maxtext_model: ShortText | None = None
-    """MaxText's name of it."""
+    """MaxText's name of the model."""
     layout: ShortText | None = None
-    """How the converted checkpoint is laid out."""
+    """Layout of the converted checkpoint."""
     from_job: ModelLineage | None = None
-    """The job that has made it."""
+    """Job that exported the model. Absent: not a job's model."""
 
 
 class ResolvedDataset(ApiModel):
-    """What a dataset is."""
+    """Facts about a dataset."""
 
     name: DnsLabel
-    """Its name."""
+    """Name of the dataset."""
     revision: Digest | None = None
-    """Commit, or digest over the files."""
+    """Commit of the repository, or digest over the files."""
     format: DatasetFormat | None = None
-    """The format that was seen."""
+    """Layout of the rows, as detected or requested."""
     rows: Whole | None = None
-    """Rows that take part."""
+    """Number of rows in use."""
     tokens: Whole | None = None
-    """Tokens in them."""
+    """Number of tokens in those rows."""
     truncated_percent: Decimal | None = None
-    """Share of rows that were cut to maxSeqLength."""
+    """Share of rows truncated to maxSeqLength, in percent."""
     dropped_rows: Whole | None = None
-    """Rows that could not take part."""
+    """Number of rows that cannot be used."""
     sequences: Whole | None = None
-    """What the rows make up; in a mixture with weights."""
+    """Number of sequences that the rows form; in a mixture with weights only."""
     epoch_sequences: Whole | None = None
-    """Of them in one epoch; in a mixture with weights."""
+    """Number of those sequences in one epoch; in a mixture with weights only."""
     report_uri: Annotated[Uri | None, Field(alias="reportURI")] = None
-    """The whole report."""
+    """URI of the complete data report."""
 
 
 class ResolvedBenchmark(ApiModel):
-    """What a benchmark is."""
+    """Facts about a benchmark."""
 
     name: BenchmarkName
-    """Its name."""
+    """Name of the benchmark."""
     revision: Digest | None = None
-    """Commit of the hub's dataset, or digest over the folder's files."""
+    """Commit of the Hub's dataset, or digest over the folder's files."""
     rows: Whole | None = None
-    """Examples that are asked."""
+    """Number of examples in use."""
 
 
 class ResolvedMethod(ApiModel):
-    """What is trained, and by which objective."""
+    """Training objective and adapter."""
 
     type: MethodType
-    """The objective."""
+    """Training objective of the job."""
     lora_rank: NonNegative | None = None
-    """Rank of the adapter. Absent: all weights are trained."""
+    """Rank of the LoRA adapter. Absent: all weights are trained."""
     lora_alpha: Decimal | None = None
-    """Scale of the adapter."""
+    """Scaling of the adapter, which is multiplied by alpha / rank."""
     quantization: Quantization | None = None
-    """How the frozen weights are held while training."""
+    """Storage of the frozen base model's linear layers during training."""
 
 
 class ResolvedServiceAccounts(ApiModel):
     """Service accounts of the pods, in the job's namespace."""
 
     tpu: DnsName
-    """Of stages on TPU."""
+    """Service account of stages on TPU."""
     cpu: DnsName
-    """Of stages on CPU."""
+    """Service account of stages on CPU."""
 
 
 class ResolvedResources(ApiModel):
-    """The slice, and why it was chosen."""
+    """TPU slices of the job, and why they were chosen."""
 
     tpu: Token
-    """Google's name, for example v6e-16."""
+    """Google's name of the slice, for example v6e-16."""
     accelerator: ShortText
-    """GKE's accelerator label."""
+    """Value of GKE's accelerator label."""
     topology: Token
-    """GKE's topology label."""
+    """Value of GKE's topology label."""
     machine_type: ShortText | None = None
-    """GKE's machine type."""
+    """GKE's machine type of the nodes."""
     chips: NonNegative
-    """Over all slices."""
+    """Number of TPU chips over all slices."""
     hosts: NonNegative
-    """Over all slices."""
+    """Number of hosts over all slices."""
     slices: NonNegative
-    """Number of slices."""
+    """Number of TPU slices."""
     capacity: Capacity
-    """Kind of capacity."""
+    """Kind of TPU capacity."""
     controller: Controller | None = None
     """How the hosts work together."""
     why: Message | None = None
-    """Why this slice."""
+    """Reason for the choice of this slice."""
 
 
 class ResolvedMemory(ApiModel):
-    """Whether it fits."""
+    """Memory per chip that the training needs and has."""
 
     estimated_per_chip: Quantity | None = None
-    """What the training needs."""
+    """Memory per chip that the training needs."""
     limit_per_chip: Quantity | None = None
-    """What a chip has."""
+    """Memory that a chip has."""
     source: MemoryCheck
-    """How that was found out."""
+    """How the needed memory was determined."""
 
 
 class HostRequests(ApiModel):
-    """What the pods of the stages on CPU request, by the model's size; where the profile's nodes do not have it, what
-    the stage would need."""
+    """Requests of the stages on CPU, by the model's size; if the profile's nodes do not have it, what the stage would
+    need."""
 
     convert: Quantity | None = None
-    """Convert's; absent where nothing is converted."""
+    """Request of the Convert stage. Absent if nothing is converted."""
     export: Quantity | None = None
-    """Export's."""
+    """Request of the Export stage."""
 
 
 class ResolvedImages(ApiModel):
-    """The images that run."""
+    """Container images of the job."""
 
     trainer: ImageRef
-    """The trainer's."""
+    """Image of the trainer."""
     cpu: ImageRef | None = None
-    """Of Convert and Export, where the profile names one."""
+    """Image of Convert and Export. Absent if the profile sets none."""
     pathways_server: ImageRef | None = None
-    """Of Pathways' resource manager and workers, with that controller."""
+    """Image of Pathways' resource manager and workers, with that controller only."""
     pathways_proxy: ImageRef | None = None
-    """Of Pathways' proxy, with that controller."""
+    """Image of Pathways' proxy, with that controller only."""
 
 
 class Resolved(ApiModel):
-    """Everything that decides the result, resolved once."""
+    """Everything that decides the result, resolved once at admission and by preflight."""
 
     spec_hash: Digest | None = None
-    """Hash of the merged spec."""
+    """Hash of the spec merged with the profile's defaults."""
     profile: ResolvedProfile | None = None
-    """The profile, as it was at admission."""
+    """The profile at admission."""
     plan: ResolvedPlan | None = None
-    """The stored plan that the job runs under."""
+    """Stored plan that the job runs under."""
     model: ResolvedModel | None = None
-    """What the model is."""
+    """Facts about the source model."""
     datasets: Annotated[tuple[ResolvedDataset, ...], Field(max_length=48)] | None = None
-    """What the datasets are."""
+    """Facts about the datasets."""
     benchmarks: Annotated[tuple[ResolvedBenchmark, ...], Field(max_length=16)] | None = None
-    """What the benchmarks are."""
+    """Facts about the benchmarks."""
     method: ResolvedMethod | None = None
-    """What is trained, and by which objective."""
+    """Training objective and adapter."""
     hyperparameters: ResolvedHyperparameters | None = None
-    """Numbers instead of Auto."""
+    """Hyperparameters with all defaults filled in."""
     resources: ResolvedResources | None = None
-    """The slice, and why it was chosen."""
+    """TPU slices of the job, and why they were chosen."""
     memory: ResolvedMemory | None = None
-    """Whether it fits."""
+    """Memory per chip that the training needs and has."""
     host_memory: HostRequests | None = None
-    """What the stages on CPU request of a node's memory."""
+    """Memory requests of the stages on CPU."""
     ephemeral_storage: HostRequests | None = None
-    """What they request of its disk."""
+    """Ephemeral storage requests of the stages on CPU."""
     checkpoint: ShortText | None = None
-    """Which checkpoint is evaluated and exported: Best or Last."""
+    """Checkpoint that is evaluated and exported: Best or Last."""
     images: ResolvedImages | None = None
-    """The images that run."""
+    """Container images of the job."""
     service_accounts: ResolvedServiceAccounts | None = None
     """Service accounts of the pods."""
     run_folder: Uri | None = None
-    """Where everything of this run lies."""
+    """URI of the folder that holds all files of this run."""
     cache: Uri | None = None
-    """Where converted models and prepared data are kept and found again."""
+    """URI of the cache of converted models and prepared data."""
 
 
 class Estimate(ApiModel):
-    """What training is expected to take, by the roofline of its compiled step."""
+    """Expected time and cost of the training steps, from the roofline of the compiled step."""
 
     duration_seconds: SecondsRange | None = None
-    """Running time of all steps."""
+    """Running time of all steps in seconds."""
     chip_hours: Decimal | None = None
-    """TPU chip hours, at most."""
+    """Upper bound of TPU chip hours."""
     cost: Decimal | None = None
-    """Money for them, in the profile's currency."""
+    """Cost of those chip hours in the profile's currency."""

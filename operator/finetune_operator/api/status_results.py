@@ -1,4 +1,4 @@
-"""What a job has come to: checkpoints, measurements, artefacts, or a failure."""
+"""Results in the status: checkpoints, metrics, artifacts or a failure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -27,102 +27,110 @@ MetricValues = Annotated[Mapping[ShortText, Decimal], Field(max_length=48)]
 
 
 class CheckpointTag(StrEnum):
-    """What a checkpoint is."""
+    """Role of a checkpoint."""
 
     BEST = "Best"
+    """The best by checkpointing.bestBy."""
     LAST = "Last"
+    """The newest checkpoint."""
 
 
 class CheckpointStatus(ApiModel):
-    """A saved state of the training."""
+    """A saved checkpoint of the training."""
 
     step: NonNegative
-    """Its step."""
+    """Optimizer step of the checkpoint."""
     uri: Uri
-    """Where it lies."""
+    """URI of the checkpoint's folder."""
     metrics: MetricValues | None = None
-    """Measured at that step."""
+    """Metrics measured at that step, by name."""
     tags: Annotated[tuple[CheckpointTag, ...], Field(max_length=2)] | None = None
-    """Best, Last."""
+    """Roles of the checkpoint. Absent: none."""
 
 
 class GateStatus(ApiModel):
-    """Whether a gate was met."""
+    """Result of a gate."""
 
     metric: ShortText
-    """Which metric."""
+    """Name of the gate's metric."""
     value: Decimal | None = None
-    """What was measured; absent when it was not."""
+    """Measured value of the metric. Absent if it was not measured."""
     op: GateOperator
-    """How it is compared."""
+    """Comparison of the metric with the threshold."""
     threshold: Decimal | None = None
-    """What was asked for; absent where the base model, which decides it, was not measured."""
+    """Required value. Absent if it depends on the base model's metric and that was not measured."""
     passed: Flag
-    """Whether it was met."""
+    """Whether the gate was met."""
 
 
 class EvaluationStatus(ApiModel):
-    """What was measured."""
+    """Metrics of the evaluation, and gates."""
 
     dataset_hash: Digest | None = None
-    """Of the rows measured on; only results of the same rows can be compared."""
+    """Hash of the evaluated rows; only results of the same rows can be compared."""
     baseline: MetricValues | None = None
-    """The base model's metrics."""
+    """Metrics of the base model, by name."""
     result: MetricValues | None = None
-    """The tuned model's metrics."""
+    """Metrics of the tuned model, by name."""
     gates: Annotated[tuple[GateStatus, ...], Field(max_length=16)] | None = None
-    """Whether the gates were met."""
+    """Results of the gates."""
     samples_uri: Annotated[Uri | None, Field(alias="samplesURI")] = None
-    """Every answer to evaluation.prompts and to the questions of evaluation.datasets, as JSON lines, beside its
+    """URI of the answers to evaluation.prompts and to the questions of evaluation.datasets, as JSON lines with the
     reference and the base model's answer."""
 
 
 class ArtifactType(StrEnum):
-    """What an artefact is."""
+    """Type of an artifact."""
 
     HUGGING_FACE = "HuggingFace"
+    """Model folder in Hugging Face format."""
     ADAPTER = "Adapter"
+    """LoRA adapter in PEFT format."""
     ORBAX_PARAMS = "OrbaxParams"
+    """Unscanned Orbax parameters."""
     REPORT = "Report"
+    """Report of the run."""
     TENSORBOARD = "TensorBoard"
+    """Logs for TensorBoard."""
     TRACE = "Trace"
+    """JAX profile of some steps."""
 
 
 class ArtifactStatus(ApiModel):
-    """Something handed over."""
+    """An artifact of the job."""
 
     name: ShortText
-    """Its name."""
+    """Name of the artifact."""
     type: ArtifactType
-    """What it is."""
+    """Type of the artifact."""
     uri: Address
-    """Where it lies."""
+    """URI or repository of the artifact."""
     digest: Digest | None = None
-    """sha256 of the manifest that lists every file's sha256."""
+    """sha256 of the manifest, which lists every file's sha256."""
     size_bytes: Whole | None = None
-    """How large it is."""
+    """Size of all files in bytes."""
     step: NonNegative | None = None
-    """The checkpoint that it was made of."""
+    """Step of the checkpoint that it was made from."""
 
 
 class FailureStatus(ApiModel):
     """Why the job failed, and what to change."""
 
     failure_class: Annotated[FailureClass, Field(alias="class")]
-    """Who has to act."""
+    """Who must act on the failure."""
     reason: ReasonText
-    """Why, in one word."""
+    """Reason for the failure in one CamelCase word."""
     stage: Stage | None = None
-    """Where: the stage."""
+    """Stage that failed. Absent: no stage."""
     attempt: NonNegative | None = None
-    """Where: the attempt."""
+    """Number of the failed attempt."""
     host: ShortText | None = None
-    """Where: the host."""
+    """Host that failed. Absent if unknown."""
     message: Message
-    """What was seen and what was expected."""
+    """What was observed, and what was expected."""
     suggestion: Message | None = None
-    """What to change."""
+    """What to change before a retry."""
     evidence: LongText | None = None
-    """The last lines of the log."""
+    """Last lines of the log."""
     logs_uri: Annotated[Uri | None, Field(alias="logsURI")] = None
-    """More of the log."""
+    """URI of the rest of the log."""

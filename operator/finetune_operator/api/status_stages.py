@@ -1,4 +1,4 @@
-"""How a job goes: its stages, attempts and progress, and what they have cost."""
+"""Stages, attempts, progress and cost in the status."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -26,240 +26,250 @@ from finetune_operator.api.status_resolved import SecondsRange
 
 
 class StagePhase(StrEnum):
-    """Where one stage stands."""
+    """State of a stage."""
 
     PENDING = "Pending"
+    """The stage has not started."""
     RUNNING = "Running"
+    """An attempt of the stage is active."""
     SUCCEEDED = "Succeeded"
+    """The stage has finished its work."""
     FAILED = "Failed"
+    """The stage failed and is not retried."""
     SKIPPED = "Skipped"
+    """The stage is not needed or was not reached."""
 
 
 class CacheOutcome(StrEnum):
-    """Whether the work was already done by another job."""
+    """Whether a cached result was used."""
 
     HIT = "Hit"
+    """A cached result was reused."""
     MISS = "Miss"
+    """No cached result could be reused."""
 
 
 class StageCache(ApiModel):
-    """Whether the work was already done by another job."""
+    """Whether the stage reused a cached result."""
 
     result: CacheOutcome
-    """Hit or Miss."""
+    """Whether a cached result was used."""
     fingerprint: Digest | None = None
-    """Of everything that decides the result."""
+    """Fingerprint of everything that decides the result."""
     source_uri: Annotated[Uri | None, Field(alias="sourceURI")] = None
-    """Where it lies."""
+    """URI of the cached result."""
     size_bytes: Whole | None = None
-    """How large it is."""
+    """Size of the cached result in bytes."""
     saved_seconds: Decimal | None = None
-    """What the hit saved."""
+    """Seconds that the cached result saved."""
     miss_because: Annotated[tuple[ShortText, ...], Field(max_length=8)] | None = None
-    """Why nothing was reused, where that is known."""
+    """Reasons why nothing was reused, if known."""
 
 
 class StageStatus(ApiModel):
-    """One stage."""
+    """State of a stage."""
 
     name: Stage
-    """Which."""
+    """Name of the stage."""
     phase: StagePhase
-    """Where it stands."""
+    """State of the stage."""
     reason: ReasonText | None = None
-    """Why, in one word."""
+    """Reason for the phase in one CamelCase word."""
     attempt: NonNegative | None = None
-    """The newest attempt."""
+    """Number of the newest attempt. Absent: none."""
     job_set: DnsLabel | None = None
-    """The JobSet of that attempt."""
+    """Name of the newest attempt's JobSet."""
     restart: NonNegative | None = None
-    """How often that JobSet has been restarted, after disruptions. Absent: never."""
+    """Number of restarts of that JobSet after disruptions. Absent: 0."""
     worker_restarts: NonNegative | None = None
-    """Pathways: how often workers of that attempt have been started again on their hosts, at least. Absent: never."""
+    """Pathways: lower bound of restarts of that attempt's workers on their hosts. Absent: 0."""
     start_time: Timestamp | None = None
-    """When its first attempt began."""
+    """Time at which the first attempt began."""
     completion_time: Timestamp | None = None
-    """When it ended."""
+    """Time at which the stage ended."""
     cache: StageCache | None = None
-    """Whether the work was already done by another job."""
+    """Whether the stage reused a cached result."""
     resumed_from_step: NonNegative | None = None
-    """The checkpoint that the newest attempt began at."""
+    """Step of the checkpoint that the newest attempt began at."""
     message: Message | None = None
-    """In a sentence."""
+    """Explanation of the stage's state in a sentence."""
 
 
 class MetricPoint(ApiModel):
-    """A metric's newest value."""
+    """Newest value of a metric."""
 
     name: ShortText
-    """Its name, for example loss."""
+    """Name of the metric, for example loss."""
     value: Decimal
-    """Its value."""
+    """Newest value of the metric."""
     step: NonNegative
-    """The step it was measured at."""
+    """Optimizer step of the measurement."""
 
 
 class CurvePoint(ApiModel):
-    """One point of a curve."""
+    """A point of a curve."""
 
     step: NonNegative
-    """The step."""
+    """Optimizer step of the point."""
     value: Decimal
-    """The value."""
+    """Value of the metric at that step."""
 
 
 class Curve(ApiModel):
-    """A metric over the whole run, thinned."""
+    """Downsampled history of a metric over the whole run."""
 
     metric: ShortText
-    """Which metric."""
+    """Name of the plotted metric."""
     sparkline: Annotated[str, Field(max_length=64)] | None = None
-    """Drawn in one line of text."""
+    """The curve in one line of text."""
     points: Annotated[tuple[CurvePoint, ...], Field(max_length=48)] | None = None
-    """Its points."""
+    """Points of the curve in order."""
 
 
 class StepTime(ApiModel):
-    """Time per step, recently."""
+    """Recent time per step in milliseconds."""
 
     p50: NonNegative
-    """Median."""
+    """Median step time in milliseconds."""
     p95: NonNegative
-    """Slow ones."""
+    """95th percentile step time in milliseconds."""
 
 
 class ProgressStatus(ApiModel):
-    """How far training is."""
+    """Progress of the training stage."""
 
     step: NonNegative
-    """Optimizer steps done."""
+    """Number of finished optimizer steps."""
     total_steps: NonNegative
-    """Optimizer steps to do."""
+    """Number of optimizer steps of the whole training."""
     step_text: ShortText | None = None
-    """Both, for people."""
+    """step and totalSteps for people, for example 412/1000."""
     percent: NonNegative | None = None
-    """Share done."""
+    """Share of finished steps in percent."""
     eta_seconds: SecondsRange | None = None
-    """Time left."""
+    """Estimated time left in seconds."""
     eta_text: ShortText | None = None
-    """Time left, for people."""
+    """Estimated time left, for people, for example 18-24m."""
     step_time_milliseconds: StepTime | None = None
-    """Time per step."""
+    """Recent time per step in milliseconds."""
     tokens_per_second: Decimal | None = None
     """Trained tokens per second over all devices."""
     mfu_percent: Decimal | None = None
-    """Model FLOPs utilization: share of the chips' published bfloat16 rate. Work that remat repeats does not count."""
+    """Model FLOPs utilization in percent: share of the chips' published bfloat16 rate. Rematerialized work does not
+    count."""
     peak_hbm: Annotated[Quantity | None, Field(alias="peakHBM")] = None
-    """Most memory used on a chip."""
+    """Highest memory use of any chip."""
     metrics: Annotated[tuple[MetricPoint, ...], Field(max_length=32), *list_map("name")] | None = None
-    """Newest values."""
+    """Newest values of the metrics."""
     curve: Curve | None = None
-    """The loss over the whole run."""
+    """Loss over the whole run."""
     last_update_time: Timestamp | None = None
-    """When the trainer last reported."""
+    """Time of the trainer's last report."""
 
 
 class AttemptRecord(ApiModel):
-    """One ended attempt."""
+    """An attempt that has ended."""
 
     stage: Stage
-    """Of which stage."""
+    """Stage of the attempt."""
     attempt: NonNegative
-    """Its number; JobSets and restarts inside them are counted through."""
+    """Number of the attempt; JobSets and the restarts inside them are counted consecutively."""
     job_set: DnsLabel | None = None
-    """Its JobSet."""
+    """Name of the attempt's JobSet."""
     restart: NonNegative | None = None
-    """How often that JobSet had been restarted before, after disruptions. Absent: never."""
+    """Number of earlier restarts of that JobSet after disruptions. Absent: 0."""
     failure_class: Annotated[FailureClass | None, Field(alias="class")] = None
-    """Who is charged with its end; absent when it did its work."""
+    """Class of the failure, which decides the retry budget. Absent: the attempt succeeded."""
     reason: ReasonText
-    """How it ended."""
+    """Reason for the end in one CamelCase word."""
     node: DnsName | None = None
-    """Where it ran: the node of the host that failed, else of the first one. Absent where its pods were gone first."""
+    """Node of the host that failed, else of the first host. Absent if the pods were deleted first."""
     start_step: NonNegative | None = None
-    """Training step it began at."""
+    """Optimizer step that the attempt began at."""
     end_step: NonNegative | None = None
-    """Training step it reached."""
+    """Optimizer step that the attempt reached."""
 
 
 class AttemptsStatus(ApiModel):
-    """How often stages were started, and why they had to be started again."""
+    """Number of attempts, and causes of unsuccessful ones."""
 
     total: NonNegative
-    """Attempts over all stages."""
+    """Number of attempts over all stages."""
     preemption: NonNegative = 0
-    """Ended by preemption, eviction or suspension; not charged."""
+    """Attempts ended by preemption, eviction or a lost node; limited by recovery.maxPreemptions."""
     infrastructure: NonNegative = 0
-    """Ended by node, network or storage faults."""
+    """Attempts ended by node, network or storage faults; limited by recovery.maxInfrastructureRetries."""
     user: NonNegative = 0
-    """Ended by a fault of the job itself."""
+    """Attempts ended by a fault of the job itself; limited by recovery.maxUserRetries."""
     history: Annotated[tuple[AttemptRecord, ...], Field(max_length=10)] | None = None
-    """The newest."""
+    """Newest ended attempts, at most 10."""
 
 
 class GoodputSeconds(ApiModel):
-    """Where the time went."""
+    """Use of the time in seconds."""
 
     queued: Whole | None = None
-    """Waiting for quota. A lower bound: time in the queue of a JobSet that was deleted is not counted."""
+    """Seconds of waiting for quota. A lower bound: queue time of a deleted JobSet is not counted."""
     provisioning: Whole | None = None
-    """From then until all processes ran, waiting for nodes and images; at least."""
+    """Lower bound of the seconds from reserved quota until all processes ran: waiting for nodes and images."""
     startup: Whole = 0
-    """From the start of the process to the first step: imports, data, restore, compilation."""
+    """Seconds from the start of the process to the first step: imports, data, restore, compilation."""
     productive: Whole = 0
-    """Steps that count."""
+    """Seconds of steps that count towards the result."""
     evaluation: Whole = 0
-    """Losses on the validation set in between and at the end."""
+    """Seconds of validation losses during and after training."""
     recomputed: Whole = 0
-    """Steps that had to be done again."""
+    """Seconds of steps that were repeated after an interruption."""
 
 
 class StartupSeconds(ApiModel):
-    """What the time from a node to the first step went into."""
+    """Parts of the time from a node to the first step."""
 
     pods: Whole | None = None
-    """From the last pod on its node to the last process: images and volumes, at least. Part of provisioning; what
-    follows is startup."""
+    """Lower bound of the seconds from the last scheduled pod to the last process: images and volumes. Part of
+    provisioning; the other fields are parts of startup."""
     imports: Whole = 0
-    """From the start of the process to the stage's first line: Python, MaxText, the processes finding each other."""
+    """Seconds from the start of the process to the stage's first line: Python, MaxText, and connecting the
+    processes."""
     data: Whole = 0
-    """Training rows, prepared or out of the cache."""
+    """Seconds to prepare the training rows or to read them from the cache."""
     weights: Whole = 0
-    """Restoring the model, and the checkpoint."""
+    """Seconds to restore the model and the checkpoint."""
     compilation: Whole = 0
-    """Compiling programs, or reading them from the compilation cache."""
+    """Seconds to compile programs, or to read them from the compilation cache."""
     first_step: Whole = 0
-    """The first step itself."""
+    """Seconds of the first step itself."""
 
 
 class GoodputStatus(ApiModel):
-    """Share of the time that moved the training forward."""
+    """Share of the time that advanced the training."""
 
     percent: Decimal
-    """productive / all that is measured."""
+    """Productive share of all measured seconds, in percent."""
     seconds: GoodputSeconds
-    """Where the time went."""
+    """Use of the time in seconds."""
     startup: StartupSeconds | None = None
-    """What seconds.startup consists of, over all attempts, and the pods' part of seconds.provisioning."""
+    """Parts of seconds.startup over all attempts, and the pods' part of seconds.provisioning."""
     compilations: NonNegative | None = None
-    """Programs that the last attempt at training had to compile, since the compilation cache did not have them."""
+    """Programs that the last attempt of Train had to compile, since the compilation cache did not hold them."""
 
 
 class ActiveTime(ApiModel):
-    """How long the job has run; what spec.activeDeadlineSeconds limits."""
+    """Running time of the job, which spec.activeDeadlineSeconds limits."""
 
     seconds: NonNegative
-    """While processes of any stage ran, over all attempts; suspended and waiting time do not count."""
+    """Seconds in which processes of any stage ran, over all attempts, without suspended and waiting time."""
     as_of: Timestamp
-    """When this and cost were counted."""
+    """Time at which this and cost were computed."""
 
 
 class CostStatus(ApiModel):
-    """What the job has used so far."""
+    """Chip hours and money used so far."""
 
     chip_hours: Decimal
-    """TPU chip hours, while processes ran."""
+    """TPU chip hours in which processes ran."""
     amount: Decimal | None = None
-    """Money for them, in the profile's currency, each hour at the price of the flavor that it ran on."""
+    """Cost in the profile's currency, each hour at the price of the flavor that it ran on. Absent if a price is
+    unknown."""
     budget_remaining: Decimal | None = None
-    """What is left of the budget: money where it is limited, else chip hours."""
+    """Unused part of the budget: money if it limits the cost, else chip hours. Absent without a budget."""

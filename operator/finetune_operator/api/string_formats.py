@@ -1,10 +1,10 @@
-"""What the patterns of the schema mean, in words: a regular expression tells people nothing."""
+"""Explanations of the schema's patterns, for messages to users."""
 
 from collections.abc import Mapping
 
 _WORD = "letters, digits, '-', '_' and '.'"
 _LABEL = "lower-case letters, digits and '-', first and last none of '-'"
-#: By pattern; completes "must be …".
+#: Descriptions by pattern, each of which completes "must be …".
 FORMS: Mapping[str, str] = {
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$": 'a number in a string, such as "0.1"',
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": _LABEL,
@@ -41,5 +41,5 @@ FORMS: Mapping[str, str] = {
 
 
 def form(pattern: str) -> str:
-    """What text of that pattern is, in words."""
+    """Returns a description of the text that matches the pattern."""
     return FORMS.get(pattern, "of another form")

@@ -1,7 +1,7 @@
 """Places in object storage that a job or a profile names.
 
-What is judged by its text must mean one place to every program that reads it. Some resolve ``..``, some decode
-``%2e``, some cut at ``#``; so none of these is accepted. The schema says the same as the models.
+A URI that is checked as text must mean one place to every program that reads it. Some programs resolve ``..``,
+some decode ``%2e``, some cut at ``#``; so none of these is accepted. The schema and the models enforce the same.
 """
 
 import re
@@ -13,13 +13,13 @@ from finetune_operator.api.common import checked
 from finetune_operator.api.rules import ValidationRule
 
 _PATTERN = r"^(gs://[a-z0-9]|file:///).+"
-#: A name between two slashes: not empty, not "." and not "..".
+#: A name between two slashes: neither empty nor "." nor "..".
 _NAME = r"([^/.]|\.[^/.]|\.\.[^/])[^/]*"
 #: At most 63 characters; 222 with dots.
 _BUCKET = r"[a-z0-9][-_a-z0-9]{0,62}(\.[-_.a-z0-9]{0,158})?"
 _SEGMENTS = rf"^(gs://{_BUCKET}|file://)(/{_NAME})*/?$"
-#: Control characters, what other programs take for a separator or a query, what they may decode to one, and any
-#: percent sign in a path of a file system.
+#: Control characters, characters that other programs read as a separator or a query, escapes that may decode to one,
+#: and any percent sign in a path of a file system.
 _AMBIGUOUS = r"[\x00-\x1f\x7f-\x9f\\#]|%([01][0-9a-fA-F]|2[eEfF5]|5[cC]|7[fF])|^file:.*%"
 _WILDCARD = r"[*?\[\]]"
 
@@ -54,4 +54,4 @@ _text = Field(pattern=_PATTERN, max_length=1024)
 StorageUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS, _ONE_PLACE)]
 """One file or folder: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
 DatasetUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS)]
-"""The same, or a glob of files."""
+"""One file or folder as in :data:`StorageUri`, or a glob of files."""

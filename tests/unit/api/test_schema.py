@@ -1,6 +1,7 @@
 """The schemas are structural, closed, bounded and described, whatever is added to the models."""
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Annotated, Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_every_field_is_described(crd: dict[str, Any]) -> None:
             if not path.startswith(".metadata") and name != "metadata":
                 text = field.get("description", "")
                 assert text.endswith((".", "…")), f"{path}.{name}: {text!r}"
-                assert "\n" not in text
+                assert "\n" not in text.partition("\nPossible values:\n")[0]
 
 
 def test_defaults_stand_only_where_a_profile_has_no_say() -> None:
@@ -120,6 +121,27 @@ def test_columns_people_look_for() -> None:
     wide = [column["name"] for column in columns if column.get("priority")]
     assert narrow == ["Phase", "Stage", "Step", "Loss", "ETA", "Attempts", "Age"]
     assert wide == ["Model", "TPU", "Cost", "Gate", "Curve"]
+
+
+class Color(StrEnum):
+    """A color."""
+
+    RED = "Red"
+    """The color
+    of blood."""
+    BLUE = "Blue"
+
+
+class Colored(BaseModel):
+    one: Color = Field(description="One color.")
+    several: Annotated[tuple[Color, ...], Field(description="A few.", max_length=2)]
+
+
+def test_the_docstrings_below_an_enums_members_become_part_of_the_fields_description() -> None:
+    one, several = structural_schema(Colored)["properties"].values()
+    assert one["description"] == "One color.\nPossible values:\n- Red: The color of blood."
+    assert several["description"] == "A few.\nPossible values:\n- Red: The color of blood."
+    assert several["items"] == {"type": "string", "enum": ["Red", "Blue"]}
 
 
 class TwoTypes(BaseModel):
