@@ -329,7 +329,7 @@ class Observer:
         return not self._namespaces or namespace in self._namespaces
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
-        """Returns the job whose model this one starts from before admission; afterwards, the snapshot has the result."""
+        """Returns the job whose model this one starts from before admission; afterwards, the snapshot has the model."""
         name = source_name(job["spec"]) if snapshot is None else None
         if name is None:
             return None
