@@ -61,7 +61,7 @@ class Failure(Record):
     queued: Seconds | None = None
     """Seconds that the attempt waited for quota."""
     provisioning: Seconds | None = None
-    """Seconds from quota reservation until all processes ran: provisioning of nodes, pulling of images."""
+    """Seconds from the end of that wait until all processes ran: provisioning of nodes, pulling of images."""
     pods: Seconds | None = None
     """The part of ``provisioning`` after every pod had a node, in seconds."""
     at: Timestamp | None = None

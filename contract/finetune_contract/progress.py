@@ -96,5 +96,5 @@ class HostProgress(Record):
     step: Count = 0
     """Step that the process has started, from 1; 0 while it prepares its first step."""
     evaluated: Count = 0
-    """Number of batches that it has evaluated since."""
+    """Number of batches that it has evaluated since it started that step."""
     updated: Timestamp

@@ -279,7 +279,7 @@ class _Look:
         )
 
     async def _failure(self, uri: str, *, last: bool) -> Failure | None:
-        """Reads a failure record, which is final once the operator has settled it or another attempt has followed.
+        """Reads a failure record, which is final once the operator has settled it and another attempt has followed.
 
         The operator's classification replaces the trainer's record, and is rewritten while the attempt's pods are
         ending. None for a malformed record: the attempt is then classified from its other traces.
