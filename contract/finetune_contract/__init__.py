@@ -1,8 +1,8 @@
-"""What the operator and the trainer say to each other.
+"""The data that the operator and the trainer exchange.
 
-The operator puts one :class:`StageRequest` into a stage's environment; the trainer answers with files in
-the run folder (:mod:`.layout`), a :class:`StageResult` per attempt and a :class:`Progress` record while it
-trains, and with an exit code (:class:`ExitCode`). All of it is data; neither side imports the other.
+The operator passes one :class:`StageRequest` to a stage in its environment. The trainer answers with files in
+the run folder (:mod:`.layout`): a :class:`StageResult` per attempt and a :class:`Progress` record during
+training, and with an exit code (:class:`ExitCode`). Neither side imports the other.
 """
 
 from finetune_contract.data_report import (

@@ -1,4 +1,4 @@
-"""What preflight found in the data (``preflight/data.json``; ``data.html`` shows the same)."""
+"""The report on the data that preflight writes (``preflight/data.json``; ``data.html`` presents the same)."""
 
 from typing import Literal
 
@@ -7,44 +7,49 @@ from finetune_contract.result import BenchmarkReport, DataCacheUse, DatasetRepor
 
 
 class Bucket(Record):
-    """Rows of more than the bucket's before and of at most ``up_to`` tokens, before anything is cut."""
+    """Histogram bucket of row lengths in tokens before truncation.
+
+    Counts rows longer than the previous bucket's ``up_to`` and of at most its own ``up_to`` tokens.
+    """
 
     up_to: int
     rows: int
 
 
 class RowsFound(Record):
-    """Rows of one kind: how many, and where the first ones stand."""
+    """Number and first locations of the rows of one kind."""
 
     kind: str
     count: int
     first: list[str] = []
-    """At most 20, as ``row 41``, or ``b.jsonl row 2`` where there are several files."""
+    """Locations of at most 20 rows: ``row 41``, or ``b.jsonl row 2`` if the source has several files."""
 
 
 class DatasetDetails(Record):
+    """One dataset with the distribution of its row lengths and its notable rows."""
+
     report: DatasetReport
     longest: int = 0
-    """Tokens, before anything is cut."""
+    """Length of the longest row in tokens before truncation; ``p50`` and ``p95`` are percentiles of the same."""
     p50: int = 0
     p95: int = 0
     histogram: list[Bucket] = []
     found: list[RowsFound] = []
-    """Cut, dropped (by reason), equal to an earlier row."""
+    """Truncated rows, dropped rows by reason, and rows equal to an earlier one."""
 
 
 class Leak(Record):
-    """Validation rows that stand in the training data, too."""
+    """Validation rows that also occur in the training data."""
 
     validation: str
     train: str
     same_rows: RowsFound
     same_prompts: RowsFound
-    """Other answers to the same prompt."""
+    """Rows with the same prompt and a different answer."""
 
 
 class SampleRow(Record):
-    """One row as it is trained: its text in pieces, and whether each counts towards the loss."""
+    """One row as it is trained on: pieces of text, each with whether it counts towards the loss."""
 
     dataset: str
     row: str
@@ -54,7 +59,7 @@ class SampleRow(Record):
 
 
 class Remark(Record):
-    """Something worth a look. ``Problem``: it very likely makes the result worse."""
+    """A finding to review. A ``Problem`` very likely degrades the result."""
 
     level: Literal["Problem", "Note"]
     text: str
@@ -67,18 +72,18 @@ class DataReport(Record):
     packing: bool
     checked: Literal["Full", "Sample", "Off"]
     epochs: float | None = None
-    """What was asked for; None: steps were."""
+    """Requested number of epochs. None if the job specifies steps."""
     steps: int
     global_batch_size: int
     epoch_sequences: int | None = None
-    """Sequences that one epoch shows."""
+    """Number of sequences in one epoch."""
     epochs_shown: float | None = None
-    """What the steps come to."""
+    """Number of epochs that ``steps`` correspond to."""
     remarks: list[Remark] = []
     train: list[DatasetDetails] = []
     validation: list[DatasetDetails] = []
     evaluation: list[DatasetDetails] = []
-    """Of evaluation.datasets."""
+    """The datasets of ``evaluation.datasets``."""
     benchmarks: list[BenchmarkReport] = []
     leaks: list[Leak] = []
     samples: list[SampleRow] = []

@@ -1,7 +1,7 @@
-"""Which settings of the engine (MaxText) a job may override, and with which values: ``engine_settings.csv``.
+"""Settings of the engine (MaxText) that a job may override, and their allowed values: ``engine_settings.csv``.
 
-The operator judges ``spec.engineOverrides`` by this table before a job is admitted, the trainer judges its request by
-the same one. A setting that is not in the table is refused, so a new engine adds none silently.
+The operator validates ``spec.engineOverrides`` against this table before it admits a job; the trainer validates its
+request against the same table. A setting missing from the table is refused, so a new engine adds none silently.
 """
 
 import csv
@@ -19,30 +19,30 @@ from pydantic import AfterValidator
 
 type Value = bool | int | float | str
 
-#: Similarity (difflib's ratio) from which on a name is suggested for another.
+#: Least similarity (difflib's ratio) at which a name is suggested for a misspelled one.
 _ALIKE = 0.75
-#: Misspelt settings of one job for which a name is suggested. Each costs a comparison with many names, and the operator
-#: judges the jobs of all tenants in one thread.
+#: Number of misspelled settings per job for which a name is suggested. Each costs a comparison with many names, and the
+#: operator validates the jobs of all tenants in one thread.
 _SUGGESTIONS = 3
-#: Whole numbers beyond it are no sizes that a device could address; and JAX's are 32 bits wide.
+#: Largest accepted number: no device can address a larger size, and JAX's integers are 32 bits wide.
 _LARGEST = 2**31 - 1
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,15})")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]{0,19})(\.[0-9]{0,40})?([eE][-+]?[0-9]{1,3})?")
 _NUMBER_TYPE = re.compile(r"(?P<kind>int|float)(?P<low>>=?[0-9.]+)?(?P<high><=?[0-9.]+)?")
-#: The settings of a ``custom`` remat policy: each names what happens to one activation.
+#: Type of the settings of a ``custom`` remat policy; each says what happens to one activation.
 _ACTIVATION = "remat|device|offload"
 
 
 class SettingClass(StrEnum):
-    """Who sets it."""
+    """Who may set a setting."""
 
     ALLOWED = "Allowed"
-    """A job may, with a value of the setting's type."""
+    """A job may set it to a value of the setting's type."""
     DECIDED = "Decided"
-    """A field of the API or the trainer itself does."""
+    """A field of the API or the trainer itself sets it."""
     DANGEROUS = "Dangerous"
-    """Neither job nor profile: it reaches beyond the job, or breaks its recovery or accounting."""
+    """Neither a job nor a profile may set it: it reaches beyond the job, or breaks its recovery or accounting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,11 @@ class Setting:
     name: str
     kind: SettingClass
     type: str
-    """Of an allowed one: ``bool``, ``int``, ``float``, a number with bounds (``int>=1``, ``float>=0<1``), or the
-    choices (``full|minimal``). Never free text, so no value can name a place. Empty for the others."""
+    """Type of an allowed setting: ``bool``, ``int``, ``float``, a number with bounds (``int>=1``, ``float>=0<1``), or
+    the choices (``full|minimal``). Never free text, so no value can be a path or address. Empty for other classes."""
     note: str
-    """Allowed: what it does. Decided: what decides it, a path in a job's spec or a part of the product. Dangerous: what
-    it does that a job may not."""
+    """Allowed: what the setting does. Decided: what decides it, a path in a job's spec or a part of the product.
+    Dangerous: the effect that a job must not have."""
 
 
 class FaultKind(StrEnum):
@@ -74,11 +74,11 @@ class OverrideFault:
     key: str
     kind: FaultKind
     what: str
-    """A clause that needs no subject: ``MaxText has no such setting``."""
+    """The problem, as a clause: ``MaxText has no such setting``."""
     saw: str = ""
     expected: str = ""
     fix: str
-    """A sentence."""
+    """The remedy, as a full sentence."""
 
     def __str__(self) -> str:
         values = f": saw {self.saw}, expected {self.expected}" if self.expected else ""
@@ -87,7 +87,7 @@ class OverrideFault:
 
 @cache
 def engine_settings() -> Mapping[str, Setting]:
-    """Every setting of the pinned engine by its name, sorted."""
+    """Returns every setting of the pinned engine by name, sorted."""
     text = files("finetune_contract").joinpath("engine_settings.csv").read_text(encoding="utf-8")
     return {
         row["key"]: Setting(
@@ -98,16 +98,19 @@ def engine_settings() -> Mapping[str, Setting]:
 
 
 def closest_setting(key: str) -> str | None:
-    """The setting that a misspelt ``key`` most likely means, among those with the same first letter."""
+    """Returns the setting most similar to a misspelled ``key``, among those with the same first letter.
+
+    None if no setting is similar enough.
+    """
     names = [name for name in engine_settings() if name[:1] == key[:1]]
     close = difflib.get_close_matches(key, names, n=1, cutoff=_ALIKE)
     return close[0] if close else None
 
 
 def key_fault(key: str, *, suggest: bool = True) -> OverrideFault | None:
-    """Why ``key`` may not be overridden, whatever the value and the profile; None: it may.
+    """Returns why ``key`` may not be overridden with any value and under any profile; None if it may be.
 
-    ``suggest``: of a misspelt one it says what is probably meant.
+    If ``suggest``, the fault of a misspelled key suggests the most similar setting.
     """
     root, dot, _ = key.partition(".")
     setting = engine_settings().get(root)
@@ -132,7 +135,7 @@ def key_fault(key: str, *, suggest: bool = True) -> OverrideFault | None:
 
 
 def override_faults(overrides: Mapping[str, str]) -> Iterator[OverrideFault]:
-    """Everything that is wrong with a job's ``engineOverrides``, in the order of its keys."""
+    """Yields all faults of a job's ``engineOverrides``, sorted by key."""
     unknown = 0
     for key in sorted(overrides):
         if (fault := key_fault(key, suggest=unknown < _SUGGESTIONS)) is not None:
@@ -161,8 +164,11 @@ def override_faults(overrides: Mapping[str, str]) -> Iterator[OverrideFault]:
 
 
 def override_values(overrides: Mapping[str, str]) -> dict[str, Value]:
-    """The typed values, which are those that MaxText's command line would read. Raises ValueError where
-    ``override_faults`` finds any."""
+    """Returns the typed values, as MaxText's command line would parse them.
+
+    Raises:
+        ValueError: ``override_faults`` finds a fault.
+    """
     for fault in override_faults(overrides):
         raise ValueError(str(fault))
     settings = engine_settings()
@@ -171,7 +177,7 @@ def override_values(overrides: Mapping[str, str]) -> dict[str, Value]:
 
 
 def parse_value(setting: Setting, text: str) -> Value | None:
-    """``text`` as a value of an allowed setting; None: it is none."""
+    """Parses ``text`` as a value of an allowed setting. None if it is not a valid value."""
     if setting.type == "bool":
         return _BOOLEANS.get(text.lower())
     if (number := _NUMBER_TYPE.fullmatch(setting.type)) is None:
@@ -184,7 +190,7 @@ def parse_value(setting: Setting, text: str) -> Value | None:
 
 
 def describe_type(setting: Setting) -> str:
-    """For people: ``true or false``, ``an integer >= 1``, ``one of full, minimal``."""
+    """Describes a setting's type for users: ``true or false``, ``an integer >= 1``, ``one of full, minimal``."""
     if setting.type == "bool":
         return "true or false"
     if (number := _NUMBER_TYPE.fullmatch(setting.type)) is None:
@@ -205,7 +211,7 @@ def _within(value: float, low: str | None, high: str | None) -> bool:
     return above and below
 
 
-#: What preflight may choose by compiling, and all that a request's ``tuning`` may hold.
+#: Settings that preflight may choose by compiling; a request's ``tuning`` may hold no others.
 TUNED = frozenset({"remat_policy", "decoder_layer_input", "num_vocab_tiling"})
 
 
@@ -219,5 +225,5 @@ def _tuned(tuning: dict[str, str | int]) -> dict[str, str | int]:
 
 
 Tuning = Annotated[dict[str, str | int], AfterValidator(_tuned)]
-"""The engine's settings that preflight chose. The record that carries them lies where the job's own account may write,
-so they are judged like a job's overrides."""
+"""Engine settings that preflight chose. The record that carries them is stored where the job's own service account may
+write, so they are validated like a job's overrides."""

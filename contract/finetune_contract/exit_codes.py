@@ -1,10 +1,10 @@
-"""Exit codes of ``finetune-stage``; sysexits.h where it has one that fits."""
+"""Exit codes of ``finetune-stage``, taken from sysexits.h where a code fits."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Why a stage's process ended. Any other code is unknown and handled as infrastructure."""
+    """Why a stage's process ended. Any other code is treated as an infrastructure failure."""
 
     OK = 0
     BAD_REQUEST = 64

@@ -1,4 +1,4 @@
-"""The failure record: what went wrong, where, and what to change."""
+"""The failure record: what went wrong, where, and how to fix it."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -8,16 +8,16 @@ from pydantic import Field
 from finetune_contract.base import Chips, Code, Count, Price, Record, Seconds, Timestamp, Version
 from finetune_contract.exit_codes import ExitCode
 
-#: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
-#: more (the culprit's pod).
+#: Reason of a process that ended because another process of its stage disappeared without reporting a failure. The pod
+#: of the lost process may show the cause.
 PEER_LOST = "PeerLost"
-#: Reason of a stage that found the converted model damaged, which ``where`` names by its ``items``. The operator never
-#: gives that conversion to a stage again.
+#: Reason of a stage that found the converted model damaged; ``where`` is the URI of its ``items``. The operator never
+#: passes that conversion to a stage again.
 CONVERTED_MODEL_DAMAGED = "ConvertedModelDamaged"
 
 
 class FailureClass(StrEnum):
-    """Who must act, and which retry budget an attempt is charged to."""
+    """Who must act on a failure, and which retry budget its attempt is charged to."""
 
     PREEMPTION = "Preemption"
     """Preemption, eviction or a lost node; limited by recovery.maxPreemptions."""
@@ -32,51 +32,51 @@ class FailureClass(StrEnum):
 
 
 class Failure(Record):
-    """One failure, recorded once by whoever saw it.
+    """One failure, recorded once by the process that detects it.
 
-    ``message`` is a whole sentence for people and already holds where, saw and expected; the single fields
-    are for programs.
+    ``message`` is a full sentence for users that already includes ``where``, ``saw`` and ``expected``; the separate
+    fields are for programs.
     """
 
     version: Version = 1
     code: ExitCode | Code
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
-    """CamelCase, stable, for programs: ``DatasetSchemaMismatch``."""
+    """Stable, machine-readable reason in CamelCase: ``DatasetSchemaMismatch``."""
     message: Annotated[str, Field(max_length=1024)]
     where: Annotated[str, Field(max_length=512)] = ""
-    """JSON path of the spec, file and row, or stage and host."""
+    """Location of the cause: a JSON path in the spec, a file and row, or a stage and host."""
     saw: Annotated[str, Field(max_length=512)] = ""
     expected: Annotated[str, Field(max_length=512)] = ""
     fix: Annotated[str, Field(max_length=512)] = ""
     evidence: Annotated[str, Field(max_length=4096)] = ""
-    """The last lines of the traceback or log, redacted."""
+    """Last lines of the traceback or log, redacted."""
     host: Count = 0
-    """Which process of the stage failed; not always the one that wrote this."""
-    # --- of an attempt that left no result, where the operator could still see it
+    """Index of the stage's process that failed, which is not always the one that wrote this record."""
+    # --- Set by the operator for an attempt that left no result, as far as it observed the attempt.
     checkpoint: Count | None = None
-    """The step of training's newest checkpoint."""
+    """Step of the newest training checkpoint."""
     seconds: Seconds | None = None
-    """How long its processes ran, over all runs of the attempt."""
+    """Running time of the attempt's processes in seconds, over all runs of the attempt."""
     seconds_before: Seconds | None = None
-    """Of these, in the runs before the one that this record is about: a queue may end a run and begin another."""
+    """The part of ``seconds`` spent in runs before the recorded one: a queue may end a run and start another."""
     chips: Chips | None = None
-    """TPU chips that it held; 0 on CPU."""
+    """TPU chips that the attempt held; 0 on CPU."""
     chip_hour_price: Price | None = None
-    """What each of them cost an hour then."""
+    """Price of one chip hour at that time."""
     queued: Seconds | None = None
-    """Seconds that it waited for quota."""
+    """Seconds that the attempt waited for quota."""
     provisioning: Seconds | None = None
-    """Seconds from then until all its processes ran: nodes, images."""
+    """Seconds from the end of that wait until all processes ran: provisioning of nodes, pulling of images."""
     pods: Seconds | None = None
-    """Of these, seconds from the time at which every pod had its node."""
+    """The part of ``provisioning`` after every pod had a node, in seconds."""
     at: Timestamp | None = None
-    """When a run of the attempt was ended that another run of it may follow."""
+    """End of a run of the attempt that another run of the same attempt may follow."""
     written: Timestamp | None = None
-    """When the operator judged the attempt."""
+    """Time at which the operator classified the attempt."""
 
     @property
     def failure_class(self) -> FailureClass:
-        """The class that the exit code stands for (api: exit codes of a stage)."""
+        """The class of the exit code. Infrastructure for an unknown code."""
         return CLASS_OF_CODE.get(self.code, FailureClass.INFRASTRUCTURE)
 
 

@@ -1,9 +1,9 @@
-"""Where things lie in a run folder and in the cache. Pure string arithmetic on URIs."""
+"""Layout of run folders and of the cache: URIs of their files, computed without I/O."""
 
 import re
 from dataclasses import dataclass
 
-#: A segment of a path inside the cache: never empty, ``.`` or ``..``.
+#: A path segment inside the cache: never empty, ``.`` or ``..``.
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -15,7 +15,10 @@ class RunFolder:
 
     @classmethod
     def of(cls, artifacts: str, namespace: str, job: str, uid: str) -> "RunFolder":
-        """Below the profile's ``storage.artifacts``; the uid makes a recreated job start fresh."""
+        """Returns a job's folder below the profile's ``storage.artifacts``.
+
+        The uid in its name makes a recreated job start afresh.
+        """
         return cls(f"{artifacts.rstrip('/')}/{namespace}/{job}-{uid[:8]}")
 
     @property
@@ -28,7 +31,7 @@ class RunFolder:
 
     @property
     def data_page(self) -> str:
-        """The same for people."""
+        """The data report as an HTML page."""
         return f"{self.uri}/preflight/data.html"
 
     @property
@@ -41,7 +44,7 @@ class RunFolder:
 
     @property
     def hosts(self) -> str:
-        """Folder of what each of several processes of training says of itself."""
+        """Folder of the :class:`~.progress.HostProgress` records of a training with several processes."""
         return f"{self.uri}/train/hosts"
 
     def host(self, host: int) -> str:
@@ -53,17 +56,17 @@ class RunFolder:
 
     @property
     def train(self) -> str:
-        """MaxText's ``<base_output_directory>/<run_name>``: checkpoints/ and tensorboard/ lie below it."""
+        """MaxText's ``<base_output_directory>/<run_name>``, which contains checkpoints/ and tensorboard/."""
         return f"{self.uri}/train"
 
     @property
     def profile(self) -> str:
-        """What ``tensorboard --logdir`` takes."""
+        """Folder of recorded profiles, for ``tensorboard --logdir``."""
         return f"{self.uri}/train/profile"
 
     @property
     def tensorboard(self) -> str:
-        """What ``tensorboard --logdir`` reads."""
+        """Folder of training metrics, for ``tensorboard --logdir``."""
         return f"{self.uri}/train/tensorboard"
 
     @property
@@ -78,7 +81,7 @@ class RunFolder:
         return f"{self.uri}/train/seals"
 
     def seal(self, step: int) -> str:
-        """What the checkpoint of that step held when it was saved: size and CRC32C of every file."""
+        """Seal of a step's checkpoint: size and CRC32C of every file at the time it was saved."""
         return f"{self.seals}/{step}.json"
 
     @property
@@ -90,7 +93,7 @@ class RunFolder:
         return f"{self.uri}/evaluate/samples.jsonl"
 
     def exported(self, name: str) -> str:
-        """``model``: in Hugging Face format; ``adapter``: PEFT's; ``orbax``: MaxText's."""
+        """Folder of an export: ``model`` in Hugging Face format, ``adapter`` in PEFT's, ``orbax`` in MaxText's."""
         return f"{self.uri}/export/{name}"
 
     @property
@@ -107,30 +110,32 @@ class RunFolder:
         return f"{self.uri}/attempts"
 
     def retry(self, generation: int) -> str:
-        """The operator's note that it has acted on ``spec.retry.generation``."""
+        """The operator's record that it has acted on ``spec.retry.generation``."""
         return f"{self.attempts}/retry-{generation}.json"
 
     def taken_over(self, uid: str) -> str:
-        """The operator's note that the job of that uid goes on in this folder, which another one has begun."""
+        """The operator's record that the job with that uid continues in this folder, which another job started."""
         return f"{self.attempts}/taken-over-{uid[:8]}.json"
 
     def attempt(self, stage: str, number: int, restart: int = 0) -> str:
-        """Folder of one attempt: ``train-2``, and ``train-2.1`` after the first restart inside that JobSet.
+        """Folder of one attempt: ``train-2``, or ``train-2.1`` after the first restart of that JobSet.
 
-        ``stage`` is the short name (prep, conv, train, eval, export), ``number`` the JobSet's.
+        ``stage`` is the short name (prep, conv, train, eval, export) and ``number`` the JobSet's number.
         """
         return f"{self.attempts}/{stage}-{number}{f'.{restart}' if restart else ''}"
 
     def request(self, stage: str, number: int, restart: int = 0) -> str:
-        """Written by the trainer first of all: the attempt has started."""
+        """The attempt's request, the first file that the trainer writes: it shows that the attempt has started."""
         return f"{self.attempt(stage, number, restart)}/request.json"
 
     def result(self, stage: str, number: int, restart: int = 0) -> str:
         return f"{self.attempt(stage, number, restart)}/result.json"
 
     def failure(self, stage: str, number: int, restart: int = 0) -> str:
-        """Written by the process that failed first, on whatever host, and only where there is none yet; the operator's
-        own judgement replaces it."""
+        """The attempt's failure record, written by the first process to fail, on any host, if none exists yet.
+
+        The operator's own classification replaces it.
+        """
         return f"{self.attempt(stage, number, restart)}/failure.json"
 
     def log_tail(self, stage: str, number: int, restart: int = 0) -> str:
@@ -139,11 +144,11 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """What jobs share: converted models (``<cache>/convert/<fingerprint>``), prepared data (``<cache>/data/…``) and
-    compiled steps (``<cache>/compile/…``).
+    """The cache that jobs share.
 
-    An *entry* is a folder directly below its fingerprint's, written by one run of one attempt. The manifest beside the
-    entries names the one that counts, and never anything outside of its own folder.
+    It holds converted models (``<cache>/convert/<fingerprint>``), prepared data (``<cache>/data/…``) and compiled steps
+    (``<cache>/compile/…``). An *entry* is a folder directly below that of its fingerprint, written by one run of one
+    attempt. The manifest beside the entries names the valid one, and never anything outside its own folder.
     """
 
     uri: str
@@ -152,58 +157,65 @@ class CacheLayout:
         return f"{self.uri.rstrip('/')}/convert/{fingerprint}"
 
     def convert_manifest(self, fingerprint: str) -> str:
-        """Written after all files of the entry that it names. It is replaced only where it is not usable."""
+        """Manifest of a converted model, written after all files of the entry that it names.
+
+        It is replaced only if it is unusable.
+        """
         return f"{self.convert(fingerprint)}/manifest.json"
 
     def convert_output(
         self, fingerprint: str, uid: str, number: int, restart: int = 0, run: str | None = None
     ) -> str:
-        """This attempt's own entry, so that no two conversions of the same model ever mix their files. ``run``: tells
-        runs of the same attempt apart (a JobSet that Kueue has stopped starts its attempt again)."""
+        """The attempt's own entry, so that two conversions of the same model never mix their files.
+
+        ``run`` distinguishes runs of the same attempt: a JobSet that Kueue has suspended starts its attempt again.
+        """
         return f"{self.convert(fingerprint)}/{_own(uid, number, restart, run)}"
 
     def convert_entry(self, fingerprint: str, uri: str) -> str | None:
-        """The entry of this fingerprint that ``uri`` lies in; None where it lies anywhere else."""
+        """Returns the entry of this fingerprint that contains ``uri``; None if ``uri`` is outside all its entries."""
         return _entry(self.convert(fingerprint), fingerprint, uri)
 
     def convert_latest(self, source: str) -> str:
-        """The manifest of the newest conversion of a model, by a digest of its address."""
+        """Manifest of the newest conversion of a model; ``source`` is a digest of the model's address."""
         return f"{self.uri.rstrip('/')}/convert/latest/{source}.json"
 
     def compiled(self, fingerprint: str) -> str:
-        """What the compiler said of one train step: every preflight of that shape may read it."""
+        """The compiler's report on one train step, which every preflight of that shape may reuse."""
         return f"{self.uri.rstrip('/')}/compile/{fingerprint}.json"
 
     def data(self, fingerprint: str) -> str:
         return f"{self.uri.rstrip('/')}/data/{fingerprint}"
 
     def data_manifest(self, fingerprint: str) -> str:
-        """As for converted models."""
+        """Manifest of prepared data, as :meth:`convert_manifest`."""
         return f"{self.data(fingerprint)}/manifest.json"
 
     def data_output(
         self, fingerprint: str, uid: str, number: int, restart: int = 0, run: str | None = None
     ) -> str:
-        """As for converted models."""
+        """The attempt's own entry of prepared data, as :meth:`convert_output`."""
         return f"{self.data(fingerprint)}/{_own(uid, number, restart, run)}"
 
     def data_entry(self, fingerprint: str, uri: str) -> str | None:
-        """As for converted models."""
+        """Returns the entry of prepared data that contains ``uri``, as :meth:`convert_entry`."""
         return _entry(self.data(fingerprint), fingerprint, uri)
 
     def data_latest(self, source: str) -> str:
-        """The manifest of the newest preparation of a source, by a digest of its address."""
+        """Manifest of the newest preparation of a data source; ``source`` is a digest of the source's address."""
         return f"{self.uri.rstrip('/')}/data/latest/{source}.json"
 
 
 def file_list(entry: str) -> str:
-    """The list of an entry's files, beside its folder: name, size, CRC32C and, in a bucket, generation of every one.
-    It is a document of its own, since a large model has thousands of files; the manifest holds its sha256."""
+    """The list of an entry's files, beside its folder: name, size, CRC32C and, in a bucket, generation of each.
+
+    It is a separate document, since a large model has thousands of files; the manifest holds its sha256.
+    """
     return f"{entry}.files.json"
 
 
 def of_attempt(entry: str, uid: str) -> bool:
-    """Whether an attempt of that job has written the entry."""
+    """Whether an attempt of the job with that uid has written the entry."""
     return entry.rpartition("/")[2].startswith(f"{uid[:8]}-")
 
 

@@ -1,4 +1,4 @@
-"""What a training learns from: one record for each method, discriminated by ``type``."""
+"""Training methods: one record for each, discriminated by ``type``."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,23 +10,25 @@ from finetune_contract.base import Record
 
 
 class LoraSpec(Record):
+    """Low-rank adaptation (LoRA) of the model's linear layers."""
+
     rank: int
     alpha: float
     target_modules: list[str] | None = None
-    """Hugging Face module names (q_proj …); None: the family's preset."""
+    """Hugging Face module names (q_proj …). None for the model family's preset."""
     quantization: Literal["NF4", "INT8"] | None = None
-    """How the frozen linear layers are held while training. What is evaluated and exported is the adapter on the
-    weights as they were."""
+    """Format of the frozen linear layers during training. None if they are not quantized. Evaluation and export apply
+    the adapter to the original weights."""
 
 
 class _Method(Record):
-    """Members of every method. A subclass has a ``type`` of its own."""
+    """Fields common to all methods. Each subclass has its own ``type``."""
 
     metrics: ClassVar[tuple[str, ...]]
-    """Names of the metrics on the validation rows, the loss first."""
+    """Names of the metrics on the validation rows, loss first."""
 
     lora: LoraSpec | None = None
-    """None: full fine-tuning."""
+    """None for full fine-tuning."""
 
 
 class PreferenceMethod(_Method):
@@ -35,7 +37,8 @@ class PreferenceMethod(_Method):
     metrics: ClassVar = ("loss", "reward_accuracy", "reward_margin")
 
     max_prompt_length: Annotated[int, Field(ge=1)]
-    """Tokens; longer prompts lose their beginning. The rest of ``max_seq_length`` is for the answers."""
+    """Maximum prompt length in tokens; longer prompts lose their beginning. The rest of ``max_seq_length`` is left for
+    the answers."""
 
 
 class SftMethod(_Method):
@@ -45,7 +48,7 @@ class SftMethod(_Method):
 
     type: Literal["SFT"] = "SFT"
     train_on_prompt: bool
-    """The prompt's tokens count towards the loss, too."""
+    """Whether the prompt's tokens also count towards the loss."""
 
 
 class DpoMethod(PreferenceMethod):
@@ -53,9 +56,9 @@ class DpoMethod(PreferenceMethod):
 
     type: Literal["DPO"] = "DPO"
     beta: float
-    """How far the model may move from the one that training began with."""
+    """Strength of the regularization towards the initial model; larger values keep the model closer to it."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)]
-    """Share of pairs that are taken to be labelled the wrong way round."""
+    """Share of pairs that are assumed to have their labels swapped."""
 
 
 class OrpoMethod(PreferenceMethod):
@@ -63,15 +66,15 @@ class OrpoMethod(PreferenceMethod):
 
     type: Literal["ORPO"] = "ORPO"
     weight: float
-    """Of the odds ratio beside the likelihood of the chosen answer."""
+    """Weight of the odds-ratio loss relative to the negative log-likelihood of the chosen answer."""
 
 
 MethodSpec = Annotated[SftMethod | DpoMethod | OrpoMethod, Field(discriminator="type")]
-"""Any of them. A method that comes after 1.0 stands here as ``Since("1.1", "GRPO")``."""
+"""Any method. A method introduced after 1.0 is annotated here with its version: ``Since("1.1", "GRPO")``."""
 
-#: By type, in the order of ``MethodSpec``.
+#: Methods by type, in the order of ``MethodSpec``.
 METHODS: Mapping[str, type[SftMethod | DpoMethod | OrpoMethod]] = MappingProxyType(
     {each.model_fields["type"].default: each for each in get_args(get_args(MethodSpec)[0])}
 )
-#: Types of the methods that compare pairs, in the same order.
+#: Types of the methods that compare preference pairs, in the order of ``MethodSpec``.
 PREFERENCE_TYPES = tuple(name for name, each in METHODS.items() if issubclass(each, PreferenceMethod))

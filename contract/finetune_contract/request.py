@@ -1,4 +1,4 @@
-"""The stage request: what to do, fully resolved. Travels in the environment variable ``FINETUNE_REQUEST``."""
+"""The stage request: a stage's fully resolved task, passed in the environment variable ``FINETUNE_REQUEST``."""
 
 import json
 from collections.abc import Mapping
@@ -22,51 +22,56 @@ from finetune_contract.versions import (
 
 #: Name of the environment variable that holds the request as JSON.
 REQUEST_VARIABLE = "FINETUNE_REQUEST"
-#: In the environment of Preflight, by name: what the compiler's variables are where the chips are.
+#: Variables of Preflight's environment that hold the values of the compiler's variables on the TPU nodes, keyed by the
+#: compiler's variable.
 SLICE_VARIABLES = {
     "XLA_FLAGS": "FINETUNE_SLICE_XLA_FLAGS",
     "LIBTPU_INIT_ARGS": "FINETUNE_SLICE_LIBTPU_INIT_ARGS",
 }
-#: In the environment of Preflight: the folder that ``JAX_COMPILATION_CACHE_DIR`` names where the chips are.
+#: Variable of Preflight's environment that holds the value of ``JAX_COMPILATION_CACHE_DIR`` on the TPU nodes.
 SLICE_PROGRAMS_VARIABLE = "FINETUNE_SLICE_PROGRAMS"
-#: Name of the one that holds the restart inside the JobSet: each restart's pods have the same request.
+#: Name of the environment variable that holds the JobSet's restart count: the pods of all restarts have the same
+#: request.
 RESTART_VARIABLE = "FINETUNE_RESTART"
 #: Linux caps one environment string at 128 KiB; the operator refuses a longer request.
 MAX_REQUEST_BYTES = 96 * 1024
 
 
 class ContractUnsupported(Exception):
-    """A request asks for more than its reader understands. The message is a whole sentence."""
+    """A request requires a version of the contract that its reader does not support. The message is a full sentence."""
 
 
 class JobIdentity(Record):
+    """The FineTuneJob that a stage belongs to."""
+
     namespace: str
     name: str
     uid: str
 
 
 class HubRef(Record):
-    """A repository on the Hugging Face Hub; ``revision`` is a commit once preflight has resolved it."""
+    """A repository on the Hugging Face Hub. ``revision`` is a commit after preflight has resolved it."""
 
     repo: str
     revision: str = "main"
 
 
 class ModelSource(Record):
-    """Exactly one of a hub repository, a folder in Hugging Face format, and a MaxText checkpoint."""
+    """Source of a model: exactly one of a hub repository, a folder in Hugging Face format, or a MaxText checkpoint."""
 
     hugging_face: HubRef | None = None
     uri: Uri | None = None
     orbax: Uri | None = None
-    """The ``items`` folder of a MaxText checkpoint, layers stacked; config.json then lies with the tokenizer."""
+    """The ``items`` folder of a MaxText checkpoint with stacked layers; config.json is then next to the tokenizer."""
     maxtext_model: str | None = None
-    """What the user said it is, to be compared with config.json."""
+    """MaxText model name that the user states, to be compared with config.json."""
     tokenizer: "ModelSource | None" = None
-    """Where the tokenizer lies when not with the model."""
+    """Source of the tokenizer. None if it is stored with the model."""
     digest: str | None = None
-    """Of a folder's config.json and weights, as preflight found them: another content is an error. None: any."""
+    """Digest of a folder's config.json and weights, as preflight read them; other content is an error. None for any
+    content."""
     tokenizer_digest: str | None = None
-    """Of a folder's tokenizer and chat template, likewise."""
+    """Digest of a folder's tokenizer and chat template, as ``digest``."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -78,12 +83,12 @@ class ModelSource(Record):
 
     @property
     def address(self) -> str:
-        """As the user wrote it."""
+        """The repository or URI as the user wrote it."""
         return self.hugging_face.repo if self.hugging_face else str(self.uri or self.orbax)
 
 
 class DatasetSpec(Record):
-    """One source of rows. ``path`` is its place in the user's spec, for error messages."""
+    """One source of rows. ``path`` is its location in the user's spec, for error messages."""
 
     path: str
     name: str
@@ -93,14 +98,14 @@ class DatasetSpec(Record):
     uri: str | None = None
     """A file or glob, ``gs://`` or ``file://``."""
     digest: str | None = None
-    """Of the files at ``uri``, as preflight found them: another content is an error. None: any."""
+    """Digest of the files at ``uri``, as preflight read them; other content is an error. None for any content."""
     format: Literal["Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text", "Preference"] = "Auto"
     columns: dict[str, str] = {}
-    """Our name of a column -> the dataset's."""
+    """Column names of the dataset by the names that this API gives them."""
     role_map: dict[str, str] = {}
     max_examples: int | None = None
     weight: Annotated[float, Field(gt=0)] | None = None
-    """Share of the mixture, relative to the others'; all training sources have one, or none has."""
+    """Share of the mixture relative to the other sources. Set for all training sources or for none."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -110,35 +115,39 @@ class DatasetSpec(Record):
 
 
 class SplitSpec(Record):
-    """Rows of the training sources that are held back for validation."""
+    """The split of the training sources that holds back rows for validation."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     seed: int
     max_examples: int | None = None
-    """Of those of each source, validation takes the first ones."""
+    """Maximum number of validation rows per source: the first ones of those held back."""
 
 
 class DataSpec(Record):
-    """Without weights an epoch is every row once; with weights, as many rows in the sources' shares."""
+    """Datasets and how their rows become sequences.
+
+    Without weights, an epoch contains every row once; with weights, the same number of rows in the sources' shares.
+    """
 
     train: list[DatasetSpec]
     validation: list[DatasetSpec] = []
     split_from_train: SplitSpec | None = None
-    """Only where ``validation`` is empty."""
+    """Only set if ``validation`` is empty."""
     shuffle: bool
     max_seq_length: int
     max_seq_length_asked: bool = False
-    """The job names it: preflight refuses a value beyond the model's own limit. A default is lowered to it."""
+    """Whether the job sets ``max_seq_length``. If so, preflight refuses a value beyond the model's own limit; a default
+    is lowered to that limit instead."""
     packing: bool
     chat_template: str | None = None
-    """Jinja; None: the tokenizer's own."""
+    """Jinja chat template. None for the tokenizer's own."""
     chat_template_arguments: dict[str, bool | int | float | str] = {}
-    """Variables of the chat template beside messages and tools, by name."""
+    """Variables of the chat template by name, in addition to messages and tools."""
     chat_template_date: date | None = None
-    """What chat templates print as the present day: that of the job's creation. None: the day on which they are
-    rendered."""
+    """Date that chat templates render as the current day: that of the job's creation. None for the day on which they
+    are rendered."""
     check: Literal["Full", "Sample", "Off"]
-    """What preflight reads: all rows, the first of each source, or none."""
+    """Rows that preflight reads: all, the first of each source, or none."""
 
     @model_validator(mode="after")
     def _weights_of_all_or_none(self) -> Self:
@@ -150,14 +159,17 @@ class DataSpec(Record):
 
 
 class HyperparametersSpec(Record):
-    """Exactly one of epochs and steps until preflight has counted the rows, then steps; batch resolved."""
+    """Resolved hyperparameters.
+
+    Exactly one of ``epochs`` and ``steps`` is set; after preflight has counted the rows, it is ``steps``.
+    """
 
     epochs: float | None = None
     steps: int | None = None
     global_batch_size: int
-    """Rows per optimizer step over all devices."""
+    """Number of rows per optimizer step over all devices."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1)]
-    """Forward passes per optimizer step; divides the batch."""
+    """Number of forward passes per optimizer step. Divides ``global_batch_size``."""
     learning_rate: float
     schedule: Literal["Cosine", "Linear", "Constant"]
     warmup_ratio: float | None = None
@@ -177,79 +189,81 @@ class HyperparametersSpec(Record):
 
     @property
     def microbatch_size(self) -> int:
-        """Rows per forward pass over all devices."""
+        """Number of rows per forward pass over all devices."""
         return self.global_batch_size // self.gradient_accumulation_steps
 
 
 class MeshSpec(Record):
-    """JAX devices of the train and evaluate stages: data x fsdp x tensor, one or more for each chip."""
+    """Mesh of the train and evaluate stages: data x fsdp x tensor JAX devices, one or more per chip."""
 
     hosts: int
-    """Per slice."""
+    """Number of hosts per slice."""
     chips_per_host: int
     slices: int = 1
     data: int = 1
     fsdp: int
     tensor: int = 1
     controller: Literal["McJAX", "Pathways"] = "McJAX"
-    """McJAX: one JAX process per host. Pathways: one process that holds the devices of all hosts through a proxy; it
-    reads and writes checkpoints in another storage layout, so conversion must know it, too."""
+    """McJAX: one JAX process per host. Pathways: one process that controls the devices of all hosts through a proxy; it
+    reads and writes checkpoints in a different storage layout, so conversion depends on it, too."""
 
     @property
     def devices(self) -> int:
-        """Over all slices."""
+        """Number of JAX devices over all slices."""
         return self.data * self.fsdp * self.tensor
 
 
 class SliceShape(Record):
-    """A TPU slice, as the compiler has to know it."""
+    """A TPU slice, with the properties that ahead-of-time compilation needs."""
 
     name: str
-    """As people write it: v6e-16."""
+    """Name as users write it: v6e-16."""
     family: str
     topology: str
     """4x4, 2x2x2 …"""
     hosts: int
     chips: int
     devices: int
-    """JAX devices."""
+    """Number of JAX devices."""
     hbm_gib: int | None = None
-    """Of each chip."""
+    """HBM of each chip in GiB."""
     flags: dict[str, str] | None = None
-    """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes on it. None: as preflight's environment names them."""
+    """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes on the slice. None for those in preflight's environment."""
 
 
 class SliceCandidate(Record):
-    """A slice that preflight may choose, and how the operator spreads the job over it."""
+    """A slice that preflight may choose, with the operator's mesh for it."""
 
     slice: SliceShape
     mesh: MeshSpec
 
 
 class MemoryCheckSpec(Record):
-    """How preflight finds out whether training fits the slice, and what it may choose so that it does."""
+    """How preflight checks that training fits the slice, and what it may choose to make it fit."""
 
     source: Literal["Compile", "Analytic"]
     slice: SliceShape
-    """One of ``MeshSpec.slices`` equal ones."""
+    """The slice; training uses ``MeshSpec.slices`` identical ones."""
     candidates: list[SliceCandidate] = []
-    """Where the job names no slice: those that preflight may choose instead, in this order, if the training does not
-    fit ``slice``."""
+    """Slices that preflight may choose, in this order, if training does not fit ``slice``. Only set if the job names
+    no slice."""
     larger: list[SliceShape] = []
-    """Slices that the profile offers beyond it, the smallest first, for a refusal to name."""
+    """Larger slices that the profile offers, smallest first, for the message of a refusal."""
     choose_parallelism: bool = False
-    """The mesh is a default, not the user's choice."""
+    """Whether preflight may change the mesh: it is a default, not the user's choice."""
 
 
 class CheckpointPolicy(Record):
+    """When training saves a checkpoint, and which checkpoints it keeps."""
+
     every_steps: int
     every_seconds: int | None = None
-    """Also where so much time has passed since the last one."""
+    """Maximum time between checkpoints in seconds. None for no limit."""
     keep_last: int
     keep_best: int = 0
-    """How many of the best are kept besides; 0 where nothing tells which is better."""
+    """Number of best checkpoints to keep in addition; 0 if no metric ranks them."""
     best_metric: Literal["loss", "perplexity"] = "loss"
-    """On the validation rows."""
+    """Metric on the validation rows that ranks checkpoints."""
     best_mode: Literal["Min", "Max"] = "Min"
 
 
@@ -257,35 +271,38 @@ type AnswerMetric = Literal["Loss", "ExactMatch", "TokenF1", "RougeL"]
 
 
 class EvaluationDatasetSpec(Record):
-    """Rows to measure on in the Evaluate stage; metrics are named ``<source.name>/<metric>``."""
+    """A dataset of the Evaluate stage. Its metrics are named ``<source.name>/<metric>``."""
 
     source: DatasetSpec
     metrics: list[AnswerMetric]
-    """Of pairs of answers ``MeasuredLoss`` alone, which tells the rewards, too."""
+    """For preference pairs ``Loss`` only, which includes the rewards."""
 
     @property
     def pairs(self) -> bool:
-        """Whether the rows are pairs of answers, measured as the method compares them."""
+        """Whether the rows are preference pairs, measured as the method compares them."""
         return self.source.format == "Preference"
 
 
 class BenchmarkSpec(Record):
-    """A task of lm-evaluation-harness for the Evaluate stage; metrics are named ``<name>/<metric>``, in the harness's
-    words. ``path`` is its place in the user's spec."""
+    """A task of lm-evaluation-harness for the Evaluate stage.
+
+    Its metrics are named ``<name>/<metric>`` with the harness's names. ``path`` is its location in the user's spec.
+    """
 
     path: str
     name: str
     uri: Uri | None = None
-    """A folder with ``<name>.yaml`` and the files that it reads; None: a task that the harness brings, on the hub's
-    data."""
+    """Folder with ``<name>.yaml`` and the files that it reads. None for a task that the harness includes, with its
+    dataset from the hub."""
     revision: str | None = None
-    """Commit of the hub's dataset, or digest of the folder's files, as preflight found them. None: as they are now."""
+    """Commit of the hub's dataset, or digest of the folder's files, as preflight read them. None for their current
+    content."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Only the first examples."""
+    """Number of examples, the first ones. None for all."""
 
 
 class GateSpec(Record):
-    """What the tuned model must reach; exactly one of ``value`` and ``delta_from_baseline``."""
+    """A threshold that the tuned model must reach: exactly one of ``value`` and ``delta_from_baseline``."""
 
     metric: str
     """``loss``, ``perplexity`` or ``<dataset or benchmark>/<metric>``."""
@@ -301,7 +318,7 @@ class GateSpec(Record):
 
 
 class EvaluationSpec(Record):
-    """What to measure in training (``every_steps``) and in the Evaluate stage."""
+    """What is measured during training (``every_steps``) and in the Evaluate stage."""
 
     every_steps: int | None = None
     datasets: list[EvaluationDatasetSpec] = []
@@ -310,23 +327,23 @@ class EvaluationSpec(Record):
     baseline: bool
     max_new_tokens: int
     temperature: float
-    """0: the likeliest token every time."""
+    """Sampling temperature. 0 for greedy decoding."""
     top_k: int
-    """0: among all tokens."""
+    """Number of most likely tokens to sample from. 0 for all."""
     gates: list[GateSpec] = []
 
 
 class HubDestinationSpec(Record):
-    """A repository on the Hugging Face Hub to push to; made where there is none."""
+    """A repository on the Hugging Face Hub to push to. It is created if it does not exist."""
 
     repo: str
     private: bool
     token_variable: str
-    """Name of the environment variable that holds the token; never its value."""
+    """Name of the environment variable that holds the token, never the token itself."""
 
 
 class DestinationSpec(Record):
-    """Exactly one of a folder and a repository. ``path`` is its place in the user's spec."""
+    """A folder or a repository to export to, exactly one of them. ``path`` is its location in the user's spec."""
 
     path: str
     uri: Uri | None = None
@@ -340,51 +357,53 @@ class DestinationSpec(Record):
 
 
 class ExportSpec(Record):
+    """What the Export stage writes, and where."""
+
     content: Literal["Merged", "Adapter", "Both"]
     dtype: Literal["BF16", "FP32"]
     orbax: bool = False
-    """Also the unscanned parameters for inference in MaxText."""
+    """Whether to also export the unscanned parameters for inference with MaxText."""
     destinations: list[DestinationSpec] = []
-    """Copies beside the run folder's own."""
+    """Destinations of copies in addition to the run folder."""
     serving_account: str | None = None
-    """Kubernetes ServiceAccount of the manifests that serve the model; None: no manifests."""
+    """Kubernetes ServiceAccount for the manifests that serve the model. None to write no manifests."""
 
 
 class ProfilingSpec(Record):
-    """Steps of training to record, counted from 1."""
+    """Training steps to profile, counted from 1."""
 
     start_step: Annotated[int, Field(ge=1)]
     steps: Annotated[int, Field(ge=1)]
 
 
 class SmokeSpec(Record):
-    """A short real training before the long one, on preflight's CPU, on a miniature of the model."""
+    """A short trial training of a miniature of the model on preflight's CPU, before the actual training."""
 
     steps: Annotated[int, Field(ge=1)]
     examples: Annotated[int, Field(ge=1)]
-    """Rows of each source."""
+    """Number of rows of each source."""
 
 
 class StageRequest(Record):
-    """One stage of one attempt.
+    """The request for one attempt of one stage.
 
-    The operator writes every value that it decides, so what users get by default stands in its ``planning.defaults``
-    alone. A field has a default here only where leaving it out says that there is none of it, or what records meant
-    before the field existed.
+    The operator writes every value that it decides, so the defaults for users are defined only in its
+    ``planning.defaults``. A field has a default here only if its absence means that the feature is not used, or stands
+    for the behavior before the field existed.
 
-    Stages ignore the parts that are not theirs, but all parts are always there, so that a request tells the
-    whole story and preflight checks what later stages will meet.
+    A stage ignores parts that concern other stages. All parts are always present, so that a request is complete and
+    preflight checks the input of later stages.
     """
 
     version: Version = 1
     requires: VersionText = str(FIRST_VERSION)
-    """The least version of the contract that understands everything in it; older trainers refuse it."""
+    """Least version of the contract that understands the whole request. Older trainers refuse it."""
     job: JobIdentity
     stage: Stage
     attempt: Annotated[int, Field(ge=1, le=999)]
-    """The JobSet's number. With ``restart`` it names the attempt."""
+    """Number of the JobSet. Together with ``restart`` it identifies the attempt."""
     restart: Annotated[int, Field(ge=0)] = 0
-    """Inside the JobSet, which cannot write it into its own template."""
+    """Restart count of the JobSet, read from ``RESTART_VARIABLE``: a JobSet cannot write it into its own template."""
     run_folder: Uri
     cache: Uri
     """Root of the cache of converted models."""
@@ -395,30 +414,30 @@ class StageRequest(Record):
     hyperparameters: HyperparametersSpec
     mesh: MeshSpec
     pathways_jax: str | None = None
-    """Release of JAX that Pathways' servers are for; the trainer's must be the same. None: not known, or McJAX."""
+    """JAX release of the Pathways servers, which the trainer's must equal. None if unknown, or with McJAX."""
     checkpointing: CheckpointPolicy
     evaluation: EvaluationSpec
     export: ExportSpec
     export_proof: bool
     profiling: ProfilingSpec | None = None
-    """None: nothing is recorded."""
+    """None to record no profile."""
     smoke: SmokeSpec | None = None
-    """None: not to be tried out."""
+    """None to skip the smoke test."""
     engine_overrides: dict[str, str] = {}
     memory: MemoryCheckSpec | None = None
-    """None: not to be checked."""
+    """None to skip the memory check."""
     tuning: Tuning = {}
-    """MaxText's settings that preflight chose by compiling; ``engine_overrides`` come before them."""
-    # --- what earlier stages found out; None before
+    """MaxText settings that preflight chose by compiling. ``engine_overrides`` take precedence over them."""
+    # --- Results of earlier stages; None before.
     fingerprint: str | None = None
-    """Of the converted model; from preflight, given to convert."""
+    """Fingerprint of the converted model, determined by preflight, for convert."""
     converted: Uri | None = None
-    """The ``items`` folder of the converted model; given to train and evaluate and export."""
+    """The ``items`` folder of the converted model, for train, evaluate and export."""
     converted_files_digest: Sha256 | None = None
-    """Of the list of its files (``layout.file_list``), which are compared with storage before they are loaded. None:
-    there is no list."""
+    """sha256 of the list of the converted model's files (``layout.file_list``), which are compared with storage before
+    they are loaded. None if there is no list."""
     train_step: int | None = None
-    """The checkpoint to evaluate and export; given after training."""
+    """Step of the checkpoint to evaluate and export. Set after training."""
 
     @model_validator(mode="after")
     def _pairs_stand_alone(self) -> Self:
@@ -437,8 +456,11 @@ class StageRequest(Record):
         return self
 
     def spoken(self, by: ContractVersion) -> Self:
-        """The same for a trainer that speaks ``by``, with what it requires. Raises ContractUnsupported where that
-        trainer would not understand all of it."""
+        """Returns the request with ``requires`` set, for a trainer that supports version ``by``.
+
+        Raises:
+            ContractUnsupported: that trainer would not understand all of it.
+        """
         needed = required_version(self)
         if by.major != needed.major or by < needed:
             newer = ", ".join(path for path, version in newer_parts(self) if version > by)
@@ -450,18 +472,18 @@ class StageRequest(Record):
 
     @classmethod
     def read(cls, text: str | bytes) -> Self:
-        """A request as it was written. Raises as :meth:`of_environment`, without KeyError."""
+        """Parses a request. Raises the errors of :meth:`of_environment` except KeyError."""
         _refuse_newer(text)
         return cls.model_validate_json(text)
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Self:
-        """What the container was asked to do.
+        """Reads the container's request from its environment variables.
 
         Raises:
             KeyError: there is no request.
-            ContractUnsupported: it is of another major version, or of a newer minor version than this code speaks.
-            ValidationError: it is no request.
+            ContractUnsupported: it has another major version, or a newer minor version than this code supports.
+            ValidationError: it is not a valid request.
         """
         request = cls.read(environment[REQUEST_VARIABLE])
         restart = environment.get(RESTART_VARIABLE) or "0"
@@ -469,13 +491,13 @@ class StageRequest(Record):
 
 
 def _refuse_newer(text: str | bytes) -> None:
-    """Before the rest is read: what is newer may not even look like a request."""
+    """Refuses a newer request before it is validated: it may not even resemble a request of this version."""
     try:
         head = json.loads(text)
         requires = ContractVersion.parse(head["requires"]) if "requires" in head else FIRST_VERSION
         requires = max(requires, ContractVersion(int(head.get("version", requires.major)), 0))
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return  # no request at all, which validation says better
+        return  # Not a request at all; validation gives a better message.
     if requires.major != CONTRACT_VERSION.major or requires > CONTRACT_VERSION:
         raise ContractUnsupported(
             f"The request needs version {requires} of the contract, and this trainer speaks {CONTRACT_VERSION}."

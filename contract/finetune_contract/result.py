@@ -1,4 +1,4 @@
-"""What a stage's attempt came to (``attempts/<stage>-<n>/result.json``)."""
+"""The result of a stage's attempt (``attempts/<stage>-<n>/result.json``)."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -12,104 +12,110 @@ from finetune_contract.request import MeshSpec, SliceShape
 from finetune_contract.stages import Stage
 from finetune_contract.versions import FIRST_VERSION, VersionText
 
-#: pydantic's errors about a value that a newer writer may know: a kind of findings, a member of an enumeration.
+#: Types of pydantic errors for values that a newer writer may know: a kind of details or a member of an enumeration.
 _NEWER = frozenset({"union_tag_invalid", "literal_error", "enum"})
 
 
-#: Of lists and maps that have an entry for each dataset, metric, phase or file.
+#: Limit of lists and maps with an entry per dataset, metric, phase or file.
 Few = Field(max_length=64)
-#: Of those that have one for each setting or candidate.
+#: Limit of lists and maps with an entry per setting or candidate.
 Many = Field(max_length=256)
-#: Of one training.
+#: Maximum number of checkpoints of one training in a result.
 MOST_CHECKPOINTS = 1000
-#: Trained tensors that a result names.
+#: Maximum number of unchanged tensors in a result.
 MOST_UNCHANGED = 16
-#: Candidates that a result names.
+#: Maximum number of tried candidates in a result.
 MOST_TRIED = 256
-#: Of each text of a sample in a result.
+#: Maximum length in characters of each text of a sample in a result.
 SHOWN_CHARACTERS = 2000
 
 
 class Outcome(StrEnum):
+    """How an attempt ended."""
+
     SUCCEEDED = "Succeeded"
     STOPPED = "Stopped"
-    """Ended on request (SIGTERM) after saving what there was to save; exit code 75."""
+    """Ended on request (SIGTERM) after saving its state; exit code 75."""
     FAILED = "Failed"
 
 
 class ModelSizes(Record):
-    """What decides how much memory and scratch space the stages on CPU take; in parameters unless stated otherwise."""
+    """Sizes that determine memory and scratch space of the CPU stages, in parameters unless stated otherwise."""
 
     largest_piece: Count
-    """The most that a stage holds in memory at once: a tensor, or one projection of all experts of a layer."""
+    """Largest piece that a stage holds in memory at once: a tensor, or one projection of all experts of a layer."""
     largest_stack: Count
-    """The largest array in which MaxText stacks a tensor of all layers."""
+    """Largest array in which MaxText stacks a tensor of all layers."""
     largest_block: Count
-    """The layers that MaxText scans as one block."""
+    """Size of the layers that MaxText scans as one block."""
     lora_width: Count
-    """Inputs and outputs of all linear layers that LoRA can adapt; times the rank, the parameters of an adapter."""
+    """Sum of the inputs and outputs of all linear layers that LoRA can adapt. Multiplied by the rank, it is the number
+    of parameters of an adapter."""
     weights_bytes: Count
-    """Of the source's weight files; 0: they are not fetched, or unknown."""
+    """Bytes of the source's weight files; 0 if they are not fetched or their size is unknown."""
 
 
 class ModelIdentity(Record):
-    """What the model is, once its config.json has been read."""
+    """The model's identity, as read from its config.json."""
 
     source: str
     revision: str
     """Commit of the hub repository, or a digest over the folder's files (names, sizes, checksums)."""
     tokenizer_revision: str | None = None
-    """Commit of the tokenizer's own repository, or a digest over the tokenizer's files in a folder; None where it lies
-    in the model's repository."""
+    """Commit of the tokenizer's own repository, or a digest over the tokenizer's files in a folder. None if the
+    tokenizer is in the model's repository."""
     architecture: str
     parameters: Count
     maxtext_model: str
     layout: str
-    """How the converted checkpoint is laid out: ``scanned/float32`` …"""
+    """Layout of the converted checkpoint: ``scanned/float32`` …"""
     sizes: ModelSizes | None = None
-    """None: written by a trainer that does not report them."""
+    """None if written by a trainer that does not report them."""
 
 
 class DatasetReport(Record):
+    """One dataset, as preflight read it."""
+
     path: str
     name: str
     uri: str
     revision: str
     format: str
-    """'' where no row was read."""
+    """Format of the rows. Empty if no row was read."""
     checked: Literal["Full", "Sample", "Off"] = "Full"
-    """What the numbers are of: all rows, the first ones, or none."""
+    """Rows that the numbers cover: all, the first ones, or none."""
     rows: Count
-    """Rows that take part, after dropping."""
+    """Number of rows in use, without dropped ones."""
     tokens: Count
     trained_tokens: Count
-    """Tokens that count towards the loss."""
+    """Number of tokens that count towards the loss."""
     truncated_rows: Count = 0
     dropped_rows: Count = 0
     drop_reasons: Annotated[dict[str, Count], Few] = {}
     duplicate_rows: Count = 0
-    """Rows that are equal to an earlier one."""
+    """Number of rows that are equal to an earlier one."""
     weight: float | None = None
     sequences: Count | None = None
-    """What the rows make up: as many, or fewer with packing. None where they were not all read."""
+    """Number of sequences that the rows form: one per row, or fewer with packing. None if not all rows were read."""
     epoch_sequences: Count | None = None
-    """Of them in one epoch of a mixture with weights: more are repeated, fewer come in later epochs."""
+    """Number of the source's sequences in one epoch of a mixture with weights. If it exceeds ``sequences``, some are
+    repeated; if it is lower, the others follow in later epochs."""
 
 
 class BenchmarkReport(Record):
-    """One of evaluation.benchmarks, as preflight found it."""
+    """One benchmark of ``evaluation.benchmarks``, as preflight read it."""
 
     path: str
     name: str
     uri: str
-    """Of its rows: the folder, or the hub's dataset."""
+    """Location of its rows: the folder, or the hub's dataset."""
     revision: str
     rows: Count
-    """Examples that are asked."""
+    """Number of examples that are evaluated."""
 
 
 class DataManifest(Record):
-    """``<cache>/data/<fingerprint>/manifest.json``: one source, read and tokenized."""
+    """Manifest of one read and tokenized source: ``<cache>/data/<fingerprint>/manifest.json``."""
 
     version: Version = 1
     fingerprint: str
@@ -121,130 +127,132 @@ class DataManifest(Record):
     """sha256 over all tokens and masks."""
     size_bytes: Count
     seconds: Seconds
-    """What the preparation took: what a hit saves."""
+    """Duration of the preparation, which a cache hit saves."""
     created: Timestamp
     files_digest: Sha256 | None = None
-    """Of the list of its files. None: written by an earlier release, and not used."""
+    """sha256 of the list of its files. None if written by an earlier release; such an entry is not used."""
 
 
 class DataCacheUse(Record):
-    """Whether a source had been prepared before."""
+    """Whether the cache holds the prepared rows of a source."""
 
     path: str
     result: Literal["Hit", "Miss"]
     fingerprint: str
     uri: Uri | None = None
-    """Where it lies; None where it was not kept."""
+    """Location of the prepared rows. None if they were not stored."""
     size_bytes: Count = 0
     saved_seconds: Seconds = 0.0
     miss_because: Annotated[list[str], Few] = []
-    """What differed from the last preparation of the same source."""
+    """Differences from the last preparation of the same source."""
 
 
 class ConversionCacheUse(Record):
-    """Whether the model had been converted before. A hit was compared with storage, file by file."""
+    """Whether the cache holds the converted model. A hit has been compared with storage, file by file."""
 
     result: Literal["Hit", "Miss"]
     uri: Uri | None = None
-    """The converted model's ``items``; of a hit, as the next two."""
+    """The converted model's ``items`` folder. This and the next two fields are set for a hit only."""
     files_digest: Sha256 | None = None
     size_bytes: Count = 0
     miss_because: list[str] = []
-    """What differs from the last conversion of the same model, or what is wrong with the entry in the cache."""
+    """Differences from the last conversion of the same model, or faults of the cache entry."""
 
 
 class UnfitSlice(Record):
-    """A slice that preflight has considered and not chosen."""
+    """A slice that preflight considered but did not choose."""
 
     slice: SliceShape
     why: Annotated[str, Field(max_length=256)]
-    """``does not fit, 40.10 GiB of 31.24 GiB``."""
+    """The reason, such as ``does not fit, 40.10 GiB of 31.24 GiB``."""
 
 
 class MemoryOutcome(Record):
-    """What preflight found out about the train step on its slice. Bytes are per chip; a step is an optimizer's."""
+    """Memory and duration of the train step on its slice. Bytes are per chip; a step is an optimizer step."""
 
     source: Literal["Compile", "Analytic"]
     slice: str
-    """What it was found out for: ``2 x v6e-16``."""
+    """The slices that the numbers apply to: ``2 x v6e-16``."""
     chosen: SliceShape | None = None
-    """The same slice, where the request left the choice to preflight."""
+    """The shape of that slice. Only set if the request left the choice to preflight."""
     unfit: Annotated[list[UnfitSlice], Field(max_length=16)] = []
-    """Cheaper ones that do not hold the training, in the order of the request."""
+    """Cheaper slices that training does not fit, in the order of the request."""
     unknown: str = ""
-    """Why nothing was found out, as a sentence; then there are no numbers."""
+    """Why there are no numbers, as a sentence. Empty if there are."""
     peak_bytes: Count | None = None
     limit_bytes: Count | None = None
     arguments_bytes: Count | None = None
-    """Parameters, those of a reference model, optimizer's state and batch."""
+    """Bytes of the parameters, a reference model's parameters, the optimizer state and the batch."""
     temporaries_bytes: Count | None = None
     flops: float | None = None
     hbm_bytes: float | None = None
-    """What the operations read and write, counted as if nothing stayed on the chip between them."""
+    """Bytes that the operations read and write, assuming that nothing stays on the chip between them."""
     network_bytes: float | None = None
     step_seconds: tuple[Seconds, Seconds] | None = None
-    """Roofline: no step is faster; nothing overlaps."""
+    """Roofline bounds of a step's duration: the lower bound, and the duration if nothing overlaps."""
     mesh: MeshSpec | None = None
-    """What was compiled: the request's, or the better one that was found."""
+    """The compiled mesh: the request's, or a better one that preflight found."""
     tuning: Tuning = {}
-    """MaxText's settings that were chosen."""
+    """MaxText settings that preflight chose."""
     tried: Annotated[list[str], Many] = []
-    """One line for each candidate that was compiled, the first ones."""
+    """One line for each compiled candidate; the first ones if there are too many."""
     programs: Annotated[list[str], Many] = []
     """One line for each other program of the job that was compiled and fits: losses, answers, benchmarks."""
     uncompiled: Annotated[list[str], Many] = []
-    """Programs of the job that could not be compiled, or not in time, the largest first."""
+    """Programs of the job that could not be compiled, or not in time, largest first."""
     cached: bool = False
 
 
 class SmokeOutcome(Record):
-    """The job's own chain in small, which went through to its export."""
+    """A successful smoke test: the job's stages in miniature, up to and including export."""
 
     steps: Count
     examples: Count
-    """That were trained on."""
+    """Number of examples that were trained on."""
     max_seq_length: Count
     first_loss: float | None = None
-    """Of a miniature with random weights, as the next: that they are numbers is what they tell."""
+    """Loss of a miniature with random weights, as is ``last_loss``: only that it is a number is meaningful."""
     last_loss: float | None = None
     seconds: Seconds
 
 
 class PreflightOutcome(Record):
+    """Details of the Preflight stage."""
+
     kind: Literal["Preflight"] = "Preflight"
     model: ModelIdentity
     train: Annotated[list[DatasetReport], Few]
     validation: Annotated[list[DatasetReport], Few] = []
     evaluation: Annotated[list[DatasetReport], Few] = []
-    """Of evaluation.datasets, in their order."""
+    """The datasets of ``evaluation.datasets``, in their order."""
     benchmarks: Annotated[list[BenchmarkReport], Few] = []
-    """Of evaluation.benchmarks, in their order."""
+    """The benchmarks of ``evaluation.benchmarks``, in their order."""
     steps: Count
-    """Optimizer steps of the whole training."""
+    """Number of optimizer steps of the whole training."""
     max_seq_length: Count | None = None
-    """What sequences are cut to: datasets.maxSeqLength, or the model's own limit where that is lower."""
+    """Length in tokens that sequences are truncated to: datasets.maxSeqLength, or the model's own limit if lower."""
     row_width: Count | None = None
-    """Positions of a row, which are more than ``max_seq_length`` where the TPU's attention kernel takes no row of that
-    width. None: an earlier release, whose rows are as wide as their sequences."""
+    """Number of positions of a row. It exceeds ``max_seq_length`` if the TPU's attention kernel does not support rows
+    of that width. None if written by an earlier release, whose rows are as wide as their sequences."""
     fingerprint: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
-    """Of the converted model; the name of its folder in the cache."""
+    """Fingerprint of the converted model; the name of its folder in the cache."""
     fingerprint_inputs: Annotated[dict[str, str], Many]
-    """What went into the fingerprint, by name, so that a miss can say which input differed."""
+    """Inputs of the fingerprint by name, so that a miss can name the input that differs."""
     prepared: Annotated[list[DataCacheUse], Many] = []
     warnings: Annotated[list[str], Field(max_length=16)] = []
-    """What is worth a look before training; all is in the report."""
+    """Findings to review before training; the report has all of them."""
     report: Uri
-    """The page for people; the same as data is beside it."""
+    """The report as an HTML page; the same as JSON is beside it."""
     memory: MemoryOutcome | None = None
-    """None: not asked for."""
+    """None if not requested."""
     smoke: SmokeOutcome | None = None
-    """None: not asked for."""
+    """None if not requested."""
     conversion: ConversionCacheUse | None = None
-    """None: there is nothing to convert; or an earlier release, which did not look."""
+    """None if there is nothing to convert, or if written by an earlier release, which did not check the cache."""
 
 
 class ConvertManifest(Record):
-    """``<cache>/convert/<fingerprint>/manifest.json``."""
+    """Manifest of a converted model: ``<cache>/convert/<fingerprint>/manifest.json``."""
 
     version: Version = 1
     fingerprint: str
@@ -252,63 +260,72 @@ class ConvertManifest(Record):
     items: Uri
     size_bytes: Count
     seconds: Seconds
-    """What the conversion took, proof included: what a hit saves."""
+    """Duration of the conversion including its proof, which a cache hit saves."""
     export_proven: bool
     proof: str = ""
-    """One sentence: what was compared and how large the difference was."""
+    """What was compared and how large the difference was, as one sentence."""
     created: Timestamp
     files_digest: Sha256 | None = None
-    """Of the list of its files. None: written by an earlier release; no preflight takes it for a hit."""
+    """sha256 of the list of its files. None if written by an earlier release; preflight treats such an entry as a miss.
+    """
 
 
 class ConvertOutcome(Record):
+    """Details of the Convert stage."""
+
     kind: Literal["Convert"] = "Convert"
     manifest: ConvertManifest
     reused: bool = False
-    """The stage found it in the cache."""
+    """Whether the stage found the converted model in the cache."""
 
 
 class CheckpointRecord(Record):
+    """One saved checkpoint with its validation metrics."""
+
     step: Count
     uri: Uri
     metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
 
 
 class TrainOutcome(Record):
+    """Details of the Train stage."""
+
     kind: Literal["Train"] = "Train"
     step: Count
-    """Last step done, saved in a checkpoint."""
+    """Last completed step, which is saved in a checkpoint."""
     total_steps: Count
     start_step: Count = 0
     first_loss: float | None = None
     last_loss: float | None = None
     evaluation_loss: float | None = None
-    """Of the final evaluation on the validation set."""
+    """Loss of the final evaluation on the validation set."""
     best_step: Count | None = None
-    """The best of ``checkpoints`` by the policy's metric; None where nothing tells which is better."""
+    """Step of the best of ``checkpoints`` by the policy's metric. None if no metric ranks them."""
     checkpoints: Annotated[list[CheckpointRecord], Field(max_length=MOST_CHECKPOINTS)] = []
-    """Those that were kept, oldest first; of more, the newest and the best."""
+    """Checkpoints that were kept, oldest first; if there are too many, the newest and the best."""
     tokens: Count = 0
     unchanged_tensors: Count = 0
-    """Trained tensors that came out of the last step as they went into the first, bit for bit."""
+    """Number of trained tensors that are bit for bit the same after the last step as before the first."""
     unchanged: Annotated[list[str], Field(max_length=MOST_UNCHANGED)] = []
-    """The first of them, by their names in the exported model."""
+    """Names of the first unchanged tensors in the exported model."""
     trace: Uri | None = None
-    """The folder of the profile, where one was recorded in this or an earlier attempt."""
+    """Folder of the profile. None if none was recorded in this or an earlier attempt."""
     seconds: Annotated[dict[str, Seconds], Few] = {}
-    """startup, restore, compile, productive, checkpoint …"""
+    """Seconds per phase: startup, restore, compile, productive, checkpoint …"""
 
 
 class Sample(Record):
+    """One prompt with the answers of the base model and the tuned model."""
+
     dataset: str | None = None
-    """None: one of evaluation.prompts."""
+    """Name of the prompt's dataset. None for a prompt of ``evaluation.prompts``."""
     prompt: str
     baseline: str | None = None
     tuned: str | None = None
     reference: str | None = None
 
     def shown(self) -> "Sample":
-        """The same with texts of at most SHOWN_CHARACTERS: a record has no room for whole documents."""
+        """Returns the sample with each text cut to SHOWN_CHARACTERS: a record has no room for whole documents."""
         texts = {name: getattr(self, name) for name in ("prompt", "baseline", "tuned", "reference")}
         cut = {
             name: f"{text[: SHOWN_CHARACTERS - 1]}…"
@@ -319,21 +336,23 @@ class Sample(Record):
 
 
 class EvaluationResult(Record):
+    """Metrics of one model on the validation rows."""
+
     loss: float
-    """In nats, per token or per pair, as the method has it."""
+    """Mean loss in nats, per token or per pair, depending on the method."""
     perplexity: float | None = None
-    """Where the loss is a mean over tokens."""
+    """None unless the loss is a mean over tokens."""
     tokens: Count
-    """Whose probability counts."""
+    """Number of tokens that count towards the loss."""
     rows: Count
     by_set: Annotated[dict[str, float], Few] = {}
-    """The loss of each validation set, where there are several."""
+    """Loss of each validation set, if there are several."""
     method_metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
-    """What else the method measures, as in :class:`~.progress.Metrics`."""
+    """Further metrics of the method, as in :class:`~.progress.StepMetrics`."""
 
 
 class DatasetScores(Record):
-    """One of evaluation.datasets or evaluation.benchmarks, measured; metrics by their short names (``exact_match``)."""
+    """Metrics of one entry of evaluation.datasets or evaluation.benchmarks, by their short names (``exact_match``)."""
 
     name: str
     rows: Count
@@ -342,34 +361,41 @@ class DatasetScores(Record):
 
 
 class GateOutcome(Record):
+    """Outcome of one gate."""
+
     metric: str
     value: float | None = None
-    """None: not measured."""
+    """None if not measured."""
     op: Literal["GreaterOrEqual", "LessOrEqual"]
     threshold: float | None = None
-    """None where the base model was not measured."""
+    """None if it depends on the base model and that was not measured."""
     passed: bool
 
 
 class EvaluateOutcome(Record):
+    """Details of the Evaluate stage."""
+
     kind: Literal["Evaluate"] = "Evaluate"
     dataset: str | None = None
     dataset_hash: str | None = None
-    """sha256 over the rows of all that was measured on."""
+    """sha256 over all evaluated rows."""
     step: Count | None = None
-    """The measured checkpoint's."""
+    """Step of the evaluated checkpoint."""
     baseline: EvaluationResult | None = None
     tuned: EvaluationResult | None = None
-    """On the validation rows."""
+    """The tuned model on the validation rows; ``baseline`` is the base model on the same."""
     datasets: Annotated[list[DatasetScores], Few] = []
     gates: Annotated[list[GateOutcome], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
-    """The first ones, their texts cut (:meth:`Sample.shown`); all are whole in ``samples_uri``."""
+    """The first samples with shortened texts (:meth:`Sample.shown`); ``samples_uri`` has all of them in full."""
     samples_uri: Uri | None = None
 
     def metrics(self, which: Literal["baseline", "tuned"]) -> dict[str, float]:
-        """By name: the method's ``metrics`` on the validation rows, ``<set>/loss`` on each of several validation sets,
-        ``<dataset>/<metric>``."""
+        """Returns metrics by name.
+
+        The names are the method's ``metrics`` for the validation rows, ``<set>/loss`` for each of several validation
+        sets, and ``<dataset>/<metric>``.
+        """
         result = self.baseline if which == "baseline" else self.tuned
         found: dict[str, float] = {}
         if result is not None:
@@ -384,6 +410,8 @@ class EvaluateOutcome(Record):
 
 
 class Artifact(Record):
+    """One exported artifact."""
+
     name: str
     type: Literal["HuggingFace", "Adapter", "OrbaxParams"]
     uri: Published
@@ -393,27 +421,29 @@ class Artifact(Record):
 
 
 class ExportOutcome(Record):
+    """Details of the Export stage."""
+
     kind: Literal["Export"] = "Export"
     artifacts: Annotated[list[Artifact], Few]
     manifest: Uri
     step: Count | None = None
-    """The checkpoint that they were made of."""
+    """Step of the checkpoint that was exported."""
 
 
 Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
-"""What a stage found out. Its ``kind`` is the stage's name."""
+"""Details that a stage reports. ``kind`` is the stage's name."""
 
 
 class StageResult(Record):
     """How one attempt ended.
 
-    Findings of an unknown kind, or with a value that an enumeration did not have when this code was written, are read
-    as absent: the end of the attempt can still be told, and whoever needs the findings misses them.
+    Details of an unknown kind, or with an enumeration value that this version does not know, are read as absent: the
+    outcome of the attempt stays readable, and a caller that needs the details finds None.
     """
 
     version: Version = 1
     speaks: VersionText = str(FIRST_VERSION)
-    """The version of the contract that the trainer image speaks."""
+    """Version of the contract that the trainer image supports."""
     stage: Stage
     attempt: Count
     restart: Count = 0
@@ -422,11 +452,11 @@ class StageResult(Record):
     started: Timestamp
     finished: Timestamp
     details: Annotated[Details | None, Field(discriminator="kind")] = None
-    """The stage's own findings; there when it succeeded, and for Train also when it was stopped."""
+    """Details of the stage. Set if it succeeded, and for Train also if it was stopped."""
     failure: Failure | None = None
     compilations: Count | None = None
-    """Programs that process 0 had to compile, since the compilation cache did not have them. None: it compiles nothing,
-    or is of an earlier release."""
+    """Number of programs that process 0 compiled because the compilation cache did not have them. None if the stage
+    compiles nothing, or if written by an earlier release."""
 
     @field_validator("details", mode="wrap")
     @classmethod

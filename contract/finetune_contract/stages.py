@@ -1,8 +1,8 @@
 """The stages of a job: one row each, in the order in which they run.
 
-A row holds what operator and trainer both read. What the operator alone knows (resources, grace period, texts) stands
-in its own table, ``finetune_operator/planning/stages.py``. What a stage reports on success is the outcome whose
-``kind`` is the stage's name (:data:`.result.Details`).
+A row holds what both operator and trainer read. What only the operator needs (resources, grace period, texts) is in its
+own table, ``finetune_operator/planning/stages.py``. A successful stage reports the outcome whose ``kind`` is the
+stage's name (:data:`.result.Details`).
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 
 class Stage(StrEnum):
-    """The stages of a job, in order."""
+    """The stages of a job, in the order in which they run."""
 
     PREFLIGHT = "Preflight", "prep", "CPU"
     """Checks data, memory and access on CPU."""
@@ -24,13 +24,13 @@ class Stage(StrEnum):
     """Exports the tuned model on CPU."""
 
     short: str
-    """The form in JobSet names and attempt folders."""
+    """Short name in JobSet names and attempt folders."""
     on_tpu: bool
-    """Whether it runs on the job's slices, in as many processes as they have hosts. If not, in one pod on CPU."""
+    """Whether the stage runs on the job's slices, with one process per host. Otherwise it runs in one pod on CPU."""
     order: int
-    """Its place among the stages, from 0."""
+    """Position among the stages, from 0."""
 
-    # Defaults: a call with the value alone looks a member up.
+    # The defaults allow lookup of a member by its value alone.
     def __new__(cls, value: str, short: str = "", nodes: Literal["CPU", "TPU"] = "CPU") -> Self:
         stage = str.__new__(cls, value)
         stage._value_ = value

@@ -1,9 +1,8 @@
-"""The catalogue of TPUs: one row per generation (``tpu_families.csv``), one per slice that GKE sells
-(``tpu_slices.csv``). Operator and trainer read it; neither has figures of its own.
+"""The TPU catalog: one row per generation (``tpu_families.csv``), one per slice that GKE offers (``tpu_slices.csv``).
 
-Rates are as the maker publishes them, per chip; the network's are the published bits per second of all links, halved.
-``usable_gib_per_device`` is what the TPU compiler reports. Each row of a generation names the sources of its figures
-and of its slices.
+Operator and trainer both read it; neither has figures of its own. Rates are per chip, as the manufacturer publishes
+them; network rates are half the published bits per second of all links. ``usable_gib_per_device`` is reported by the
+TPU compiler. Each row of a generation names the sources of its figures and of its slices.
 """
 
 import csv
@@ -16,43 +15,43 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """What one chip has and can do, per second where it is a rate."""
+    """Resources and rates of one chip. Rates are per second."""
 
     kind: str
-    """JAX's name of a device; the compiler for a slice that is not there says the same."""
+    """JAX's device kind; ahead-of-time compilation for an absent slice reports the same name."""
     devices: int
-    """JAX devices that share the memory and the rates."""
+    """Number of JAX devices that share the chip's memory and rates."""
     hbm_gib: int
     usable_gib: float
-    """Of memory that a program may use on one JAX device, as the compiler reports it."""
+    """GiB of memory that a program may use on one JAX device, as reported by the compiler."""
     bf16_flops: float
     hbm_bytes: float
     network_bytes: float
-    """Between the chips of a slice, all links together, one way."""
+    """Bytes per second between the chips of a slice, over all links, in one direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuFamily:
-    """One generation."""
+    """One TPU generation."""
 
     name: str
-    """``v5e``; the prefix of slices that are named by topology."""
+    """Name of the generation, ``v5e``; also the prefix of slices that are named by topology."""
     type_prefix: str
-    """In names that count chips or cores: ``v5litepod``."""
+    """Prefix of slice names that count chips or cores: ``v5litepod``."""
     chip: Chip | None
-    """None where nothing is published."""
+    """None if no figures are published."""
     cube_pod_chips: int | None
-    """Chips of a pod whose larger slices are made of cubes of 4x4x4; None where slices are flat."""
+    """Chips of a pod whose larger slices consist of 4x4x4 cubes. None if slices are flat."""
     compiler_chip_config: str | None
-    """What the TPU compiler must be given for devices as JAX has them on the machine itself; None: its default."""
+    """TPU compiler option that yields the devices that JAX reports on the machine itself. None for its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuShape:
-    """One slice as GKE sells it."""
+    """One slice that GKE offers."""
 
     name: str
-    """As people write it: ``v6e-8``."""
+    """Name as users write it: ``v6e-8``."""
     family: str
     accelerator: str
     """Value of the node label ``cloud.google.com/gke-tpu-accelerator``."""
@@ -62,13 +61,13 @@ class TpuShape:
     hosts: int
     chips_per_host: int
     devices_per_chip: int | None
-    """JAX devices; None where nobody has published it."""
+    """JAX devices per chip. None if not published."""
     hbm_gib_per_chip: int | None
     requires_placement_policy: bool
     pathways_instance_type: str | None
-    """As Pathways' resource manager calls the slice (``tpuv6e:4x4``); None where it does not know it."""
+    """Name of the slice in Pathways' resource manager (``tpuv6e:4x4``). None if unsupported there."""
     default_for_name: bool
-    """Whether ``name`` alone means it, of all topologies that share the name."""
+    """Whether ``name`` alone means this slice among all topologies that share the name."""
 
     @property
     def chips(self) -> int:
@@ -81,7 +80,7 @@ class TpuShape:
 
 @cache
 def families() -> Mapping[str, TpuFamily]:
-    """Every generation by name, in the order of the file."""
+    """Returns every generation by name, in the order of the file."""
     return {
         row["family"]: TpuFamily(
             name=row["family"],
@@ -96,12 +95,12 @@ def families() -> Mapping[str, TpuFamily]:
 
 @cache
 def all_shapes() -> Sequence[TpuShape]:
-    """Every slice, in the order of the file."""
+    """Returns every slice, in the order of the file."""
     return tuple(_shape(row, families()[row["family"]].chip) for row in _rows("tpu_slices.csv"))
 
 
 def chips_of_topology(topology: str) -> int:
-    """``4x4`` -> 16."""
+    """Returns the number of chips of a topology: 16 for ``4x4``."""
     return math.prod(int(side) for side in topology.split("x"))
 
 
@@ -119,7 +118,7 @@ def _chip(row: Mapping[str, str]) -> Chip:
 
 def _shape(row: Mapping[str, str], chip: Chip | None) -> TpuShape:
     return TpuShape(
-        # The file tells namesakes apart by a suffix ("v6e-8/1host"); people do not write it.
+        # A suffix in the file ("v6e-8/1host") distinguishes slices of the same name; users do not write it.
         name=row["type_name"].partition("/")[0],
         family=row["family"],
         accelerator=row["accelerator_label"],

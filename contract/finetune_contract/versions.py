@@ -1,22 +1,21 @@
-"""Versions of the contract, and what an older reader makes of a newer record.
+"""Versions of the contract, and how an older reader handles a newer record.
 
-A version is ``major.minor``. A record carries its major version as ``version``; the minor versions of one major live
-side by side, because operator and trainer are upgraded at different times:
+A version is ``major.minor``. A record carries its major version as ``version``. Minor versions of one major version
+coexist, because operator and trainer are upgraded at different times:
 
-* A reader ignores keys that it does not know, at every level, and a writer leaves out fields at their default. So a
-  default never changes within a major version, a field never goes and never changes its type, and a new field always
-  has a default (``tests/unit/contract`` compares the schemas of all versions).
-* A field that comes after 1.0 is annotated with the version that introduced it: ``Annotated[float | None,
-  Since("1.1")] = None``; a value that an enumeration gains, likewise: ``Annotated[Literal["A", "B"], Since("1.1",
-  "B")]``; and a record that a union gains, by its ``type``: ``Annotated[A | B, Field(discriminator="type"),
-  Since("1.1", "B")]``.
-* Nothing is accepted and ignored. A request names the least version that understands everything in it
+* A reader ignores unknown keys at every level, and a writer omits fields at their default. So within a major version a
+  default never changes, a field is never removed and never changes its type, and a new field always has a default
+  (``tests/unit/contract`` compares the schemas of all versions).
+* A field introduced after 1.0 is annotated with its version: ``Annotated[float | None, Since("1.1")] = None``. So is a
+  new value of an enumeration, ``Annotated[Literal["A", "B"], Since("1.1", "B")]``, and, by its ``type``, a new member
+  of a union of records, ``Annotated[A | B, Field(discriminator="type"), Since("1.1", "B")]``.
+* No part of a request is accepted and then ignored. A request names the least version that understands all of it
   (``StageRequest.requires``, computed by :func:`required_version`). The operator refuses to start a stage whose request
-  needs more than its trainer image speaks, and a trainer that still gets such a request refuses it before anything
-  runs (exit code 76, reason ``ContractUnsupported``, class Platform). Until preflight's result says what the
-  image ``speaks``, it is taken to speak what the operator spoke when it admitted the job.
+  requires a newer version than its trainer image supports, and a trainer that still receives such a request refuses it
+  before anything runs (exit code 76, reason ``ContractUnsupported``, class Platform). Until preflight's result reports
+  the version that the image ``speaks``, the operator assumes its own version at the job's admission.
 * Records of the trainer are not negotiated: an enumeration that only they use never gains a value within a major
-  version, a new field says it instead. Findings of a stage that a reader does not understand all the same are read as
+  version; a new field carries the information instead. Details that a reader still does not understand are read as
   absent (:class:`.result.StageResult`), and the operator fails the job with class Platform.
 """
 
@@ -28,18 +27,22 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 VersionText = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}\.(0|[1-9][0-9]{0,3})$")]
-"""``1.0``"""
+"""Text of a version, such as ``1.0``."""
 
 
 class ContractVersion(NamedTuple):
-    """Ordered by major, then minor."""
+    """A version of the contract, ordered by major, then minor."""
 
     major: int
     minor: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``1.0``. Raises ValueError."""
+        """Parses text such as ``1.0``.
+
+        Raises:
+            ValueError: the text is not a version.
+        """
         major, _, minor = text.partition(".")
         return cls(int(major), int(minor))
 
@@ -47,16 +50,16 @@ class ContractVersion(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-#: What this code speaks.
+#: Version of the contract that this code implements.
 CONTRACT_VERSION = ContractVersion(1, 0)
-#: The first minor version of the same major: what every reader of it understands.
+#: First minor version of the same major version, which all its readers understand.
 FIRST_VERSION = ContractVersion(CONTRACT_VERSION.major, 0)
 
 
 class Since:
-    """Marks a field, or with ``values`` only those values of it, with the version that introduced it.
+    """Marks a field, or with ``values`` only these values of it, with the version that introduced it.
 
-    In the JSON schema it stands as ``x-since`` (the field) or ``x-values-since`` (each value).
+    The JSON schema shows it as ``x-since`` (the field) or ``x-values-since`` (each value).
     """
 
     def __init__(self, version: str, *values: str) -> None:
@@ -64,7 +67,7 @@ class Since:
         self.values = values
 
     def used(self, value: Any, default: Any) -> bool:
-        """Whether a field that holds ``value`` needs the version."""
+        """Whether a field that holds ``value`` requires the version."""
         if not self.values:
             return bool(value != default)
         held = value if isinstance(value, list | tuple | set | frozenset | Mapping) else (_chosen(value),)
@@ -81,12 +84,12 @@ class Since:
 
 
 def _chosen(value: Any) -> Any:
-    """Of a union of records, the ``type`` that discriminates it; of anything else, the value."""
+    """Returns the discriminating ``type`` of a record of a union, or any other value itself."""
     return getattr(value, "type", None) if isinstance(value, BaseModel) else value
 
 
 def newer_parts(record: BaseModel, path: str = "") -> Iterator[tuple[str, ContractVersion]]:
-    """Path and version of everything in ``record`` that came after the first version and is used."""
+    """Yields path and version of each used part of ``record`` that was introduced after the first version."""
     for name, field in type(record).model_fields.items():
         value, place = getattr(record, name), f"{path}{name}"
         default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -108,12 +111,12 @@ def _inside(value: Any, place: str) -> Iterator[tuple[str, ContractVersion]]:
 
 
 def required_version(record: BaseModel) -> ContractVersion:
-    """The least version that understands everything that ``record`` says."""
+    """Returns the least version that understands all of ``record``."""
     return max((version for _, version in newer_parts(record)), default=FIRST_VERSION)
 
 
 def major_of(content: bytes | str) -> int | None:
-    """The major version of a record as it was written; None where ``content`` is no record of any version.
+    """Returns the major version of a serialized record; None if ``content`` is not a record of any version.
 
     A record without ``version`` is of the first major version.
     """

@@ -1,7 +1,9 @@
-"""``python -P -m finetune_operator``: runs the operator. It takes no arguments; ``--help`` lists its variables.
+"""``python -P -m finetune_operator`` runs the operator.
 
-Exit codes: 0 stopped by a signal; 1 a fault (leadership lost, watches ended): start it again; 2 it cannot run as
-it is set up (settings, credentials, a port that is taken): the message says what to change.
+It takes no arguments; ``--help`` lists its environment variables.
+
+Exit codes: 0 if stopped by a signal; 1 after a fault (leadership lost, watches ended), so that a restart helps; 2 if
+its configuration is invalid (settings, credentials, a port in use), where the message says what to change.
 """
 
 import argparse
@@ -37,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    # An argument would otherwise be taken and ignored.
+    # Rejects arguments, which would otherwise be ignored.
     _parser().parse_args(arguments)
     try:
         settings = Settings.from_environment()

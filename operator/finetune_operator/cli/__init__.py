@@ -1,1 +1,1 @@
-"""The ``finetune`` command: thin, for people; everything it shows comes from the layers below or from status."""
+"""The ``finetune`` command, a thin layer: everything it shows comes from the layers below or from a job's status."""

@@ -1,5 +1,7 @@
-"""Everything that can be said against manifests without a cluster: schema and rules first, then the operator's, and for
-jobs those of their profile where it is among the manifests."""
+"""Checks manifests without a cluster: schema and CEL rules first, then the operator's own checks.
+
+A job is also checked against its profile if that is among the manifests.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from finetune_operator.rendering.offline import offline_plan
 from finetune_operator.rendering.scratch import pool_remarks
 
 _NO_PROFILE = "a profile judges them where it is given with -f, too, or by `finetune plan --profile FILE`"
-#: What a cluster would have told, by the reason why it is missing.
+#: How to supply what only a cluster has, by the reason of the refusal.
 _OFFLINE: Mapping[str, str] = {
     Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
 }
@@ -26,26 +28,26 @@ _OFFLINE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What there is to say of manifests, a line for each thing."""
+    """Results of checking manifests, one line each."""
 
     problems: list[str] = field(default_factory=list)
-    """With file, place and what to do."""
+    """Errors with file, location and remedy."""
     remarks: list[str] = field(default_factory=list)
-    """What is in order, and may not be meant or was not judged."""
+    """Notes on valid parts that may be unintended, and on parts that were not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A job that its profile allows."""
+    """The plan of a job that its profile allows."""
 
     plan: Plan
     jobsets: Sequence[dict[str, Any]]
     remark: str
-    """What of it no manifest tells, so that it is not judged; empty: nothing."""
+    """The part of the job that the manifests do not determine, so that it was not checked. Empty if there is none."""
 
 
 class NotPlanned(CliError):
-    """``offline``: for want of something that a cluster has."""
+    """A job cannot be planned. ``offline`` is whether only because something is missing that a cluster has."""
 
     def __init__(self, message: str, *, fix: str, offline: bool = False) -> None:
         super().__init__(message, fix=fix)
@@ -53,7 +55,7 @@ class NotPlanned(CliError):
 
 
 def check_files(paths: Iterable[Path], namespace: str | None = None) -> CheckReport:
-    """``namespace``: of jobs whose manifest names none."""
+    """Checks the manifests in all files. ``namespace`` applies to jobs whose manifest names none."""
     checked = CheckReport()
     objects: list[tuple[str, Object]] = []
     for path in paths:
@@ -65,7 +67,7 @@ def check_files(paths: Iterable[Path], namespace: str | None = None) -> CheckRep
             continue
         problems = schema_problems(text, name)
         checked.problems.extend(problems)
-        if not problems:  # The operator's own judgement presupposes the schema.
+        if not problems:  # The operator's own checks require a valid schema.
             objects += ((name, each) for each in placed(parse(text, name), namespace))
     profiles = [each for _, each in objects if kind_of(each) == "FineTuneProfile"]
     invalid = {
@@ -103,7 +105,7 @@ def _is_valid(file: str, profile: Object, checked: CheckReport) -> bool:
 def _unjudged(
     file: str, job: Object, profile: Object | None, objects: Sequence[Object], checked: CheckReport
 ) -> str:
-    """Why no profile has judged the job; empty: one has."""
+    """Checks one job. Returns why it was not checked against a profile; empty if it was."""
     if profile is None:
         try:
             check_job(job)
@@ -122,9 +124,9 @@ def _unjudged(
 
 
 def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) -> PlannedJob:
-    """The job under the profile. Raises NotPlanned with the operator's own words where it would refuse.
+    """Plans the job under the profile. Raises NotPlanned with the operator's message if the operator would refuse it.
 
-    ``objects``: among which the ConfigMap of the job's chat template and the job that it starts from may be.
+    ``objects`` may include the ConfigMap of the job's chat template and the job that it starts from.
     """
     context = context_of(job, profile, objects)
     try:
@@ -140,17 +142,17 @@ def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) 
 
 
 def schema_problems(text: str, name: str) -> list[str]:
-    """What the API server would refuse in the text of one file."""
+    """Returns what the API server would reject in the text of one file."""
     return [str(each) for each in validate_text(text, file=name)]
 
 
 def in_namespace(job: Object, namespace: str | None) -> Object:
-    """The job as ``kubectl -n`` would create it."""
+    """Returns the job as ``kubectl -n`` would create it."""
     return {**job, "metadata": {"namespace": namespace, **job["metadata"]}} if namespace else job
 
 
 def placed(objects: Sequence[Object], namespace: str | None) -> list[Object]:
-    """``objects``, the jobs among them :func:`in_namespace`."""
+    """Returns ``objects`` with :func:`in_namespace` applied to the jobs among them."""
     return [in_namespace(each, namespace) if kind_of(each) == "FineTuneJob" else each for each in objects]
 
 

@@ -1,4 +1,4 @@
-"""A person's connection to a cluster: objects, their changes as they happen, and logs of pods."""
+"""A user's connection to a cluster: objects, their changes, and pod logs."""
 
 import asyncio
 import json
@@ -27,18 +27,18 @@ from finetune_operator.cluster.port import (
 type Objects = Mapping[str, Object]
 type Sleep = Callable[[float], Awaitable[None]]
 
-#: The server ends a watch after this long; a bookmark each minute shows in between that the connection lives.
+#: Seconds after which the server ends a watch. A bookmark per minute shows in between that the connection is alive.
 _WATCH_SECONDS = 290
 _SILENCE_SECONDS = 100
 _LONGEST_PAUSE = 15.0
 
 
 def _untroubled(_message: str | None) -> None:
-    """For callers that show no connection state."""
+    """Default callback for callers that do not show the connection state."""
 
 
 class Connection:
-    """What the commands ask of a cluster. Errors of single calls are :class:`LocalClusterError`."""
+    """The commands' access to a cluster. Calls raise :class:`ClusterError`."""
 
     def __init__(self, configuration: Configuration, namespace: str, *, sleep: Sleep = asyncio.sleep) -> None:
         self.namespace = namespace
@@ -52,7 +52,7 @@ class Connection:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def job(self, name: str) -> Object:
-        """The live job. Raises CliError that names close ones."""
+        """Returns the live job. Raises CliError with similar names if it does not exist."""
         try:
             return await self._cluster.get(JOBS, self.namespace, name)
         except NotFound:
@@ -81,10 +81,10 @@ class Connection:
         labels: Mapping[str, str] | None = None,
         trouble: Callable[[str | None], None] = _untroubled,
     ) -> AsyncIterator[Objects]:
-        """The selected objects by name: as they are now, and again after every change, for ever.
+        """Yields the selected objects by name: their current state, and again after every change, without end.
 
-        A lost connection is restored; ``trouble`` gets the reason while that takes, and None once it is over.
-        Raises ClusterError only for what waiting will not mend (no permission, no such kind).
+        A lost connection is restored; ``trouble`` is called with the reason meanwhile, and with None afterwards.
+        Raises ClusterError only for permanent errors (no permission, no such kind).
         """
         query = _selection(name, labels)
         path = f"{kind.prefix}/namespaces/{self.namespace}/{kind.plural}"
@@ -97,12 +97,12 @@ class Connection:
                     yield objects
             except Unavailable as error:
                 trouble(str(error))
-            # Also after a watch that ended as it should: a server that ends each at once is not to be hammered.
+            # Also after a watch that ended normally, so as not to overload a server that ends each at once.
             await self._sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def log(self, pod: str, *, follow: bool) -> AsyncIterator[str]:
-        """Lines of a pod's only container, without line ends; with ``follow`` until it ends."""
+        """Yields the log of a pod's only container by line, without line ends; with ``follow`` until it ends."""
         path = f"{PODS.prefix}/namespaces/{self.namespace}/pods/{pod}/log"
         silence = None if follow else _SILENCE_SECONDS
         async for line in self._lines(path, [("follow", str(follow).lower())], silence):
@@ -124,7 +124,7 @@ class Connection:
             async for line in self._lines(path, watch, _SILENCE_SECONDS):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    return  # history is gone (410), or the server is about to stop: list again
+                    return  # The resource version expired (410) or the server shuts down: list again.
                 if event["type"] == "BOOKMARK":
                     continue
                 changed = event["object"]
@@ -134,12 +134,12 @@ class Connection:
                     objects[changed["metadata"]["name"]] = changed
                 yield dict(objects)
         except Unavailable:
-            return  # whether the server is really away is seen by the next list
+            return  # The next list shows whether the server is actually unavailable.
 
     async def _lines(
         self, path: str, query: list[tuple[str, str]], silence: float | None
     ) -> AsyncIterator[bytes]:
-        """The answer to one GET, line by line. Raises ClusterError."""
+        """Yields the response to one GET by line. Raises ClusterError."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence)
         answer: RESTResponse | None = None
         try:
@@ -154,7 +154,7 @@ class Connection:
             if answer.status >= 400:
                 content = await answer.read()  # type: ignore[no-untyped-call]
                 raise error_from(answer.status, method, path, content, None)
-            # Not by aiohttp's readline, which refuses a line above 2 MiB: an object may be that large in a watch.
+            # aiohttp's readline rejects lines above 2 MiB, and an object in a watch may be larger.
             rest = b""
             async for chunk in answer.response.content.iter_any():
                 *whole, rest = (rest + chunk).split(b"\n")
@@ -179,7 +179,7 @@ def _selection(name: str | None, labels: Mapping[str, str] | None) -> list[tuple
 
 
 def _namespace_of_context(path: str | None, context: str | None) -> str:
-    """The namespace that the kubeconfig names for the context, as kubectl takes it."""
+    """Returns the context's namespace in the kubeconfig, as kubectl selects it."""
     try:
         contexts, active = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError):
@@ -192,7 +192,7 @@ def _namespace_of_context(path: str | None, context: str | None) -> str:
 async def connect(
     *, path: str | None, context: str | None, namespace: str | None
 ) -> AsyncIterator[Connection]:
-    """A connection for the length of one command; every ClusterError inside becomes a CliError."""
+    """Connects for the duration of one command. Converts every ClusterError inside to a CliError."""
     connection: Connection | None = None
     try:
         configuration = await kubeconfig(path, context)

@@ -1,5 +1,7 @@
-"""What a job is judged with, found among manifests: its profile, the ConfigMap of its chat template, and the job that
-it starts from."""
+"""Finds the objects that checking a job requires among manifests.
+
+These are its profile, the ConfigMap of its chat template, and the job that it starts from.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +17,20 @@ from finetune_operator.rendering.offline_source import foreseen_source, unknown_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestContext:
-    """What a job is judged with, besides its profile."""
+    """The objects that checking a job requires besides its profile."""
 
     template: Object | None
-    """The ConfigMap of its chat template."""
+    """The ConfigMap of the job's chat template. None if there is none."""
     source: Object | None
-    """The job that it starts from; None: it starts from none."""
+    """The job that this job starts from. None if it starts from none."""
     remark: str = ""
-    """Why what depends on that job's model is not judged; empty: it is."""
+    """Why the parts that depend on that job's model are not checked. Empty if they are."""
 
 
 def context_of(
     job: Object, profile: Object, objects: Sequence[Object], below: Sequence[str] = ()
 ) -> ManifestContext:
-    """``below``: names of the jobs that start from this one."""
+    """Finds a job's context among ``objects``. ``below`` names the jobs that start from this one."""
     template, name = _template(job, objects), source_name(job["spec"])
     if name is None:
         return ManifestContext(template=template, source=None)
@@ -60,7 +62,10 @@ def context_of(
 
 
 def profile_for(job: Object, profiles: Sequence[Object]) -> Object | None:
-    """The one that the job names or means; None: none of these, or more than one."""
+    """Returns the profile that the job names or, if it names none, the only one or the default one.
+
+    None if there is no such profile, or more than one.
+    """
     wanted = (job["spec"].get("profileRef") or {}).get("name")
     if wanted is not None:
         meant = [each for each in profiles if each["metadata"]["name"] == wanted]

@@ -1,8 +1,8 @@
-"""YAML read as the API server's clients read it, with the line of every value.
+"""Reads YAML as kubectl does, with the line of every value.
 
-PyYAML alone differs from kubectl where it hurts: it takes ``2e-5`` for a string (kubectl: a number), ``1:30`` for a
-number, a date for a date and ``y`` for a letter. In one thing this reader is stricter than both on
-purpose: of two equal keys they take the last without a word.
+PyYAML differs from kubectl in ways that matter here: it reads ``2e-5`` as a string (kubectl: a number), ``1:30`` as a
+number, a date as a date and ``y`` as a letter. In one respect this reader is deliberately stricter than both: it
+rejects duplicate keys, of which they silently use the last.
 """
 
 import math
@@ -17,7 +17,7 @@ type Place = tuple[str | int, ...]
 
 
 class YamlError(ValueError):
-    """The text is not valid YAML. ``line`` counts from 1."""
+    """A text is not valid YAML. ``line`` counts from 1."""
 
     def __init__(self, message: str, *, line: int) -> None:
         super().__init__(message)
@@ -30,13 +30,13 @@ class Document:
     """One YAML document of a file."""
 
     number: int
-    """Counts from 1; empty documents are skipped but counted."""
+    """Number in the file, from 1; empty documents are skipped but counted."""
     content: Any
     lines: Mapping[Place, int]
-    """Line, from 1, of every place that holds a value."""
+    """Line, from 1, of every value by its path."""
 
     def line(self, place: Place) -> int:
-        """The line of ``place``, or of the nearest thing around it."""
+        """Returns the line of ``place``, or of its closest existing ancestor."""
         while place not in self.lines:
             place = place[:-1]
         return self.lines[place]
@@ -50,7 +50,7 @@ _BOOLEANS = {
 }
 _NULLS = ("", "~", "null", "Null", "NULL")
 _NO_NUMBERS = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-#: Underscores are taken out of what starts with a digit or a sign, before it is looked at.
+#: Underscores are removed before matching if the text starts with a digit or a sign.
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _POINT_FIRST = re.compile(r"\.[0-9]+(_[0-9]+)*([eE][-+]?[0-9]+)?")
 _INTEGER = re.compile(r"([-+]?)(?:0[bB]([01]+)|0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
@@ -60,7 +60,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def _plain(text: str) -> str | int | float | bool | None:
-    """A scalar without quotes as go-yaml, and so kubectl, reads it. Raises ValueError for .inf and .nan."""
+    """Parses an unquoted scalar as go-yaml, and so kubectl, does. Raises ValueError for .inf and .nan."""
     if text in _BOOLEANS:
         return _BOOLEANS[text]
     if text in _NULLS:
@@ -80,7 +80,7 @@ def _plain(text: str) -> str | int | float | bool | None:
 
 
 def _float(bare: str, text: str) -> int | float | str:
-    """JSON writes 1.0 as 1; what is too large for a float stays text."""
+    """Parses a float. An integral value becomes an int, as in JSON; one too large for a float stays text."""
     number = float(bare)
     if not math.isfinite(number):
         return text
@@ -88,7 +88,7 @@ def _float(bare: str, text: str) -> int | float | str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars as :func:`_plain` reads them; keys are strings, as in JSON."""
+    """Loader with scalars parsed by :func:`_plain`, and strings as keys, as in JSON."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is not yaml.ScalarNode or not implicit[0]:
@@ -108,7 +108,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, int):
-                # JSON has no other keys than strings: 1 becomes "1", yes becomes "true".
+                # Keys in JSON are strings: 1 becomes "1", yes becomes "true".
                 key = str(key).lower()
                 key_node.tag, key_node.value = f"{_TAG}str", key
                 self.constructed_objects.pop(key_node, None)
@@ -154,7 +154,7 @@ _Loader.add_constructor(None, _refused)
 
 
 def read_documents(text: str) -> Iterator[Document]:
-    """The documents that hold something. Raises YamlError at the first that cannot be read."""
+    """Yields the non-empty documents. Raises YamlError at the first invalid one."""
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:

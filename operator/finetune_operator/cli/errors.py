@@ -1,11 +1,11 @@
-"""How the command line says no."""
+"""Errors of the command line."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class CliError(Exception):
-    """An error for people: what is wrong, and one thing to do about it. Shown on stderr, without a traceback."""
+    """An error for users: the problem and one remedy. Shown on stderr, without a traceback."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(message)
@@ -14,7 +14,10 @@ class CliError(Exception):
 
 
 def close_names(name: str, known: Iterable[str]) -> str:
-    """``Did you mean a or b?``, or what there is, or nothing where there is nothing."""
+    """Returns a hint for a misspelled name: ``Did you mean a or b?``.
+
+    If no known name is similar, the hint lists known names; it is empty if there are none.
+    """
     names = sorted(known)
     if not names:
         return ""

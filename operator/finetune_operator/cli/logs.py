@@ -1,4 +1,4 @@
-"""``finetune logs``: what the pods of a stage write, or the end of it that was kept when they are gone."""
+"""``finetune logs``: the logs of a stage's pods, or the stored end of the log after they are deleted."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,17 @@ from finetune_operator.rendering import attempt_of
 type Write = Callable[[str], None]
 
 _OVER = ("Succeeded", "Failed", "Skipped")
-#: Bytes of a kept log. The trainer keeps 200 lines, of any length.
+#: Maximum bytes of a stored log. The trainer stores 200 lines of any length.
 _KEPT_LIMIT = 16 * 2**20
 
 
 type Place = tuple[Stage, int, int]
-"""Stage, number of the JobSet, restart inside it."""
+"""An attempt: stage, number of the JobSet, restart of that JobSet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSelection:
-    """Which logs: all of a job, of one stage, or of one attempt of a stage."""
+    """Selects the logs of a whole job, of one stage, or of one attempt of a stage."""
 
     stage: Stage | None = None
     attempt: int | None = None
@@ -42,7 +42,7 @@ class LogSelection:
 
 
 def _numbers(job: Object) -> dict[Place, int]:
-    """The number that people see of every attempt that the status tells of."""
+    """Returns the number that users see for every attempt in the status."""
     status = status_view.status_of(job)
     newest = [{**each, "stage": each["name"]} for each in status.get("stages") or []]
     told = [*((status.get("attempts") or {}).get("history") or []), *newest]
@@ -55,7 +55,7 @@ def _place(told: Object) -> Place:
 
 
 def has_started(pod: Object) -> bool:
-    """Whether the pod's container runs or has run, so that there is a log to read."""
+    """Whether the pod's container runs or has run, so that it has a log."""
     states = [status.get("state", {}) for status in pod.get("status", {}).get("containerStatuses") or []]
     return any("running" in state or "terminated" in state for state in states)
 
@@ -69,7 +69,7 @@ async def show_logs(
     store: ObjectStore,
     write: Write,
 ) -> None:
-    """Print the newest attempt that the selection allows; with ``follow`` all that is still to come, too."""
+    """Prints the newest attempt of the selection; with ``follow``, also all later output of the selection."""
     job = await connection.job(name)
     labels = {"tpu-finetune.dev/job-uid": str(job["metadata"]["uid"])}
     if follow and not _over(job, selection):
@@ -90,7 +90,7 @@ async def show_logs(
 
 
 def _over(job: Object, selection: LogSelection) -> bool:
-    """Whether nothing of the selection is still to come."""
+    """Whether the selection will produce no further output."""
     if status_view.is_current(job) and status_view.phase_of(job) in ("Succeeded", "Failed", "Planned"):
         return True
     if selection.stage is None:
@@ -104,7 +104,7 @@ def _over(job: Object, selection: LogSelection) -> bool:
 
 
 def _prefix(pod: str, all_pods: Sequence[str]) -> str:
-    """``slice-0-1 | `` where several hosts write; nothing for one."""
+    """Returns the prefix of a pod's lines, ``slice-0-1 | ``; empty if there is only one pod."""
     if len(all_pods) < 2:
         return ""
     # <jobset>-<replicated job>-<job index>-<pod index>-<random>
@@ -112,18 +112,18 @@ def _prefix(pod: str, all_pods: Sequence[str]) -> str:
 
 
 class _Follower:
-    """Streams every pod of a selection from its start on, as pods come and go."""
+    """Streams the logs of every pod of a selection from its start, as pods are created and deleted."""
 
     def __init__(self, connection: Connection, job: Object, selection: LogSelection, write: Write) -> None:
         self.job = job
-        """As it was seen last."""
+        """The job as last observed."""
         self._connection = connection
         self._selection = selection
         self._write = write
         self._streams: dict[str, asyncio.Task[None]] = {}
 
     async def pods(self, labels: Mapping[str, str]) -> None:
-        """Start a stream for each pod that begins; never returns."""
+        """Starts a stream for each pod that starts. Never returns."""
         async for pods in self._connection.follow(PODS, labels=labels):
             chosen = [pod for pod in pods.values() if self._selection.matches(pod, self.job)]
             for pod in chosen:
@@ -133,7 +133,7 @@ class _Follower:
                     )
 
     async def rest(self) -> None:
-        """Returns when the streams have ended: the last lines may come after the job's end was seen."""
+        """Waits for the streams to end, since the last lines may arrive after the end of the job was observed."""
         await asyncio.gather(*self._streams.values())
 
     def stop(self) -> None:
@@ -155,7 +155,7 @@ class _Follower:
 
 
 def _title(pod: Object) -> str:
-    """``Train quickstart-train-2``, and ``…, restart 1`` where that JobSet was restarted."""
+    """Returns an attempt's title: ``Train quickstart-train-2``, with ``, restart 1`` after a restart of the JobSet."""
     labels, place = pod["metadata"]["labels"], attempt_of(pod)
     assert place is not None, "only pods of attempts are chosen"
     stage, number, restart = place
@@ -166,7 +166,7 @@ def _title(pod: Object) -> str:
 async def _follow(
     connection: Connection, job: Object, labels: Mapping[str, str], selection: LogSelection, write: Write
 ) -> None:
-    """Print the logs of the selection until the job, or the stage that was asked for, is over."""
+    """Prints the logs of the selection until the job or the selected stage has ended."""
 
     name = str(job["metadata"]["name"])
     follower = _Follower(connection, job, selection, write)
@@ -190,7 +190,7 @@ async def _follow(
 
 
 async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> str:
-    """The end of an attempt's log that the trainer left in the run folder. Raises CliError where there is none."""
+    """Returns the end of an attempt's log that the trainer stored in the run folder. Raises CliError if it has none."""
     status = status_view.status_of(job)
     folder = (status.get("resolved") or {}).get("runFolder")
     if not folder:
@@ -222,7 +222,7 @@ async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> 
 
 
 def _newest_attempt(job: Object, selection: LogSelection) -> Place:
-    """The last attempt of the last stage that ran, within the selection. Raises CliError."""
+    """Returns the last attempt of the last stage that ran, within the selection. Raises CliError if none ran."""
     name = job["metadata"]["name"]
     numbers = _numbers(job)
     if selection.stage is not None and not any(stage is selection.stage for stage, *_ in numbers):

@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, so that ``--help`` answers at once."""
+"""The command line. Commands import their dependencies when they run, so that ``--help`` is fast."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Commands(typer.core.TyperGroup):
-    """Turns the one exception that is meant for people into two lines on stderr and exit code 1."""
+    """Prints a CliError as two lines on stderr and exits with code 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -79,7 +79,7 @@ Context = Annotated[
 
 
 class Output(StrEnum):
-    """How ``plan`` prints."""
+    """Output format of ``plan``."""
 
     TEXT = "text"
     JSON = "json"
@@ -87,7 +87,7 @@ class Output(StrEnum):
 
 
 def _stage(text: str) -> "Stage":
-    """The stage of that name, in any case."""
+    """Parses the name of a stage, ignoring case."""
     from finetune_contract import Stage
 
     found = next((stage for stage in Stage if stage.lower() == text.lower()), None)
@@ -121,8 +121,8 @@ def plan(
     ] = Output.TEXT,
     namespace: ManifestNamespace = None,
 ) -> None:
-    """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder; exit code 1 where it
-    would be refused."""
+    """Show what a job would do, without a cluster: stages, TPU and the reason for it, batch size, names, run folder.
+    Exit code 1 if the job would be refused."""
     from finetune_operator.cli.plan import show_plan
 
     typer.echo(show_plan(file, profile, output.value, namespace))
@@ -139,8 +139,8 @@ def validate(
     more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More manifests.")] = None,
     namespace: ManifestNamespace = None,
 ) -> None:
-    """Check manifests without a cluster, by the rules of API server and operator, and jobs by their profile where it is
-    among the manifests; exit code 1 with the errors."""
+    """Check manifests without a cluster against the rules of the API server and the operator, and jobs against their
+    profile if it is among the manifests. Exit code 1 if there are errors."""
     from finetune_operator.cli.checks import check_files
 
     given = [*files, *(more or [])]
@@ -158,7 +158,7 @@ def validate(
 def status(
     name: Name, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None
 ) -> None:
-    """Tell a job's story on one page."""
+    """Show the status of a job on one page."""
     from rich.console import Console
 
     from finetune_operator.cli.status import show_status
@@ -170,7 +170,7 @@ def status(
 def watch(
     name: Name, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None
 ) -> None:
-    """Follow a job live until it ends; exit code 0 when it succeeded, 1 when it failed."""
+    """Follow a job live until it ends. Exit code 0 if it succeeded, 1 if it failed."""
     from rich.console import Console
 
     from finetune_operator.cli.watch import watch_job
@@ -200,7 +200,7 @@ def logs(  # noqa: PLR0917  typer passes options by name
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Print what a stage's pods write, or the kept end of it when the pods are gone."""
+    """Print the logs of a stage's pods, or the stored end of the log after the pods are deleted."""
     from finetune_operator.artifacts.scheme_router import SchemeRouter
     from finetune_operator.cli.logs import LogSelection, show_logs
 
@@ -224,7 +224,7 @@ def _with_connection[T](
     namespace: str | None,
     command: Callable[["Connection"], Awaitable[T]],
 ) -> T:
-    """Run one command against a cluster."""
+    """Runs one command against a cluster."""
     from finetune_operator.cli.connection import connect
 
     async def run() -> T:
@@ -237,7 +237,7 @@ def _with_connection[T](
 
 def main() -> None:
     """Entry point of the ``finetune`` program."""
-    # What libraries have to say reaches people through the errors above, in our words.
+    # Users see the errors above instead of the libraries' log messages.
     logging.getLogger().addHandler(logging.NullHandler())
     app(prog_name="finetune")
 

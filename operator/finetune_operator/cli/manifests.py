@@ -1,4 +1,4 @@
-"""Manifests from files for the commands that work on whole objects."""
+"""Reads manifests from files as whole objects."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ type Object = Mapping[str, Any]
 
 
 def shown_name(path: Path) -> str:
-    """What messages call the file."""
+    """Returns the name of the file for messages."""
     return "stdin" if str(path) == "-" else str(path)
 
 
 def read(path: Path) -> str:
-    """The text of a file or of stdin. Raises CliError."""
+    """Returns the text of a file or of stdin. Raises CliError if it cannot be read."""
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except OSError as error:
@@ -28,7 +28,7 @@ def read(path: Path) -> str:
 
 
 def parse(text: str, name: str) -> list[Object]:
-    """The objects of one file's text, those of a ``kind: List`` taken out of it. Raises CliError."""
+    """Returns the objects in the text of one file, including the items of a ``kind: List``. Raises CliError."""
     try:
         documents = list(read_documents(text))
     except YamlError as error:
@@ -43,10 +43,10 @@ def parse(text: str, name: str) -> list[Object]:
 
 
 def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:
-    """Those of one kind of ours."""
+    """Returns the objects of one kind of the operator's API group."""
     return [item for item in objects if kind_of(item) == kind]
 
 
 def kind_of(item: Object) -> str | None:
-    """Its kind, if that is one of ours."""
+    """Returns the object's kind; None if it is not in the operator's API group."""
     return str(item["kind"]) if str(item.get("apiVersion", "")).startswith(f"{GROUP}/") else None

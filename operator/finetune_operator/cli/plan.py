@@ -1,4 +1,4 @@
-"""``finetune plan``: what a job would do, found out without a cluster."""
+"""``finetune plan``: shows what a job would do, without a cluster."""
 
 import json
 import re
@@ -26,7 +26,7 @@ from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 
 class _Dumper(yaml.SafeDumper):
-    """Also quotes strings like ``2e-5``, which kubectl would read as numbers."""
+    """YAML dumper that also quotes strings such as ``2e-5``, which kubectl would read as numbers."""
 
 
 _Dumper.add_implicit_resolver(
@@ -42,8 +42,11 @@ def show_plan(
     output: Literal["text", "json", "yaml"],
     namespace: str | None = None,
 ) -> str:
-    """The plan of the one job in ``file``. Raises CliError, in the words of validate and of the operator, where the job
-    would be refused. ``namespace``: of a job whose manifest names none."""
+    """Returns the plan of the one job in ``file``. ``namespace`` applies to a job whose manifest names none.
+
+    Raises:
+        CliError: the job would be refused. The message is that of validate or of the operator.
+    """
     job, profile, objects = _inputs(file, profile_file, namespace)
     found = planned(shown_name(file), job, profile, objects)
     match output:
@@ -61,13 +64,13 @@ def show_plan(
 def _inputs(
     file: Path, profile_file: Path | None, namespace: str | None
 ) -> tuple[Object, Object, Sequence[Object]]:
-    """The job, its profile, and all that stands in both files."""
+    """Returns the job, its profile, and all objects in both files."""
     name, text = shown_name(file), read(file)
     objects = parse(text, name)
     written = of_kind(objects, "FineTuneJob")
     if written or any(each["kind"].lower() == "finetunejob" for each in objects):
         _refuse_problems(text, name)
-    # Beside the job may be those that it starts from.
+    # The file may also contain the jobs that the job starts from.
     sources = {source_name(job["spec"]) for job in written}
     jobs = [job for job in written if job["metadata"]["name"] not in sources]
     if len(jobs) != 1:
@@ -100,12 +103,12 @@ def _chosen(job: Object, profiles: Sequence[Object]) -> Object:
             f"The job names no profile and there are {len(profiles)} to choose from.",
             fix="Set spec.profileRef.",
         )
-    # Another one is refused with its reason by the operator's own code.
+    # The operator's own code refuses any other profile with its reason.
     return profile or profiles[0]
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
-    """The plan in the words of status.resolved, for programs."""
+    """Returns the plan for programs, with the names of status.resolved."""
     shape, numbers = plan.placement.shape, plan.hyperparameters
     facts: dict[str, Any] = {
         "job": plan.job.name,
@@ -311,7 +314,7 @@ def _method(plan: Plan) -> str:
 
 
 def _options(method: MethodSpec) -> Iterator[str]:
-    """Under the names of the API: ``label smoothing 0.1``."""
+    """Yields the method's options by the names of the API: ``label smoothing 0.1``."""
     for name, field in options_of(MethodType(method.type)).model_fields.items():
         value = getattr(method, name)
         if isinstance(value, float):
@@ -328,7 +331,7 @@ def _model(plan: Plan) -> str:
 
 
 def _of_any_uid(uri: str) -> str:
-    """A run folder, without the uid that stands for the one that the API server gives."""
+    """Returns a run folder's URI with a placeholder for the uid that the API server assigns."""
     return uri.replace(f"-{UNKNOWN_UID[:8]}", "-<uid>")
 
 

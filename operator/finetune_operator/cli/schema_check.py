@@ -1,4 +1,4 @@
-"""One object against a CRD's schema and rules, each violation told with what was seen and what is expected."""
+"""Checks an object against a CRD's schema and rules. Each violation states the actual and the expected value."""
 
 import operator
 import sys
@@ -21,7 +21,7 @@ type Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SchemaViolation:
-    """One violation. ``fix`` is empty where the message says it already."""
+    """One violation. ``fix`` is empty if the message includes the remedy."""
 
     place: Place
     message: str
@@ -29,20 +29,21 @@ class SchemaViolation:
 
 
 def check_schema(content: Mapping[str, Any], schema: Schema) -> list[SchemaViolation]:
-    """Missing and unknown fields, then violated keywords, by their places."""
+    """Returns missing and unknown fields, then violated keywords sorted by path."""
     return [*_members(content, schema, ()), *_keywords(content, schema)]
 
 
 def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> list[SchemaViolation]:
-    """Violated CEL rules, those on transitions left out.
+    """Returns violated CEL rules, without transition rules.
 
-    ``sound`` says that the schema holds; otherwise a rule that cannot be evaluated has been told of already.
+    ``sound`` is whether the object matches the schema. If it does not, a rule that cannot be evaluated is no violation,
+    since the schema violation is reported already.
     """
     return list(_violated(content, schema, (), sound=sound))
 
 
 def shown(value: Any) -> str:
-    """A value as a person would name it; long texts cut, objects and lists only by their type."""
+    """Formats a value for a message: long texts are truncated, objects and lists are named by their type."""
     match value:
         case None:
             return "empty"
@@ -59,12 +60,14 @@ def shown(value: Any) -> str:
 
 
 def _members(value: Any, schema: Schema, place: Place) -> Iterator[SchemaViolation]:
-    """Fields that are missing or unknown. A structural schema is closed by pruning, not by a keyword: what it does
-    not name is what kubectl refuses."""
+    """Yields missing and unknown fields.
+
+    No keyword forbids unknown fields in a structural schema; the API server prunes them, and kubectl rejects them.
+    """
     if isinstance(value, Mapping):
         missing = (name for name in schema.get("required", ()) if name not in value)
         yield from (SchemaViolation((*place, name), "required, but not set") for name in missing)
-    if place == ("metadata",):  # open: it is Kubernetes' own
+    if place == ("metadata",):  # Defined by Kubernetes, not by the CRD's schema.
         return
     for key, item, below in _children(value, schema):
         if below is None:
@@ -75,7 +78,7 @@ def _members(value: Any, schema: Schema, place: Place) -> Iterator[SchemaViolati
 
 
 def _children(value: Any, schema: Schema) -> Iterator[tuple[str | int, Any, Schema | None]]:
-    """What stands directly below a value: key, item, and its schema (None: the schema does not know it)."""
+    """Yields key, item and schema of each direct child of a value. The schema is None for an unknown field."""
     if isinstance(value, Mapping) and "properties" in schema:
         yield from ((str(key), item, schema["properties"].get(key)) for key, item in value.items())
     elif isinstance(value, Mapping) and "additionalProperties" in schema:
@@ -91,13 +94,16 @@ def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[SchemaViol
     ):
         place: Place = tuple(error.absolute_path)
         keyword = str(error.validator)
-        if keyword != "required":  # told by _members, one by one
+        if keyword != "required":  # Reported by _members, one by one.
             limit = error.message if keyword in _BOUNDS else error.validator_value
             yield SchemaViolation(place, *_explained(keyword, limit, error.instance))
 
 
 def _bound(keyword: str) -> Callable[..., Iterator[jsonschema.ValidationError]]:
-    """OpenAPI v3.0 says by a flag, ``exclusiveMinimum: true``, what JSON Schema says by a keyword of its own."""
+    """Returns a check of a bound that supports OpenAPI v3.0's flag ``exclusiveMinimum: true``.
+
+    JSON Schema has a separate keyword with a number instead.
+    """
     inclusive, exclusive, words = _BOUNDS[keyword]
 
     def check(
@@ -125,7 +131,7 @@ _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
 
 
 def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
-    """Message and fix for one violated keyword."""
+    """Returns message and fix for one violated keyword."""
     message, fix = "", ""
     match keyword:
         case "type" if limit in ("integer", "number") and isinstance(saw, str) and (said := unquoted(saw)):
@@ -144,7 +150,7 @@ def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
             message, fix = "must not be empty", "Leave the field out instead."
         case "maxLength":
             message = f"has {len(saw)} characters, may have at most {limit}"
-        case _:  # maxItems, maxProperties: the last keywords that our schemas use
+        case _:  # maxItems and maxProperties: the remaining keywords that the CRDs use.
             message = f"has {len(saw)} entries, may have at most {limit}"
     return message, fix
 
@@ -190,5 +196,5 @@ def _program(rule: str) -> celpy.Runner:
 def _environment() -> celpy.Environment:
     limit = sys.getrecursionlimit()
     environment = celpy.Environment()
-    sys.setrecursionlimit(limit)  # it raises the whole process's limit; our rules are shallow
+    sys.setrecursionlimit(limit)  # celpy raises the limit of the whole process; the CRDs' rules are shallow.
     return environment

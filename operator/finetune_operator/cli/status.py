@@ -1,4 +1,4 @@
-"""``finetune status``: the one-page story of a job."""
+"""``finetune status``: the status of a job on one page."""
 
 from datetime import UTC, datetime
 
@@ -9,7 +9,7 @@ from finetune_operator.cli.connection import Connection
 
 
 async def show_status(connection: Connection, name: str, console: Console) -> None:
-    """Print what the job is doing, how far it is, and in the end where the model lies."""
+    """Prints the job's current activity and progress and, after it has finished, the location of the model."""
     job = await connection.job(name)
     for line in status_view.status_lines(job, datetime.now(UTC)):
         console.print(line, soft_wrap=True)

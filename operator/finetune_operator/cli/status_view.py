@@ -1,4 +1,4 @@
-"""The one-page story of a job, from its object alone. Pure: the clock comes in."""
+"""Formats the status of a job as one page, from the object alone. Pure: callers pass the current time."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -34,7 +34,7 @@ _LABEL = 12
 
 
 def status_of(job: Object) -> Object:
-    """The job's status, or an empty one while the operator has not looked at this generation."""
+    """Returns the job's status; empty if the operator has not observed any generation of the job."""
     status: Object = job.get("status") or {}
     return status if int(status.get("observedGeneration", -1)) >= 0 else {}
 
@@ -44,13 +44,13 @@ def phase_of(job: Object) -> str:
 
 
 def is_current(job: Object) -> bool:
-    """Whether the status speaks of the job as it is written now."""
+    """Whether the status is that of the job's current generation."""
     generation = int(job.get("metadata", {}).get("generation", 0))
     return int(status_of(job).get("observedGeneration", -1)) >= generation
 
 
 def status_lines(job: Object, now: datetime) -> list[Text]:
-    """The page, line by line."""
+    """Returns the lines of the page."""
     status = status_of(job)
     lines = [*_head(job, status), Text(), *_stages(status, now)]
     rest = [
@@ -101,12 +101,12 @@ def _stages(status: Object, now: datetime) -> Iterator[Text]:
 
 
 def mark(phase: str) -> str:
-    """The sign of a stage's phase."""
+    """Returns the symbol of a stage's phase."""
     return _MARKS.get(phase, ("?", ""))[0]
 
 
 def stage_notes(stage: Object, status: Object) -> Iterator[str]:
-    """What is worth knowing of one stage besides its phase and duration."""
+    """Yields notes on one stage in addition to its phase and duration."""
     phase = stage.get("phase")
     cache = stage.get("cache") or {}
     if cache.get("result") == "Hit":
@@ -127,7 +127,7 @@ def stage_notes(stage: Object, status: Object) -> Iterator[str]:
 
 
 def progress_notes(status: Object, *, running: bool) -> Iterator[str]:
-    """Step bar, loss and ETA of the training."""
+    """Yields the training's progress bar, steps, loss, speed and ETA."""
     progress = status.get("progress") or {}
     step, total = progress.get("step"), progress.get("totalSteps")
     if step is None or not total:
@@ -151,7 +151,7 @@ def _row(label: str, value: str, style: str = "") -> Text:
 
 
 def waiting_text(status: Object, now: datetime) -> str:
-    """Why nothing moves, and for how long; empty where the job is not waiting."""
+    """Returns why and for how long the job has been waiting; empty if it is not waiting."""
     waiting = status.get("waiting") or {}
     if not waiting.get("reason"):
         return ""
@@ -167,14 +167,14 @@ def _waiting(status: Object, now: datetime) -> Iterator[Text]:
 
 
 def _once(told: str, message: str, status: Object) -> str:
-    """``told`` without the message that the summary has told already."""
+    """Returns ``told`` without the message if the summary already contains it."""
     if message and message in str(status.get("summary", "")):
         return told.replace(message, "").rstrip(": ")
     return told
 
 
 def problem_text(status: Object) -> str:
-    """The first condition that says why the job cannot go on although it has not failed."""
+    """Returns the first condition that blocks the job although it has not failed; empty if there is none."""
     if status.get("failure"):
         return ""
     for condition in status.get("conditions") or []:
@@ -186,14 +186,14 @@ def problem_text(status: Object) -> str:
 
 def _problems(status: Object) -> Iterator[Text]:
     told = problem_text(status)
-    # Where the job waits, what it waits for is the problem.
+    # If the job waits, the line about waiting already states the problem.
     if told and not status.get("waiting"):
         reason, _, message = told.partition(": ")
         yield _row("Problem", _once(f"{reason}: {message}", message, status), "yellow")
 
 
 def attempts_text(status: Object) -> str:
-    """``2 (1 preemption)``; empty for a job at its first attempt of everything."""
+    """Returns the number of attempts and failures, ``2 (1 preemption)``; empty if there were no failures."""
     attempts = status.get("attempts") or {}
     parts = [
         f"{attempts[key]} {word}"
@@ -213,7 +213,7 @@ def _attempts(status: Object) -> Iterator[Text]:
 
 
 def _expected(status: Object) -> Iterator[Text]:
-    """What training is expected to take, until it is over, and whether it fits."""
+    """Yields the estimated memory, duration and cost of training until the job has finished."""
     if status.get("phase") in {"Succeeded", "Failed"}:
         return
     if memory := (status.get("resolved") or {}).get("memory") or {}:
@@ -233,13 +233,13 @@ def _expected(status: Object) -> Iterator[Text]:
 
 
 def _gibibytes(quantity: str) -> str:
-    """The operator writes mebibytes; of anything else, as it stands."""
+    """Formats a quantity in mebibytes, as the operator writes it; returns any other quantity unchanged."""
     number = quantity.removesuffix("Mi")
     return text.size(float(number) * 2**20) if quantity.endswith("Mi") and number.isdigit() else quantity
 
 
 def _cost(status: Object) -> Iterator[Text]:
-    """What was used of the slices, and which share of the time moved the training forward."""
+    """Yields the consumed chip hours and cost, and the goodput: the share of time that advanced the training."""
     cost, percent = status.get("cost") or {}, (status.get("goodput") or {}).get("percent")
     if not cost.get("chipHours"):
         return

@@ -1,4 +1,4 @@
-"""Small pure functions that turn numbers and times into words."""
+"""Pure functions that format numbers and times."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ _CENTS = 2
 
 
 def duration(seconds: float) -> str:
-    """``8 s``, ``1 min 05 s``, ``2 h 05 min``, ``3 d 4 h``; never negative."""
+    """Formats a duration: ``8 s``, ``1 min 05 s``, ``2 h 05 min``, ``3 d 4 h``. A negative one becomes ``0 s``."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -22,7 +22,7 @@ def duration(seconds: float) -> str:
 
 
 def instant(value: object) -> datetime | None:
-    """A Kubernetes timestamp, or None for anything else."""
+    """Parses a Kubernetes timestamp; None for any other value."""
     if not isinstance(value, str):
         return None
     try:
@@ -32,7 +32,7 @@ def instant(value: object) -> datetime | None:
 
 
 def elapsed(start: object, end: object, now: datetime) -> timedelta | None:
-    """Time from ``start`` to ``end``, or to ``now`` where there is no end yet; None before the start."""
+    """Returns the time from ``start`` to ``end``, or to ``now`` without an end; None without a start."""
     began = instant(start)
     if began is None:
         return None
@@ -40,7 +40,7 @@ def elapsed(start: object, end: object, now: datetime) -> timedelta | None:
 
 
 def bar(done: float, total: float) -> str:
-    """A progress bar of fixed width; empty where the total is not known."""
+    """Returns a progress bar of fixed width; empty if the total is unknown."""
     if total <= 0:
         return ""
     filled = round(_BAR * min(1.0, max(0.0, done / total)))
@@ -48,7 +48,7 @@ def bar(done: float, total: float) -> str:
 
 
 def count(number: float) -> str:
-    """``494 M``, ``1.5 B``, ``3,412``: enough digits to recognise it."""
+    """Formats a count with enough digits to recognize it: ``494 M``, ``1.5 B``, ``3,412``."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if number >= size:
             value = number / size
@@ -57,7 +57,7 @@ def count(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in binary units: ``5.1 GiB``."""
+    """Formats bytes in binary units: ``5.1 GiB``."""
     value = float(number)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -67,7 +67,7 @@ def size(number: float) -> str:
 
 
 def number(value: object, digits: int = 3) -> str:
-    """A metric: numbers and decimal strings shortened, anything else as it is."""
+    """Formats a metric: shortens numbers and decimal strings, returns anything else unchanged."""
     try:
         return f"{float(str(value)):.{digits}f}"
     except ValueError:
@@ -75,12 +75,12 @@ def number(value: object, digits: int = 3) -> str:
 
 
 def money(amount: Decimal) -> str:
-    """With all its digits, and cents: ``1.20``, ``0.0125``."""
+    """Formats an amount with all its digits, at least cents: ``1.20``, ``0.0125``."""
     exponent = amount.as_tuple().exponent
     return f"{amount:f}" if isinstance(exponent, int) and exponent < -_CENTS else f"{amount:.{_CENTS}f}"
 
 
 def metric(status: Mapping[str, Any], name: str) -> object | None:
-    """The value of one entry of ``progress.metrics``."""
+    """Returns the value of one entry of ``progress.metrics``; None if there is none."""
     entries = (status.get("progress") or {}).get("metrics") or []
     return next((entry.get("value") for entry in entries if entry.get("name") == name), None)

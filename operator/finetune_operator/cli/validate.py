@@ -1,8 +1,8 @@
-"""``finetune validate``: what the API server and the operator would refuse, told without a cluster.
+"""``finetune validate``: reports what the API server and the operator would refuse, without a cluster.
 
-A manifest passes the CRD's own schema, the CRD's own CEL rules (those on transitions need the stored object and
-are left out) and the models, in this order. The verdict is the server's, but for two things that it takes without a
-word: the last of two equal keys, and a field without a value, which it drops.
+A manifest is checked against the CRD's schema, the CRD's CEL rules (except transition rules, which need the stored
+object) and the models, in this order. The result is that of the API server except in two cases that the server
+silently accepts: of duplicate keys it uses the last, and it drops a field without a value.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ from finetune_operator.cli.schema_check import Schema, SchemaViolation, check_ru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with a manifest."""
+    """One error in a manifest."""
 
     file: str
     message: str
@@ -34,9 +34,9 @@ class Problem:
     """Number of the YAML document in the file, from 1."""
     line: int | None = None
     path: str = ""
-    """``spec.datasets.train[0].weight``; empty: the whole document."""
+    """Path of the field, ``spec.datasets.train[0].weight``. Empty for the whole document."""
     fix: str = ""
-    """What to do, where the message does not say it already."""
+    """Remedy. Empty if the message includes it."""
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
@@ -51,9 +51,9 @@ class _Kind:
 
 
 def validate_text(text: str, *, file: str) -> list[Problem]:
-    """Everything that is wrong with our objects in the text of ``file``, in its order.
+    """Returns all errors in the operator's objects in the text of ``file``, in their order.
 
-    Objects of other API groups are left alone; a text without any object of ours is a problem.
+    Objects of other API groups are ignored; a text without any FineTuneJob or FineTuneProfile is an error.
     """
     problems: list[Problem] = []
     ours = 0
@@ -89,7 +89,7 @@ def validate_text(text: str, *, file: str) -> list[Problem]:
 
 
 def _objects(content: Any) -> Iterator[tuple[Place, Any]]:
-    """The document itself, or the items of a ``kind: List``."""
+    """Yields the document itself, or the items of a ``kind: List``, with their paths."""
     if (
         isinstance(content, Mapping)
         and content.get("kind") == "List"
@@ -101,7 +101,7 @@ def _objects(content: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def _is_ours(content: Any) -> bool:
-    """By group, or by a kind that is meant to be ours."""
+    """Whether the object is in the operator's API group or has one of its kinds, in any case."""
     if not isinstance(content, Mapping):
         return True
     group = str(content.get("apiVersion", "")).partition("/")[0]
@@ -123,11 +123,11 @@ def _check(content: Any) -> list[SchemaViolation]:
     kind = _kinds().get(str(content.get("kind")))
     if kind is None:
         return head
-    # A status is a report: whoever creates the object sets none.
+    # The operator writes the status; the creator of an object does not set it.
     content = {key: value for key, value in content.items() if key != "status"}
     findings = [*head, *check_schema(content, kind.schema)]
     told = {finding.place for finding in findings}
-    # A rule on a value of another type or form would tell the same once more, or worse.
+    # A rule on a value of the wrong type or form would repeat the same error in a less helpful way.
     findings += [
         broken for broken in check_rules(content, kind.schema, sound=not findings) if broken.place not in told
     ]

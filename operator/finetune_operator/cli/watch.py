@@ -1,4 +1,4 @@
-"""``finetune watch``: a job live, until it ends."""
+"""``finetune watch``: follows a job live until it ends."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
@@ -14,9 +14,9 @@ from finetune_operator.cluster.port import JOBS, Object
 
 type Clock = Callable[[], datetime]
 
-#: The phases after which nothing more happens, and the command's exit code for each.
+#: Final phases, with the command's exit code for each.
 EXIT_CODES = {"Succeeded": 0, "Planned": 0, "Failed": 1}
-#: Training is told again in plain output when it has moved this far, percent.
+#: Percentage points of training progress after which plain output prints another line.
 _STRIDE = 5.0
 
 
@@ -25,8 +25,8 @@ def now() -> datetime:
 
 
 async def watch_job(connection: Connection, name: str, console: Console, *, clock: Clock = now) -> int:
-    """Show the job until it has ended; returns the exit code. Raises CliError when the job is deleted."""
-    await connection.job(name)  # says which names there are, where this is none
+    """Shows the job until it has ended and returns the exit code. Raises CliError if the job is deleted."""
+    await connection.job(name)  # Raises an error with similar names if the job does not exist.
     show = _live if console.is_terminal else _plain
     job = await show(connection, name, console, clock)
     for line in status_view.status_lines(job, clock()):
@@ -37,7 +37,7 @@ async def watch_job(connection: Connection, name: str, console: Console, *, cloc
 async def _states(
     connection: Connection, name: str, trouble: Callable[[str | None], None]
 ) -> AsyncIterator[Object]:
-    """Every state of the job up to and including its last."""
+    """Yields every state of the job up to and including its last one."""
     async for jobs in connection.follow(JOBS, name=name, trouble=trouble):
         if name not in jobs:
             raise CliError(f"FineTuneJob {name} was deleted. What it wrote to its run folder is still there.")
@@ -47,7 +47,7 @@ async def _states(
 
 
 async def _live(connection: Connection, name: str, console: Console, clock: Clock) -> Object:
-    """One page that is redrawn; durations run between the changes."""
+    """Shows one page that is redrawn continuously, so that durations advance between changes."""
     job: Object = {"metadata": {"name": name, "namespace": connection.namespace}}
     problem: str | None = None
 
@@ -66,7 +66,7 @@ async def _live(connection: Connection, name: str, console: Console, clock: Cloc
 
 
 async def _plain(connection: Connection, name: str, console: Console, clock: Clock) -> Object:
-    """One line for each thing that happened."""
+    """Prints one line for each transition."""
     chronicle = TransitionPrinter()
     job: Object = {}
     troubled = False
@@ -86,14 +86,14 @@ async def _plain(connection: Connection, name: str, console: Console, clock: Clo
 
 
 class TransitionPrinter:
-    """Turns the states of a job into lines; each thing that happened is told once."""
+    """Turns the states of a job into lines; each transition is printed once."""
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
         self._percent = 0.0
 
     def news(self, job: Object, at: datetime) -> Iterator[str]:
-        """What is new in this state, each line with the time since the job was created."""
+        """Yields a line for each change in this state, with the time since the job was created."""
         age = text.elapsed(job.get("metadata", {}).get("creationTimestamp"), None, at)
         clock = text.duration(age.total_seconds()) if age else ""
         for line in self._lines(status_view.status_of(job), at):
@@ -107,11 +107,11 @@ class TransitionPrinter:
             yield from self._stage(stage, status, at)
         yield from self._progress(status)
         waiting = status.get("waiting") or {}
-        # The message may count upwards; only another reason is news.
+        # The message may contain a counter, so only a different reason is a change.
         if self._new("waiting", str(waiting.get("reason") or "")) and waiting.get("reason"):
             yield f"… {status_view.waiting_text(status, at)}"
         problem = status_view.problem_text(status)
-        # Where the job waits, what it waits for is the problem.
+        # If the job waits, the line about waiting already states the problem.
         if self._new("problem", problem) and problem and not waiting:
             yield f"! {problem}"
 
@@ -137,7 +137,7 @@ class TransitionPrinter:
         if status.get("stage") != "Train" or not step or not total:
             return
         percent = 100 * float(step) / float(total)
-        # Back after a resume from an earlier checkpoint: told too.
+        # A lower percentage, after a resume from an earlier checkpoint, is printed, too.
         if percent < self._percent or percent - self._percent >= _STRIDE:
             self._percent = percent
             yield f"  {'':<10}{'  '.join(status_view.progress_notes(status, running=True))}"

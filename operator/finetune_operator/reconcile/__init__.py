@@ -1,1 +1,1 @@
-"""Observe, decide, apply: one job at a time, from live reads, and safe to repeat after a crash anywhere."""
+"""Observe, decide, apply: one job at a time, from live reads, safe to repeat after a crash at any point."""

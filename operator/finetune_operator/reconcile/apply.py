@@ -1,8 +1,8 @@
-"""Carries a decision out. Every write is harmless when repeated, so a crash between any two is too.
+"""Applies decisions. Every write is safe to repeat, so a crash between any two writes is harmless.
 
-Names are deterministic and objects are created, never applied: a JobSet is immutable for our purposes, and a
-server-side apply onto one that is being deleted would succeed. A name that is taken means that the observation
-was stale: Conflict, and the job is looked at again.
+Names are deterministic, and objects are created, never applied: a JobSet is treated as immutable, and a
+server-side apply to one that is being deleted would succeed. A taken name means that the observation
+was stale: this raises Conflict, and the job is observed again.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ from finetune_operator.reconcile.run_folder import Folders
 log = logging.getLogger(__name__)
 
 COMPONENT = "finetune-operator"
-#: Attempts to store a status, over edits of the job, before JobSets are deleted.
+#: Number of attempts to store a status despite concurrent edits of the job, before JobSets are deleted.
 _EDITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class JobSetCreated:
-    """Told to the listener, for metrics."""
+    """A JobSet was created. Passed to the listener, for metrics."""
 
     namespace: str
     job: str
@@ -53,17 +53,17 @@ class JobSetCreated:
 
 
 def _ignore(_created: JobSetCreated) -> None:
-    """The listener of those who do not measure."""
+    """The default listener, which does nothing."""
 
 
 class Applier:
-    """Carries decisions out, in the order that :class:`Decision` states.
+    """Applies decisions in the order that :class:`Decision` states.
 
     Args:
-        cluster: where objects are written.
-        plans: where the plans of jobs are stored.
-        store: where records of attempts are written.
-        created: hears of each JobSet that was created.
+        cluster: client for writing objects.
+        plans: store of the jobs' plans.
+        store: object store for records of attempts.
+        created: called after each creation of a JobSet.
     """
 
     def __init__(
@@ -81,8 +81,11 @@ class Applier:
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def apply(self, observation: Observation, decision: Decision) -> None:
-        """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried, but for the
-        deletions where a record of an attempt could not be written."""
+        """Carries out a decision.
+
+        Raises ClusterError or StorageError at the first write that fails. No later write is attempted then, except that
+        deletions are still made if a record of an attempt could not be written.
+        """
         job = observation.job
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         if decision.retry is not None:
@@ -115,8 +118,11 @@ class Applier:
             await self.write_status(job, decision.status)
 
     async def _take_over(self, observation: Observation, run: RunFolder, note: TakeoverRecord) -> None:
-        """Of jobs that are to go on in one folder the first leaves its note. Conflict: another one has, since the look.
-        One process has the Lease, so a lock of this one is enough."""
+        """Records that this job continues in the run folder. The first of several such jobs wins.
+
+        Raises Conflict if another job has taken the folder over since the observation. Only one process holds the
+        Lease, so a lock within this process is sufficient.
+        """
         async with self._taking_over.setdefault(run.uri, asyncio.Lock()):
             noted = taken_over_by(await self._store.list(run.attempts))
             if set(noted) != {each.uid[:8] for each in observation.folder.takeovers}:
@@ -124,7 +130,7 @@ class Applier:
             await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
     async def write_status(self, job: Object, status: Object) -> None:
-        """Only where it differs. Conflict where the job has moved on since it was observed."""
+        """Writes the status if it differs. Raises Conflict if the job has changed since it was observed."""
         if job.get("status") == status:
             return
         metadata = job["metadata"]
@@ -137,8 +143,10 @@ class Applier:
         )
 
     async def _stop_unrecorded(self, job: Object, decision: Decision) -> None:
-        """A store that takes no record must not keep a slice: the records wait in the status, all else of the decision
-        is not done."""
+        """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.
+
+        The records are kept in the status until they can be stored. Nothing else of the decision is carried out.
+        """
         if decision.deletions:
             status = job.get("status") or {}
             records = {**dict(pending_records(status)), **dict(decision.records)}
@@ -149,10 +157,10 @@ class Applier:
     async def _write_status_then_delete(
         self, job: Object, status: Object, deletions: Sequence[Deletion]
     ) -> None:
-        """What the status records is stored before its evidence goes.
+        """Stores the status before deleting the objects that it is derived from.
 
-        Neither an API server that refuses the status nor a user who edits the job all the time keeps the JobSets; that
-        is reported afterwards. Conflict with nothing deleted: the status has been written by somebody else.
+        JobSets are deleted even if the API server rejects the status or the user keeps editing the job; the error is
+        raised afterwards. Raises Conflict without deleting anything if another client has written the status.
         """
         for edits_left in reversed(range(_EDITS)):
             try:
@@ -190,7 +198,11 @@ class Applier:
         return Folders.of(snapshot).run
 
     async def _create_jobset(self, observation: Observation, jobset: Object) -> None:
-        """Conflict: it is there already, so the look was stale. NameTaken: what is there is not the job's."""
+        """Creates the JobSet.
+
+        Raises AlreadyExists (a Conflict) if the job already has it, so that the observation was stale, and NameTaken if
+        an object that is not the job's has the name.
+        """
         job = observation.job
         try:
             await self._cluster.create(JOBSETS, jobset)
@@ -203,13 +215,16 @@ class Applier:
             raise NameTaken("JobSet", namespace, name) from error
 
     async def _tell(self, job: Object, notice: JobEvent, now: datetime) -> None:
-        """One Event. A fault that passes loses none; one that stays stops nothing: the status says it, too."""
+        """Creates one Event, with one retry.
+
+        A persistent error is logged and does not stop the reconcile, since the status contains the same information.
+        """
         event = event_of(job, notice, now)
         for final in (False, True):
             try:
                 await self._cluster.create(EVENTS, event)
             except AlreadyExists:
-                # Its name is its content: this has been told.
+                # The name is derived from the content, so this Event exists.
                 return
             except ClusterError as error:
                 if final:
@@ -219,7 +234,7 @@ class Applier:
 
 
 def event_of(job: Object, notice: JobEvent, now: datetime) -> Object:
-    """A core/v1 Event, which is what ``kubectl describe`` shows. The name holds a digest of what it says."""
+    """Returns a core/v1 Event, the kind that ``kubectl describe`` shows. Its name contains a digest of its content."""
     metadata = job["metadata"]
     told = "\n".join((metadata["uid"], notice.type, notice.reason, notice.message, notice.since))
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -240,7 +255,7 @@ def event_of(job: Object, notice: JobEvent, now: datetime) -> Object:
         },
         "type": str(notice.type),
         "reason": notice.reason,
-        # The API server's limit for an Event's message.
+        # The API server's limit for the message of an Event.
         "message": notice.message[:1024],
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,

@@ -1,4 +1,4 @@
-"""Whether the store denies one run folder or everything."""
+"""Distinguishes a store that denies one run folder from one that denies everything."""
 
 import itertools
 from collections.abc import Hashable
@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 
 class Denials:
-    """What the store has answered of late, by bucket and job: rights are granted on a bucket or on a folder of it.
+    """The store's latest answers by bucket and job. Permissions are granted on a bucket or on a folder of it.
 
-    A run folder is denied alone where its listing was answered and a file was not, or where that of another job in the
-    same bucket has been read since the first denial.
+    A run folder alone is denied if it was listed but one of its files was denied, or if the run folder of another job
+    in the same bucket has been read since the first denial.
     """
 
     def __init__(self) -> None:
@@ -18,15 +18,18 @@ class Denials:
         self._denied: dict[Hashable, int] = {}
 
     def answered(self, job: Hashable, uri: str) -> None:
-        """The job's run folder could be read."""
+        """Records that the job's run folder could be read."""
         self._denied.pop(job, None)
         self._answered[urlsplit(uri).netloc] = next(self._looks)
 
     def alone(self, job: Hashable, uri: str, *, listed: bool) -> bool:
-        """Of a run folder that was denied now; ``listed``: its listing was answered."""
+        """Records a denial and returns whether it concerns this run folder alone.
+
+        ``listed`` is whether the folder's listing succeeded.
+        """
         first = self._denied.setdefault(job, next(self._looks))
         return listed or self._answered.get(urlsplit(uri).netloc, -1) > first
 
     def forget(self, job: Hashable) -> None:
-        """It is not looked at any more."""
+        """Forgets the job, which is no longer observed."""
         self._denied.pop(job, None)

@@ -1,4 +1,4 @@
-"""What a reconcile that failed shows in the job's status."""
+"""How a failed reconcile appears in the job's status."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from finetune_operator.planning.errors import Refused
 
 
 class NameTaken(Conflict):
-    """A child's name belongs to an object that is not the job's: it is neither adopted nor touched."""
+    """An object that does not belong to the job has the name of its child. It is neither adopted nor modified."""
 
     def __init__(self, kind: str, namespace: str, name: str) -> None:
         super().__init__(
@@ -28,27 +28,27 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (StorageDenied, "StoragePermissionDenied"),
     (StorageError, "StorageUnavailable"),
 )
-#: What to change, by reason.
+#: Remedy by reason.
 _FIX = {
     "RefusedByAPIServer": "Mend what the message names, or the operator's role.",
     "StoragePermissionDenied": "Give the operator's service account the role that the message names.",
 }
-#: A status condition's message may hold 32,768 characters; a person reads fewer.
+#: Characters. A condition's message may have 32,768, which is too long to read.
 _MESSAGE_LIMIT = 1024
 
 
 def reason_of(error: Exception) -> str:
-    """CamelCase, stable: for conditions and metrics."""
+    """Returns the stable CamelCase reason of an error, for conditions and metrics."""
     if isinstance(error, Refused):
         return str(error.reason)
     return next((name for kind, name in _REASONS if isinstance(error, kind)), "InternalError")
 
 
 def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in: float) -> Object:
-    """The status of a job that has not ended, saying what went wrong and when it is tried again.
+    """Returns the status of an unfinished job with the error and the time of the next retry.
 
-    It goes on speaking of the generation that it spoke of. The next reconcile that goes through writes the status
-    whole and so takes the error away.
+    The observed generation is unchanged. The next successful reconcile writes the whole status and so removes the
+    error.
     """
     reason = reason_of(error)
     text = str(error) or type(error).__name__
@@ -71,7 +71,7 @@ def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in:
 
 
 def _spoken(seconds: float) -> str:
-    """Rounded up to what a person would say, so that the text does not change with every try."""
+    """Returns a duration rounded up to a common phrase, so that the text does not change with every retry."""
     for limit, text in ((10, "few seconds"), (60, "minute"), (300, "5 minutes")):
         if seconds <= limit:
             return text

@@ -1,4 +1,4 @@
-"""Files of run folders that cannot change any more, so that a look at a long job costs few requests."""
+"""Cache of run folder files that are final, so that observing a long job costs few requests."""
 
 import zlib
 from collections import OrderedDict
@@ -6,12 +6,12 @@ from collections.abc import Hashable
 
 
 class FileCache:
-    """Contents by job and address, compressed.
+    """Compressed file contents by job and URI.
 
-    They are kept while the job is live; beyond ``limit_bytes`` the jobs that were looked at least recently lose theirs.
+    They are kept while the job is live. Beyond ``limit_bytes``, the least recently used jobs are evicted.
 
     Args:
-        limit_bytes: of all contents together, as they are kept.
+        limit_bytes: maximum size of all compressed contents together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -21,16 +21,16 @@ class FileCache:
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
+        """Size of all compressed contents in bytes."""
         return self._size
 
     @property
     def jobs(self) -> int:
-        """Jobs of which something is kept."""
+        """Number of jobs with cached contents."""
         return len(self._jobs)
 
     def get(self, job: Hashable, uri: str) -> bytes | None:
-        """None: not remembered."""
+        """Returns the file's content; None if it is not cached."""
         files = self._jobs.get(job)
         if files is None or uri not in files:
             return None
@@ -38,16 +38,16 @@ class FileCache:
         return zlib.decompress(files[uri])
 
     def keep(self, job: Hashable, uri: str, content: bytes) -> None:
-        """Remember a file that cannot change any more."""
+        """Caches a file that is final."""
         files = self._jobs.setdefault(job, {})
         self._jobs.move_to_end(job)
         self._size -= len(files.get(uri, b""))
-        # The level that is quickest: records repeat their keys, so any level finds most of it.
+        # The fastest level: records repeat their keys, so that any level compresses them well.
         files[uri] = zlib.compress(content, 1)
         self._size += len(files[uri])
         while self._size > self._limit:
             self.forget(next(iter(self._jobs)))
 
     def forget(self, job: Hashable) -> None:
-        """The job has ended or is gone."""
+        """Drops the contents of a job that is finished or deleted."""
         self._size -= sum(len(each) for each in self._jobs.pop(job, {}).values())

@@ -1,7 +1,7 @@
-"""How much all looks together may hold of what tenants have made in their namespaces.
+"""Bounds the memory that all observations together hold for objects that tenants created in their namespaces.
 
-A look at an ordinary job holds little. One that holds more needs a place, of which there are few, and of which a
-namespace gets one; it waits for it, between two pages of a listing.
+The observation of an ordinary job holds little. One that holds more needs a slot; there are few slots, and a namespace
+gets at most one. The observation waits for it between two pages of a listing.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from finetune_operator.artifacts.tenant_shares import CallSlots
 from finetune_operator.cluster.port import Object, ResponseTooLarge
 from finetune_operator.lifecycle.reduced import weight
 
-#: Bytes in memory that any look may hold: JobSets and pods of some hundred hosts.
+#: Bytes in memory that any observation may hold: JobSets and pods of a few hundred hosts.
 _SMALL = 2**20
-#: Of one that has a place: some 6,000 hosts, and the largest slice has 2,304.
+#: Bytes that an observation with a slot may hold: about 6,000 hosts; the largest slice has 2,304.
 _MOST = 24 * 2**20
-#: Looks that may hold more than _SMALL at once.
+#: Number of observations that may hold more than _SMALL at once.
 _PLACES = 3
 
 
 class MemoryShare:
-    """Of one look."""
+    """The share of one observation."""
 
     def __init__(self, namespace: str, places: CallSlots) -> None:
         self._namespace = namespace
@@ -32,8 +32,13 @@ class MemoryShare:
         self._over = False
 
     async def hold(self, found: Sequence[Object], what: str) -> None:
-        """These objects stay in memory until the look is over. Raises TooLarge, and CancelledError where it is over: a
-        listing goes on for a while when another one of its look has failed."""
+        """Accounts for objects that stay in memory until the observation ends; waits for a slot if they need one.
+
+        Raises:
+            ResponseTooLarge: the observation holds more than any may.
+            CancelledError: the observation has ended. A listing continues for a while after another listing of the same
+                observation has failed.
+        """
         if self._over:
             raise asyncio.CancelledError
         self._held += weight(found)
@@ -43,7 +48,7 @@ class MemoryShare:
                 "controller made, or remove these labels from them"
             )
         if self._held > _SMALL:
-            # A look lists several kinds at once, and its namespace has one place.
+            # An observation lists several kinds concurrently, and its namespace has one slot.
             async with self._taking:
                 if not self._placed:
                     await self._places.take(self._namespace)
@@ -53,11 +58,11 @@ class MemoryShare:
                     raise asyncio.CancelledError
 
     def let_go(self, found: Sequence[Object]) -> None:
-        """These objects are not held any more."""
+        """Accounts for objects that are no longer held."""
         self._held -= weight(found)
 
     def leave(self) -> None:
-        """The look is over."""
+        """Ends the observation and releases its slot."""
         self._over = True
         if self._placed:
             self._placed = False
@@ -65,14 +70,14 @@ class MemoryShare:
 
 
 class MemoryBudget:
-    """Of all looks."""
+    """The slots that all observations share."""
 
     def __init__(self) -> None:
         self._places = CallSlots(total=_PLACES, each=1)
 
     @asynccontextmanager
     async def of(self, namespace: str) -> AsyncIterator[MemoryShare]:
-        """The room of one look at a job in that namespace, and of all that follows from it."""
+        """Yields the share for one reconcile of a job in that namespace."""
         room = MemoryShare(namespace, self._places)
         try:
             yield room

@@ -1,1 +1,1 @@
-"""Whose file a name in the run folder is."""
+"""Ownership of files in the run folder by name."""

@@ -1,4 +1,4 @@
-"""One live look at a job and all that belongs to it. No cache of the cluster is ever asked."""
+"""Observes a job and everything that belongs to it with live reads, never from a cache of the cluster."""
 
 import asyncio
 import logging
@@ -56,15 +56,15 @@ from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
 
-#: On each Workload: the uid of what it stands for.
+#: Label of each Workload with the uid of its owner.
 _OF_UID = "kueue.x-k8s.io/job-uid"
-#: Of slices, whose nodes are listed in one look at a job.
+#: Maximum number of slice kinds whose nodes are listed in one observation of a job.
 _MOST_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobKey:
-    """Which job."""
+    """Key of a FineTuneJob."""
 
     namespace: str
     name: str
@@ -74,15 +74,15 @@ class JobKey:
 
 
 class Observer:
-    """Looks at jobs.
+    """Observes jobs.
 
     Args:
-        cluster: live reads.
-        plans: where the plans of jobs are stored.
-        folder: the run folder's reader.
+        cluster: client for live reads.
+        plans: store of the jobs' plans.
+        folder: reader of run folders.
         utc_now: the wall clock.
-        live_jobs: how many jobs have not finished, as far as is known.
-        namespaces: those that are served; empty: all.
+        live_jobs: returns the number of known unfinished jobs.
+        namespaces: the namespaces that the operator serves; all if empty.
     """
 
     def __init__(
@@ -104,11 +104,12 @@ class Observer:
         self.rooms = MemoryBudget()
 
     async def observe(self, key: JobKey, room: MemoryShare) -> Observation | None:
-        """Everything about one job; None when there is no such job. Raises ClusterError. What tenants have made is held
-        in ``room``, and is cut to what decisions read.
+        """Returns the complete observation of one job; None if the job does not exist. Raises ClusterError.
 
-        The order matters: the run folder is read after the JobSets and pods. A stage that is seen to have ended
-        has written its record before, so its record is seen too.
+        Objects that tenants create are reduced to what decisions read and accounted for in ``room``.
+
+        The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
+        that is observed as ended, the record is observed, too.
         """
         job = await self.job(key)
         if job is None:
@@ -122,7 +123,7 @@ class Observer:
         )
         jobsets = own_jobsets(job, labelled, snapshot)
         pods = own_pods(job, labelled_pods, jobsets)
-        # Strangers among them go.
+        # Releases objects that are not the job's.
         del labelled, labelled_pods
         profiles = await self._profiles(snapshot)
         first_format, template, source = await asyncio.gather(
@@ -149,15 +150,15 @@ class Observer:
             unserved_namespace=unserved,
             nodes=nodes,
             workloads=workloads,
-            # At least this one, which the watch may not have told of yet.
+            # At least this one, which the watch may not have delivered yet.
             live_jobs=max(1, self._live_jobs()),
         )
 
     async def _kept(
         self, kind: ResourceKind, namespace: str | None, room: MemoryShare, *, keep: Keep, **selected: Any
     ) -> list[Object]:
-        """What is needed of each object, page by page."""
-        # A continuation may outlive the server's history (410); one list from the start is then within it.
+        """Lists objects page by page and returns the part of each that ``keep`` selects."""
+        # A continue token may expire (410 Gone); a list from the start then succeeds.
         for final in (False, True):
             found: list[Object] = []
             try:
@@ -176,7 +177,7 @@ class Observer:
     async def look_closer(
         self, observation: Observation, at: DetailRequest, room: MemoryShare
     ) -> Observation:
-        """The same look with more detail. Raises ClusterError."""
+        """Returns the observation with the requested details added. Raises ClusterError."""
         assert observation.snapshot is not None, "a job that runs was admitted"
         run = Folders.of(observation.snapshot).run
         namespace = observation.job["metadata"]["namespace"]
@@ -187,7 +188,7 @@ class Observer:
         )
 
     async def _hosts(self, run: RunFolder, count: int) -> Mapping[int, HostProgress]:
-        """Empty where they cannot be read: that an attempt stands still does not depend on them."""
+        """Returns the progress of each host. Empty if it cannot be read: detection of a hang does not depend on it."""
         try:
             return await self._folder.hosts(run, count)
         except StorageError as error:
@@ -195,7 +196,7 @@ class Observer:
             return {}
 
     async def job(self, key: JobKey) -> Object | None:
-        """The FineTuneJob alone; None when there is none. Raises ClusterError."""
+        """Returns the FineTuneJob alone; None if it does not exist. Raises ClusterError."""
         found = await self._find(JOBS, key.namespace, key.name)
         return found and reduced_job(found)
 
@@ -229,8 +230,11 @@ class Observer:
     async def _nodes(
         self, pods: Sequence[Object], jobsets: Sequence[Object], room: MemoryShare
     ) -> Mapping[str, Object] | None:
-        """All nodes of the slice's kind, in one request, while a failure on it is fresh and not judged. Without the
-        right to see them nothing is known of them. Kinds that the JobSets ask for come first: a pod may name any."""
+        """Returns all nodes of the kinds of slices on which pods failed recently, with one list per kind.
+
+        None if no pod failed recently, or if the operator may not list nodes. Kinds that the JobSets request come
+        first, since a pod may name any kind.
+        """
         kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := slice_kind(pod))}
         if not kinds:
             return None
@@ -246,7 +250,7 @@ class Observer:
         return {node["metadata"]["name"]: node for nodes in found for node in nodes}
 
     async def _events(self, namespace: str, about: ObjectReference, room: MemoryShare) -> tuple[Object, ...]:
-        """Without the right to see them there are none."""
+        """Returns the Events about an object; empty if the operator may not list them."""
         fields = {"involvedObject.kind": about.kind, "involvedObject.name": about.name}
         try:
             return tuple(await self._kept(EVENTS, namespace, room, keep=reduced_event, fields=fields))
@@ -257,8 +261,11 @@ class Observer:
     async def _workloads(
         self, namespace: str, jobsets: Sequence[Object], room: MemoryShare
     ) -> tuple[Object, ...] | None:
-        """Kueue's, of the JobSets that are in a queue, or are held all the same, as Kueue may be set to do with
-        every JobSet. Nothing is asked where none is."""
+        """Returns Kueue's Workloads of the JobSets that are queued or suspended; None if Kueue is not installed.
+
+        Kueue may be configured to manage JobSets without a queue as well, so suspended ones are included. No request is
+        made if there is neither.
+        """
         queued = frozenset(
             jobset["metadata"]["uid"]
             for jobset in jobsets
@@ -273,26 +280,29 @@ class Observer:
             return None
 
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
-        """All profiles before admission; afterwards the snapshot holds the job's copy."""
+        """Returns all profiles before admission; afterwards, the snapshot holds the job's copy."""
         return await self._cluster.list(PROFILES, None) if snapshot is None else ()
 
     async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
-        """The plan that an earlier release kept in the job's namespace, where the job may still need it."""
+        """Returns the plan that an earlier release stored in the job's namespace, if the job may still need it."""
         name = first_format_name(job) if snapshot is None else None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], name) if name else None
 
     async def _template(self, job: Object, snapshot: Object | None) -> Object | None:
-        """The ConfigMap of the chat template before admission; afterwards the snapshot holds its text."""
+        """Returns the ConfigMap of the chat template before admission; afterwards, the snapshot holds its text."""
         reference = template_ref(job["spec"]) if snapshot is None else None
         if reference is None:
             return None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
 
     async def _neighbours(self, job: Object, view: RunFolderView) -> tuple[tuple[Object, ...], str | None]:
-        """Of a job that has not yet taken over the run folder that it is to continue in: who may still use that, the
-        job that the folder was made for or the one that has taken it over last; and the namespace of the last one,
-        where that is not served. Each is read by its name, so that no look costs more where there are more jobs.
-        Of jobs that only want the folder the first to leave its note there has it (:class:`.apply.Applier`)."""
+        """Returns the jobs that may still use the run folder in which this job is to continue.
+
+        These are the job that the folder was created for and the last one that took it over. The second value is the
+        namespace of the last one, if the operator does not serve it. Empty after this job has taken the folder over.
+        Each is read by name, so that the cost does not grow with the number of jobs. Among jobs that only request the
+        folder, the first to write its takeover record gets it (:class:`.apply.Applier`).
+        """
         folder, metadata = resumed_folder(job["spec"]), job["metadata"]
         if folder is None or view.unreadable or any(n.uid == metadata["uid"] for n in view.takeovers):
             return (), None
@@ -319,7 +329,7 @@ class Observer:
         return not self._namespaces or namespace in self._namespaces
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
-        """The job whose model this one starts from before admission; afterwards the snapshot holds what it came to."""
+        """Returns the job whose model this one starts from before admission; afterwards, the snapshot has the model."""
         name = source_name(job["spec"]) if snapshot is None else None
         if name is None:
             return None
@@ -327,15 +337,17 @@ class Observer:
 
 
 def _judged(pod: Object, view: RunFolderView) -> bool:
-    """Whether the verdict on the pod's attempt stands, so that its nodes need not be asked for: there may be
-    thousands of that kind."""
+    """Whether the classification of the pod's attempt is final.
+
+    If so, its nodes need not be listed; there may be thousands of that kind.
+    """
     key = attempt_of(pod)
     files = view.attempts.get(AttemptKey(*key)) if key else None
     return files is not None and settled(files.failure)
 
 
 def _failed_lately(pod: Object, now: datetime) -> bool:
-    """So that its nodes still tell of its end."""
+    """Whether the pod failed so recently that the state of its nodes may still show the cause."""
     if pod.get("status", {}).get("phase") != "Failed":
         return False
     ended = [
@@ -344,7 +356,7 @@ def _failed_lately(pod: Object, now: datetime) -> bool:
         if (state := container.get("state", {}).get("terminated")) and "finishedAt" in state
     ]
     if not ended:
-        # The kubelet did not start it, or its node is gone.
+        # The kubelet did not start it, or its node no longer exists.
         metadata, conditions = pod["metadata"], pod["status"].get("conditions", ())
         told = [metadata.get("creationTimestamp"), metadata.get("deletionTimestamp")]
         told += [each.get("lastTransitionTime") for each in conditions]

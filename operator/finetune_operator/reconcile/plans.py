@@ -1,4 +1,4 @@
-"""Where the plans of jobs are stored: immutable ConfigMaps in the operator's own namespace, one for each job's uid."""
+"""Storage of the jobs' plans: immutable ConfigMaps in the operator's own namespace, one per job uid."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class PlanKey:
-    """The plan of a job that may be gone."""
+    """Key of a stored plan, whose job may no longer exist."""
 
     namespace: str
-    """The job's."""
+    """Namespace of the job."""
     name: str
-    """The job's."""
+    """Name of the job."""
     uid: str
-    """The job's."""
+    """UID of the job."""
 
     def __str__(self) -> str:
         return f"plan of {self.namespace}/{self.name} ({self.uid})"
@@ -38,8 +38,8 @@ class Plans:
     """Reads, creates and deletes stored plans.
 
     Args:
-        cluster: the API server.
-        namespace: the operator's own.
+        cluster: client of the API server.
+        namespace: the operator's own namespace.
     """
 
     def __init__(self, cluster: KubernetesClient, namespace: str) -> None:
@@ -47,25 +47,25 @@ class Plans:
         self._namespace = namespace
 
     async def find(self, uid: str) -> Object | None:
-        """The stored plan of the job with that uid, or None. Raises ClusterError."""
+        """Returns the stored plan of the job with that uid, or None. Raises ClusterError."""
         try:
             return await self._cluster.get(CONFIG_MAPS, self._namespace, plan_name(uid))
         except NotFound:
             return None
 
     async def create(self, config_map: Object) -> None:
-        """Store a plan for good. Raises ClusterError; Conflict where the job has one by now."""
+        """Stores a plan permanently. Raises ClusterError; Conflict if the job already has a plan."""
         stored = {**config_map, "metadata": {**config_map["metadata"], "namespace": self._namespace}}
         try:
             await self._cluster.create(CONFIG_MAPS, stored)
         except AlreadyExists as error:
-            # What it says has been decided already; this decision rests on something else.
+            # The job was admitted under that plan; this decision is based on an outdated observation.
             raise Conflict("the job has been admitted in the meantime", status=409) from error
 
     async def stored(self, namespaces: Sequence[str]) -> AsyncIterator[PlanKey]:
-        """All plans of jobs in those namespaces (empty: in all), page by page. Raises ClusterError.
+        """Yields all plans of jobs in those namespaces (all if empty), page by page. Raises ClusterError.
 
-        Another release may share the operator's namespace: plans of jobs that this one does not serve are left out.
+        Another release may share the operator's namespace: plans of jobs that this one does not serve are omitted.
         """
         pages = self._cluster.pages(CONFIG_MAPS, self._namespace, labels=PLAN_COMPONENT, metadata_only=True)
         async for page in pages:
@@ -77,11 +77,11 @@ class Plans:
                 served = not namespaces or key.namespace in namespaces
                 if served and each["metadata"]["name"] == plan_name(key.uid):
                     yield key
-            # Not held while the next one is fetched.
+            # Releases the page before the next one is fetched.
             del page
 
     async def collect(self, key: PlanKey) -> None:
-        """Delete the plan if its job is gone. Raises ClusterError.
+        """Deletes the plan if its job no longer exists. Raises ClusterError.
 
         The job is read live: an event or a listing may be older than the job that has its name now.
         """

@@ -1,4 +1,4 @@
-"""Writes the status of profiles. Jobs never read it: what they run under is judged when they are admitted."""
+"""Writes the status of profiles. Jobs never read it: their profile is validated when they are admitted."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProfileKey:
-    """Which profile."""
+    """Key of a FineTuneProfile."""
 
     name: str
 
@@ -25,15 +25,15 @@ class ProfileKey:
 
 
 type Key = JobKey | ProfileKey | PlanKey
-"""What the operator reconciles."""
+"""Key of an object that the operator reconciles."""
 
 
 class ProfileReconciler:
-    """Brings the status of profiles up to date.
+    """Updates the status of profiles.
 
     Args:
-        cluster: where they are.
-        used_by: how many jobs run under the named profile and have not finished; None: not all jobs are known.
+        cluster: client of the API server.
+        used_by: returns the number of unfinished jobs that run under the named profile; None if not all jobs are known.
         utc_now: the wall clock.
     """
 
@@ -49,7 +49,10 @@ class ProfileReconciler:
         self._utc_now = utc_now
 
     async def reconcile(self, key: ProfileKey) -> None:
-        """Raises ReconcileError for whatever went wrong; the key is to be tried again with backoff."""
+        """Updates the status of one profile.
+
+        Raises ReconcileError for any error; the caller retries the key with backoff.
+        """
         try:
             await self._reconcile(key)
         except ClusterError as error:

@@ -1,4 +1,4 @@
-"""One job, one look, one decision, carried out."""
+"""Reconciles one job: observes it once, decides, and applies the decision."""
 
 import asyncio
 import logging
@@ -22,47 +22,48 @@ from finetune_operator.reconcile.observe import JobKey, Observer
 log = logging.getLogger(__name__)
 
 
-#: For all calls to the artifact store of one reconcile. What the cluster alone can tell must not wait for longer.
+#: Seconds for all calls to the artifact store in one reconcile. Decisions that depend on the cluster alone must not be
+#: delayed for longer.
 STORE_SECONDS = 60
-#: Seconds. Whatever a server asks for, a job is not left alone for longer.
+#: Maximum delay in seconds before a retry, regardless of the server's Retry-After.
 LONGEST_RETRY_AFTER = 600.0
-#: A conflict that still happens when the backoff has grown to this is shown to the user.
+#: Backoff in seconds from which a repeated conflict is shown to the user.
 _PERSISTENT_SECONDS = 4
-#: JobSets and pods on which a decision takes some 10 ms.
+#: Number of JobSets and pods for which a decision takes about 10 ms.
 _FEW = 200
 
 
 class ReconcileError(Exception):
-    """A reconcile failed and the status says so where it could; the key is to be tried again with backoff."""
+    """A reconcile failed. The status shows it if it could be written; the caller retries the key with backoff."""
 
     def __init__(self, reason: str, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.retry_after = min(retry_after or 0.0, LONGEST_RETRY_AFTER)
-        """Seconds that the server asked to wait; 0 where it named none."""
+        """Delay in seconds that the server requested; 0 if none."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """What that error comes to."""
+        """Returns the ReconcileError for any error."""
         expected = isinstance(error, ClusterError | StorageError | Refused)
         retry_after = error.retry_after if isinstance(error, ClusterError) else None
         return cls(reason_of(error), str(error) if expected else repr(error), retry_after=retry_after)
 
 
 class Decide(Protocol):
-    """The pure core: :func:`finetune_operator.lifecycle.decide.decide`."""
+    """The pure decision function: :func:`finetune_operator.lifecycle.decide.decide`."""
 
     def __call__(self, observation: Observation, /) -> Decision: ...
 
 
 class Reconciler:
-    """Brings jobs forward. Safe to call for any key at any time, but for one key never twice at once.
+    """Reconciles jobs. It may be called for any key at any time, but not concurrently for the same key.
 
     Args:
-        observer: looks.
-        decide: decides.
-        applier: writes.
-        utc_now: the wall clock, for errors that are met.
+        observer: observes a job.
+        decide: derives the decision from the observation.
+        applier: carries the decision out.
+        utc_now: the wall clock, for errors in the status.
     """
 
     def __init__(
@@ -72,18 +73,20 @@ class Reconciler:
         self._decide = decide
         self._applier = applier
         self._utc_now = utc_now
-        # One: more of them would take turns with the event loop, too.
+        # One thread: more of them would only compete with the event loop for the interpreter.
         self._aside = ThreadPoolExecutor(1, "decide")
 
     async def reconcile(self, key: JobKey, *, retry_in: float) -> float | None:
-        """Seconds until the job is to be looked at again; None when only a change can matter, or it is gone.
+        """Reconciles one job.
+
+        Returns the seconds until the next reconcile; None if only a change requires one, or if the job does not exist.
 
         Args:
             key: the job.
-            retry_in: when a failure will be tried again, seconds; told to the user.
+            retry_in: seconds until the retry of a failure, which the status shows.
 
         Raises:
-            ReconcileError: for whatever went wrong.
+            ReconcileError: for any error.
         """
         with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
             async with self._observer.rooms.of(key.namespace) as room:
@@ -103,12 +106,12 @@ class Reconciler:
                 log.error("a fault of the operator over what the run folder holds", exc_info=decision.fault)
             await self._applier.apply(observation, decision)
         except Conflict as error:
-            # The world moved between look and write: no news for a user, unless it happens again and again.
+            # Something changed between observation and write. Users need to know only if it happens repeatedly.
             if retry_in >= _PERSISTENT_SECONDS:
                 await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         except StorageError as error:
-            # The job is read again: its status may hold since what waits to be written.
+            # The job is read again: its status may now hold records that wait to be stored.
             await self._report(key, None, error, retry_in)
             raise ReconcileError.of(error) from error
         except Exception as error:
@@ -117,12 +120,15 @@ class Reconciler:
             await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         if decision.fault is not None:
-            # The status that was just written names it.
+            # The status that was just written shows it.
             raise ReconcileError.of(decision.fault) from decision.fault
         return decision.requeue_after
 
     async def _decided(self, observation: Observation) -> Decision:
-        """On thousands of children a decision takes a second; nobody else waits for it then."""
+        """Decides in a separate thread for jobs with many children.
+
+        With thousands of children a decision takes a second, which must not block other jobs.
+        """
         if len(observation.jobsets) + len(observation.pods) <= _FEW:
             return self._decide(observation)
         return await asyncio.get_running_loop().run_in_executor(self._aside, self._decide, observation)
@@ -130,11 +136,11 @@ class Reconciler:
     async def _report(
         self, key: JobKey, observation: Observation | None, error: Exception, retry_in: float
     ) -> None:
-        """Into the status, best effort: the API server may be what failed."""
+        """Writes the error to the status. Best effort, since the API server itself may be failing."""
         retry_in = max(retry_in, ReconcileError.of(error).retry_after)
         try:
             job = observation.job if observation else await self._observer.job(key)
-            # One that has ended says for good how it ended; what is left to do for it shows in log and metrics.
+            # The status of a finished job stays as it is; errors of its cleanup appear in the log and metrics.
             if job is not None and not finished(job):
                 status = status_with_error(job, error, now=self._utc_now(), retry_in=retry_in)
                 await self._applier.write_status(job, status)

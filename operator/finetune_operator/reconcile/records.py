@@ -1,4 +1,4 @@
-"""What a file of the store says, if it is the record that its name promises."""
+"""Parses files of the store as the records that their names indicate."""
 
 from pydantic import BaseModel, ValidationError
 
@@ -7,7 +7,7 @@ from finetune_contract.versions import CONTRACT_VERSION, major_of
 
 
 class MalformedRecordError(Exception):
-    """A file is not the record that its name promises."""
+    """A file is not a valid record of the kind that its name indicates."""
 
 
 class NewerRecordError(Exception):
@@ -15,7 +15,10 @@ class NewerRecordError(Exception):
 
 
 def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
-    """Raises MalformedError and NewerError, with a sentence that names ``uri`` and has no full stop."""
+    """Parses ``content`` as a record of type ``model``.
+
+    Raises MalformedRecordError or NewerRecordError, with a message that names ``uri`` and does not end in a period.
+    """
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
@@ -33,7 +36,10 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
 
 
 def result_in_brief(record: StageResult) -> StageResult:
-    """What still counts of an attempt that another has followed: of a success everything, else how and how far."""
+    """Returns the part of a result that is still needed after a later attempt has started.
+
+    That is everything of a success; otherwise, the failure without its evidence, and the steps that training reached.
+    """
     if record.outcome is Outcome.SUCCEEDED:
         return record
     details = record.details
@@ -47,5 +53,5 @@ def result_in_brief(record: StageResult) -> StageResult:
 
 
 def failure_in_brief(record: Failure) -> Failure:
-    """Without the last lines of a log."""
+    """Returns the record without its evidence, the last lines of a log."""
     return record.model_copy(update={"evidence": ""}) if record.evidence else record

@@ -1,4 +1,4 @@
-"""Reads a job's run folder into what decisions see. Never takes a fault of the store for absence."""
+"""Reads a job's run folder for decisions. A failing store is never mistaken for absent files."""
 
 import asyncio
 import contextlib
@@ -65,28 +65,28 @@ __all__ = ["Folders", "RunFolderReader", "attempt_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where a job's files lie."""
+    """Locations of a job's files."""
 
     run: RunFolder
     cache: CacheLayout
 
     @classmethod
     def of(cls, snapshot: Object) -> Self:
-        """What the ConfigMap ``<job>-plan`` says. Raises Refused when it is not one of ours."""
+        """Returns the locations in a stored plan. Raises Refused if the ConfigMap is not a valid plan."""
         read = read_stored_plan(snapshot)
         return cls(run=read.run_folder, cache=read.cache)
 
 
-#: Requests of one look at a time.
+#: Maximum number of concurrent requests of one observation.
 _AT_ONCE = 16
-#: Notes of jobs that went on in the folder.
+#: Maximum number of takeover records in a run folder.
 _MOST_TAKEOVERS = 100
-#: What may stand in an address.
+#: Fingerprints that are safe in a URI.
 _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,128}")
 _NOTE_FIX = "Delete it; where it is a note on a retry, raise spec.retry.generation, too."
 
 type Own = Callable[[Collection[AttemptKey], tuple[TakeoverRecord, ...]], Collection[AttemptKey]]
-"""Of the attempts that are listed, those of the job."""
+"""Selects the job's own attempts among those that are listed."""
 
 
 def _all(listed: Collection[AttemptKey], _takeovers: tuple[TakeoverRecord, ...]) -> Collection[AttemptKey]:
@@ -94,13 +94,13 @@ def _all(listed: Collection[AttemptKey], _takeovers: tuple[TakeoverRecord, ...])
 
 
 class RunFolderReader:
-    """Reads what other people may write: every read and every listing is bounded.
+    """Reads run folders, to which untrusted users may write: every read and every listing is bounded.
 
-    It remembers what cannot change any more, so that a look at a long job costs one listing and one or two reads.
+    Final files are cached, so that observing a long job costs one listing and one or two reads.
 
     Args:
-        store: where run folders lie.
-        remembered_bytes: of files that are remembered, for all live jobs together.
+        store: object store with the run folders.
+        remembered_bytes: size of the cache in bytes, for all live jobs together.
     """
 
     def __init__(self, store: ObjectStore, *, remembered_bytes: int = 16 * 2**20) -> None:
@@ -110,19 +110,20 @@ class RunFolderReader:
 
     @property
     def remembered_bytes(self) -> int:
-        """Of all jobs together."""
+        """Size of the cached files of all jobs in bytes."""
         return self._remembered.size
 
     async def view(
         self, folders: Folders, *, of: Hashable = None, own: Own = _all, retry: int | None = None
     ) -> RunFolderView:
-        """One look. What is wrong with a file is part of it, and no exception.
+        """Returns a view of one run folder. Faults of files are part of the view; none is raised.
 
         Args:
-            folders: where to look.
-            of: the job, until it is forgotten.
+            folders: locations to read.
+            of: key of the job in the cache, until :meth:`forget`.
             own: see :data:`Own`.
-            retry: ``spec.retry.generation``: notes of higher ones are not the operator's. None: of whatever.
+            retry: ``spec.retry.generation``; records of higher generations are not the operator's and are ignored.
+                None to accept any.
         """
         job = of or folders.run.uri
         look = _Look(self._store, self._remembered, job)
@@ -152,13 +153,15 @@ class RunFolderReader:
         return ReadFailure(reason=reason, message=message)
 
     def forget(self, job: Hashable) -> None:
-        """The job has ended or is gone: nothing of it is remembered any more."""
+        """Drops everything cached for a job that is finished or deleted."""
         self._remembered.forget(job)
         self._denials.forget(job)
 
     async def hosts(self, run: RunFolder, count: int) -> dict[int, HostProgress]:
-        """What the first ``count`` processes of training say of themselves, by their number. Raises StorageError. What
-        cannot be understood is left out: it would only make a judgement better."""
+        """Returns the progress of the first ``count`` processes of training by index. Raises StorageError.
+
+        Invalid records are omitted, since the classification of the attempt does not depend on them.
+        """
         told: dict[int, HostProgress] = {}
         for some in batched(range(count), _AT_ONCE):
             contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
@@ -175,14 +178,14 @@ class RunFolderReader:
 
 
 class _Look:
-    """One look at one run folder."""
+    """One observation of one run folder."""
 
     def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
         self._store = store
         self._files = RunFolderFiles(store, remembered, job)
         self._warnings: list[str] = []
         self.listed = False
-        """Whether the store has shown the folder's names."""
+        """Whether the store has answered the folder's listing."""
 
     async def view(self, folders: Folders, own: Own, retry: int | None) -> RunFolderView:
         run = folders.run
@@ -194,7 +197,7 @@ class _Look:
         mine = own(files.keys(), takeovers)
         strangers = frozenset(files.keys() - set(mine))
         files = {key: files[key] for key in sorted(mine)}
-        # Thousands of names of files that are not the job's need no memory while the others are read.
+        # Releases the listing, which may have thousands of other names, before the files are read.
         del names
         attempts = await self._attempts(run, files)
         progress, unknown = await self._progress(run, attempts, last=not takeovers)
@@ -216,12 +219,12 @@ class _Look:
         if len(uids) > _MOST_TAKEOVERS:
             text = f"{run.attempts} holds {len(uids)} notes taken-over-*.json, and {_MOST_TAKEOVERS} are read"
             raise UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
-        # One that cannot be read may say that the folder is another job's by now.
+        # Errors propagate: a record that cannot be read may say that another job owns the folder now.
         notes = [await self._takeover(run.taken_over(uid), uid) for uid in uids]
         return in_order(note for note in notes if note is not None)
 
     async def _takeover(self, uri: str, uid: str) -> TakeoverRecord | None:
-        """``uid``: its first characters, as the name says."""
+        """Reads a takeover record. ``uid`` is the first characters of the job's uid, from the file's name."""
 
         def named(note: TakeoverRecord) -> bool:
             return note.uid[: len(uid)] == uid
@@ -244,7 +247,7 @@ class _Look:
     async def _attempt(
         self, run: RunFolder, key: AttemptKey, names: Collection[str], *, last: bool
     ) -> AttemptFiles:
-        """``last``: of its stage, so far."""
+        """Reads the records of one attempt. ``last`` is whether it is the newest attempt of its stage."""
         result, malformed, newer = None, None, None
         if "result.json" in names:
             try:
@@ -262,8 +265,11 @@ class _Look:
         return AttemptFiles(result=result, failure=failure, malformed=malformed, newer=newer)
 
     async def _result(self, uri: str, *, last: bool) -> StageResult | None:
-        """Written once, but for that of an attempt that was stopped: a JobSet that Kueue has stopped may run the same
-        attempt again, to another end, for as long as no other attempt has followed."""
+        """Reads a result, which is final unless it is that of a stopped newest attempt.
+
+        A JobSet that Kueue has suspended may run the same attempt again, with a different result, until another attempt
+        follows.
+        """
 
         def final(record: StageResult) -> bool:
             return not last or record.outcome is not Outcome.STOPPED
@@ -273,9 +279,11 @@ class _Look:
         )
 
     async def _failure(self, uri: str, *, last: bool) -> Failure | None:
-        """A trainer's may still be replaced by the operator's own judgement. That of an attempt that ends is written
-        again as long as its pods take for that; once another attempt has followed, by nothing. One that cannot be read
-        says nothing: the attempt is judged by what else is left of it."""
+        """Reads a failure record, which is final once the operator has settled it and another attempt has followed.
+
+        The operator's classification replaces the trainer's record, and is rewritten while the attempt's pods are
+        ending. None for a malformed record: the attempt is then classified from its other traces.
+        """
 
         def final(record: Failure) -> bool:
             return not last and settled(record)
@@ -300,12 +308,15 @@ class _Look:
     async def _progress(
         self, run: RunFolder, attempts: Mapping[AttemptKey, AttemptFiles], *, last: bool
     ) -> tuple[Progress | None, ReadFailure | None]:
-        """``last``: no other job has trained in the folder before, whose end may be remembered."""
+        """Reads training's progress. ``last`` is whether no other job has used the folder before.
+
+        Otherwise the progress is not cached, as it could be the final one of the earlier job.
+        """
         trained = [files for key, files in sorted(attempts.items()) if key.stage is Stage.TRAIN]
         if not trained:
             return None, None
         result = trained[-1].result
-        # The trainer writes its last progress before its result: after a success, the file stands still.
+        # The trainer writes its last progress before its result, so the file is final after a success.
         done = last and result is not None and result.outcome is Outcome.SUCCEEDED
         try:
             found = await self._files.read(
@@ -320,13 +331,16 @@ class _Look:
     async def _convert_manifest(
         self, cache: CacheLayout, attempts: Mapping[AttemptKey, AttemptFiles]
     ) -> tuple[ConvertManifest | None, str]:
-        """What the cache has for the model, or why it cannot be read. Whoever shares the cache may have written it, so
-        it says nothing about this job: it is a miss. Not read once an attempt has converted the model."""
+        """Reads the manifest of the converted model in the cache; the second value says why it cannot be read.
+
+        Any user of the shared cache may have written an invalid manifest, so it is a cache miss and not a fault of the
+        job. The manifest is not read after an attempt has converted the model.
+        """
         fingerprint = fingerprint_of(attempts)
         if fingerprint is None or not _FINGERPRINT.fullmatch(fingerprint) or _converted(attempts):
             return None, ""
         try:
-            # Not remembered: people may empty the cache, and a hit must not outlive its files.
+            # Not cached here: users may empty the shared cache, and a hit must not outlive its files.
             return await self._files.read(cache.convert_manifest(fingerprint), ConvertManifest), ""
         except (MalformedRecordError, NewerRecordError, ObjectTooLarge) as error:
             self._warnings.append(f"{error}; the model counts as not converted")
@@ -334,7 +348,7 @@ class _Look:
 
 
 def fingerprint_of(attempts: Mapping[AttemptKey, AttemptFiles]) -> str | None:
-    """Of the converted model, as the latest preflight that succeeded found it."""
+    """Returns the fingerprint of the converted model from the latest successful preflight; None if there is none."""
     for key in sorted(attempts, reverse=True):
         result = attempts[key].result
         if key.stage is Stage.PREFLIGHT and result and isinstance(result.details, PreflightOutcome):

@@ -1,4 +1,4 @@
-"""The files that one look at a run folder reads: how much of them, and what is remembered for the next one."""
+"""Reads files for one observation of a run folder, within bounds, and caches final ones for later observations."""
 
 from collections.abc import Callable, Hashable
 
@@ -9,15 +9,15 @@ from finetune_operator.artifacts.port import RECORD_LIMIT, ObjectStore, ObjectTo
 from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.records import MalformedRecordError, parsed
 
-#: Bytes that one look reads.
+#: Maximum number of bytes that one observation reads.
 _READ_LIMIT = 16 * 2**20
-#: Bytes of all records that one look holds, as JSON and in brief where that is enough: those of more than a thousand
-#: attempts. In memory they take up to seven times as much (tests/unit/reconcile/test_memory.py).
+#: Maximum number of bytes of all records that one observation holds, as JSON and abbreviated where possible: enough for
+#: more than a thousand attempts. In memory they take up to seven times as much (tests/unit/reconcile/test_memory.py).
 HELD_LIMIT = 5 * 2**18
 
 
 class UnreadableError(Exception):
-    """Nothing can be said of the run folder."""
+    """The run folder as a whole cannot be read."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -42,12 +42,14 @@ def _too_large(uri: str, what: str, limit: int) -> UnreadableError:
 
 
 class RunFolderFiles:
-    """Others may have written them: what is read and what is held is bounded over all files together.
+    """Reads the files of one run folder, which untrusted users may have written.
+
+    The bytes read and the bytes held are bounded over all files together.
 
     Args:
-        store: where they lie.
-        remembered: what cannot change any more.
-        job: of what is remembered.
+        store: object store with the files.
+        remembered: cache of final files.
+        job: key of the job in the cache.
     """
 
     def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
@@ -67,17 +69,17 @@ class RunFolderFiles:
         settled_if_bad: bool = False,
         kept: Callable[[T], T] = whole,
     ) -> T | None:
-        """None where it is not there (yet).
+        """Returns the record in a file; None if the file does not exist (yet).
 
-        Raises MalformedError, NewerError and StorageError.
+        Raises MalformedRecordError, NewerRecordError, UnreadableError and StorageError.
 
         Args:
-            uri: the file.
-            model: what it should hold.
-            limit: bytes.
-            final: whether a file that says this cannot change any more.
-            settled_if_bad: whether one that is no such record cannot either.
-            kept: what is needed of it.
+            uri: URI of the file.
+            model: expected type of the record.
+            limit: maximum size of the file in bytes.
+            final: returns whether the file cannot change any more, given its record.
+            settled_if_bad: whether a file with a malformed record cannot change any more either.
+            kept: returns the part of the record that is needed.
         """
         known = None if final is never else self._remembered.get(self._job, uri)
         try:
@@ -87,7 +89,7 @@ class RunFolderFiles:
             found = parsed(uri, content, model)
         except (MalformedRecordError, ObjectTooLarge):
             if settled_if_bad and known is None:
-                # Without what it holds, which is of no use to anyone.
+                # Cached as empty, since its content is of no use.
                 self._remembered.keep(self._job, uri, b"")
             raise
         record = kept(found)
@@ -99,7 +101,7 @@ class RunFolderFiles:
         return record
 
     def _hold(self, uri: str, size: int) -> None:
-        """Remembered or not: it takes its room as long as the look is judged."""
+        """Accounts for a record, cached or not, which is held until the decision is made."""
         self._room -= size
         if self._room < 0:
             raise _too_large(uri, "take", HELD_LIMIT)

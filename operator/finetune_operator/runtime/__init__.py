@@ -1,1 +1,1 @@
-"""What surrounds the reconciler in a pod: events, queue, leadership, metrics, probes, signals."""
+"""The operator's process around the reconciler: events, queue, leadership, metrics, probes, signals."""

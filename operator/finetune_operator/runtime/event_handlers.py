@@ -1,4 +1,4 @@
-"""Which events put which job or profile on the queue. Knows objects as plain dicts; no kopf, no I/O."""
+"""Maps watch events to the jobs and profiles to queue. Handles objects as plain dicts, without kopf or I/O."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -14,45 +14,47 @@ from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.rendering.labels import JOB_LABEL
 
-#: Finished jobs that turn up at a start wait this long, so that live ones go first.
+#: Delay of finished jobs in the initial listing, so that live ones are reconciled first.
 FINISHED_LATER_SECONDS = 5.0
-#: Jobs come and go in bursts; the number of them that a profile shows is written at most once in this time.
+#: Minimum interval between updates of a profile's number of jobs, since jobs are created and deleted in bursts.
 USAGE_SECONDS = 2.0
 
 
 class LatencyObserver(Protocol):
-    """Hears what latencies are measured from."""
+    """Observes the events from which latencies are measured."""
 
     def jobset_finished(self, key: JobKey) -> None:
-        """The watch has told that a JobSet of a live job is finished."""
+        """Called when a watch event shows that a JobSet of a live job has finished."""
 
     def forget(self, key: JobKey) -> None:
-        """The job is finished or gone."""
+        """Called when the job is finished or deleted."""
 
 
 @dataclass(slots=True)
 class _CachedJob:
-    """What the last event said of one job."""
+    """State of one job as of the last event."""
 
     uid: str
     created: str
-    """Its creationTimestamp: of two jobs of one name the later one is there now."""
+    """The job's creationTimestamp: of two jobs with the same name, the later one exists now."""
     input: bytes | None
-    """A digest of what a person or a tool may have changed of what is read."""
+    """Digest of the fields that users and tools may change and that the operator reads. None before the first event."""
     finished: bool
     admitted: bool
     profile: str | None = None
-    """Name of the profile that it runs under, until it finishes."""
+    """Name of the profile that the job runs under. None before admission and after it has finished."""
     finished_jobsets: set[str] = field(default_factory=set)
 
 
 class EventHandlers:
-    """Turns watch events into keys. Event types are those of a watch; None: from a listing. Of an object it reads what
+    """Turns watch events into keys.
+
+    An event type is that of a watch, or None for an object from a listing. Only those fields of an object are read that
     :mod:`finetune_operator.runtime.projection` keeps.
 
     Args:
-        add: puts a key on the queue, due after so many seconds.
-        listener: hears of finished JobSets and jobs.
+        add: adds a key to the queue, due after the given number of seconds.
+        listener: notified of finished JobSets and jobs.
     """
 
     def __init__(self, add: Callable[[Key, float], None], listener: LatencyObserver) -> None:
@@ -60,13 +62,13 @@ class EventHandlers:
         self._listener = listener
         self._seen: dict[JobKey, _CachedJob] = {}
         self._profiles: dict[str, bytes] = {}
-        """What the last event said of each, its status left out."""
+        """Digest of each profile without its status, as of the last event."""
         self._jobsets: dict[str, JobKey] = {}
-        """By uid: a Workload names its JobSet, and not the job."""
+        """Jobs by the uids of their JobSets: a Workload refers to its JobSet, not to the job."""
 
     @property
     def live(self) -> int:
-        """Jobs that are not finished."""
+        """Number of unfinished jobs."""
         return sum(not seen.finished for seen in self._seen.values())
 
     @property
@@ -74,15 +76,15 @@ class EventHandlers:
         return len(self._seen)
 
     def used_by(self, profile: str) -> int:
-        """Jobs that run under that profile and have not finished."""
+        """Returns the number of unfinished jobs that run under that profile."""
         return sum(seen.profile == profile for seen in self._seen.values())
 
     def job(self, event_type: str | None, job: Object) -> None:
-        """A FineTuneJob. A change of its status alone is our own writing and queues nothing."""
+        """Handles an event of a FineTuneJob. A change of status alone is the operator's own and queues nothing."""
         key = _key(job)
         uid = job["metadata"]["uid"]
         if event_type == "DELETED":
-            # Events are in order for each uid only: by now there may be another job of that name.
+            # Events are ordered per uid only: another job may already have that name.
             if key in self._seen and self._seen[key].uid == uid:
                 self._forget(key)
             self._add(PlanKey(key.namespace, key.name, uid), 0.0)
@@ -93,7 +95,7 @@ class EventHandlers:
         before = seen.input
         seen.input = _input(job)
         if event_type is None:
-            # After a gap in the watch anything may have been missed; finished jobs can miss little.
+            # After a gap in the watch, any event may have been missed; finished jobs are the least affected.
             self._add(key, FINISHED_LATER_SECONDS if seen.finished else 0.0)
         elif before != seen.input:
             self._add(key, 0.0)
@@ -110,7 +112,7 @@ class EventHandlers:
         seen = self._seen.get(key)
         if seen and uid not in seen.finished_jobsets and _has_ended(jobset):
             seen.finished_jobsets.add(uid)
-            # Those of a listing ended at a time that we do not know.
+            # The end time of JobSets in a listing is unknown.
             if event_type is not None and not seen.finished:
                 self._listener.jobset_finished(key)
         self._add_child(key, event_type)
@@ -121,19 +123,23 @@ class EventHandlers:
             self._add_child(key, event_type)
 
     def workload(self, event_type: str | None, workload: Object) -> None:
-        """Kueue's, of whatever kind of work; most are not ours."""
+        """Handles an event of a Kueue Workload. Most Workloads do not belong to the operator's JobSets."""
         for owner in workload["metadata"].get("ownerReferences", ()):
             if key := self._jobsets.get(owner["uid"]):
                 self._add_child(key, event_type)
 
     def profile(self, event_type: str | None, profile: Object) -> None:
-        """Jobs that were admitted have their copy of it; the others may become valid now."""
+        """Handles an event of a FineTuneProfile.
+
+        Queues the jobs that are not admitted yet, as they may become valid; admitted jobs have their own copy of the
+        profile.
+        """
         name = profile["metadata"]["name"]
         before = self._profiles.pop(name, None)
         if event_type != "DELETED":
             self._profiles[name] = _input(profile)
         if event_type is None:
-            # The jobs that use it come with their own listing.
+            # The jobs that use it are queued by their own listing.
             self._add(ProfileKey(name), USAGE_SECONDS)
             return
         if before is not None and before == self._profiles.get(name):
@@ -144,17 +150,17 @@ class EventHandlers:
                 self._add(key, 0.0)
 
     def missed(self) -> None:
-        """Some watch has lost events. What was deleted meanwhile no listing shows, so every live job is looked at."""
+        """Queues every live job after a watch has lost events, since a listing does not show deleted objects."""
         for key, seen in self._seen.items():
             if not seen.finished:
                 self._add(key, 0.0)
 
     def keys(self) -> frozenset[JobKey]:
-        """All jobs that are known."""
+        """Returns the keys of all known jobs."""
         return frozenset(self._seen)
 
     def listed(self, jobs: Iterable[Object]) -> None:
-        """A page of a live listing: queues the unfinished jobs."""
+        """Handles one page of a live listing: queues the unfinished jobs."""
         for job in jobs:
             seen = self._remember(_key(job), job)
             if seen.uid == job["metadata"]["uid"]:
@@ -163,19 +169,19 @@ class EventHandlers:
                 self._add(_key(job), 0.0)
 
     def gone(self, keys: Iterable[JobKey]) -> None:
-        """Jobs that a whole live listing no longer had: their deletion was missed."""
+        """Forgets jobs that are missing from a complete live listing: their deletion was missed."""
         for key in keys:
             self._forget(key)
-            # This reconcile finds no job; it is there for one that was created again in the meantime.
+            # Queued in case a job of that name has been created again in the meantime.
             self._add(key, 0.0)
 
     def _add_child(self, key: JobKey, event_type: str | None) -> None:
-        # A listing of children comes with a listing of jobs, which queues them.
+        # A listing of children accompanies a listing of jobs, which queues the jobs.
         if event_type is not None:
             self._add(key, 0.0)
 
     def _remember(self, key: JobKey, job: Object) -> _CachedJob:
-        """What is known of the job of that name now: the given one, unless that is an earlier one."""
+        """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
         finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
         seen = self._seen.get(key)
@@ -194,7 +200,7 @@ class EventHandlers:
         return seen
 
     def _use(self, seen: _CachedJob, profile: str | None) -> None:
-        """The job runs under that profile from now on, or under none."""
+        """Records the profile that the job now runs under; None for none."""
         if profile == seen.profile:
             return
         for changed in (seen.profile, profile):
@@ -219,14 +225,17 @@ def _owner(child: Object) -> JobKey | None:
 
 
 def _profile_of(job: Object) -> str | None:
-    """The one that the status resolved: what the spec names may not have been admitted, or be left out."""
+    """Returns the profile in the status: the spec may omit it, or name one under which the job was not admitted."""
     name: str | None = (job.get("status") or {}).get("resolved", {}).get("profile", {}).get("name")
     return name
 
 
 def _input(found: Object) -> bytes:
-    """A digest of what is read of it, but for its status: other labels and annotations may change as often as they
-    like. The same for a whole object and for what :mod:`finetune_operator.runtime.projection` keeps."""
+    """Returns a digest of the fields that the operator reads, without the status.
+
+    Changes of other labels and annotations do not affect it. It is the same for a whole object and for its projection
+    (:mod:`finetune_operator.runtime.projection`).
+    """
     metadata = found["metadata"]
     values = [metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")]
     values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]

@@ -1,11 +1,11 @@
-"""kopf as the host of our watches, and nothing more: events in, keys out.
+"""Uses kopf only to run the watches and pass their events on.
 
-Handlers only pass events on, so kopf writes nothing: no finalizers, no annotations, no Events. All that is
-known of kopf is in this module.
+Handlers only forward events, so kopf writes nothing: no finalizers, no annotations, no Events. No other module depends
+on kopf.
 
-kopf holds whole objects, copies each of them several times and queues them without end. So it does not get them: the
-HTTP session that it is given cuts the answers to what :mod:`.projection` keeps, before kopf sees them. Nor
-does kopf find a finalizer or an annotation of its own there that another client has put on an object.
+kopf holds whole objects, copies each several times and queues them without a limit. Therefore the HTTP session that it
+gets reduces responses to the fields that :mod:`.projection` keeps before kopf reads them. This also hides any
+finalizer or annotation of kopf's that another client has put on an object.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.projection import project_event, project_list
 from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth, WatchStream
 
-#: What is watched. Profiles are cluster-scoped, the others live in namespaces.
+#: Watched kinds. Profiles are cluster-scoped, the others are namespaced.
 NAMESPACED = (JOBS, JOBSETS, PODS)
 CHILDREN = (JOBSETS, PODS)
 
-#: Objects of one page of a listing, at most, and bytes; an object may have 1.5 MiB and more. Parsing takes a multiple.
+#: Limits of one page of a listing, in objects and bytes. An object may have 1.5 MiB or more; parsing takes a multiple.
 PAGE_OBJECTS = 25
 PAGE_BYTES = 2 * 2**20
-#: Pages that are read at once; there is a listing for each kind in each namespace.
+#: Number of pages that are read concurrently; there is one listing per kind and namespace.
 _PAGES_AT_ONCE = 4
 
 
 class WatchesEndedError(Exception):
-    """kopf has given up; the process should end, and be started again."""
+    """kopf has ended its watches. The process must exit and be restarted."""
 
 
 def watches(namespaces: Sequence[str], *, kueue: bool) -> tuple[WatchStream, ...]:
-    """The streams that there must be; ``kueue``: whether there are Workloads to watch."""
+    """Returns the required watch streams. ``kueue`` is whether to watch Workloads, too."""
     scopes = namespaces or (None,)
     kinds = (*NAMESPACED, WORKLOADS) if kueue else NAMESPACED
     return (*(WatchStream(kind, scope) for kind in kinds for scope in scopes), WatchStream(PROFILES, None))
@@ -50,12 +50,12 @@ class WatchManager:
     """Runs the watches.
 
     Args:
-        account: identity and address of the API server.
-        namespaces: where to watch; empty: everywhere.
-        intake: hears of every event.
-        ages: hears of every sign of life.
-        environ: holds the API server's address.
-        kueue: whether there are Workloads to watch.
+        account: credentials for the API server.
+        namespaces: namespaces to watch; all if empty.
+        intake: receives every event.
+        ages: notified of every sign of activity of a watch.
+        environ: environment with the API server's address.
+        kueue: whether to watch Workloads, too.
     """
 
     def __init__(
@@ -76,24 +76,24 @@ class WatchManager:
         self._ages = ages
         self._paths = frozenset(watch.path for watch in watches(namespaces, kueue=kueue))
         self._page_objects: dict[str, int] = {}
-        """By path: as many as fitted last time."""
+        """Page size by path: the number of objects that fitted last time."""
         self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._listed: set[str] = set()
-        """Paths of collections that were listed before: each later time comes after a gap."""
+        """Paths of collections that have been listed: every further listing follows a gap in the watch."""
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Watch until cancelled. Raises what kopf fails with, or WatchesEndedError.
+        """Watches until cancelled. Raises kopf's error, or WatchesEndedError.
 
-        kopf's own ``operator()`` and ``run_tasks()`` are not used: when they end, they cancel every task of the
-        event loop that is younger than they are, and so would cut our reconciles short.
+        kopf's own ``operator()`` and ``run_tasks()`` are not used: at their end they cancel every task of the event
+        loop that was created after them, which would interrupt reconciles.
 
         Args:
-            started: called once kopf has taken the process's signal handlers, which the caller may take back.
+            started: called after kopf has installed its signal handlers, which the caller may replace.
         """
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
             settings=self._settings(),
-            # Unused without peering. kopf's default asks for the name of the user, and a pod's user has none.
+            # Unused without peering. kopf's default requires a user name, which a pod's user does not have.
             identity="finetune-operator",  # type: ignore[arg-type]  # a NewType of str that kopf keeps to itself
             clusterwide=not self._namespaces,
             namespaces=list(self._namespaces),
@@ -133,35 +133,35 @@ class WatchManager:
     @staticmethod
     def _settings() -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
-        # No watching of CRDs and namespaces: a smaller role. What is needed is checked before kopf starts.
+        # CRDs and namespaces are not watched, so the role is smaller. Prerequisites are checked before kopf starts.
         settings.scanning.disabled = True
-        # Leadership is a Lease of ours. Peering is no lock, and equal priorities would pause everyone.
+        # The operator's Lease decides leadership. Peering is not a lock, and equal priorities would pause all peers.
         settings.peering.standalone = True
-        # Events are written with the status, by decision, not from log lines.
+        # Events result from decisions and are written with the status, not from log records.
         settings.posting.enabled = False
         settings.networking.connect_timeout = 5
         settings.networking.request_timeout = 30
-        # About a minute of trying; then kopf gives up, and a fresh process says what is wrong.
+        # About a minute of retries; then kopf ends, and a restarted process reports the cause.
         settings.networking.error_backoffs = (0.5, 1, 2, 3, 5, 8, 13, 21)
         settings.watching.connect_timeout = 5
         settings.watching.server_timeout = SERVER_SECONDS
-        # The client must not be the first to end a watch: the server's last bookmark would be lost.
+        # The server must end a watch before the client does, or its last bookmark would be lost.
         settings.watching.client_timeout = SERVER_SECONDS + 30
         settings.watching.inactivity_timeout = INACTIVITY_SECONDS
-        # Pages, that is. Streaming lists need a newer server than this does.
+        # Lists in pages. Streaming lists would require a newer API server.
         settings.watching.chunk_size = PAGE_OBJECTS
-        # Only our children, out of all JobSets and pods of the cluster: what lets this scale.
+        # Only the operator's own JobSets and pods, so that the cost does not grow with others in the cluster.
         for kind in CHILDREN:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = UID_LABEL
-        # kopf would kill the process this long after a cancellation, also when it went well.
+        # Otherwise kopf kills the process this long after a cancellation, even after a clean shutdown.
         settings.process.ultimate_exiting_timeout = None
-        # Handlers only add keys: an idle object needs no worker for longer than a burst of events.
+        # Handlers only add keys, so an object's worker needs to outlive only a burst of events.
         settings.queueing.idle_timeout = 1
         settings.queueing.exit_timeout = 1
         return settings
 
     def _note_gap(self, url: URL) -> None:
-        """kopf lists once, and again where the server no longer knows what a watch had seen."""
+        """Reports a gap: kopf lists again only if the server no longer has the watch's resource version."""
         if "continue" in url.query:
             return
         if url.path in self._listed:
@@ -169,7 +169,7 @@ class WatchManager:
         self._listed.add(url.path)
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        """A session that reads the token anew for each request and notes every sign of life of a watch."""
+        """Returns a session that reads the token for each request and reports every sign of activity of a watch."""
 
         async def authorize(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -193,7 +193,7 @@ class WatchManager:
     async def _cut(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """What is watched reaches kopf as what is kept of it; everything else (discovery, errors) as it is."""
+        """Projects responses of listings and watches; passes everything else (discovery, errors) unchanged."""
         if request.method != "GET" or request.url.path not in self._paths:
             return await handler(request)
         if "watch" not in request.url.query:
@@ -207,8 +207,10 @@ class WatchManager:
     async def _page(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """A page that is too large is asked for again with fewer objects; after small ones they become more again.
-        It says itself where the next one begins."""
+        """Requests one page of a listing, with fewer objects if it is too large.
+
+        The page size grows again after small pages. The page's own continue token refers to the next one.
+        """
         path = request.url.path
         while True:
             objects = self._page_objects.get(path, PAGE_OBJECTS)
@@ -230,19 +232,19 @@ class WatchManager:
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int | None) -> bytearray | None:
-    """The body; None as soon as it has more bytes than that."""
+    """Reads the body; None if it exceeds ``limit`` bytes."""
     text = bytearray()
     async for chunk in response.content.iter_any():
         text += chunk
         if limit is not None and len(text) > limit:
-            # Closed, not drained: what is left of the answer is not read.
+            # Closed, not drained: the rest of the response is not read.
             response.close()
             return None
     return text
 
 
 class _Content:
-    """In the place of a response's content: kopf reads from it, and aiohttp tells it that the connection is closed."""
+    """Replaces a response's content: kopf reads from it, and aiohttp notifies it when the connection is closed."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
@@ -255,7 +257,7 @@ class _Content:
 
 
 class _ProjectedLines(_Content):
-    """What is kept of each line of a watch, one at a time."""
+    """Yields the projection of each line of a watch."""
 
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         begun = bytearray()
@@ -266,11 +268,11 @@ class _ProjectedLines(_Content):
                 if begun:
                     yield project_event(begun) + b"\n"
                 begun = bytearray(other)
-        # What has no end was cut off with the connection. The next watch begins with it.
+        # An incomplete last line was cut off with the connection. The next watch starts with that event.
 
 
 class _ProjectedBody(_Content):
-    """What is kept of a page."""
+    """The projection of one page of a listing."""
 
     def __init__(self, content: aiohttp.StreamReader, text: bytes) -> None:
         super().__init__(content)

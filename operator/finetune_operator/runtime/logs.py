@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, with the job that is being handled, and without credentials."""
+"""Structured logs: one JSON object per line, with the current job and without credentials."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
-#: What the current task reconciles: a job as namespace/name, or finetuneprofile/name.
+#: Key that the current task reconciles: a job as namespace/name, or finetuneprofile/name. None outside a reconcile.
 current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
 
 #: Bearer headers, JSON web tokens, Hugging Face tokens, Google access tokens, passwords in URLs.
@@ -22,7 +22,7 @@ _SECRETS = re.compile(
 
 
 def redacted(text: str) -> str:
-    """The text without anything that looks like a credential."""
+    """Returns the text with everything that resembles a credential replaced."""
     return _SECRETS.sub(lambda match: f"{match['scheme'] or match['user'] or ''}[redacted]", text)
 
 
@@ -55,13 +55,13 @@ class TextFormatter(_Formatter):
 
 
 def configure(level: str, form: str, stream: TextIO = sys.stderr) -> None:
-    """Sets the root logger up. Libraries speak from warnings on, unless everything is asked for."""
+    """Configures the root logger. Libraries log warnings and above, or everything at level debug."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     logging.getLogger("finetune_operator").setLevel(level.upper())
-    # kopf reports at ERROR that it will try a request again, with the whole response; what matters of it shows
-    # in the age of the watches.
+    # kopf logs at ERROR that it will retry a request, with the whole response; the age of the watches shows the
+    # relevant part.
     logging.getLogger("kopf").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)

@@ -1,4 +1,4 @@
-"""What Prometheus sees of the operator. One registry per process, made and handed around, never global."""
+"""The operator's Prometheus metrics. One registry per process, passed explicitly and never global."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +15,12 @@ from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.watches import WatchHealth
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-#: From one fast read to a stage that waits for an API server that is coming back.
+#: Seconds, from a single fast read to a stage that waits for the API server to recover.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class OperatorMetrics:
-    """Counters and gauges of one process, and the little memory that latencies need."""
+    """Counters and gauges of one process, and the state from which latencies are computed."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -73,7 +73,7 @@ class OperatorMetrics:
         self._finished: dict[JobKey, float] = {}
 
     def leads(self, *, queue: WorkQueue[Key], intake: EventHandlers, ages: WatchHealth) -> None:
-        """This process leads from now on; gauges ask these when they are scraped."""
+        """Records that this process leads; adds gauges that read these objects when scraped."""
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "finetune_queue_depth": ("Jobs and profiles that are due and wait for a worker", queue.depth),
             "finetune_queue_oldest_seconds": ("How long the most overdue of them has waited", queue.oldest),
@@ -93,26 +93,26 @@ class OperatorMetrics:
         self._leading.set(1)
 
     def reconciled(self, seconds: float, error: str | None) -> None:
-        """One reconcile has ended; ``error`` is its reason."""
+        """Records one reconcile. ``error`` is its reason; None if it succeeded."""
         self._reconcile.labels("error" if error else "ok").observe(seconds)
         if error:
             self._errors.labels(error).inc()
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """One request to the API server has ended (a RequestObserver)."""
+        """Records one completed request to the API server (a RequestObserver)."""
         self._requests.labels(verb, resource, str(code)).inc()
         self._request_seconds.labels(verb, resource).observe(seconds)
 
     def storage_requested(self, operation: str) -> None:
-        """One request to the artifact store begins."""
+        """Records the start of one request to the artifact store."""
         self._storage_requests.labels(operation).inc()
 
     def storage_refused(self, operation: str) -> None:
-        """One request to the artifact store is not made."""
+        """Records one request to the artifact store that was not made."""
         self._storage_refused.labels(operation).inc()
 
     def jobset_finished(self, key: JobKey) -> None:
-        """The watch has told that a JobSet of this job is finished; counts from the first such event on."""
+        """Records a watch event of a finished JobSet of this job; the handover is measured from the first one."""
         self._finished.setdefault(key, self._clock())
 
     def jobset_created(self, created: JobSetCreated) -> None:
@@ -121,9 +121,9 @@ class OperatorMetrics:
             self._handover.observe(self._clock() - finished)
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone or finished."""
+        """Drops the state of a job that is finished or deleted."""
         self._finished.pop(key, None)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Returns the text that Prometheus scrapes."""
         return generate_latest(self.registry)

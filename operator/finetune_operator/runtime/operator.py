@@ -1,4 +1,4 @@
-"""The whole operator in one process: waits to lead, watches, works, and ends in good order."""
+"""The operator's process: waits for leadership, watches, reconciles, and shuts down in order."""
 
 import asyncio
 import logging
@@ -44,12 +44,12 @@ async def _collect(plans: Plans, key: PlanKey) -> None:
 
 
 class Operator:
-    """One process.
+    """One operator process.
 
     Args:
-        settings: see there.
-        decide: the pure core.
-        environ: holds the API server's address.
+        settings: the operator's settings.
+        decide: the pure decision function.
+        environ: environment with the API server's address.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Operator:
         self._missing: tuple[str, ...] = ()
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT. Raises LeadershipLost, WatchesEndedError, NoCredentials or OSError."""
+        """Runs until SIGTERM or SIGINT. Raises LeadershipLost, WatchesEndedError, NoCredentials or OSError."""
         settings = self._settings
         self._take_signals()
         probes = ProbeServer(healthy=self._healthy, ready=self._ready, metrics=self._metrics)
@@ -94,7 +94,7 @@ class Operator:
         log.info("stopped")
 
     async def _until_stopped(self, electing: Coroutine[object, object, None]) -> None:
-        """A candidate ends at once when told to stop; a leader ends by itself, in good order."""
+        """Runs the election until it ends. A stop cancels a candidate at once; a leader shuts down by itself."""
         campaign = asyncio.ensure_future(electing)
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
@@ -110,7 +110,7 @@ class Operator:
             campaign.result()
 
     async def _lead(self, cluster: KubernetesClient) -> None:
-        """Watch and work, until told to stop or until something fails."""
+        """Watches and reconciles until stopped or until a part fails."""
         settings = self._settings
         kueue = await serves(cluster, WORKLOADS, settings.namespaces)
         if not kueue:
@@ -141,7 +141,7 @@ class Operator:
         try:
             done, _ = await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
             queue.close()
-            # What is in hand is finished: the next leader then finds nothing half done.
+            # Finishes the reconciles in progress, so that the next leader finds none half done.
             await asyncio.wait({working}, timeout=settings.drain_seconds)
         finally:
             await end((working, *others), store, patience=settings.drain_seconds)
@@ -149,7 +149,7 @@ class Operator:
             task.result()
 
     def _namespace(self) -> str:
-        """The operator's own."""
+        """Returns the operator's own namespace."""
         settings = self._settings
         return settings.operator_namespace or settings.service_account.namespace()
 
@@ -166,7 +166,7 @@ class Operator:
         )
         applier = Applier(cluster, plans, store, created=self._metrics.jobset_created)
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
-        # One that serves some namespaces would count their jobs alone, and write against its neighbours.
+        # An operator that serves some namespaces counts only their jobs, and would overwrite other operators' counts.
         everywhere = not self._settings.namespaces
         profiles = ProfileReconciler(
             cluster,

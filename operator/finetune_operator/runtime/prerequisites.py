@@ -1,4 +1,4 @@
-"""What must be there before watching makes sense: the CRDs, and the rights to list them."""
+"""Prerequisites of watching: the CRDs, and permission to list their objects."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from finetune_operator.runtime.watches import WatchStream
 
 log = logging.getLogger(__name__)
 
-#: No object has it: a listing with it proves right and existence, and carries nothing.
+#: A label that no object has: listing with it verifies permission and existence and returns no objects.
 _NOTHING = {UID_LABEL: "none"}
 RETRY_SECONDS = 5.0
 
@@ -28,7 +28,10 @@ async def wait_for_prerequisites(
     stop: asyncio.Event,
     tell: Callable[[tuple[str, ...]], None],
 ) -> bool:
-    """True when all is there, False when told to stop first. ``tell`` hears what is missing, as sentences."""
+    """Waits until every watched kind can be listed.
+
+    Returns True then, and False if ``stop`` is set first. ``tell`` is called with a sentence for each problem.
+    """
     watches = tuple(watches)
     told: tuple[str, ...] = ()
     while not stop.is_set():
@@ -48,8 +51,10 @@ async def wait_for_prerequisites(
 
 
 async def serves(cluster: KubernetesClient, kind: ResourceKind, namespaces: Sequence[str]) -> bool:
-    """Whether the API server knows the kind. Any other answer than that it does not counts as yes: what is wrong then
-    is told by :func:`wait_for_prerequisites`."""
+    """Whether the API server serves the kind.
+
+    Any error other than "not found" counts as yes: :func:`wait_for_prerequisites` then reports the problem.
+    """
     try:
         await cluster.list(kind, namespaces[0] if namespaces else None, labels=_NOTHING)
     except NotFound:

@@ -11,13 +11,13 @@ from finetune_operator.runtime.workers import RECONCILE_SECONDS
 
 log = logging.getLogger(__name__)
 
-#: A reconcile under way for so long hangs: it should have been given up a minute ago.
+#: Seconds after which a reconcile counts as hanging: a minute after its own timeout.
 STUCK_SECONDS = RECONCILE_SECONDS + 60
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe answers: the reasons for a no, none for a yes."""
+    """Result of a probe: the problems that make it fail, or none if it succeeds."""
 
     problems: tuple[str, ...] = ()
 
@@ -27,14 +27,14 @@ class ProbeResult:
 
 
 def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> ProbeResult:
-    """Whether the process is worth keeping.
+    """Returns whether the process is healthy.
 
-    How long keys wait for their turn says nothing of that: they wait where the store or the API server is away, and a
-    restart would mend neither.
+    The time that keys wait in the queue is not considered: they also wait while the store or the API server is
+    unavailable, which a restart would not fix.
 
     Args:
-        dead_watches: a sentence for each.
-        longest_reconcile: seconds since the oldest one under way began.
+        dead_watches: a sentence for each dead watch.
+        longest_reconcile: seconds since the start of the oldest reconcile in progress.
     """
     if longest_reconcile <= STUCK_SECONDS:
         return ProbeResult(dead_watches)
@@ -42,12 +42,12 @@ def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> ProbeResu
 
 
 class ProbeServer:
-    """Serves until stopped.
+    """Serves the endpoints until stopped.
 
     Args:
-        healthy: whether the process is worth keeping; a no makes the kubelet restart it.
-        ready: whether it leads.
-        metrics: what /metrics shows.
+        healthy: result of /healthz; the kubelet restarts the container if it fails.
+        ready: result of /readyz: whether the process leads.
+        metrics: metrics for /metrics.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ProbeServer:
         self._runners: list[web.AppRunner] = []
 
     async def start(self, host: str, health_port: int, metrics_port: int) -> tuple[int, int]:
-        """Listen; returns the two ports (0 chose free ones). Raises OSError where one is taken."""
+        """Starts to listen and returns both ports; 0 selects a free one. Raises OSError if a port is in use."""
         health = await self._serve(
             host, health_port, {"/healthz": self._answer(self._healthy), "/readyz": self._answer(self._ready)}
         )
@@ -78,7 +78,7 @@ class ProbeServer:
     async def _serve(self, host: str, port: int, routes: "dict[str, Handler]") -> int:
         app = web.Application()
         app.add_routes([web.get(path, handler) for path, handler in routes.items()])
-        # No access log: a probe every few seconds says nothing.
+        # No access log: probes every few seconds carry no information.
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         self._runners.append(runner)

@@ -1,8 +1,8 @@
-"""What is kept of an object that a watch or a listing tells of: what the intake and kopf read, and nothing else.
+"""Projects objects from watches and listings to the fields that the event handlers and kopf read.
 
-Whoever may write an object decides what is in it: a job's spec is bounded by its schema, its labels and what the server
-notes of them are not. In Python an object takes ten times its JSON and more, kopf copies it several times, and its
-backlog has no end. So the JSON is cut before it becomes Python: the parser builds only the keys that are named here.
+Tenants decide how large an object is: its schema bounds a job's spec, but not its labels or managed fields. As Python
+objects it takes ten times its JSON or more, kopf copies it several times, and kopf's backlog is unbounded. So the JSON
+is reduced before it becomes Python objects: the parser builds only the keys that are named here.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ from finetune_operator.cluster.json_depth import shallow
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
-#: Of all conditions, those that the intake asks for: of jobs, and of JobSets.
+#: Condition types of jobs and JobSets that the event handlers read.
 _CONDITIONS = frozenset({"Valid", "Finished", "Completed", "Failed"})
-#: A list has each of them once, unless somebody else writes its schema.
+#: Maximum number of conditions kept. A list normally has each type once, but other schemas may not enforce it.
 _MOST_CONDITIONS = 8
 
 
 def _some(**fields: CoreSchema) -> CoreSchema:
-    """These keys of an object, where it has them."""
+    """Returns a schema for these keys of an object, all optional."""
     return _keys(fields)
 
 
@@ -68,7 +68,7 @@ _OBJECT = _some(
     apiVersion=str_schema(),
     kind=str_schema(),
     metadata=_METADATA,
-    # Where a watch ends with an error, its object is a Status, whose status is a word.
+    # If a watch ends with an error, its object is a Status, whose status is a string.
     status=union_schema([_STATUS, str_schema()]),
     code=any_schema(),
     reason=str_schema(),
@@ -86,7 +86,7 @@ _LIST = SchemaValidator(
 
 
 def project_event(line: bytes | bytearray) -> bytes:
-    """What is kept of one line of a watch, as JSON. Raises ValueError where it is none."""
+    """Returns the projection of one line of a watch, as JSON. Raises ValueError if the line is not an event."""
     event = _validated(_EVENT, line)
     if event.get("object"):
         _shorten(event["object"])
@@ -94,7 +94,7 @@ def project_event(line: bytes | bytearray) -> bytes:
 
 
 def project_list(text: bytes | bytearray) -> bytes:
-    """What is kept of one page of a listing, as JSON. Raises ValueError where it is none."""
+    """Returns the projection of one page of a listing, as JSON. Raises ValueError if the text is not a list."""
     page = _validated(_LIST, text)
     page["items"] = page.get("items") or []
     for each in page["items"]:
@@ -106,12 +106,12 @@ def _validated(validator: SchemaValidator, text: bytes | bytearray) -> Any:
     try:
         return validator.validate_json(text)
     except ValueError:
-        # The parser recurses into what is ignored, too, and 200 levels are too many for it.
+        # The parser also recurses into ignored values, and fails at 200 levels.
         return validator.validate_json(shallow(text))
 
 
 def _shorten(found: dict[str, Any]) -> None:
-    """The lists, which have no end: an object has one controller, and each condition once."""
+    """Shortens the unbounded lists: an object has one controller, and each condition once."""
     metadata, status = found.get("metadata") or {}, found.get("status")
     owners = metadata.get("ownerReferences")
     if owners is not None:

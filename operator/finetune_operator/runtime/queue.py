@@ -1,6 +1,6 @@
-"""A keyed work queue: each key at most once, never in two hands, as soon as it is due.
+"""A keyed work queue: holds each key at most once and hands it to one worker at a time when it is due.
 
-:class:`LearningRateSchedule` is the pure part, :class:`WorkQueue` lets coroutines wait on it.
+:class:`KeySchedule` is the pure part; :class:`WorkQueue` lets coroutines wait for keys.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
 
-#: Seconds. Users write times of decades.
+#: Maximum delay in seconds, since users may set delays of decades.
 _LONGEST_WAIT = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waiting time after the n-th failure in a row: ``base * 2**(n-1)``, at most ``longest``. Seconds."""
+    """Delay in seconds after the n-th consecutive failure: ``base * 2**(n-1)``, at most ``longest``."""
 
     base: float = 0.25
     longest: float = 120
@@ -28,27 +28,27 @@ class Backoff:
 
 
 class KeySchedule[K: Hashable]:
-    """Which key is to be handled when. Times are seconds of any one clock.
+    """Schedules keys. All times are in seconds of the same clock.
 
-    Keys with the same attribute ``namespace`` share their places: see :meth:`take`.
+    Keys with equal ``namespace`` attributes share a limit of keys in progress: see :meth:`take`.
     """
 
     def __init__(self, backoff: Backoff | None = None) -> None:
         self._backoff = backoff or Backoff()
         self._due: dict[K, float] = {}
-        """Waiting keys."""
+        """Due times of waiting keys."""
         self._heap: list[tuple[float, int, K]] = []
-        """May hold entries that are out of date, at most as many as keys wait; ``_due`` decides."""
+        """May contain stale entries, at most as many as there are waiting keys; ``_due`` is authoritative."""
         self._parked: dict[str, list[tuple[float, int, K]]] = {}
-        """By namespace: entries that are due, but whose namespace has as many keys in hand as it may have."""
+        """Entries by namespace that are due while their namespace has its maximum of keys in progress."""
         self._order = itertools.count()
         self._taken: set[K] = set()
         self._in_hand: Counter[str] = Counter()
-        """Keys taken, by namespace."""
+        """Number of taken keys by namespace."""
         self._failures: dict[K, int] = {}
 
     def add(self, key: K, at: float) -> None:
-        """Handle the key at that time or earlier. One that is being handled now is handled again after it."""
+        """Schedules the key for that time, unless it is due earlier. A key in progress is handled again afterwards."""
         if key in self._due and self._due[key] <= at:
             return
         self._due[key] = at
@@ -56,10 +56,12 @@ class KeySchedule[K: Hashable]:
             self._push(key)
 
     def take(self, now: float, share: int | None = None) -> K | None:
-        """The key that has been due longest, now in the caller's hand; None when nothing is due.
+        """Takes the key that has been due longest; None if none is due.
 
         Args:
-            share: pass over the keys of namespaces that have as many keys in hand. None: no limit.
+            now: the current time.
+            share: maximum number of keys in progress per namespace; keys of namespaces at it are skipped. None for no
+                limit.
         """
         while (at := self.next_due()) is not None and at <= now:
             entry = heapq.heappop(self._heap)
@@ -76,35 +78,37 @@ class KeySchedule[K: Hashable]:
         return None
 
     def done(self, key: K, now: float, again_after: float | None) -> None:
-        """The key was handled well. What is asked for later than a day from now is due in a day."""
+        """Records a success. The key is due again after the given seconds, at most a day; None for not at all."""
         self._failures.pop(key, None)
         self._give_back(key, None if again_after is None else now + min(again_after, _LONGEST_WAIT))
 
     def failed(self, key: K, now: float, at_least: float = 0.0) -> None:
-        """Handling failed; it is due again after :meth:`retry_in`, at least after so many seconds, or earlier where it
-        was added meanwhile."""
+        """Records a failure. The key is due again after :meth:`retry_in`, but not before ``at_least`` seconds.
+
+        It is due earlier if it was added in the meantime.
+        """
         wait = max(self.retry_in(key), at_least)
         self._failures[key] = self._failures.get(key, 0) + 1
         self._give_back(key, now + wait)
 
     def retry_in(self, key: K) -> float:
-        """How long the key would wait, did the present attempt fail."""
+        """Returns the delay in seconds that the key gets if the current attempt fails."""
         return self._backoff.after(self._failures.get(key, 0) + 1)
 
     def next_due(self) -> float | None:
-        """When the next key is due; None when none waits, or each waits for another one of its namespace."""
+        """Returns when the next key is due; None if none waits, or if all wait for others of their namespace."""
         return self._first(self._heap)
 
     def depth(self, now: float) -> int:
-        """Keys that are due and in nobody's hand."""
+        """Returns the number of keys that are due and not taken."""
         return sum(1 for key, at in self._due.items() if at <= now and key not in self._taken)
 
     def waiting(self) -> int:
-        """All keys, those in hand included."""
+        """Returns the number of all keys, including taken ones."""
         return len(self._due.keys() | self._taken)
 
     def oldest(self, now: float) -> float:
-        """Seconds that the most overdue key has been due; 0 when none is."""
+        """Returns the seconds for which the most overdue key has been due; 0 if none is."""
         firsts = [self._first(heap) for heap in (self._heap, *self._parked.values())]
         return max((now - at for at in firsts if at is not None and at < now), default=0.0)
 
@@ -122,7 +126,7 @@ class KeySchedule[K: Hashable]:
             self._unpark(namespace)
 
     def _unpark(self, namespace: str) -> None:
-        """One place has become free: the one key that has waited longest for it is due again."""
+        """Returns the longest-waiting parked key of a namespace to the heap, after one of its keys was given back."""
         parked = self._parked.get(namespace)
         if parked is None:
             return
@@ -132,7 +136,7 @@ class KeySchedule[K: Hashable]:
             del self._parked[namespace]
 
     def _first(self, heap: list[tuple[float, int, K]]) -> float | None:
-        """When the first key of a heap is due. Entries that are out of date are dropped."""
+        """Returns when the first key of a heap is due; None if it is empty. Drops stale entries."""
         while heap:
             if self._stands(heap[0]):
                 return heap[0][0]
@@ -142,7 +146,7 @@ class KeySchedule[K: Hashable]:
     def _push(self, key: K) -> None:
         heapq.heappush(self._heap, (self._due[key], next(self._order), key))
         if len(self._heap) > 2 * len(self._due):
-            # A key whose time moves nearer again and again leaves an entry for each of its later times.
+            # A key that is repeatedly moved to an earlier time leaves a stale entry for each later one.
             standing = {entry[2]: entry for entry in self._heap if self._stands(entry)}
             self._heap = list(standing.values())
             heapq.heapify(self._heap)
@@ -153,7 +157,7 @@ class KeySchedule[K: Hashable]:
 
 
 def _namespace(key: Hashable) -> str | None:
-    """None for what belongs to the whole cluster."""
+    """Returns the namespace of a key; None for a cluster-scoped object."""
     namespace: str | None = getattr(key, "namespace", None)
     return namespace
 
@@ -168,15 +172,17 @@ class WorkQueue[K: Hashable]:
         self._closed = False
 
     def add(self, key: K, after: float = 0.0) -> None:
-        """Handle the key ``after`` seconds from now, or earlier where it is due earlier."""
+        """Schedules the key for ``after`` seconds from now, unless it is due earlier."""
         self._schedule.add(key, self._clock() + after)
         self._wake()
 
     async def take(self, share: int | None = None) -> K | None:
-        """Waits for a due key. None: the queue is closed. Every key taken is given to ``done`` or ``failed``.
+        """Waits for a due key and takes it; None if the queue is closed.
+
+        The caller must pass every taken key to ``done`` or ``failed``.
 
         Args:
-            share: how many keys of one namespace may be in hand at once. None: any number.
+            share: maximum number of keys in progress per namespace. None for no limit.
         """
         while not self._closed:
             now = self._clock()
@@ -184,7 +190,7 @@ class WorkQueue[K: Hashable]:
             if key is not None:
                 return key
             due = self._schedule.next_due()
-            # Nothing is awaited between the look above and the wait, so no change is missed.
+            # There is no await between the calls above and the wait, so no change is missed.
             self._changed.clear()
             await self._wait(None if due is None else due - now)
         return None
@@ -201,7 +207,7 @@ class WorkQueue[K: Hashable]:
         return self._schedule.retry_in(key)
 
     def close(self) -> None:
-        """Whoever waits or comes to take gets None."""
+        """Closes the queue: current and future calls of :meth:`take` return None."""
         self._closed = True
         self._wake()
 

@@ -1,4 +1,4 @@
-"""What can be set about the operator: environment variables, each with its reason."""
+"""The operator's settings, which are environment variables."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from finetune_operator.cluster.connect import DEFAULT_FOLDER, ServiceAccountFold
 
 
 class SettingsError(Exception):
-    """An environment variable has a value that cannot be used; the message names it."""
+    """An environment variable has an invalid value. The message names the variable."""
 
 
 def _split(value: object) -> object:
@@ -29,41 +29,46 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Settings(BaseModel):
-    """Each field is the environment variable ``FINETUNE_<FIELD>`` in capitals."""
+    """Settings of the operator. Each field is read from the environment variable ``FINETUNE_<FIELD>`` in capitals."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     serviceaccount_dir: Annotated[Path, AfterValidator(Path.absolute)] = DEFAULT_FOLDER
-    """token, ca.crt and namespace; another folder on a local cluster, where nothing is mounted."""
+    """Folder with the files token, ca.crt and namespace. Set it on a local cluster, where none is mounted."""
     namespaces: Annotated[list[str], BeforeValidator(_split)] = []
-    """Comma separated; empty: all, which needs a ClusterRole."""
+    """Namespaces to serve, separated by commas. Empty for all, which requires a ClusterRole."""
     workers: Annotated[int, Field(ge=1, le=64)] = 16
-    """Jobs handled at once, at most half of them of one namespace. A reconcile mostly waits for the API server and
-    storage, and one that waits for more than 2 s no longer counts; 8 keep 1,000 jobs moving and stay polite."""
+    """Number of concurrent reconciles, at most half of them in one namespace. A reconcile mostly waits for the API
+    server and storage, and no longer counts after 2 s; 8 are enough for 1,000 jobs without overloading either."""
     resync_seconds: Seconds = 600
-    """How often all live jobs are looked at without an event: the net below lost events."""
+    """Interval in seconds at which all live jobs are reconciled without an event, in case events were lost."""
     health_host: str = "0.0.0.0"  # noqa: S104
-    """Where both ports listen: the kubelet and Prometheus come from outside the pod."""
+    """Address on which both ports listen: the kubelet and Prometheus connect from outside the pod."""
     health_port: Port = 8080
-    """/healthz and /readyz, for the kubelet. 0: a free port, told in the log."""
+    """Port of /healthz and /readyz, for the kubelet. 0 selects a free port, which is logged."""
     metrics_port: Port = 9090
-    """/metrics on a port of its own, so that a network policy can tell Prometheus from the kubelet."""
+    """Port of /metrics, separate so that a network policy can distinguish Prometheus from the kubelet. 0 selects a free
+    port, which is logged."""
     lease_name: str = "finetune-operator"
-    """Of the operators that name the same Lease, one works."""
+    """Name of the Lease. Only one of the operators with the same Lease is active."""
     operator_namespace: str | None = None
-    """Where the Lease and the plans of jobs are. Default: the service account's namespace."""
+    """Namespace of the Lease and of the jobs' plans. Default: the service account's namespace."""
     identity: Annotated[str, Field(min_length=1, max_length=253)] = socket.gethostname()
-    """Holder of the Lease. The pod's name: it outlives a restart of the container, and no two pods share it."""
+    """Holder of the Lease. Default: the pod's name, which is unique and survives a restart of the container."""
     drain_seconds: Seconds = 20
-    """After SIGTERM, for the jobs in hand; below the pod's terminationGracePeriodSeconds of 30."""
+    """Seconds after SIGTERM to finish reconciles; less than the pod's terminationGracePeriodSeconds of 30."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
-    """debug, info, warning or error."""
+    """Log level: debug, info, warning or error."""
     log_format: Annotated[Literal["json", "text"], BeforeValidator(_lower)] = "json"
-    """json, or text for a person at a terminal."""
+    """Log format: json, or text for a terminal."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Raises SettingsError, which names the variable. Empty values count as absent, as templates write them."""
+        """Reads the settings. An empty value counts as unset, since templates may write one.
+
+        Raises:
+            SettingsError: a variable has an invalid value.
+        """
         values = {
             name: environ[variable]
             for name in cls.model_fields
@@ -82,10 +87,10 @@ class Settings(BaseModel):
 
 
 def usage() -> str:
-    """Every variable with its default and meaning, for people."""
+    """Returns the help text: every variable with its default and description."""
     lines = []
     for name, field in Settings.model_fields.items():
-        # The host's name differs from pod to pod and is no default that one could rely on.
+        # The host name differs between pods, so it is not shown as a default.
         default = "" if name == "identity" or field.default in (None, []) else f" [{field.default}]"
         meaning = " ".join((field.description or "").split())
         lines.append(textwrap.fill(f"FINETUNE_{name.upper()}{default}", 100))

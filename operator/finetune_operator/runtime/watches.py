@@ -1,4 +1,4 @@
-"""Whether the watches live. A quiet cluster sends no events, so a silent watch is not yet a dead one."""
+"""Health of the watches. A quiet cluster sends no events, so a watch without events is not necessarily dead."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from time import monotonic
 
 from finetune_operator.cluster.port import ResourceKind
 
-#: Seconds after which the server ends a watch and it is opened anew: the sign of life of a quiet one.
+#: Seconds after which the server ends a watch; reopening it is the sign of activity of a quiet watch.
 SERVER_SECONDS = 120
-#: A watch that got nothing for this long, not even a bookmark (one a minute), is opened anew.
+#: Seconds without any data, not even a bookmark (one per minute), after which a watch is reopened.
 INACTIVITY_SECONDS = 70
-#: Beyond this, nobody is watching any more: both of the above and the pauses between tries have passed.
+#: Seconds after which a watch counts as dead: both of the above and the pauses between retries.
 DEAD_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 50
 
 
@@ -23,7 +23,7 @@ class WatchStream:
 
     @property
     def path(self) -> str:
-        """Of its requests, as the URL has it."""
+        """Path of its requests in the URL."""
         scope = f"/namespaces/{self.namespace}" if self.namespace else ""
         return f"{self.kind.prefix}{scope}/{self.kind.plural}"
 
@@ -32,37 +32,37 @@ class WatchStream:
 
 
 class WatchHealth:
-    """When each watch was last known to be alive: an event, or a LIST or WATCH that the server has accepted."""
+    """Time of each watch's last activity: an event, or a LIST or WATCH that the server accepted."""
 
     def __init__(self, watches: Iterable[WatchStream], clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        # A watch that never comes up at all ages from here.
+        # The age of a watch that never starts is measured from here.
         self._alive = dict.fromkeys(watches, clock())
         self._by_path = {watch.path: watch for watch in self._alive}
 
     def event(self, kind: ResourceKind, namespace: str | None) -> None:
-        """Something was told about an object of that kind."""
+        """Records an event about an object of that kind."""
         for watch in (WatchStream(kind, namespace), WatchStream(kind, None)):
             if watch in self._alive:
                 self._alive[watch] = self._clock()
 
     def answered(self, path: str) -> None:
-        """The server has accepted a LIST or WATCH on that path."""
+        """Records that the server accepted a LIST or WATCH on that path."""
         watch = self._by_path.get(path)
         if watch is not None:
             self._alive[watch] = self._clock()
 
     def ages(self) -> Mapping[WatchStream, float]:
-        """Seconds since the last sign of life."""
+        """Returns the seconds since each watch's last activity."""
         now = self._clock()
         return {watch: now - alive for watch, alive in self._alive.items()}
 
     def age(self, watch: WatchStream) -> float:
-        """Seconds since its last sign of life."""
+        """Returns the seconds since one watch's last activity."""
         return self._clock() - self._alive[watch]
 
     def dead(self) -> tuple[str, ...]:
-        """A sentence for each watch that has shown no life for too long."""
+        """Returns a sentence for each watch without activity for more than DEAD_SECONDS."""
         return tuple(
             f"the watch of {watch} has shown no life for {age:.0f} s"
             for watch, age in self.ages().items()

@@ -1,4 +1,4 @@
-"""Takes keys off the queue and reconciles what they name; looks at all live jobs now and then."""
+"""Takes keys from the queue and reconciles them; lists all jobs periodically."""
 
 import asyncio
 import logging
@@ -17,31 +17,31 @@ from finetune_operator.runtime.queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-#: A reconcile that takes longer no longer counts against the number of those that are worked on at once.
+#: Seconds after which a reconcile no longer counts against the limit of concurrent reconciles.
 SLOW_SECONDS = 2.0
-#: A reconcile is given up after this time. Each of its calls has a shorter deadline; it may make many.
+#: Timeout of a reconcile in seconds. Each of its calls has a shorter deadline, but it may make many.
 RECONCILE_SECONDS = 240
-#: All reconciles that may be under way, slow ones included, for each that is worked on at once.
+#: Maximum number of reconciles in progress, including slow ones, per concurrent reconcile.
 _SLOW_PER_PLACE = 4
 
 
 class Reconcile[K](Protocol):
-    """As :meth:`finetune_operator.reconcile.reconciler.Reconciler.reconcile`."""
+    """Signature of :meth:`finetune_operator.reconcile.reconciler.Reconciler.reconcile`."""
 
     async def __call__(self, key: K, /, *, retry_in: float) -> float | None: ...
 
 
 class Workers[K: Hashable]:
-    """Work on one queue, many keys at a time.
+    """Reconciles the keys of one queue, many concurrently.
 
-    A reconcile that is slow waits for something: a store, the API server. It keeps no other key waiting: after
-    SLOW_SECONDS it no longer counts, up to a number of them, and one namespace never has more than half of the places.
+    A slow reconcile waits for a store or the API server and does not delay other keys: after SLOW_SECONDS it no longer
+    counts against the limit, up to a number of such reconciles. One namespace never gets more than half of the limit.
 
     Args:
-        queue: where keys come from.
+        queue: source of keys.
         reconcile: handles one key.
-        metrics: hears of each reconcile.
-        clock: seconds.
+        metrics: notified of each reconcile.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Workers[K: Hashable]:
         self._begun: dict[K, float] = {}
 
     def longest(self) -> float:
-        """Seconds since the oldest reconcile under way began; 0 when there is none."""
+        """Returns the seconds since the start of the oldest reconcile in progress; 0 if there is none."""
         return max((self._clock() - begun for begun in self._begun.values()), default=0.0)
 
     async def run(self, number: int) -> None:
-        """Until the queue is closed and what is in hand is finished.
+        """Runs until the queue is closed and the reconciles in progress are finished.
 
         Args:
-            number: keys handled at once, slow ones not counted.
+            number: maximum number of concurrent reconciles, not counting slow ones.
         """
         places = asyncio.Semaphore(number)
         hands = asyncio.Semaphore(number * _SLOW_PER_PLACE)
@@ -99,7 +99,7 @@ class Workers[K: Hashable]:
             leave()
 
     async def _handle(self, key: K) -> None:
-        """Whatever happens stays with this key."""
+        """Reconciles one key. Its errors do not affect other keys."""
         current_job.set(str(key))
         begun = self._clock()
         retry_in = self._queue.retry_in(key)
@@ -115,7 +115,7 @@ class Workers[K: Hashable]:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Something that it waited for was cancelled, and not this reconcile.
+            # A task that the reconcile awaited was cancelled, not the reconcile itself.
             reason = "InternalError"
             log.exception("a fault of the operator")
             self._queue.failed(key)
@@ -134,19 +134,20 @@ class Workers[K: Hashable]:
 
 
 class StoreWithCalls(Protocol):
-    """As :class:`finetune_operator.artifacts.scheme_router.SchemeRouter`."""
+    """The part of :class:`finetune_operator.artifacts.scheme_router.SchemeRouter` that :func:`end` uses."""
 
     async def ended(self) -> None: ...
 
 
 async def end(tasks: Iterable[asyncio.Task[object]], store: StoreWithCalls, *, patience: float) -> None:
-    """Cancel the tasks. Returns when they have ended, and with them every call to the store that they began: what is
-    written later would meet the next leader's decisions.
+    """Cancels the tasks and waits for them and for every call to the store that they started.
+
+    A later write would conflict with the next leader's decisions.
 
     Args:
-        tasks: all that works for this leader.
-        store: theirs.
-        patience: seconds for the store's calls, which have deadlines of their own.
+        tasks: all tasks of this leader.
+        store: the store that the tasks use.
+        patience: seconds to wait for the store's calls, which have their own deadlines.
     """
     every = list(tasks)
     for task in every:
@@ -168,16 +169,15 @@ async def resync(
     *,
     every: float,
 ) -> None:
-    """At the start and every so many seconds a live listing of all jobs: whatever event was lost, no job is forgotten,
-    and no plan outlives its job.
+    """Lists all jobs live at the start and periodically, so that lost events leave no job or plan behind.
 
     Args:
-        cluster: the API server.
-        namespaces: those that are served; empty: all.
-        intake: hears of every job.
-        plans: where plans are stored.
-        add: puts a plan whose job was not listed on the queue.
-        every: seconds.
+        cluster: client of the API server.
+        namespaces: the namespaces that the operator serves; all if empty.
+        intake: receives every job.
+        plans: store of the jobs' plans.
+        add: adds a plan to the queue whose job was not listed.
+        every: interval in seconds.
     """
     while True:
         try:
@@ -194,8 +194,11 @@ async def _resync(
     plans: Plans,
     add: Callable[[PlanKey], None],
 ) -> None:
-    """Plans are listed before jobs, and what was known before both: what is created in between is not taken for gone.
-    Nothing is taken for gone where a page of either listing is missing."""
+    """Lists plans and jobs once.
+
+    The known jobs are read first and plans are listed before jobs, so that objects created in between do not count as
+    deleted. If a page of either listing fails, nothing counts as deleted.
+    """
     known = intake.keys()
     stored = [plan async for plan in plans.stored(namespaces)]
     uids: set[str] = set()
@@ -205,7 +208,7 @@ async def _resync(
             intake.listed(page)
             uids.update(job["metadata"]["uid"] for job in page)
             keys.update(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]) for job in page)
-            # Not held while the next one is fetched.
+            # Releases the page before the next one is fetched.
             del page
     intake.gone(known - keys)
     for plan in stored:
