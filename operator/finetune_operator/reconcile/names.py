@@ -1,1 +1,0 @@
-"""Ownership of files in the run folder by name."""
