@@ -67,6 +67,27 @@ def test_docstrings_and_comments_use_plain_words() -> None:
     assert found == []
 
 
+#: They quote messages and figures.
+QUOTING = ("benchmarks.md", "troubleshooting.md")
+
+
+def test_documents_use_plain_words() -> None:
+    folders = (ROOT / "docs", ROOT / "docs/decisions")
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(page for each in folders for page in each.glob("*.md")),
+    ]
+    assert len(pages) > 30
+    found = [
+        f"{path.name}: {each.group()}"
+        for path in pages
+        if path.name not in QUOTING
+        for each in _BANNED.finditer(re.sub(r"(`+)[^`]*\1", "", path.read_text()))
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     "text", ['"""It is told so."""\n', "x = 1  # nobody reads it\n", 'x = 1\n"""Looked at once."""\n']
 )
