@@ -105,7 +105,8 @@ class Flavor(ApiModel):
     """Where a shape comes with different hosts: which one."""
     max_slices: Annotated[Positive, Field(le=256)] | None = None
     """Most slices per job. Default: 1."""
-    chip_hour_price: NonNegativeNumber | None = None
+    # The bound of the contract's prices: a job's cost stays a number that its status holds.
+    chip_hour_price: Annotated[NonNegativeNumber, Field(le=10**12)] | None = None
     """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
     reservation: Reservation | None = None
     """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project; of a part
