@@ -68,7 +68,9 @@ def test_a_number_that_is_text_or_out_of_bounds_is_explained_with_its_line(field
     assert str(problem) == f"job.yaml:9: spec.hyperparameters.{name}: {said}"
 
 
-@pytest.mark.parametrize("number", ["2e-5", "2.0e-5", "1_000", ".5", "1", "1.0", "1e0", "1.7e308", "5e-324"])
+@pytest.mark.parametrize(
+    "number", ["2e-5", "2.0e-5", "1_000", ".5", "1", "1.0", "1e0", "1.7e308", "5e-324", "9" * 25]
+)
 def test_a_number_is_taken_however_it_is_written(number: str) -> None:
     assert problems(HEAD + f"  hyperparameters: {{learningRate: {number}}}\n") == []
 
