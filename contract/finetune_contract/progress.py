@@ -33,7 +33,7 @@ class EvaluationPoint(Record):
     by_set: Annotated[dict[str, float], Field(max_length=64)] = {}
     """The loss of each, where there are several."""
     method_metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
-    """What else the method measures, as in :class:`Metrics`."""
+    """What else the method measures, as in :class:`StepMetrics`."""
 
 
 class DiscardedCheckpoint(Record):

@@ -261,7 +261,7 @@ class EvaluationDatasetSpec(Record):
 
     source: DatasetSpec
     metrics: list[AnswerMetric]
-    """Of pairs of answers ``MeasuredLoss`` alone, which tells the rewards, too."""
+    """Of pairs of answers ``Loss`` alone, which comes with the rewards."""
 
     @property
     def pairs(self) -> bool:

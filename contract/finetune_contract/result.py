@@ -329,7 +329,7 @@ class EvaluationResult(Record):
     by_set: Annotated[dict[str, float], Few] = {}
     """The loss of each validation set, where there are several."""
     method_metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
-    """What else the method measures, as in :class:`~.progress.Metrics`."""
+    """What else the method measures, as in :class:`~.progress.StepMetrics`."""
 
 
 class DatasetScores(Record):

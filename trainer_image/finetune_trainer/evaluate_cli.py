@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=128)
     command.add_argument("--train-on-prompt", action="store_true", help="count prompts towards the loss too")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    # For the list of commands alone: `main.run` hands its arguments to compiled.by_hand.
+    # For the list of commands alone: `main.run` hands its arguments to compiled.compile_cli.
     commands.add_parser("compile", help="what a train step needs on a slice, without a TPU")
     return parser
 

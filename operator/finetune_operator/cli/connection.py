@@ -38,7 +38,7 @@ def _untroubled(_message: str | None) -> None:
 
 
 class Connection:
-    """What the commands ask of a cluster. Errors of single calls are :class:`LocalClusterError`."""
+    """What the commands ask of a cluster. Errors of single calls are :class:`ClusterError`."""
 
     def __init__(self, configuration: Configuration, namespace: str, *, sleep: Sleep = asyncio.sleep) -> None:
         self.namespace = namespace

@@ -70,7 +70,7 @@ class Unavailable(ClusterError):
 
 
 class KubernetesClient(Protocol):
-    """Every call has a deadline, retries what is safe to retry and raises only :class:`LocalClusterError`."""
+    """Every call has a deadline, retries what is safe to retry and raises only :class:`ClusterError`."""
 
     async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object:
         """The live object. Raises NotFound."""

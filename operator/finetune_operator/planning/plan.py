@@ -122,7 +122,7 @@ class Plan:
     spec_hash: str
     """Of the merged spec, without what only says whether and when to run."""
     asked: Mapping[Stage, str]
-    """By stage: a digest of what job and profile ask of it (:mod:`.asked`)."""
+    """By stage: a digest of what job and profile ask of it (:mod:`.stage_digests`)."""
     contract: ContractVersion
     """The version of the contract that the trainer image is taken to speak before preflight has reported it."""
     stages: tuple[Stage, ...]

@@ -1,6 +1,6 @@
 """A keyed work queue: each key at most once, never in two hands, as soon as it is due.
 
-:class:`LearningRateSchedule` is the pure part, :class:`WorkQueue` lets coroutines wait on it.
+:class:`KeySchedule` is the pure part, :class:`WorkQueue` lets coroutines wait on it.
 """
 
 import asyncio

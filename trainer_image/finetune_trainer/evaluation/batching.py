@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RowCapacity(Protocol):
-    """What devices hold, as ``placement.MemoryShare`` computes it."""
+    """What devices hold, as ``placement.DeviceRowCapacity`` computes it."""
 
     @property
     def groups(self) -> int:

@@ -34,7 +34,7 @@ def _placed(request: StageRequest, plan: ModelPlan, memory: int | None) -> Stage
 
 
 def _mesh(mesh: MeshSpec, plan: ModelPlan, size: int, memory: int | None) -> MeshSpec:
-    """``size``: bytes of all weights. SequenceRows of a batch divide among the new mesh as they do among ``mesh``."""
+    """``size``: bytes of all weights. Rows of a batch divide among the new mesh as they do among ``mesh``."""
     inside = mesh.devices // mesh.slices
     sizes = [inside, *_shared_sizes(plan)]
     tensor = max(

@@ -46,7 +46,7 @@ def evaluation_config(
 def evaluation_settings(
     request: StageRequest, plan: ModelPlan, *, platform: str, output: str, adapter: str | None = None
 ) -> dict[str, Any]:
-    """What decides the programs of the evaluate stage. ``request``: a ``MemoryShare``'s. Other arguments as for
+    """What decides the programs of the evaluate stage. ``request``: a ``DeviceRowCapacity``'s. Other arguments as for
     ``evaluation_config`` and ``settings``."""
     made = engine_settings(request, plan, steps=1, platform=platform, output=output)
     if request.method.lora is not None:
