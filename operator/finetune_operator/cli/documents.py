@@ -85,6 +85,14 @@ def _plain(text: str) -> str | int | float | bool | None:
     return _float(bare, text) if _FLOAT.fullmatch(bare) else text
 
 
+def is_text(scalar: str) -> bool:
+    """Whether it is read as the string that it is where it stands without quotes."""
+    try:
+        return _plain(scalar) == scalar
+    except ValueError:
+        return False
+
+
 def _float(bare: str, text: str) -> int | float | str:
     """JSON writes 1.0 as 1; what is too large for a float stays text."""
     number = float(bare)

@@ -7,6 +7,7 @@ import yaml
 
 from finetune_operator.api import InvalidObject, MethodType, parse_job
 from finetune_operator.cli.documents import read_documents
+from finetune_operator.cli.plan import Dumper
 from finetune_operator.cli.validate import Problem, validate_text
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, profile
@@ -147,6 +148,13 @@ def test_scalars_are_read_as_kubectl_reads_them(text: str, value: object) -> Non
     read = document.content["key"]
     assert read == value
     assert type(read) is type(value)
+
+
+@pytest.mark.parametrize("text", [*SCALARS, "-.5", "+1_0e3", ".inf", "", " a", "#", "a: b"])
+def test_a_string_of_a_printed_manifest_is_read_as_that_string(text: str) -> None:
+    printed = yaml.dump({"key": text, text: "value"}, Dumper=Dumper)
+    (document,) = read_documents(printed)
+    assert document.content == {"key": text, text: "value"}
 
 
 @pytest.mark.parametrize(("text", "key"), KEYS.items())
