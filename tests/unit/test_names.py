@@ -1,6 +1,7 @@
 """One word for one thing: names of public classes, and the table of names that changed."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -37,3 +38,22 @@ def test_no_source_has_an_old_name_of_an_object_or_record() -> None:
     sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     for old in words():
         assert [path.name for path in sources if old in path.read_text()] == [], old
+
+
+def test_modules_that_sources_and_docs_name_exist() -> None:
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    beside = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources
+        for name in re.findall(r":mod:`\.(\w+)`", path.read_text())
+        if not (path.parent / f"{name}.py").exists() and not (path.parent / name).is_dir()
+    ]
+    named = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "docs").glob("*.md")
+        for name, new in re.findall(r"`([a-z_/]+/[a-z][a-z_]*\.py)`( \(new\))?", path.read_text())
+        if not new
+        and not any(str(each).endswith(f"/{name}") for each in sources)
+        and not (ROOT / name).exists()
+    ]
+    assert beside + named == []

@@ -59,7 +59,7 @@ class SigtermHandler:
 
 
 class ImmediateStop:
-    """A ``StopSignal`` for work that has nothing to save: the process's own SigtermHandler ends it."""
+    """A ``StopSignal`` for work that has nothing to save: the process's own ``SigtermHandler`` ends it."""
 
     requested = False
 

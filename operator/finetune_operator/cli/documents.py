@@ -55,6 +55,9 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _POINT_FIRST = re.compile(r"\.[0-9]+(_[0-9]+)*([eE][-+]?[0-9]+)?")
 _INTEGER = re.compile(r"([-+]?)(?:0[bB]([01]+)|0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
 _BASES = (2, 16, 8, 10)
+#: Integers from -2**63 to 2**64 - 1 have at most so many digits, in base 2.
+_MOST_DIGITS = 64
+_LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1
 _LARGEST_WHOLE = 2**53
 _TAG = "tag:yaml.org,2002:"
 
@@ -74,9 +77,20 @@ def _plain(text: str) -> str | int | float | bool | None:
     bare = text.replace("_", "")
     if found := _INTEGER.fullmatch(bare):
         sign, *digits = found.groups()
-        number = next(int(each, base) for each, base in zip(digits, _BASES, strict=True) if each)
-        return -number if sign == "-" else number
+        written, base = next((each, base) for each, base in zip(digits, _BASES, strict=True) if each)
+        if len(written) <= _MOST_DIGITS:
+            number = int(sign + written, base)
+            if _LEAST_INTEGER <= number <= _MOST_INTEGER:
+                return number
     return _float(bare, text) if _FLOAT.fullmatch(bare) else text
+
+
+def is_text(scalar: str) -> bool:
+    """Whether it is read as the string that it is where it stands without quotes."""
+    try:
+        return _plain(scalar) == scalar
+    except ValueError:
+        return False
 
 
 def _float(bare: str, text: str) -> int | float | str:

@@ -12,6 +12,7 @@ from finetune_contract import DatasetSpec, MethodSpec, ModelSource, PreferenceMe
 from finetune_operator.api import MethodType, exact, options_of
 from finetune_operator.cli.checks import PlannedJob, in_namespace, placed, planned, schema_problems
 from finetune_operator.cli.context import profile_for
+from finetune_operator.cli.documents import is_text
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name
 from finetune_operator.cli.text import money
@@ -29,11 +30,11 @@ class _Dumper(yaml.SafeDumper):
     """YAML dumper that also quotes strings such as ``2e-5``, which kubectl would read as numbers."""
 
 
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+def _quoted(dumper: Dumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_text(text) else "'")
+
+
+Dumper.add_representer(str, _quoted)
 
 
 def show_plan(
@@ -51,9 +52,7 @@ def show_plan(
     found = planned(shown_name(file), job, profile, objects)
     match output:
         case "yaml":
-            text = yaml.dump_all(
-                found.jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True
-            )
+            text = yaml.dump_all(found.jobsets, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
             return str(text).rstrip("\n")
         case "json":
             return json.dumps(_facts(found.plan) | {"jobSets": found.jobsets}, indent=2)

@@ -12,7 +12,7 @@ import jsonschema
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
-from finetune_operator.api import form, one_of, unknown_field, unquoted
+from finetune_operator.api import canonical, form, one_of, unknown_field, unquoted
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.cli.documents import Place
 
@@ -39,7 +39,8 @@ def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> l
     ``sound`` is whether the object matches the schema. If it does not, a rule that cannot be evaluated is no violation,
     since the schema violation is reported already.
     """
-    return list(_violated(content, schema, (), sound=sound))
+    # An integer beyond 64 bits is none in CEL, and the API server holds it as a decimal.
+    return list(_violated(canonical(content), schema, (), sound=sound))
 
 
 def shown(value: Any) -> str:

@@ -52,9 +52,9 @@ EVICTED = "Evicted"
 BUDGET_EXHAUSTED = "BudgetExhausted"
 #: Pathways' workers kept ending, and with them the attempt; the head was only told to stop.
 WORKERS_FAILED = "WorkersFailed"
-#: Stopped because its progress could not be seen, see :mod:`.blind`.
+#: Stopped because its progress could not be seen, see :mod:`.unreadable_folder`.
 RUN_FOLDER_UNREADABLE = "RunFolderUnreadable"
-#: Of an attempt that another has followed: its result cannot be understood, see :mod:`.sight`.
+#: Of an attempt that another has followed: its result cannot be understood, see :mod:`.damaged_records`.
 RECORD_IGNORED = "RecordIgnored"
 #: Of an attempt whose result cannot be understood.
 RESULT_MALFORMED = "ResultMalformed"

@@ -1,6 +1,6 @@
 """What is believed of a run folder: the one place that turns damaged or foreign files into something to act on.
 
-- A file of an attempt that the job has not made is ignored (:mod:`.evidence`).
+- A file of an attempt that the job has not made is ignored (:mod:`.known_attempts`).
 - A result that cannot be understood is a failure of its attempt, of class Infrastructure, once the attempt has ended.
 - Of an attempt that a later one of its stage has followed, such a result is ignored: it decides nothing any more.
 - A result that a newer major version of the contract wrote leaves unknown what became of the stage, and with it what

@@ -144,7 +144,7 @@ class Observation:
     profiles: tuple[Object, ...]
     """All FineTuneProfiles (few); admission picks from them. Ignored once ``snapshot`` exists."""
     snapshot: Object | None
-    """The job's stored plan (``planning.snapshot``), or None: before admission, or it was lost."""
+    """The job's stored plan (``planning.stored_plan``), or None: before admission, or it was lost."""
     jobsets: tuple[Object, ...]
     """Live JobSets of this job's uid, those being deleted included."""
     pods: tuple[Object, ...]

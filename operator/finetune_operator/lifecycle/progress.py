@@ -154,11 +154,12 @@ def _metrics(progress: Progress) -> list[Object]:
             *((f"{name}/loss", loss, evaluation.step) for name, loss in evaluation.by_set.items()),
             *((f"eval_{name}", value, evaluation.step) for name, value in evaluation.method_metrics.items()),
         ]
-    return [
-        {"name": name, "value": decimal(value), "step": step}
-        for name, value, step in measured
-        if value is not None and math.isfinite(value)
-    ]
+    found: dict[str, Object] = {}
+    for name, value, step in measured:
+        if value is not None and math.isfinite(value):
+            # A record may measure under a name that stands already; the status holds each name once.
+            found.setdefault(name, {"name": name, "value": decimal(value), "step": step})
+    return list(found.values())
 
 
 def _whole(value: float, *, up: bool = False) -> int | None:

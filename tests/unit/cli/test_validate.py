@@ -7,6 +7,7 @@ import yaml
 
 from finetune_operator.api import InvalidObject, MethodType, parse_job
 from finetune_operator.cli.documents import read_documents
+from finetune_operator.cli.plan import Dumper
 from finetune_operator.cli.validate import Problem, validate_text
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, profile
@@ -68,7 +69,9 @@ def test_a_number_that_is_text_or_out_of_bounds_is_explained_with_its_line(field
     assert str(problem) == f"job.yaml:9: spec.hyperparameters.{name}: {said}"
 
 
-@pytest.mark.parametrize("number", ["2e-5", "2.0e-5", "1_000", ".5", "1", "1.0", "1e0", "1.7e308", "5e-324"])
+@pytest.mark.parametrize(
+    "number", ["2e-5", "2.0e-5", "1_000", ".5", "1", "1.0", "1e0", "1.7e308", "5e-324", "9" * 25]
+)
 def test_a_number_is_taken_however_it_is_written(number: str) -> None:
     assert problems(HEAD + f"  hyperparameters: {{learningRate: {number}}}\n") == []
 
@@ -145,6 +148,13 @@ def test_scalars_are_read_as_kubectl_reads_them(text: str, value: object) -> Non
     read = document.content["key"]
     assert read == value
     assert type(read) is type(value)
+
+
+@pytest.mark.parametrize("text", [*SCALARS, "-.5", "+1_0e3", ".inf", "", " a", "#", "a: b"])
+def test_a_string_of_a_printed_manifest_is_read_as_that_string(text: str) -> None:
+    printed = yaml.dump({"key": text, text: "value"}, Dumper=Dumper)
+    (document,) = read_documents(printed)
+    assert document.content == {"key": text, text: "value"}
 
 
 @pytest.mark.parametrize(("text", "key"), KEYS.items())

@@ -317,3 +317,15 @@ def test_a_clock_that_is_ahead_delays_no_retry() -> None:
 def test_every_time_has_a_stamp_of_one_form(time: Any) -> None:
     assert len(stamp(time)) == len("2026-11-21T12:00:00Z")
     parse(stamp(time))
+
+
+def test_a_metric_whose_name_stands_already_takes_no_other_with_it() -> None:
+    world = World()
+    world.train(world.until(Stage.TRAIN), 10)
+    assert world.progress is not None
+    measured = {"loss": 7.0, "reward": 0.5}
+    metrics = world.progress.metrics.model_copy(update={"method_metrics": measured})
+    world.progress = world.progress.model_copy(update={"metrics": metrics})
+    world.reconcile()
+    shown = {each["name"]: each["value"] for each in world.status["progress"]["metrics"]}
+    assert shown == {"loss": "1.9", "reward": "0.5"}

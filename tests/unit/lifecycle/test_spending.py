@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api import FineTuneJobStatus, InvalidObject, parse_profile
 from tests.unit.lifecycle.test_memory import PROVED, Proving
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -183,3 +183,16 @@ def test_a_job_without_a_budget_tells_what_it_costs() -> None:
     held(world, name, ONE_CHIP_HOUR)
     assert world.status["cost"] == {"chipHours": "1", "amount": "2"}
     assert world.condition("WithinBudget")["reason"] == "NotRequested"
+
+
+def test_the_highest_price_still_makes_a_cost_that_the_status_holds() -> None:
+    most = 10**12
+    world, name = training(
+        {"maxChipHours": 8}, profile(flavors=[{**FLAVOR, "chipHourPrice": most}], currency="USD")
+    )
+    held(world, name, ONE_CHIP_HOUR)
+    assert world.status["cost"]["amount"] == str(most)
+    with pytest.raises(
+        InvalidObject, match=r"chipHourPrice: Input should be less than or equal to 1000000000000"
+    ):
+        parse_profile(profile(flavors=[{**FLAVOR, "chipHourPrice": 1e305}], currency="USD"))
