@@ -38,13 +38,18 @@ def exact(number: float) -> Decimal:
     return Decimal(str(canonical(number)))
 
 
-def unquoted(text: str) -> str | None:
-    """Returns the explanation for ``text`` that holds a number where a number is required; None if it holds none."""
+def unquoted(text: str, *, whole: bool) -> str | None:
+    """Returns the explanation for ``text`` that holds a number where a number is required; None if it holds none.
+
+    ``whole``: an integer is required, and a fraction without quotes would be refused as well.
+    """
     try:
         number = float(text)
     except ValueError:
         return None
-    return f'"{text}" is text; write {text.strip()} without quotes' if math.isfinite(number) else None
+    if not text.isascii() or not math.isfinite(number) or (whole and not number.is_integer()):
+        return None
+    return f'"{text}" is text; write {text.strip()} without quotes'
 
 
 def _as_float(number: int) -> int | float:

@@ -117,7 +117,7 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
         case "missing":
             return "required, but not set"
         case "float_type" | "int_type" if isinstance(text := detail["input"], str) and (
-            said := unquoted(text)
+            said := unquoted(text, whole=detail["type"] == "int_type")
         ):
             return said
         case _:

@@ -110,7 +110,8 @@ class Flavor(ApiModel):
     """TPU chips per host, 1 to 8, where a topology exists with different hosts."""
     max_slices: Annotated[Positive, Field(le=256)] | None = None
     """Most slices per job, at most 256. Default: 1."""
-    chip_hour_price: NonNegativeNumber | None = None
+    # The bound of the contract's prices, so that a job's cost is a number that the status can hold.
+    chip_hour_price: Annotated[NonNegativeNumber, Field(le=10**12)] | None = None
     """Price of a TPU chip hour in the profile's currency; 0 means free. Default: unknown, so no cost is shown."""
     reservation: Reservation | None = None
     """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project; followed

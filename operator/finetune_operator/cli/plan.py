@@ -26,8 +26,8 @@ from finetune_operator.rendering.offline_source import UNKNOWN_UID
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 
-class _Dumper(yaml.SafeDumper):
-    """YAML dumper that also quotes strings such as ``2e-5``, which kubectl would read as numbers."""
+class Dumper(yaml.SafeDumper):
+    """Quotes strings such as ``2e-5`` and ``y``, which kubectl would read as a number and a boolean."""
 
 
 def _quoted(dumper: Dumper, text: str) -> yaml.Node:

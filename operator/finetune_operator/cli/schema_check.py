@@ -135,7 +135,11 @@ def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
     """Returns message and fix for one violated keyword."""
     message, fix = "", ""
     match keyword:
-        case "type" if limit in ("integer", "number") and isinstance(saw, str) and (said := unquoted(saw)):
+        case "type" if (
+            limit in ("integer", "number")
+            and isinstance(saw, str)
+            and (said := unquoted(saw, whole=limit == "integer"))
+        ):
             message = said
         case "type":
             message, fix = f"must be {_article(limit)}, not {shown(saw)}", _type_fix(saw, limit)

@@ -55,6 +55,8 @@ def test_a_problem_names_file_line_place_and_fix() -> None:
         ('learningRate: "2e-5"', '"2e-5" is text; write 2e-5 without quotes'),
         ("learningRate: '.5'", '".5" is text; write .5 without quotes'),
         ('epochs: "2"', '"2" is text; write 2 without quotes'),
+        ('epochs: "1.5"', 'must be an integer, not "1.5". Write a whole number alone, without a unit.'),
+        ('learningRate: "\u0663"', 'must be a number, not "\u0663". Write the number alone, without a unit.'),
         ("learningRate: 1e400", 'must be a number, not "1e400". Write the number alone, without a unit.'),
         ("learningRate: 5%", 'must be a number, not "5%". Write the number alone, without a unit.'),
         ("learningRate: 0", "is 0, must be above 0"),
