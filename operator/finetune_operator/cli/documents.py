@@ -81,7 +81,8 @@ def _plain(text: str) -> str | int | float | bool | None:
         if len(written) <= _MOST_DIGITS:
             number = int(sign + written, base)
             if _LEAST_INTEGER <= number <= _MOST_INTEGER:
-                return number
+                # Kubernetes holds integers in 64 bits with a sign, and larger ones as decimals.
+                return number if number < 2**63 else float(number)
     return _float(bare, text) if _FLOAT.fullmatch(bare) else text
 
 
