@@ -103,11 +103,20 @@ def _beyond(bound: ResolvedLimit, value: Number | None, saying: str) -> Iterator
     if value is None:
         return
     number = value if isinstance(value, Decimal) else exact(value)
-    said = saying.format(f"{float(number):.10g}" if number.is_finite() else "no limit")
     if bound.most is not None and number > bound.most:
+        said = saying.format(_apart(number, bound.most))
         yield f"constraints.limits: spec.{bound.path} {said}, at most {bound.most} is allowed"
     if bound.least is not None and number < bound.least:
+        said = saying.format(_apart(number, bound.least))
         yield f"constraints.limits: spec.{bound.path} {said}, at least {bound.least} is asked for"
+
+
+def _apart(number: Decimal, bound: Decimal) -> str:
+    """The number with ten digits, or with all where ten do not tell it apart from the bound."""
+    if not number.is_finite():
+        return "no limit"
+    short = f"{float(number):.10g}"
+    return str(number) if Decimal(short) == bound else short
 
 
 # --- effective value of each number, from the plan, the merged spec and preflight's findings; None: not applicable

@@ -153,6 +153,9 @@ def test_decimals_are_compared_as_numbers() -> None:
     assert admit(job(**exact), [limited("hyperparameters.weightDecay", min=1e-1, max=0.1)]).plan
     assert admit(job(**exact), [limited("hyperparameters.weightDecay", max=1.7e308)]).plan
     assert "at most 5E-324 is allowed" in said(exact, "hyperparameters.weightDecay", max=5e-324)
+    little_more = {"hyperparameters": {"weightDecay": 0.1 + 0.2}}
+    refusal = said(little_more, "hyperparameters.weightDecay", max=0.3)
+    assert "is 0.30000000000000004, at most 0.3 is allowed" in refusal
 
 
 def test_a_limit_of_the_profile_holds_for_an_edit_and_for_its_own_defaults() -> None:
