@@ -24,7 +24,7 @@ No Secret is ever read: pods get them by reference.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get]
-# Told of jobs; and read of one pod that finds no node, or of one Job that makes no pods.
+# Created about jobs; listed for a pod that finds no node or a Job that creates no pods.
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

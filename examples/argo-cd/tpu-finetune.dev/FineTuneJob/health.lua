@@ -10,7 +10,7 @@ local function is_true(kind)
   return false
 end
 
--- What an older generation said is no news of this one; -1 says that nobody has looked yet.
+-- A status of an older generation says nothing about this one; -1 means that the operator has not observed it yet.
 if status.observedGeneration ~= obj.metadata.generation then
   return { status = "Progressing", message = "Waiting for the operator to look at the job" }
 end

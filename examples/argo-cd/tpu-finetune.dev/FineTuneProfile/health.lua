@@ -1,7 +1,7 @@
 -- Health of a FineTuneProfile for Argo CD. How to install it: docs/gitops.md.
 local status = obj.status or {}
 
--- What an older generation said is no news of this one; -1 says that nobody has looked yet.
+-- A status of an older generation says nothing about this one; -1 means that the operator has not observed it yet.
 if status.observedGeneration ~= obj.metadata.generation then
   return { status = "Progressing", message = "Waiting for the operator to look at the profile" }
 end
