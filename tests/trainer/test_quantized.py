@@ -222,7 +222,7 @@ def test_a_quantized_base_is_divided_among_the_devices(stages: Stages, converted
         mesh={"hosts": 1, "chips_per_host": 2, "fsdp": 2},
     )  # fmt: skip
     running = stages.start(
-        fault=("placements_told", str(told)), FINETUNE_REQUEST=made.to_json(),
+        fault=("record_shardings", str(told)), FINETUNE_REQUEST=made.to_json(),
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )  # fmt: skip
     assert running.wait() == 0, running.log[-4000:]

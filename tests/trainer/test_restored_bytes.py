@@ -58,10 +58,6 @@ def test_a_conversion_commits_arrays_and_not_each_of_their_tensors(stages: Stage
     with between(server) as proxy:
         running = stages.start(FINETUNE_REQUEST=convert.to_json(), **client_environment(proxy.url))
         assert running.wait() == 0, running.log[-4000:]
-        commits = [
-            each
-            for each in proxy.answered
-            if each.requested_files.body and "manifest.ocdbt" in each.requested_files.name
-        ]
+        commits = [each for each in proxy.answered if each.asked.body and "manifest.ocdbt" in each.asked.name]
     print(f"{len(commits)} commits")
     assert 0 < len(commits) < 7 * layers, "of the matrices alone each layer has seven"

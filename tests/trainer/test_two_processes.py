@@ -79,7 +79,7 @@ def test_both_save_when_the_first_ones_clock_says_so(stages: Stages, converted: 
         stages, converted, "Train", "by-time", **TWO_HOSTS,
         checkpointing={"every_steps": 100, "every_seconds": 10, "keep_last": 9},
     )  # fmt: skip
-    running = stages.pair(made, faults=[("seconds_a_look", 5.0), ("seconds_a_look", 0.1)])
+    running = stages.pair(made, faults=[("fixed_save_clock", 5.0), ("fixed_save_clock", 0.1)])
     assert ends(running) == [0, 0], "\n".join(each.log[-2000:] for each in running)
     found = read(made).details
     assert isinstance(found, TrainOutcome)
