@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,14 +66,19 @@ GSM8K = SampleFolder(title="rows of GSM8K", uri="gs://ft-data.invalid/gsm8k", ma
 
 
 def folder_of(item: SampleFolder) -> Path:
-    """The sample's folder in the cache, made if it is missing."""
+    """The sample's folder in the cache, made if it is missing. Processes may make the same one at the same time."""
     folder = cache_dir() / "samples" / item.uri.removeprefix("gs://").replace("/", "-")
     if not folder.exists():
-        unfinished = folder.with_suffix(".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        item.make(unfinished)
-        unfinished.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as unfinished:
+            made = Path(unfinished) / "sample"
+            item.make(made)
+            try:
+                made.rename(folder)
+            except OSError:
+                # A folder is renamed to an existing one only if that is empty: another process was faster.
+                if not folder.exists():
+                    raise
     return folder
 
 
