@@ -1,4 +1,4 @@
-# The operator's image: `docker build -t REPOSITORY/finetune-operator:0.1.0 .` from the root of the repository.
+# The operator's image: `docker build -t REPOSITORY/finetune-operator:0.2.0 .` from the root of the repository.
 #
 # BASE is any Linux image with Python 3.12 or later as python3 and its venv module. Pin it by digest for production:
 #   --build-arg BASE=python:3.12-slim-bookworm@sha256:…

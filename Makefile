@@ -71,7 +71,7 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 test: lint install trainer reference templates tpu-compiler test-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
-test-unit: install ## Pure tests, seconds; without the few marked slow
+test-unit: install ## Unit tests, a few minutes; without those marked slow
 	@tests/run unit
 
 test-trainer: install trainer reference templates tpu-compiler ## The trainer's own tests, in its environment
@@ -97,7 +97,7 @@ lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/lint-imports --no-logo
 
 ##@ Upkeep
-.PHONY: format generate lock bench bench-trainer bench-conversion bench-fits check-real check-sizes clean
+.PHONY: format generate lock bench bench-scale bench-trainer bench-conversion bench-fits check-real check-sizes walkthrough clean
 format: install ## Format and sort
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
@@ -113,6 +113,9 @@ bench: install trainer cluster-programs ## Measure operator, preemptions and qui
 	@$(PYTHON) -m tests.bench.preemption
 	@$(PYTHON) -m tests.bench.resume
 	@$(PYTHON) -m tests.bench.quickstart
+
+bench-scale: install cluster-programs ## Measure 1,000 jobs at once against Kubeflow Trainer, which it builds
+	@$(PYTHON) -m tests.bench.scale
 
 bench-trainer: install trainer ## Measure the trainer against the bare MaxText commands, in pairs
 	@$(PYTHON) -m tests.bench.trainer --large-gb 1.0
@@ -131,6 +134,9 @@ check-real: install reference ## Ask the model that make demo-real exported the 
 
 check-sizes: install trainer ## Real models' shapes, some of their layers, through the stages: seconds and memory (an hour)
 	@$(PYTHON) -m tests.bench.sizes $(MODELS)
+
+walkthrough: install trainer cluster-programs ## Run the quickstart and write docs/walkthrough.md's captured blocks anew
+	@$(PYTHON) -m tests.walkthrough
 
 clean: down ## Remove .venv and this project's cluster state (not the built programs)
 	@rm -rf .venv "$(FINETUNE_CACHE)/state"

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"devcluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; run it again to go on", file=sys.stderr)
+        print("interrupted; run it again to continue", file=sys.stderr)
         return 130
 
 
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     _extra(command)
     command.set_defaults(run=_build)
 
-    command = commands.add_parser("up", help="start the cluster, or mend the one that runs")
+    command = commands.add_parser("up", help="start the cluster, or repair the running one")
     _state(command)
     _extra(command)
     command.add_argument(
@@ -56,16 +56,18 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--cold", dest="warm", action="store_false", help="start each stage afresh")
     command.set_defaults(run=_up)
 
-    command = commands.add_parser("down", help="end the cluster; what it holds stays for the next `up`")
+    command = commands.add_parser(
+        "down", help="stop the cluster; its objects and buckets are kept for the next `up`"
+    )
     _state(command)
     command.add_argument("--purge", action="store_true", help="also delete its objects, buckets and logs")
     command.set_defaults(run=_down)
 
-    command = commands.add_parser("status", help="what runs, how long, with how much memory")
+    command = commands.add_parser("status", help="show processes, their uptime and memory")
     _state(command)
     command.set_defaults(run=_status)
 
-    command = commands.add_parser("env", help='print what a shell needs to use the cluster: eval "$(…)"')
+    command = commands.add_parser("env", help='print variables for a shell to use the cluster: eval "$(…)"')
     _state(command)
     command.set_defaults(run=_env)
 
@@ -116,13 +118,13 @@ def _up(chosen: argparse.Namespace) -> None:
             "the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull"
         )
     control.up(state, options, operator=chosen.operator, extra=chosen.extra, report_progress=_say)
-    _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` ends it")
+    _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` stops it")
     print(f"export KUBECONFIG={state.kubeconfig}")
 
 
 def _down(chosen: argparse.Namespace) -> None:
     state = _of(chosen)
-    _say("cluster ended" if control.shut_down(state) else f"no cluster ran in {state.root}")
+    _say("cluster stopped" if control.shut_down(state) else f"no cluster was running in {state.root}")
     if chosen.purge:
         shutil.rmtree(state.root, ignore_errors=True)
         _say(f"{state.root} deleted")

@@ -23,6 +23,9 @@ ROLES: Mapping[str, frozenset[str]] = {
     # the custom role of the installation guide
     "finetuneBucketReader": frozenset({BUCKET}),
 }
+#: HTTP method of a request for one object -> permission that it needs.
+_OBJECT_METHODS = {"GET": GET, "DELETE": DELETE, "PATCH": UPDATE, "PUT": UPDATE}
+#: Bytes of an upload that are searched for the object's name.
 _METADATA_LIMIT = 1 << 16
 
 
@@ -60,44 +63,45 @@ def is_granted(grants: Iterable[Grant], account: str, need: ResourcePermission) 
     return any(grant.gives(account, need) for grant in grants)
 
 
-def required_permissions(
+def required_permissions(  # noqa: PLR0911  one per kind of request
     method: str, path: str, query: Mapping[str, str], body: bytes
 ) -> tuple[ResourcePermission, ...]:
-    """The permissions that a request needs.
+    """Returns the permissions that a request needs; ``UNKNOWN`` alone if the request is not understood.
 
-    Replacing an object also needs DELETE, which every role with CREATE has here.
+    Omits the DELETE that replacing an object also needs, since every role with CREATE has it here.
 
     Args:
-        path: not decoded: an object's name is one segment of it.
+        method: HTTP method.
+        path: not decoded, so an object's name is one segment of it.
+        query: decoded parameters.
+        body: the whole body.
     """
     kind, _, rest = path.strip("/").rpartition("storage/v1/b/")
-    found = [ResourcePermission(permission=UNKNOWN, bucket="", name=f"{method} {path}")]
     match (kind, method, *rest.split("/")):
         case "", "GET", bucket if bucket:
-            found = [ResourcePermission(permission=BUCKET, bucket=bucket)]
+            return (ResourcePermission(permission=BUCKET, bucket=bucket),)
         case "", "GET", bucket, "o":
-            found = [ResourcePermission(permission=LIST, bucket=bucket, name=query.get("prefix", ""))]
+            return (ResourcePermission(permission=LIST, bucket=bucket, name=query.get("prefix", "")),)
         case "upload/", "POST", bucket, "o" if name := query.get("name") or _name_in(body):
-            found = [ResourcePermission(permission=CREATE, bucket=bucket, name=name)]
+            return (ResourcePermission(permission=CREATE, bucket=bucket, name=name),)
         case "", "POST", bucket, "o", name, "compose":
             sources = [source["name"] for source in json.loads(body)["sourceObjects"]]
-            found = [
+            return (
                 ResourcePermission(permission=CREATE, bucket=bucket, name=unquote(name)),
                 *(ResourcePermission(permission=GET, bucket=bucket, name=source) for source in sources),
-            ]
+            )
         case "", "POST", bucket, "o", name, "rewriteTo" | "copyTo", "b", other, "o", target:
-            found = [
+            return (
                 ResourcePermission(permission=GET, bucket=bucket, name=unquote(name)),
                 ResourcePermission(permission=CREATE, bucket=other, name=unquote(target)),
-            ]
-        case "", _, bucket, "o", name if method in _OF_OBJECTS:
-            found = [ResourcePermission(permission=_OF_OBJECTS[method], bucket=bucket, name=unquote(name))]
+            )
+        case "", _, bucket, "o", name if method in _OBJECT_METHODS:
+            permission = _OBJECT_METHODS[method]
+            return (ResourcePermission(permission=permission, bucket=bucket, name=unquote(name)),)
         case "download/", "GET", bucket, "o", name:
-            found = [ResourcePermission(permission=GET, bucket=bucket, name=unquote(name))]
-    return tuple(found)
-
-
-_OF_OBJECTS = {"GET": GET, "DELETE": DELETE, "PATCH": UPDATE, "PUT": UPDATE}
+            return (ResourcePermission(permission=GET, bucket=bucket, name=unquote(name)),)
+        case _:
+            return (ResourcePermission(permission=UNKNOWN, bucket="", name=f"{method} {path}"),)
 
 
 def _name_in(body: bytes) -> str:

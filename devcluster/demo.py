@@ -47,7 +47,7 @@ def main() -> None:
     started = time.monotonic()
     environment = os.environ | cluster_environment()
     for item in demo.inputs:
-        print(f"putting {item.title} at {item.uri}", flush=True)
+        print(f"writing {item.title} to {item.uri}", flush=True)
         samples.put(item, environment["STORAGE_EMULATOR_HOST"])
     name = apply(demo.manifest, environment)
     watched = subprocess.run([VENV / "finetune", "watch", name], env=environment, check=False)
@@ -118,7 +118,7 @@ def story(job: Mapping[str, Any], environment: Mapping[str, str]) -> str:
             f"    before  {_short(sample.get('baseline'))}",
             f"    after   {_short(sample.get('tuned'))}",
         ]
-    lines += ["", "Where the time went", *time_table(status, environment)]
+    lines += ["", "Time by stage", *time_table(status, environment)]
     return "\n".join(lines)
 
 

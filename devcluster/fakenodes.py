@@ -47,5 +47,5 @@ def manifest(node: LocalNode) -> Object:
     """The Node to create, including its status; kwok adds that it is ready."""
     made = nodes.manifest(node)
     made["metadata"]["annotations"] = dict(kwok.ANNOTATION)
-    told = nodes.status(node, port=0, now=datetime.now(UTC))["status"]
-    return {**made, "status": {key: told[key] for key in ("capacity", "allocatable")}}
+    reported = nodes.status(node, port=0, now=datetime.now(UTC))["status"]
+    return {**made, "status": {key: reported[key] for key in ("capacity", "allocatable")}}

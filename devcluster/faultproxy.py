@@ -215,7 +215,7 @@ def _status(code: int) -> dict[str, object]:
         "apiVersion": "v1",
         "metadata": {},
         "status": "Failure",
-        "message": f"a fault of the test: {HTTPStatus(code).phrase}",
+        "message": f"fault injected by the test: {HTTPStatus(code).phrase}",
         "reason": _REASONS[code],
         "code": code,
     }

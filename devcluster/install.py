@@ -80,7 +80,7 @@ async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
             await kube.apply(manifest)
         except KubeError as error:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
-            raise LocalClusterError(f"the API server refuses {name}: {error}") from error
+            raise LocalClusterError(f"the API server rejects {name}: {error}") from error
 
 
 def crds(manifests: Iterable[Object]) -> list[Object]:

@@ -113,6 +113,7 @@ def selection(extra: Iterable[str] = ()) -> tuple[GoProgram, ...]:
     wanted = set(extra)
     if strange := wanted - ON_REQUEST:
         raise ValueError(
-            f"--with {','.join(sorted(strange))}: no such optional program; there are {', '.join(sorted(ON_REQUEST))}"
+            f"--with {','.join(sorted(strange))}: unknown optional program; expected one of "
+            f"{', '.join(sorted(ON_REQUEST))}"
         )
     return tuple(program for program in PROGRAMS if program.name not in ON_REQUEST or program.name in wanted)

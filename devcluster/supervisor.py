@@ -187,7 +187,7 @@ class Supervisor:
                 return
             if slot.failures >= 3:
                 raise LocalClusterError(
-                    f"{component.name} dies at once (exit {slot.last_exit}){self._tail(component.name)}"
+                    f"{component.name} exits immediately (exit {slot.last_exit}){self._tail(component.name)}"
                 )
             await asyncio.sleep(0.05)
         raise LocalClusterError(

@@ -18,13 +18,13 @@ _TRIES, _PAUSE_SECONDS = 400, 0.05
 def with_url_clients(
     state: StateFolder, configurations: Iterable[Object], *, prefix: str, port: int
 ) -> list[Object]:
-    """The configurations for a controller that serves on ``port`` of this machine.
+    """Returns copies of the configurations that call the controller on ``port`` of this machine instead of a Service.
 
-    Names get the prefix, since manifests of several controllers use the same names. Apply the configurations once the
-    controller serves: their failurePolicy is Fail.
+    Their names begin with ``prefix``, since manifests of several controllers use the same names; labels and annotations
+    are dropped. Apply the copies only once the controller serves: their failurePolicy is Fail.
     """
     authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
-    made = []
+    local = []
     for configuration in configurations:
         name = f"{prefix}-{configuration['metadata']['name']}"
         hooks = [
@@ -37,8 +37,8 @@ def with_url_clients(
             }
             for hook in configuration["webhooks"]
         ]
-        made.append({**configuration, "metadata": {"name": name}, "webhooks": hooks})
-    return made
+        local.append({**configuration, "metadata": {"name": name}, "webhooks": hooks})
+    return local
 
 
 async def until_served(

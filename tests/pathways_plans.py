@@ -4,10 +4,12 @@ from dataclasses import replace
 from functools import cache
 
 from finetune_contract import Stage
+from finetune_operator.api.placement import Capacity, Controller, Parallelism
 from finetune_operator.catalog import TpuShape, shape_by_name
 from finetune_operator.planning import Findings, Plan, admit
-from finetune_operator.planning.batch import resolve_mesh
-from finetune_operator.planning.nodes import node_selector
+from finetune_operator.planning.defaulted import DefaultedFlavor
+from finetune_operator.planning.slices.batch import resolve_mesh
+from finetune_operator.planning.slices.nodes import node_selector
 from finetune_operator.rendering import render_jobset
 from tests.unit.lifecycle.world import Object, job, profile
 
@@ -37,16 +39,25 @@ def plan(shape: TpuShape, slices: int = 1, *, name: str = "support-bot") -> Plan
         placement=replace(
             made.placement,
             shape=shape,
-            node_selector=node_selector(shape, {"capacity": "OnDemand"}, queued_provisioning=False),
+            node_selector=node_selector(shape, _flavor(shape), queued_provisioning=False),
         ),
-        mesh=resolve_mesh(shape, slices, _parallelism(shape, slices), "Pathways"),
+        mesh=resolve_mesh(shape, slices, _parallelism(shape, slices), Controller.PATHWAYS),
         pathways=replace(made.pathways, instance_type=shape.pathways_instance_type),
     )
 
 
-def _parallelism(shape: TpuShape, slices: int) -> dict[str, int]:
-    """Where nobody has published how many devices a chip has, the job must say it."""
-    return {} if shape.devices_per_chip else {"data": slices, "fsdp": shape.chips, "tensor": 1}
+def _flavor(shape: TpuShape) -> DefaultedFlavor:
+    return DefaultedFlavor(
+        name="on-demand",
+        capacity=Capacity.ON_DEMAND,
+        accelerator=shape.accelerator,
+        topologies=(shape.topology,),
+    )
+
+
+def _parallelism(shape: TpuShape, slices: int) -> Parallelism:
+    """Returns all axes where the number of devices of a chip is not known."""
+    return Parallelism() if shape.devices_per_chip else Parallelism(data=slices, fsdp=shape.chips, tensor=1)
 
 
 def train(made: Plan, attempt: int = 1) -> Object:

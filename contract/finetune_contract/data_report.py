@@ -66,7 +66,7 @@ class Remark(Record):
 
 
 class DataReport(Record):
-    version: Version = 1
+    version: Version = 2
     job: str
     max_seq_length: int
     packing: bool

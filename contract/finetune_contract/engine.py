@@ -75,13 +75,13 @@ class OverrideFault:
     kind: FaultKind
     what: str
     """The problem, as a clause: ``MaxText has no such setting``."""
-    saw: str = ""
+    actual: str = ""
     expected: str = ""
     fix: str
     """The remedy, as a full sentence."""
 
     def __str__(self) -> str:
-        values = f": saw {self.saw}, expected {self.expected}" if self.expected else ""
+        values = f": found {self.actual}, expected {self.expected}" if self.expected else ""
         return f"spec.engineOverrides.{self.key}: {self.what}{values}. {self.fix}"
 
 
@@ -125,7 +125,7 @@ def key_fault(key: str, *, suggest: bool = True) -> OverrideFault | None:
     if setting.kind is SettingClass.DECIDED:
         what, field = f"{reason} decides it", reason if reason.startswith("spec.") else ""
     else:
-        what = f"a job may not set it, as it {reason}"
+        what = f"a job may not set it, because it {reason}"
     return OverrideFault(
         key=key,
         kind=FaultKind.NOT_ALLOWED,
@@ -147,8 +147,8 @@ def override_faults(overrides: Mapping[str, str]) -> Iterator[OverrideFault]:
             yield OverrideFault(
                 key=key,
                 kind=FaultKind.INVALID,
-                what="MaxText does not take this value",
-                saw=repr(text[:100]) if text != text.strip() or not text else text[:100],
+                what="MaxText does not accept this value",
+                actual=repr(text[:100]) if text != text.strip() or not text else text[:100],
                 expected=describe_type(setting),
                 fix=_closest_choice(setting, text),
             )
@@ -157,7 +157,7 @@ def override_faults(overrides: Mapping[str, str]) -> Iterator[OverrideFault]:
                 key=key,
                 kind=FaultKind.INVALID,
                 what="only remat_policy custom reads it",
-                saw=f"remat_policy {overrides.get('remat_policy', 'left out')}"[:100],
+                actual=f"remat_policy {overrides.get('remat_policy', 'left out')}"[:100],
                 expected="custom",
                 fix="Set remat_policy: custom, or remove it.",
             )

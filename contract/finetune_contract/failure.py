@@ -34,18 +34,18 @@ class FailureClass(StrEnum):
 class Failure(Record):
     """One failure, recorded once by the process that detects it.
 
-    ``message`` is a full sentence for users that already includes ``where``, ``saw`` and ``expected``; the separate
+    ``message`` is a full sentence for users that already includes ``where``, ``actual`` and ``expected``; the separate
     fields are for programs.
     """
 
-    version: Version = 1
+    version: Version = 2
     code: ExitCode | Code
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
     """Stable, machine-readable reason in CamelCase: ``DatasetSchemaMismatch``."""
     message: Annotated[str, Field(max_length=1024)]
     where: Annotated[str, Field(max_length=512)] = ""
     """Location of the cause: a JSON path in the spec, a file and row, or a stage and host."""
-    saw: Annotated[str, Field(max_length=512)] = ""
+    actual: Annotated[str, Field(max_length=512)] = ""
     expected: Annotated[str, Field(max_length=512)] = ""
     fix: Annotated[str, Field(max_length=512)] = ""
     evidence: Annotated[str, Field(max_length=4096)] = ""

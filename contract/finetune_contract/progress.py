@@ -47,7 +47,7 @@ class DiscardedCheckpoint(Record):
 class Progress(Record):
     """Progress of training (``train/progress.json``), written by process 0."""
 
-    version: Version = 1
+    version: Version = 2
     attempt: Count
     restart: Count = 0
     step: Count
@@ -88,7 +88,7 @@ class HostProgress(Record):
     It identifies the process that lags in a hang: process 0, which writes :class:`Progress`, then only waits for it.
     """
 
-    version: Version = 1
+    version: Version = 2
     attempt: Count
     restart: Count = 0
     host: Count

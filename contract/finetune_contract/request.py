@@ -135,7 +135,7 @@ class DataSpec(Record):
     """Only set if ``validation`` is empty."""
     shuffle: bool
     max_seq_length: int
-    max_seq_length_asked: bool = False
+    max_seq_length_explicit: bool = False
     """Whether the job sets ``max_seq_length``. If so, preflight refuses a value beyond the model's own limit; a default
     is lowered to that limit instead."""
     packing: bool
@@ -395,7 +395,7 @@ class StageRequest(Record):
     preflight checks the input of later stages.
     """
 
-    version: Version = 1
+    version: Version = 2
     requires: VersionText = str(FIRST_VERSION)
     """Least version of the contract that understands the whole request. Older trainers refuse it."""
     job: JobIdentity
@@ -451,29 +451,29 @@ class StageRequest(Record):
             compared = isinstance(self.method, PreferenceMethod) and dataset.metrics == ["Loss"]
             if dataset.pairs and not compared:
                 raise ValueError(
-                    "pairs of answers are measured by a method that compares them, and by Loss alone"
+                    "pairs of answers are evaluated by a method that compares them, and by Loss only"
                 )
         return self
 
-    def spoken(self, by: ContractVersion) -> Self:
-        """Returns the request with ``requires`` set, for a trainer that supports version ``by``.
+    def for_trainer(self, version: ContractVersion) -> Self:
+        """Returns the request with ``requires`` set, for a trainer that supports ``version`` of the contract.
 
         Raises:
             ContractUnsupported: that trainer would not understand all of it.
         """
         needed = required_version(self)
-        if by.major != needed.major or by < needed:
-            newer = ", ".join(path for path, version in newer_parts(self) if version > by)
+        if version.major != needed.major or version < needed:
+            newer = ", ".join(path for path, since in newer_parts(self) if since > version)
             raise ContractUnsupported(
                 f"The request of stage {self.stage} needs version {needed} of the contract"
-                f"{f' ({newer})' if newer else ''}, and the trainer image speaks {by}."
+                f"{f' ({newer})' if newer else ''}, and the trainer image supports {version}."
             )
         return self.model_copy(update={"requires": str(needed)})
 
     @classmethod
     def read(cls, text: str | bytes) -> Self:
         """Parses a request. Raises the errors of :meth:`of_environment` except KeyError."""
-        _refuse_newer(text)
+        _refuse_other_version(text)
         return cls.model_validate_json(text)
 
     @classmethod
@@ -490,15 +490,18 @@ class StageRequest(Record):
         return cls.model_validate({**dict(request), "restart": restart})
 
 
-def _refuse_newer(text: str | bytes) -> None:
-    """Refuses a newer request before it is validated: it may not even resemble a request of this version."""
+def _refuse_other_version(text: str | bytes) -> None:
+    """Refuses a request of another version before it is validated: it may not even resemble one of this version."""
     try:
         head = json.loads(text)
-        requires = ContractVersion.parse(head["requires"]) if "requires" in head else FIRST_VERSION
-        requires = max(requires, ContractVersion(int(head.get("version", requires.major)), 0))
+        # A writer omits fields at their default, which is the first minor version of the record's own major version.
+        stated = ContractVersion.parse(head["requires"]) if "requires" in head else None
+        major = stated.major if stated else FIRST_VERSION.major
+        first = ContractVersion(int(head.get("version", major)), 0)
+        requires = max(stated, first) if stated else first
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return  # Not a request at all; validation gives a better message.
     if requires.major != CONTRACT_VERSION.major or requires > CONTRACT_VERSION:
         raise ContractUnsupported(
-            f"The request needs version {requires} of the contract, and this trainer speaks {CONTRACT_VERSION}."
+            f"The request needs version {requires} of the contract, and this trainer supports {CONTRACT_VERSION}."
         )

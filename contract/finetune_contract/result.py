@@ -117,7 +117,7 @@ class BenchmarkReport(Record):
 class DataManifest(Record):
     """Manifest of one read and tokenized source: ``<cache>/data/<fingerprint>/manifest.json``."""
 
-    version: Version = 1
+    version: Version = 2
     fingerprint: str
     inputs: Annotated[dict[str, str], Many]
     tokens: Uri
@@ -254,7 +254,7 @@ class PreflightOutcome(Record):
 class ConvertManifest(Record):
     """Manifest of a converted model: ``<cache>/convert/<fingerprint>/manifest.json``."""
 
-    version: Version = 1
+    version: Version = 2
     fingerprint: str
     inputs: Annotated[dict[str, str], Many]
     items: Uri
@@ -441,8 +441,8 @@ class StageResult(Record):
     outcome of the attempt stays readable, and a caller that needs the details finds None.
     """
 
-    version: Version = 1
-    speaks: VersionText = str(FIRST_VERSION)
+    version: Version = 2
+    supports: VersionText = str(FIRST_VERSION)
     """Version of the contract that the trainer image supports."""
     stage: Stage
     attempt: Count

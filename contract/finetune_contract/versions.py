@@ -6,14 +6,14 @@ coexist, because operator and trainer are upgraded at different times:
 * A reader ignores unknown keys at every level, and a writer omits fields at their default. So within a major version a
   default never changes, a field is never removed and never changes its type, and a new field always has a default
   (``tests/unit/contract`` compares the schemas of all versions).
-* A field introduced after 1.0 is annotated with its version: ``Annotated[float | None, Since("1.1")] = None``. So is a
-  new value of an enumeration, ``Annotated[Literal["A", "B"], Since("1.1", "B")]``, and, by its ``type``, a new member
-  of a union of records, ``Annotated[A | B, Field(discriminator="type"), Since("1.1", "B")]``.
+* A field introduced after 2.0 is annotated with its version: ``Annotated[float | None, Since("2.1")] = None``. So is a
+  new value of an enumeration, ``Annotated[Literal["A", "B"], Since("2.1", "B")]``, and, by its ``type``, a new member
+  of a union of records, ``Annotated[A | B, Field(discriminator="type"), Since("2.1", "B")]``.
 * No part of a request is accepted and then ignored. A request names the least version that understands all of it
   (``StageRequest.requires``, computed by :func:`required_version`). The operator refuses to start a stage whose request
   requires a newer version than its trainer image supports, and a trainer that still receives such a request refuses it
   before anything runs (exit code 76, reason ``ContractUnsupported``, class Platform). Until preflight's result reports
-  the version that the image ``speaks``, the operator assumes its own version at the job's admission.
+  the version that the image ``supports``, the operator assumes its own version at the job's admission.
 * Records of the trainer are not negotiated: an enumeration that only they use never gains a value within a major
   version; a new field carries the information instead. Details that a reader still does not understand are read as
   absent (:class:`.result.StageResult`), and the operator fails the job with class Platform.
@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 VersionText = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}\.(0|[1-9][0-9]{0,3})$")]
-"""Text of a version, such as ``1.0``."""
+"""Text of a version, such as ``2.0``."""
 
 
 class ContractVersion(NamedTuple):
@@ -38,7 +38,7 @@ class ContractVersion(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses text such as ``1.0``.
+        """Parses text such as ``2.0``.
 
         Raises:
             ValueError: the text is not a version.
@@ -51,7 +51,7 @@ class ContractVersion(NamedTuple):
 
 
 #: Version of the contract that this code implements.
-CONTRACT_VERSION = ContractVersion(1, 0)
+CONTRACT_VERSION = ContractVersion(2, 0)
 #: First minor version of the same major version, which all its readers understand.
 FIRST_VERSION = ContractVersion(CONTRACT_VERSION.major, 0)
 
@@ -118,11 +118,11 @@ def required_version(record: BaseModel) -> ContractVersion:
 def major_of(content: bytes | str) -> int | None:
     """Returns the major version of a serialized record; None if ``content`` is not a record of any version.
 
-    A record without ``version`` is of the first major version.
+    A record without ``version`` is read as one of this major version.
     """
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    major = document.get("version", 1) if isinstance(document, dict) else None
+    major = document.get("version", CONTRACT_VERSION.major) if isinstance(document, dict) else None
     return major if isinstance(major, int) and not isinstance(major, bool) else None

@@ -18,7 +18,7 @@ from devcluster.nodeagent import AgentConfig
 async def main(config: AgentConfig) -> None:
     """Runs until SIGTERM; then ends all pods, reports that to the API server, and returns."""
     if number := kill_orphaned_processes(Path(config.pods)):
-        print(f"ended {number} processes of an earlier agent", flush=True)
+        print(f"killed {number} processes of an earlier agent", flush=True)
     clean_up_old_pods(Path(config.pods))
     done = asyncio.Event()
     for sort in (signal.SIGTERM, signal.SIGINT):

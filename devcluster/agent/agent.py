@@ -67,8 +67,8 @@ class Agent:
             wish = float(runner.pod["spec"].get("terminationGracePeriodSeconds", SHUTDOWN_GRACE_SECONDS))
             runner.stop(min(wish, SHUTDOWN_GRACE_SECONDS), ending)
         if runners:
-            told = [asyncio.create_task(runner.told.wait()) for runner in runners]
-            await asyncio.wait(told, timeout=SHUTDOWN_GRACE_SECONDS + 5)
+            stopping = [asyncio.create_task(runner.stopping.wait()) for runner in runners]
+            await asyncio.wait(stopping, timeout=SHUTDOWN_GRACE_SECONDS + 5)
 
     # --- services for pods ----------------------------------------------------------------------------------
 

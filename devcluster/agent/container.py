@@ -24,19 +24,24 @@ def build_launch(
     folder: Path,
     log: Path,
     sources: EnvSources,
-    given: Mapping[str, str],
+    platform: Mapping[str, str],
 ) -> Launch:
-    """The program to start.
+    """Returns the program to start, and removes the termination message of an earlier run. Raises ConfigError.
 
-    ``programs`` is the image, ``folder`` the pod's own, ``given`` the environment that the platform adds. Paths below a
-    mount point become paths of the local folder for that volume, names of pods become their addresses. The spec takes
-    precedence over the platform. A termination message of an earlier run is removed. Raises ConfigError.
+    Paths below a mount point become paths of the local folder for that volume, names of pods become their addresses.
+
+    Args:
+        programs: folder with the programs of the container's image.
+        folder: the pod's folder.
+        log: file for the program's output.
+        sources: Secrets and ConfigMaps that the container's environment refers to.
+        platform: variables that the node and the platform add; those of the container's spec take precedence.
     """
     name = container["name"]
     command = container.get("command") or [_entry_point(programs, name)]
     names = host_aliases(pod)
     mounts = _mounts(container, folder)
-    said = environment.spec_environment(container, pod, sources)
+    variables = environment.spec_environment(container, pod, sources)
     message = folder / f"{name}.termination"
     message.unlink(missing_ok=True)
     base = {
@@ -48,16 +53,15 @@ def build_launch(
         "LANG": "C.UTF-8",
         "TERMINATION_MESSAGE_PATH": str(message),
     }
-    words = (environment.expand(w, said) for w in (*command, *container.get("args", ())))
-    local = environment.with_mounts(said, mounts) | environment.pathways_proxy_environment(said, pod)
+    words = [environment.expand(word, variables) for word in (*command, *container.get("args", ()))]
+    local = environment.with_mounts(variables, mounts) | environment.pathways_proxy_environment(
+        variables, pod
+    )
+    working_dir = container.get("workingDir")
     return Launch(
         argv=[resolve_names(environment.map_mount_path(word, mounts), names) for word in words],
-        env={**base, **given, **{key: resolve_names(value, names) for key, value in local.items()}},
-        cwd=Path(
-            environment.map_mount_path(folder_in, mounts)
-            if (folder_in := container.get("workingDir"))
-            else base["HOME"]
-        ),
+        env={**base, **platform, **{key: resolve_names(value, names) for key, value in local.items()}},
+        cwd=Path(environment.map_mount_path(working_dir, mounts) if working_dir else base["HOME"]),
         log=log,
         image=container["image"],
     )

@@ -50,7 +50,7 @@ class PodRunner:
         self._deletion = asyncio.Event()
         self._gone = asyncio.Event()
         self._over = False
-        self.told = asyncio.Event()
+        self.stopping = asyncio.Event()
         """Set when the pod's status shows its end."""
         self._reporting = asyncio.Lock()
         self._ending: PodTermination | None = None
@@ -132,14 +132,14 @@ class PodRunner:
     async def await_deletion(self) -> None:
         """Awaits the deletion of a pod that had ended before this agent began."""
         self._over = True
-        self.told.set()
+        self.stopping.set()
         await self._finish()
 
     async def _finish(self) -> None:
         self._over = True
-        if not self.told.is_set():
+        if not self.stopping.is_set():
             await self._report()
-            self.told.set()
+            self.stopping.set()
         await self._deletion.wait()
         await self._delete()
         # the object may stay for a while, held by a finalizer

@@ -149,7 +149,7 @@ class ContainerRunner:
             else:
                 try:
                     sources = await self._node.sources(self._pod["metadata"]["namespace"], self._container)
-                    given = await self._node.platform(self._pod, self._container)
+                    platform = await self._node.platform(self._pod, self._container)
                     return build_launch(
                         self._pod,
                         self._container,
@@ -157,7 +157,7 @@ class ContainerRunner:
                         folder=self._folder,
                         log=self.log(),
                         sources=sources,
-                        given=given,
+                        platform=platform,
                     )
                 except ConfigError as error:
                     waiting = ContainerStateWaiting(reason="CreateContainerConfigError", message=str(error))

@@ -111,7 +111,7 @@ class WarmServer:
         try:
             async for line in reader:
                 self._handle_message(json.loads(line))
-            print(f"warm server ended with {await process.wait()}; see {self._log}", flush=True)
+            print(f"warm server exited with {await process.wait()}; see {self._log}", flush=True)
         finally:
             self.ready.clear()
             self._writer.close()
@@ -139,6 +139,6 @@ class WarmServer:
             child.exit.set_result(128 + signal.SIGKILL)
         for started in self._starting.values():
             if not started.done():
-                started.set_exception(StartError("the warm server ended while it started this stage"))
+                started.set_exception(StartError("the warm server exited while it started this stage"))
         self._children.clear()
         self._starting.clear()

@@ -68,13 +68,13 @@ def _parser(program: str) -> argparse.ArgumentParser:
 def _chips(text: str) -> int:
     match = _INSTANCE_TYPE.fullmatch(text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is no slice, such as tpuv6e:4x4")
+        raise argparse.ArgumentTypeError(f"{text} is not a slice such as tpuv6e:4x4")
     return prod(int(edge) for edge in match[1].split("x"))
 
 
 def _bucket(text: str) -> str:
     if not text.startswith("gs://"):
-        raise argparse.ArgumentTypeError(f"{text} is not in gs://")
+        raise argparse.ArgumentTypeError(f"{text} is not a gs:// URI")
     return text
 
 

@@ -58,7 +58,7 @@ class ResourceManager:
         if message is None:
             return
         if message.get("watch"):
-            await self._tell(reader, writer)
+            await self._send_readiness(reader, writer)
         elif fault := self._fault(place := _place(message)):
             await _write_message(writer, {"refused": fault})
         else:
@@ -75,25 +75,25 @@ class ResourceManager:
         key = (place.slice_number, place.host)
         async with self._changed:
             self._workers[key] = place
-            print(f"worker {key} is there; complete: {self.complete}", flush=True)
+            print(f"worker {key} connected; complete: {self.complete}", flush=True)
             self._changed.notify_all()
         await reader.read()
         async with self._changed:
             # its successor may have registered already
             if self._workers.get(key) is place:
                 del self._workers[key]
-                print(f"worker {key} is gone", flush=True)
+                print(f"worker {key} disconnected", flush=True)
                 self._changed.notify_all()
 
-    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told: bool | None = None
+    async def _send_readiness(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent: bool | None = None
         while not reader.at_eof():
             async with self._changed:
-                while self.complete is told:
+                while self.complete is sent:
                     await self._changed.wait()
-                told = self.complete
+                sent = self.complete
             await _write_message(
-                writer, {"complete": told, "devices": self._flags.chips * self._flags.slices}
+                writer, {"complete": sent, "devices": self._flags.chips * self._flags.slices}
             )
 
 
@@ -111,7 +111,7 @@ class Proxy:
             await _write_message(writer, {"watch": True})
             while (message := await _read_message(reader)) is not None:
                 self._devices = int(str(message["devices"]))
-                print(f"all workers are there: {message['complete']}", flush=True)
+                print(f"all workers connected: {message['complete']}", flush=True)
                 if message["complete"]:
                     self._complete.set()
                 else:
@@ -141,13 +141,13 @@ async def run_proxy(flags: ClientFlags, address: str) -> None:
 
 async def run_worker(flags: ClientFlags, address: str, place: WorkerIdentity) -> None:
     """Raises WorkerRejectedError if the resource manager refuses it."""
-    told = {"slice": place.slice_number, "host": place.host, "hosts": place.hosts}
+    identity = {"slice": place.slice_number, "host": place.host, "hosts": place.hosts}
 
     async def register(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _write_message(writer, told)
-        print(f"registered with the resource manager: {told}", flush=True)
+        await _write_message(writer, identity)
+        print(f"registered with the resource manager: {identity}", flush=True)
         if (message := await _read_message(reader)) is not None:
-            raise WorkerRejectedError(f"the resource manager refuses this worker: {message['refused']}")
+            raise WorkerRejectedError(f"the resource manager rejects this worker: {message['refused']}")
 
     async with _listening(_hold, address, flags.port, flags.port + 1):
         await _keep_connected(flags, register)

@@ -2,11 +2,11 @@
 
     python -m tests.bench [--runs 5] [--jobs 50] [--every 0.2 0] [--memory 100 1000]
 
-No stage runs: pods stay unbound, as scheduler and node agent are stopped, and this program writes what a trainer
-would have written and says of the pod what a kubelet would say: it has succeeded. Times are this program's: from its
-request, or from the watch event that it saw, to the watch event that shows the operator's answer. All jobs are in
-flight at once; one is applied, or one stage ends, every so many seconds (0: all at the same moment). Prints Markdown
-tables of medians.
+No stage runs: the scheduler and the node agent are stopped, so pods stay unbound. This program writes the records that
+a trainer would have written, and the pod status that a kubelet would report: it has succeeded. Times are measured in
+this program: from its request, or from the watch event that it received, to the watch event that shows the operator's
+response. All jobs are in flight at once; one job is applied, or one stage ends, at the given interval in seconds (0:
+all at the same moment). Prints Markdown tables of medians.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from devcluster.kube import Kube, Object
 from devcluster.testing import LocalCluster
-from finetune_contract import StageRequest
+from tests.bench.measure import percentile, stage_request
 from tests.integration import fake_trainer
 
 PROFILE = "bench"
@@ -35,7 +35,8 @@ PATIENCE = 300
 
 
 class Run:
-    """One run of ``count`` jobs through all stages, all of them in flight at once; seconds ``every`` news."""
+    """One run of ``count`` jobs through all stages, all of them in flight at once, with a change ``every`` so many
+    seconds."""
 
     def __init__(self, kube: Kube, namespace: str, count: int, every: float) -> None:
         self._kube = kube
@@ -45,7 +46,7 @@ class Run:
         self._names = [f"j{number}" for number in range(count)]
         self._applied: dict[str, float] = {}
         self._finished: dict[str, float] = {}
-        """By job: when its last JobSet was seen to be finished."""
+        """By job: when its last JobSet was observed to be finished."""
         self._valid: set[str] = set()
         self._shown: set[tuple[str, str]] = set()
         self._created: set[str] = set()
@@ -132,33 +133,22 @@ class Run:
                     task.add_done_callback(self._completing.discard)
 
     async def _complete(self, pod: Object) -> None:
-        """What a trainer and a kubelet do: the records, then the pod's end."""
-        # All jobs of the run are to be in flight at once.
+        """Writes what a trainer and a kubelet would: first the records, then the end of the pod."""
+        # All jobs of the run must be in flight at once.
         await self._all_begun.wait()
         await self._take_turn()
-        fake_trainer.write(fake_trainer.records(_request(pod), datetime.now(UTC)))
+        fake_trainer.write(fake_trainer.records(stage_request(pod["spec"]), datetime.now(UTC)))
         path = f"{PODS.format(self._namespace)}/{pod['metadata']['name']}/status"
         await self._kube.patch(path, {"status": {"phase": "Succeeded"}})
 
 
-def _request(pod: Object) -> StageRequest:
-    (container,) = pod["spec"]["containers"]
-    value = next(each["value"] for each in container["env"] if each["name"] == "FINETUNE_REQUEST")
-    # Kubernetes expands $(VAR) in values, so that ``$`` is written ``$$``.
-    return StageRequest.model_validate_json(value.replace("$$", "$"))
-
-
 def api_writes(cluster: LocalCluster) -> Counter[str]:
-    """``verb resource`` -> successful writes since the operator's start, from its own metrics."""
+    """Returns the successful writes by ``verb resource`` since the operator's start, from the operator's metrics."""
     found: Counter[str] = Counter()
     for sample in cluster.metrics("finetune_api_requests_total"):
         if sample.labels["verb"] in WRITES and sample.labels["code"].startswith("2"):
             found[f"{sample.labels['verb']} {sample.labels['resource']}"] += int(sample.value)
     return found
-
-
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 async def runs(cluster: LocalCluster, count: int, number: int, every: float) -> None:
@@ -176,7 +166,7 @@ async def runs(cluster: LocalCluster, count: int, number: int, every: float) -> 
                 writes[name].append((value - before[name]) / count)
             print(json.dumps({name: pairs[-1] for name, pairs in medians.items()}), file=sys.stderr)
             await kube.delete(f"/api/v1/namespaces/{namespace}")
-            # Its children are deleted by then, too: the next run has the machine to itself.
+            # All children are then deleted, too, so the next run shares the machine with no other jobs.
             await asyncio.to_thread(cluster.wait_gone, f"/api/v1/namespaces/{namespace}", seconds=PATIENCE)
     pace = f"one change every {every} s" if every else "all at the same moment"
     print(f"\nLatency with {count} jobs in flight, {pace}; medians of {number} runs, milliseconds\n")
@@ -190,7 +180,7 @@ async def runs(cluster: LocalCluster, count: int, number: int, every: float) -> 
 
 
 async def memory(cluster: LocalCluster, steps: list[int]) -> None:
-    """Jobs that are admitted and suspended: the operator knows them all, and nothing else fills the machine."""
+    """Measures the operator's memory with jobs that are admitted and suspended, so that nothing else needs memory."""
     cluster.stop("operator")
     cluster.start("operator")
     namespace = await asyncio.to_thread(cluster.namespace, "memory")
@@ -205,7 +195,8 @@ async def memory(cluster: LocalCluster, steps: list[int]) -> None:
                 made += 1
             async with asyncio.timeout(PATIENCE):
                 async for event in kube.watch(JOBS.format(namespace)):
-                    # Each watch begins with all that exists; the last one to be looked at ends the wait.
+                    # A watch begins with all existing objects; the wait ends when the status of the last one has been
+                    # observed.
                     if event.type == "SYNCED" and all(_observed(job) for job in event.objects):
                         break
                     if event.type != "SYNCED" and all(

@@ -1,12 +1,12 @@
-"""The chain as MaxText's own users run it by hand: one stage per call, nothing of ours.
+"""The chain as MaxText's own users run it by hand: one stage per call, without any of our code.
 
-The peer of the quickstart benchmark; run with the trainer environment's Python:
+The baseline of the quickstart benchmark; run it with the trainer environment's Python:
 
     python bare_chain.py {convert|train|export|export-converted} SETTINGS.json
 
-SETTINGS.json: model (folder), work (folder), train, validation (JSONL files of ``messages``), steps, batch,
+SETTINGS.json contains: model (folder), work (folder), train, validation (JSONL files of ``messages``), steps, batch,
 sequence, learning_rate, chips; optionally metrics (a file). The dimensions come from the model's config.json,
-since MaxText's catalogue holds no model of that size.
+since MaxText's catalog has no model of that size.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def overrides(config: dict[str, Any]) -> list[str]:
-    """MaxText's flags for a Qwen3 of any size."""
+    """Returns MaxText's flags for a Qwen3 of any size."""
     return [
         "model_name=qwen3-0.6b",
         "override_model_config=True",

@@ -2,10 +2,11 @@
 
     python -m tests.bench.conversion [--work FOLDER] [--layers 10 22 47]     in the trainer's environment
 
-Qwen3 models 2048 wide with random weights; 10, 22 and 47 layers have 0.6, 1.2 and 2.5 billion parameters. Each is made,
-converted, proven (4 rows of 128 tokens) and exported in bfloat16 in a process of its own, and removed. It takes four
-times its bytes of disk. Seconds are of the wall and, in parentheses, of the CPU; the last row is the slope between the
-smallest and the largest model. Memory is anonymous and shared, without the process's own before it begins.
+Qwen3 models of width 2048 with random weights; 10, 22 and 47 layers have 0.6, 1.2 and 2.5 billion parameters. Each
+model is written, converted, proven (4 rows of 128 tokens) and exported in bfloat16 in a process of its own, and then
+removed. The disk needs four times the size of a model. Seconds are wall time and, in parentheses, CPU time; the last
+row is the slope between the smallest and the largest model. Memory is anonymous and shared memory, without the memory
+that the process has before it begins.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def measured(folder: Path, layers: int) -> Row:
-    """Seconds of the wall and of the CPU for each work, and the most memory of all."""
+    """Returns the wall time, the CPU time and the peak memory of each operation, in a row."""
     import jax
 
     from finetune_trainer import conversion, conversion_check, engine, families, malloc

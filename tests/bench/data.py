@@ -1,5 +1,5 @@
-"""Preflight's data check at scale: rows a second and memory, for a growing number of short rows; and what a resumed
-training takes to its first batch, by steps done before.
+"""Preflight's data check at scale: rows per second and memory for a growing number of short rows; and the time that a
+resumed training needs until its first batch, by the number of steps done before.
 
 Run in the trainer's environment: python -m tests.bench.data [ROWS ...]   (default: 100,000 and 1,000,000)
 """
@@ -23,7 +23,7 @@ from tests.trainer.requests import request
 
 
 def measure(rows: int) -> dict[str, float]:
-    """In this process, which has read nothing before."""
+    """Measures in this process, which must not have read any data before."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_model(root / "models/qwen3", TinyModelSpec())
@@ -70,7 +70,7 @@ def measure(rows: int) -> dict[str, float]:
 
 
 def first_batch(context: StageContext, steps: int) -> float:
-    """Milliseconds."""
+    """Returns the time until the first batch after ``steps`` steps, in milliseconds."""
     data = context.training_data()
     h = context.request.hyperparameters
     batches = TrainBatches(
@@ -82,7 +82,7 @@ def first_batch(context: StageContext, steps: int) -> float:
 
 
 def _peak() -> float:
-    """MB."""
+    """Returns the peak memory of the process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -1,11 +1,12 @@
-"""What fits where: uncut models of published shapes compiled for whole slices, on a machine without a TPU.
+"""What fits where: full-size models of published shapes compiled for whole slices, on a machine without a TPU.
 
     python -m tests.bench.fits [--choose] [--slice v6e:4x4 …] [--method lora full] [--batch 32] [llama-8b …]
 
-Of each model, method and slice: the train step with the first of preflight's remat policies that fits, then the loss on
-validation rows and answers of 128 tokens to 64 prompts of 512. ``--choose``: all that preflight compiles where a job
-leaves remat policy and mesh open, and what it chooses. With the operator's default flags of the compiler. Prints a row
-for each, GiB per chip; the commands and their logs go to standard error. Needs libtpu (``make tpu-compiler``).
+For each model, method and slice, this compiles the train step with the first of preflight's remat policies that fits,
+then the loss on validation rows and answers of 128 tokens to 64 prompts of 512. ``--choose`` compiles everything that
+preflight compiles for a job that sets neither remat policy nor mesh, and shows its choice. The compiler runs with the
+operator's default flags. Prints a row for each, in GiB per chip; the commands and their logs go to standard error.
+Needs libtpu (``make tpu-compiler``).
 """
 
 import argparse
@@ -27,7 +28,7 @@ from devcluster.layout import ROOT
 from finetune_operator.catalog.xla_flags import default_libtpu_args
 from tests.bench.sizes import MODELS
 
-#: As preflight's search has them, most memory first.
+#: In the order of preflight's search: the policy that needs the most memory is first.
 _REMAT = (
     ("remat_policy=minimal_with_context",),
     ("remat_policy=save_qkv_proj",),
@@ -72,10 +73,10 @@ class _Compile:
         self._arguments += ["--batch", str(options.batch), "--length", str(options.length)]
         self._arguments += ["--lora", "16"] if method == "lora" else []
         self.seconds: list[str] = []
-        """Of each compilation."""
+        """The duration of each compilation."""
 
     def __call__(self, *arguments: str, programs: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """The answers, empty where preflight would end the job."""
+        """Returns the answers; none if preflight would end the job."""
         whole = [*self._arguments, *arguments, *(word for each in programs for word in ("--program", each))]
         print(f"\nfinetune-stage compile {shlex.join(whole)}", file=sys.stderr, flush=True)
         flags = default_libtpu_args(self.place.partition(":")[0])

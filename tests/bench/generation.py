@@ -1,4 +1,4 @@
-"""Answers with a KV cache against whole forward passes: new tokens a second, in pairs, on a tiny Qwen3 on CPU.
+"""Answers with a KV cache against whole forward passes: new tokens per second, in pairs, on a tiny Qwen3 on CPU.
 
 Run in the trainer's environment: python -m tests.bench.generation [--runs 3]   Prints a Markdown table of medians.
 """
@@ -63,7 +63,7 @@ def tiny(root: Path) -> LoadedModel:
 
 
 def generator(loaded: LoadedModel, new: int, *, cached: bool) -> Generator:
-    """Compiled; answers never end early."""
+    """Returns a compiled generator whose answers never end early."""
     made = Generator(
         loaded,
         Sampling(max_new_tokens=new),
@@ -77,7 +77,7 @@ def generator(loaded: LoadedModel, new: int, *, cached: bool) -> Generator:
 
 
 def rate(of: Generator, new: int) -> float:
-    """New tokens a second."""
+    """Returns the new tokens per second."""
     prompts = np.random.default_rng(0).integers(6, 500, (ROWS, PROMPT)).tolist()
     started = time.perf_counter()
     answers = of.answers(prompts)

@@ -1,9 +1,9 @@
-"""The import graph of each package: how many files, how deep, how many edges.
+"""The import graph of each package: its number of files, depth and number of edges.
 
     python -m tests.bench.graph [finetune_operator finetune_trainer …]
 
-Edges are imports of one module of a package by another; depth is the longest chain of such imports, in modules. A
-module that is a package of its own counts as one.
+An edge is an import of one module of a package by another; depth is the length in modules of the longest chain of such
+imports. A subpackage counts as one module.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def packages(graph: grimp.ImportGraph, root: str) -> Iterator[str]:
-    """Those with modules, the outermost first."""
+    """Yields the names of all packages below ``root`` that contain modules, outer ones first."""
     yield root
     for child in sorted(graph.find_children(root)):
         if graph.find_children(child):
@@ -46,7 +46,7 @@ def packages(graph: grimp.ImportGraph, root: str) -> Iterator[str]:
 
 
 def inside(graph: grimp.ImportGraph, package: str) -> Edges:
-    """What each direct child of the package imports of the others, by their names."""
+    """Returns, for each direct child of the package, the names of the other children that it imports."""
     children = graph.find_children(package)
     owner = {module: child for child in children for module in {child, *graph.find_descendants(child)}}
     edges: dict[str, set[str]] = {child: set() for child in children}
@@ -58,7 +58,7 @@ def inside(graph: grimp.ImportGraph, package: str) -> Edges:
 
 
 def depth(edges: Edges) -> int:
-    """Modules on the longest chain; one that runs in a circle ends where it comes back to itself."""
+    """Returns the number of modules on the longest chain; a cycle ends where a module occurs again."""
 
     def longest(module: str, above: frozenset[str]) -> int:
         if module not in known:

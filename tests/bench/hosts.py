@@ -1,8 +1,8 @@
-"""Hosts without machines: real nodes and pods to Kubernetes, and to a stage a few lines of this process.
+"""Hosts without machines: Kubernetes has real nodes and pods, but a stage is only a few lines of this process.
 
-Each pod is run by the node agent's own code, down to its statuses and its end; only its process is none. CPU stages end
-at once, with the records of the trainer's double. Training lasts until it is told to stop, whereupon it has saved, or
-until :meth:`Hosts.crash`.
+The node agent's own code runs each pod, including its statuses and its end; only the process is simulated. CPU stages
+end at once, with the records of the fake trainer. Training lasts until it is stopped, when it has saved, or until
+:meth:`Hosts.crash`.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from devcluster.kube import MERGE, STRATEGIC, Kube, Object
 from finetune_contract import ExitCode, RunFolder, Stage, StageRequest
 from tests.integration import fake_trainer
 
-#: No process has it, so that nothing of this machine is ever signalled.
+#: An id that no process has, so that no process of this machine ever gets a signal.
 NO_PID = 1 << 30
-#: Pods of CPU stages that are there at once, at most, on one node.
+#: The most pods of CPU stages that run at once on one node.
 PODS_PER_NODE = 100
 HOSTS = 2
 LEAVING = {"key": "cloud.google.com/impending-node-termination", "effect": "PreferNoSchedule"}
 
 
 def slices(count: int) -> Sequence[LocalNode]:
-    """So many v6e-8 slices of two hosts each, and CPU nodes for as many jobs."""
+    """Returns ``count`` v6e-8 slices of two hosts each, and CPU nodes for the same number of jobs."""
     cpu = [
         LocalNode(name=f"stages-{number}", pool="cpu", machine_type="n2", cpu="100000", memory="1000Ti")
         for number in range(-(-count // PODS_PER_NODE) + 1)
@@ -51,7 +51,7 @@ def slices(count: int) -> Sequence[LocalNode]:
 
 
 class StageProcess:
-    """What the node agent takes for a process."""
+    """The simulated process of a stage, with the interface that the node agent requires."""
 
     pid = NO_PID
 
@@ -86,12 +86,12 @@ class StageProcess:
 
 
 class Hosts:
-    """The nodes and what runs on them. Implements devcluster.agent.pod.Node.
+    """The nodes and the pods that run on them. Implements devcluster.agent.pod.Node.
 
     Args:
         kube: an administrator's client.
         local: the nodes.
-        folder: for what a node agent keeps of its pods.
+        folder: for the files that a node agent keeps for its pods.
     """
 
     def __init__(self, kube: Kube, local: Sequence[LocalNode], folder: Path) -> None:
@@ -102,9 +102,9 @@ class Hosts:
         self._leaving: set[str] = set()
         self._lives: set[asyncio.Task[None]] = set()
         self._processes: dict[str, StageProcess] = {}
-        """Training's, by the name of the pod."""
+        """Processes of Train, by the name of the pod."""
 
-    # --- what a pod asks of it
+    # --- the interface for pods
 
     def image(self, _reference: str) -> Path:
         return self._folder
@@ -123,10 +123,10 @@ class Hosts:
         self._processes[launch.env["POD"]] = process
         return process
 
-    # --- what the benchmark asks of it
+    # --- the interface for the benchmark
 
     async def register(self) -> None:
-        """Creates all nodes, ready."""
+        """Creates all nodes and marks them as ready."""
         for node in self._nodes.values():
             await self.kube.create("/api/v1/nodes", nodes.manifest(node))
             path = f"/api/v1/nodes/{node.name}/status"
@@ -135,7 +135,7 @@ class Hosts:
             await self.kube.create(leases, nodes.lease(node, now=datetime.now(UTC)))
 
     async def run(self, namespace: str) -> None:
-        """Runs the pods of that namespace until cancelled."""
+        """Runs the pods of the namespace until canceled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat())
@@ -145,17 +145,20 @@ class Hosts:
                 life.cancel()
 
     def crash(self, pod: str) -> None:
-        """The process of that pod ends with exit code 1 and leaves no record."""
+        """Ends the process of the pod with exit code 1, without a record."""
         self._processes[pod].end(1)
 
     async def announce_end(self, node: str) -> None:
-        """As GKE does before a node goes. Pods may still come to this one: it stands for its successor, too."""
+        """Adds the taint that GKE adds before it terminates a node.
+
+        Pods can still be scheduled to this node, because it also represents its replacement.
+        """
         taints = [*nodes.manifest(self._nodes[node])["spec"]["taints"], LEAVING]
         await self.kube.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": taints}})
         self._leaving.add(node)
 
     async def stay(self) -> None:
-        """No node is about to go any more."""
+        """Removes all announcements of :meth:`announce_end`."""
         while self._leaving:
             node = self._leaving.pop()
             await self.kube.patch(f"/api/v1/nodes/{node}", nodes.manifest(self._nodes[node]))

@@ -1,8 +1,8 @@
-"""CPU seconds of a train stage's process until it takes the time of its start: what it imports, and little else.
+"""CPU seconds of a train stage's process until it records the time of its start: mostly its imports.
 
     python -m tests.bench.imports [--runs 5]
 
-The first run of a new environment also writes its bytecode; it is not counted.
+The first run of a new environment also writes its bytecode, so it is not counted.
 """
 
 import argparse

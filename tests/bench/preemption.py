@@ -1,20 +1,21 @@
-"""What a preemption costs on a real control plane: the operator's time, its requests, and a hundred at once.
+"""The cost of a preemption on a real control plane: the operator's time and requests, for one job and for a hundred at
+once.
 
     python -m tests.bench.preemption [--runs 5] [--storm 100] [--storms 3]
 
-Slices are v6e-8, two hosts each, and exist for Kubernetes alone (tests/bench/hosts.py): scheduler, Job and JobSet
-controllers are real, and a pod takes no time to start or to end. Two ways to lose a slice:
+Slices are v6e-8, two hosts each, and exist only in Kubernetes (tests/bench/hosts.py): the scheduler and the Job and
+JobSet controllers are real, and a pod starts and ends at once. A job can lose its slice in two ways:
 
-    evicted   one pod of it is evicted: JobSet restarts the job by itself, and the operator tells of it
-    crashed   a node is about to go, and both processes crash of it: the operator judges and makes the next JobSet
+    evicted   one of its pods is evicted: JobSet restarts the job by itself, and the operator reports it
+    crashed   a node is about to be terminated, and both processes crash: the operator classifies the failure and
+              creates the next JobSet
 
-Times are this program's: from the watch event that it saw to the watch event that shows the answer. Prints Markdown
-tables of medians.
+Times are measured in this program: from the watch event that it received to the watch event that shows the response.
+Prints Markdown tables of medians.
 """
 
 import argparse
 import asyncio
-import os
 import statistics
 import sys
 import tempfile
@@ -26,20 +27,21 @@ from typing import Literal
 
 from devcluster.kube import Kube, Object
 from devcluster.testing import LocalCluster
-from tests.bench.__main__ import JOBS, JOBSETS, PODS, PROFILE, percentile
+from tests.bench.__main__ import JOBS, JOBSETS, PODS, PROFILE
 from tests.bench.hosts import HOSTS, Hosts, slices
+from tests.bench.measure import cpu_seconds, percentile
 from tests.integration import fake_trainer
 
 type Way = Literal["evicted", "crashed"]
 WAYS: tuple[Way, ...] = ("evicted", "crashed")
 PATIENCE = 600
-#: After the last job runs again, so that requests of late events are counted, too. Seconds.
+#: Seconds to wait after the last job runs again, so that requests caused by late events are counted, too.
 SETTLE = 5.0
 RESTART = "jobset.sigs.k8s.io/restart-attempt"
 
 
 class Fleet:
-    """Jobs that train, and what the watches have told of them."""
+    """Jobs in training, and their objects as the watches have reported them."""
 
     def __init__(self, kube: Kube, hosts: Hosts, namespace: str, count: int) -> None:
         self._kube = kube
@@ -50,10 +52,10 @@ class Fleet:
         self._names = [f"j{number}" for number in range(count)]
         self._changed = asyncio.Event()
         self._marks: dict[str, dict[str, float]] = defaultdict(dict)
-        """By job: what was first seen when, since the disruption."""
+        """By job: the time of each first observation since the disruption."""
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Watches the objects and runs the hosts until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hosts.run(self._namespace))
             group.create_task(self._watch(JOBS, self._job))
@@ -61,15 +63,18 @@ class Fleet:
             group.create_task(self._watch(PODS, self._pod))
 
     async def start(self) -> None:
-        """All jobs train."""
+        """Creates the jobs, and waits until all of them train."""
         for name in self._names:
             job = fake_trainer.job(self._namespace, name, PROFILE, resources={"tpu": "v6e-8"})
             await self._kube.create(JOBS.format(self._namespace), job)
         await self.until(lambda job: _trains(job, attempt=1))
 
     async def disrupt(self, way: Way) -> dict[str, dict[str, float]]:
-        """Takes the slice of each job away, all at the same moment. When all train again: by job, seconds from one
-        thing to the next, and ``whole`` from that moment to the job's phase Running."""
+        """Takes away the slices of all jobs at the same moment, and waits until all jobs train again.
+
+        Returns the seconds between observations for each job; ``whole`` is the time from the disruption to the job's
+        phase Running.
+        """
         self._marks.clear()
         victims = [self._hosts_of(name) for name in self._names]
         if way == "crashed":
@@ -87,7 +92,8 @@ class Fleet:
                 await self._changed.wait()
 
     def wrong(self, way: Way) -> list[str]:
-        """Jobs that were not charged with exactly one preemption, or were doubled or lost."""
+        """Describes the jobs that were not charged with exactly one preemption, or that do not have exactly two running
+        pods."""
         found = []
         for name in self._names:
             attempts = self._jobs[name]["status"]["attempts"]
@@ -122,7 +128,7 @@ class Fleet:
         found[f"whole: {way} → phase Running"] = marks["running"] - begun
         return found
 
-    # --- what the watches tell
+    # --- handlers of watch events
 
     async def _watch(self, path: str, look: Callable[[Object, float], None]) -> None:
         async for event in self._kube.watch(path.format(self._namespace)):
@@ -158,7 +164,7 @@ class Fleet:
         self._pods[name] = pod
         again = pod["metadata"]["labels"][RESTART] != "0" or "-train-2-" in name
         if again and _is_of(pod, job) and pod.get("status", {}).get("phase") == "Running":
-            # The last one that was seen to begin.
+            # ``pods`` is the time when the last pod was observed to start.
             self._marks[job].setdefault(f"pod {name}", now)
             self._marks[job]["pods"] = max(at for mark, at in self._marks[job].items() if "pod " in mark)
 
@@ -168,7 +174,7 @@ def _job_of(child: Object) -> str:
 
 
 def _is_of(pod: Object, job: str) -> bool:
-    """Training's pod of that job."""
+    """Whether the pod belongs to the Train stage of the job."""
     return pod["metadata"]["labels"]["tpu-finetune.dev/stage"] == "Train" and _job_of(pod) == job
 
 
@@ -187,7 +193,10 @@ def _trains(job: Object, *, attempt: int) -> bool:
 
 
 def requests(cluster: LocalCluster) -> Counter[str]:
-    """The operator's so far: ``verb resource``, and those to the run folder. Watches are long-lived and left out."""
+    """Returns the operator's requests so far by ``verb resource``, including those to the run folder.
+
+    Watches are long-lived and are left out.
+    """
     found: Counter[str] = Counter()
     for sample in cluster.metrics("finetune_api_requests_total"):
         if sample.labels["verb"] != "watch":
@@ -197,11 +206,9 @@ def requests(cluster: LocalCluster) -> Counter[str]:
     return found
 
 
-def cpu_seconds(cluster: LocalCluster) -> float:
-    """The operator process's, since its start."""
-    stat = Path(f"/proc/{cluster.status()['operator']['pid']}/stat").read_text()
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+def operator_cpu(cluster: LocalCluster) -> float:
+    """Returns the CPU time of the operator's process since its start."""
+    return cpu_seconds(cluster.status()["operator"]["pid"])
 
 
 def reconciles(cluster: LocalCluster) -> float:
@@ -209,25 +216,25 @@ def reconciles(cluster: LocalCluster) -> float:
 
 
 def resident(cluster: LocalCluster) -> float:
-    """MiB."""
+    """Returns the resident memory of the operator's process in MiB."""
     return float(cluster.status()["operator"]["memory"]) / 2**20
 
 
 class Costs:
-    """What the operator spends between entering and leaving."""
+    """The operator's costs since this object was created."""
 
     def __init__(self, cluster: LocalCluster, jobs: int) -> None:
         self._cluster = cluster
         self._jobs = jobs
-        self._cpu, self._looks = cpu_seconds(cluster), reconciles(cluster)
+        self._cpu, self._reconciles = operator_cpu(cluster), reconciles(cluster)
         self._requests = requests(cluster)
 
     def so_far(self) -> dict[str, float]:
         spent = requests(self._cluster) - self._requests
         return {
-            "operator's CPU, s": cpu_seconds(self._cluster) - self._cpu,
+            "operator's CPU, s": operator_cpu(self._cluster) - self._cpu,
             "operator's resident memory, MiB": resident(self._cluster),
-            "looks per job": (reconciles(self._cluster) - self._looks) / self._jobs,
+            "reconciles per job": (reconciles(self._cluster) - self._reconciles) / self._jobs,
             "requests per job": sum(spent.values()) / self._jobs,
             **{f"… {name}": value / self._jobs for name, value in sorted(spent.items())},
         }
@@ -236,7 +243,7 @@ class Costs:
 async def one_run(
     cluster: LocalCluster, kube: Kube, hosts: Hosts, way: Way, count: int
 ) -> dict[str, list[float]]:
-    """So many jobs, disrupted once. Every figure of the run; of those that each job has, all."""
+    """Disrupts ``count`` jobs once, and returns all values of each figure: one for the run, or one for each job."""
     namespace = await asyncio.to_thread(cluster.namespace, "preempted")
     fleet = Fleet(kube, hosts, namespace, count)
     following = asyncio.create_task(fleet.follow())
@@ -271,7 +278,7 @@ def table(title: str, rows: Iterable[tuple[str, list[tuple[float, float]]]]) -> 
 
 
 async def measure(cluster: LocalCluster, folder: Path, sizes: dict[int, int]) -> None:
-    """``sizes``: number of jobs -> number of runs."""
+    """Runs the benchmark for all ``sizes``, which maps a number of jobs to a number of runs."""
     async with Kube.of(cluster.kubeconfig) as kube:
         hosts = Hosts(kube, slices(max(sizes)), folder)
         await hosts.register()
@@ -296,7 +303,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         with LocalCluster.started(folder / "cluster", warm=False) as cluster:
-            # Its nodes go with it: the slices of this benchmark are others.
+            # Its nodes are deleted as well: this benchmark uses other slices.
             cluster.stop("node-agent")
             cluster.delete("/api/v1/nodes")
             cluster.start("operator")

@@ -2,8 +2,8 @@
 
     python -m tests.bench.quickstart [--runs 5] [--cold]
 
-Each pair runs MaxText's own convert, train and export as three processes (bare_chain.py: no Kubernetes, nothing
-of ours), then the quickstart job, which also checks the data, proves the export, evaluates base and tuned model
+Each pair runs MaxText's own convert, train and export as three processes (bare_chain.py: neither Kubernetes nor our
+code), then the quickstart job, which also checks the data, proves the export, evaluates base and tuned model
 and generates answers. With ``--cold`` the node agent starts every stage as a fresh process, as on a real node.
 Prints a Markdown table of medians.
 """
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def bare_chain(spec: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each process of MaxText's own chain with the job's settings."""
+    """Returns the seconds of each process of MaxText's own chain, with the job's settings."""
     data = samples.folder_of(samples.CAPITALS)
     hyperparameters = spec["hyperparameters"]
     seconds: dict[str, float] = {}
@@ -103,7 +103,8 @@ def bare_chain(spec: Mapping[str, Any]) -> dict[str, float]:
 
 
 def quickstart(manifest: Mapping[str, Any], name: str, environment: Mapping[str, str]) -> dict[str, float]:
-    """Seconds of the job from apply to Succeeded, and where they went. The conversion is not taken from the cache."""
+    """Returns the seconds of the job from apply to Succeeded, and of its parts. The conversion is not read from the
+    cache."""
     body = {**manifest, "metadata": {"name": name}, "spec": {**manifest["spec"], "cache": "Off"}}
     started = time.monotonic()
     subprocess.run(

@@ -1,4 +1,4 @@
-"""A model of any size with random bfloat16 weights, one tensor in memory at a time.
+"""Writes a model of any size with random bfloat16 weights, with one tensor in memory at a time.
 
     python -m tests.bench.random_weights FOLDER CONFIG_JSON
 

@@ -1,11 +1,11 @@
-"""How long training stands still when it loses a host, and how much of it is done again: the real trainer, on CPU.
+"""How long training pauses when it loses a host, and how many steps are repeated: with the real trainer, on CPU.
 
     python -m tests.bench.resume [--runs 5] [--cold]
 
-A job of the tiny model trains on two hosts (two processes of four devices each) and saves every 20 steps. In turn
+A job of the tiny model trains on two hosts (two processes of four devices each) and saves every 20 steps. In turn:
 
     evicted   one pod is evicted through the API: both hosts save, and JobSet restarts them
-    killed    both processes are killed at once, so that nothing is saved: the operator makes the next JobSet, 5 s later
+    killed    both processes are killed at once, so nothing is saved: the operator creates the next JobSet 5 s later
 
 With ``--cold`` every stage is a fresh process that imports and compiles anew, as on a real node. Prints a Markdown
 table of medians.
@@ -33,7 +33,7 @@ WAYS = ("evicted", "killed")
 
 
 def train(bench: UserClient, name: str) -> Object:
-    """The job, trained beyond BEFORE steps."""
+    """Applies the job and waits until it has trained beyond step BEFORE."""
     hyperparameters = {
         "steps": STEPS,
         "globalBatchSize": 8,
@@ -61,7 +61,7 @@ def evict(bench: UserClient, pod: Object) -> None:
 
 
 def processes(cluster: LocalCluster, pods: list[Object]) -> list[int]:
-    """As the node agent noted them."""
+    """Returns the ids of the pods' processes, as the node agent has recorded them."""
     files = [
         file for pod in pods for file in cluster.state.pods.glob(f"*{pod['metadata']['uid']}*/*.process")
     ]
@@ -97,11 +97,14 @@ def one_run(cluster: LocalCluster, bench: UserClient, name: str, way: str) -> Ma
 
 
 def awaited(bench: UserClient, job: Object, number: int, restart: int) -> tuple[int, Progress]:
-    """The last step that the attempt before has told, and the first report of that attempt with a step of its own."""
+    """Waits for the given attempt's first report with a step of its own.
+
+    Returns the last step of the previous attempt, and that report.
+    """
     last = 0
     while True:
         content = bench.read(folder_of(job).progress)
-        assert content is not None, "training has told its progress"
+        assert content is not None, "training has written its progress"
         progress = Progress.model_validate_json(content)
         if (progress.attempt, progress.restart) != (number, restart):
             last = progress.step

@@ -1,15 +1,15 @@
-"""Models of real sizes through the stages, on this machine: seconds and the most memory of each stage.
+"""Models of real sizes through the stages, on this machine: seconds and peak memory of each stage.
 
     python -m tests.bench.sizes [--work FOLDER] [llama-8b:8 qwen3-14b:4 gemma-27b:7 llama-70b:2 …]
 
-Each word is a model and a number of its layers; every other number of its config.json is the published one, and its
+Each argument is a model and a number of layers; all other values of its config.json are the published ones, and its
 weights are random. Preflight, Convert with its proof, two steps of LoRA at length 128 on a bfloat16 base, Evaluate and
-an export in several shards are the real stages, each a process of its own; training takes two CPU devices under FSDP.
-``llama-70b`` is converted and exported only. Memory is anonymous and shared memory, swapped out or not; files that are
-mapped can be dropped. Takes up to an hour, and five times a model's bytes of disk; training a bfloat16 base on CPU
-devices takes nine bytes of memory for each parameter, of which the CPU's float32 copies are five: swap space helps
-where the machine has less. With one layer, llama-8b has 1.3 billion parameters, qwen3-14b 1.9 and gemma-27b 1.8: most
-of them embeddings.
+an export in several shards are the real stages, each in a process of its own; training uses two CPU devices with FSDP.
+``llama-70b`` is only converted and exported. Memory is anonymous and shared memory, including what is swapped out but
+not mapped files, which the kernel can drop. Takes up to an hour, and disk space of five times a model's size; training
+a bfloat16 base on CPU devices needs nine bytes of memory for each parameter, five of them for the CPU's float32 copies:
+swap space helps on a machine that has less memory. With one layer, llama-8b has 1.3 billion parameters, qwen3-14b 1.9
+and gemma-27b 1.8, most of them embeddings.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _GEMMA3: Mapping[str, Any] = {
     "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     "sliding_window": 1024, "sliding_window_pattern": 6, "vocab_size": 262208, "torch_dtype": "bfloat16",
 }  # fmt: skip
-#: The published numbers of each model.
+#: The published dimensions of each model.
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama-8b": _LLAMA | {
         "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -71,7 +71,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 80,
     },
 }  # fmt: skip
-#: Only converted and exported.
+#: The model that is only converted and exported.
 _NOT_TRAINED = "llama-70b"
 
 
@@ -79,7 +79,7 @@ _NOT_TRAINED = "llama-70b"
 class Cost:
     seconds: float
     gigabytes: float
-    """The most anonymous and shared memory that the process had."""
+    """The peak anonymous and shared memory of the process."""
 
 
 def main() -> None:
@@ -136,13 +136,13 @@ def _stages(work: Path, name: str) -> Iterator[tuple[str, Cost]]:
 
 
 def _stage(work: Path, stage: str, **changes: Any) -> tuple[Cost, str]:
-    """The process's cost, and the converted model's address where it is one that converts."""
+    """Runs a stage and returns its cost, and the address of the converted model if the stage is Convert."""
     made = request(work, stage, **changes)
     python = Path(samples.trainer_python())
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "FINETUNE_REQUEST": made.to_json(), "TMPDIR": str(work),
         "TERMINATION_MESSAGE_PATH": str(work / "termination"),
-        # devices that are swapped out come late to where they meet, which XLA takes for a fault after 40 s
+        # devices whose memory is swapped out reach a collective late; XLA's default treats that as a fault after 40 s
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 if stage in ('Train', 'Evaluate') else 1} "
         "--xla_cpu_collective_call_terminate_timeout_seconds=3600",
     }  # fmt: skip
@@ -163,7 +163,7 @@ def _stage(work: Path, stage: str, **changes: Any) -> tuple[Cost, str]:
 
 
 def _watched(process: "subprocess.Popen[bytes]") -> int:
-    """Waits for the process. The most bytes that it and its children held at once."""
+    """Waits for the process, and returns the peak memory of it and its children in bytes."""
     most = [0]
     ended = threading.Event()
 
@@ -201,7 +201,7 @@ def _held(pid: int) -> int:
 
 
 def _model(folder: Path, name: str, layers: int) -> int:
-    """Writes the model with so many layers; bytes of its weights."""
+    """Writes the model with this number of layers, and returns the bytes of its weights."""
     config = {**MODELS[name], "num_hidden_layers": layers}
     subprocess.run(
         [samples.trainer_python(), "-m", "tests.bench.random_weights", folder, json.dumps(config)],

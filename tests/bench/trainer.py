@@ -1,11 +1,11 @@
-"""The trainer against the bare MaxText commands, in pairs on the same machine, every stage a process of its own.
+"""The trainer against the bare MaxText commands, in pairs on the same machine, every stage in a process of its own.
 
     python -m tests.bench.trainer [--runs 5] [--steps 60] [--large-gb 1.0]
 
 Both sides convert, train and export the same Qwen3 on the same rows with the same settings: MaxText's own commands
-(bare_chain.py) and ``finetune-stage`` on ``file://``. Ours also proves the export and writes progress, which the ratio
-holds. With ``--large-gb`` a model of that many gigabytes of weights is converted and exported once per side and run,
-with the peak memory of each process. Prints Markdown tables of medians.
+(bare_chain.py) and ``finetune-stage`` on ``file://``. Our side also proves the export and writes progress, and the
+ratio includes both. With ``--large-gb`` a model with that many gigabytes of weights is converted and exported once per
+side and run, and the peak memory of each process is measured. Prints Markdown tables of medians.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from devcluster.layout import ROOT
 from finetune_contract import RunFolder, StageResult
 from tests.trainer.requests import request
 
-#: About a quarter of a second per step on two cores: long enough that what surrounds a step does not hide it.
+#: A step takes about a quarter of a second on two cores, so that the costs around a step do not dominate.
 MIDDLE = {
     "layers": 8,
     "hidden": 512,
@@ -37,13 +37,13 @@ MIDDLE = {
     "vocab": 4096,
 }
 BATCH, SEQUENCE, RATE = 8, 64, 1e-3
-#: The first steps hold the compilation.
+#: The first steps include compilation, and are not counted.
 WARM_UP = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one process: wall seconds, and the most bytes it held."""
+    """The wall time and the peak memory in bytes of one process."""
 
     seconds: float
     peak: int
@@ -103,12 +103,12 @@ def _pair(work: Path, steps: int, run: int) -> dict[str, float]:
 
 
 def _weights(work: Path, run: int, size: int) -> dict[str, float]:
-    """Seconds and peak bytes of conversion and export, per gigabyte of weights."""
+    """Returns the seconds and peak bytes of conversion and export, per gigabyte of weights."""
     bare_work = work / f"bare-{run}"
     bare_convert = _bare(bare_work, work, "convert", 1)
     bare_export = _bare(bare_work, work, "export-converted", 1)
     our_convert, converted = _stage(work, f"ours-{run}", "Convert")
-    # One step of training would take minutes at this size: the converted model is exported as if it were trained.
+    # One step of training would take minutes at this size, so the converted model is exported as if it were trained.
     _as_if_trained(work / f"ours-{run}", converted)
     our_export, _ = _stage(work, f"ours-{run}", "Export", train_step=1)
     found: dict[str, float] = {}
@@ -134,7 +134,7 @@ def _ours(work: Path, run: str, steps: int) -> tuple[dict[str, Cost], str]:
 
 
 def _stage(work: Path, run: str, stage: str, **changes: Any) -> tuple[Cost, str]:
-    """The process's cost, and the converted model's address where it is one that converts."""
+    """Runs a stage and returns its cost, and the address of the converted model if the stage is Convert."""
     made = request(work, stage, run, cache=f"file://{work}/{run}/cache", **changes)
     python = Path(samples.trainer_python())
     cost = _run(
@@ -163,7 +163,7 @@ def _bare(folder: Path, work: Path, stage: str, steps: int) -> Cost:
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> Cost:
-    """Runs it on one CPU device with no compiled program at hand. Exits where it fails."""
+    """Runs the command on one CPU device with an empty compilation cache. Exits if it fails."""
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile() as log:
         told = os.environ | {
             "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "JAX_COMPILATION_CACHE_DIR": cache,
@@ -187,7 +187,7 @@ def _as_if_trained(run: Path, converted: str) -> None:
 
 
 def _large(gigabytes: float) -> dict[str, int]:
-    """Sizes of a Qwen3 with about so many gigabytes of bfloat16 weights."""
+    """Returns the dimensions of a Qwen3 with about this many gigabytes of bfloat16 weights."""
     hidden, intermediate, heads, kv_heads, head_dim = 1024, 3072, 16, 8, 128
     layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * intermediate
     return {
@@ -197,7 +197,7 @@ def _large(gigabytes: float) -> dict[str, int]:
 
 
 def _model(folder: Path, sizes: Mapping[str, int]) -> int:
-    """Writes it; bytes of its weights."""
+    """Writes the model and returns the bytes of its weights."""
     code = f"from devcluster.fixtures.tiny_models import *; write_model(Path({str(folder)!r}), Spec(**{dict(sizes)!r}))"
     subprocess.run(
         [samples.trainer_python(), "-c", f"from pathlib import Path; {code}"], check=True, cwd=ROOT

@@ -1,11 +1,11 @@
-"""Whether an exported folder answers under transformers as our own evaluation said it does.
+"""Checks that an exported folder gives the same answers with transformers as in our own evaluation.
 
     python -m tests.bench.transformers_answers JOB
 
-Takes the exported model of a job that has succeeded on the local cluster, asks it the evaluation's prompts under
-transformers (greedy, float32, environment `make reference`), and prints both answers and how far they agree.
-Exits with 1 when an answer differs within its first half: later ones may drift apart, as our evaluation computes in
-the job's precision.
+Takes the exported model of a job that has succeeded on the local cluster, generates answers to the evaluation's prompts
+with transformers (greedy, float32, environment `make reference`), and prints both answers and how much they have in
+common. Exits with 1 if an answer differs within its first half: later parts may differ, because our evaluation
+computes in the job's precision.
 """
 
 import itertools

@@ -45,7 +45,7 @@ def cold_bench(tmp_path: Path) -> Iterator[UserClient]:
 
 @pytest.fixture(scope="session")
 def capitals() -> dict[str, str]:
-    """Question -> the word that a right answer holds."""
+    """Question -> the word that a right answer contains."""
     return samples.answers()
 
 
@@ -57,7 +57,7 @@ def tiny_model() -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder that holds models and data in the places that they have in the object store."""
+    """A folder with models and data at the same paths as in the object store."""
     for item in (samples.TINY_MODEL, samples.CAPITALS):
         target = tmp_path / item.uri.removeprefix("gs://")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def files_profile(bench: UserClient, files: Path) -> Iterator[str]:
-    """The profile `local`, with its artefacts and cache on plain files."""
+    """The profile `local`, with its artifacts and cache on plain files."""
     storage = {"artifacts": f"file://{files}/ft-artifacts", "cache": f"file://{files}/ft-cache"}
     bench.apply_profile("files", storage=storage)
     yield "files"
@@ -94,7 +94,7 @@ def trainer_pids(cluster: LocalCluster, bench: UserClient) -> Callable[[str, Sta
 
 @pytest.fixture
 def kill_operator(cluster: LocalCluster) -> Callable[[], None]:
-    """SIGKILL; returns once the operator's successor is ready."""
+    """Sends SIGKILL to the operator; returns once its successor is ready."""
 
     def kill() -> None:
         cluster.kill("operator")
@@ -105,7 +105,7 @@ def kill_operator(cluster: LocalCluster) -> Callable[[], None]:
 
 @pytest.fixture
 def store_outage(cluster: LocalCluster) -> Iterator[Callable[[float], None]]:
-    """Takes the object store away for so many seconds."""
+    """Stops the object store for the given number of seconds, without waiting for its return."""
 
     def outage(seconds: float) -> None:
         cluster.stop("gcs")

@@ -1,4 +1,4 @@
-"""A whole job against a store that gives each account what the installation guide gives it, and nothing else."""
+"""A complete job on a store that grants each account exactly the rights of the installation guide."""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,12 @@ from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS
 from tests.e2e.user_client import Object, UserClient, finetune_job, folder_of
 
-#: A cluster of its own, whose first stage is started before the warm server is ready.
+#: This module has its own cluster, whose first stage starts before the warm server is ready.
 pytestmark = pytest.mark.timeout(600)
 
 
 def in_folder_of(namespace: str, item: samples.SampleFolder) -> str:
-    """Where the team keeps it: in its managed folder of the input's bucket."""
+    """URI of the team's copy of the input, in the team's managed folder of the input's bucket."""
     bucket, _, name = item.uri.removeprefix("gs://").partition("/")
     return f"gs://{bucket}/{namespace}/{name}"
 
@@ -88,7 +88,7 @@ def test_every_role_of_the_guide_is_used(bench: UserClient, job: Object, store: 
 
 
 def test_nothing_lists_a_whole_bucket(bench: UserClient, job: Object, store: BucketProxy) -> None:
-    """roles/storage.legacyBucketReader, which lists every team's names, need not be given."""
+    """No account needs roles/storage.legacyBucketReader, which grants the right to list the objects of all teams."""
     asked = {
         (access.account, access.need.bucket) for access in store.accesses if access.need.permission == BUCKET
     }

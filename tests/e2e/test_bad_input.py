@@ -1,4 +1,4 @@
-"""What users get wrong: told with file, row and fix, before any TPU is touched, and mended without help."""
+"""User errors are reported with file, row and fix before any TPU is used; jobs continue once an input exists."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_folder_that_is_no_model_is_refused_with_what_was_found(bench: UserCli
     assert f"gs://ft-models.invalid/{bench.namespace}/notes" in text
 
 
-def test_a_missing_profile_is_named_and_the_job_goes_on_when_it_appears(bench: UserClient) -> None:
+def test_a_missing_profile_is_named_and_the_job_continues_when_it_appears(bench: UserClient) -> None:
     profile = f"late-{bench.namespace}"
     bench.apply(finetune_job("late-profile", profileRef={"name": profile}))
     waiting = bench.wait("late-profile", lambda job: condition(job, "Valid") == "False")
@@ -109,11 +109,11 @@ def test_a_missing_profile_is_named_and_the_job_goes_on_when_it_appears(bench: U
         bench.wait("late-profile", lambda job: condition(job, "Valid") == "True")
     finally:
         bench.delete("finetuneprofile", profile)
-    # Deleted while the job runs: it goes on with its snapshot.
+    # The profile is deleted while the job runs; the job continues with its stored plan.
     bench.succeed("late-profile")
 
 
-def test_a_missing_secret_is_named_and_the_job_goes_on_when_it_appears(bench: UserClient) -> None:
+def test_a_missing_secret_is_named_and_the_job_continues_when_it_appears(bench: UserClient) -> None:
     bench.apply(finetune_job("late-secret", huggingFaceTokenSecretRef={"name": "hub", "key": "token"}))
     waiting = bench.wait("late-secret", lambda job: condition(job, "Valid") == "False")
     assert "hub" in message(waiting, "Valid")

@@ -1,4 +1,4 @@
-"""Faults on purpose: the operator dies, a JobSet vanishes, the store is away, the slice is taken."""
+"""Injected faults: the operator is killed, a JobSet is deleted, the store is unavailable, all slices are in use."""
 
 import random
 import time
@@ -14,14 +14,16 @@ def test_an_operator_killed_at_ten_random_moments_runs_no_stage_twice(
     bench: UserClient, kill_operator: Callable[[], None]
 ) -> None:
     chance = random.Random(20261121)
-    # Nothing comes from the cache, and training is long enough for the run to outlive the last of the kills.
+    # No cache is used, and training is long enough for the run to outlast the last of the kills.
     steps = 1200
     settings = {"steps": steps, "globalBatchSize": 8, "learningRate": 1e-3}
     bench.apply(finetune_job("survivor", cache="Off", hyperparameters=settings))
     for _ in range(10):
-        time.sleep(chance.uniform(0, 2))  # the moment is what is random here
+        time.sleep(chance.uniform(0, 2))  # the moment of the kill is random
         kill_operator()
-    assert condition(bench.get("finetunejob", "survivor"), "Finished") != "True", "the kills came too late"
+    assert condition(bench.get("finetunejob", "survivor"), "Finished") != "True", (
+        "job finished before the last kill"
+    )
     job = bench.succeed("survivor")
 
     for stage in Stage:

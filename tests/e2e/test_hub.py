@@ -1,4 +1,4 @@
-"""Model and data from the Hugging Face Hub, private, with a token: its stand-in serves, the real libraries ask."""
+"""A private model, and data, from the Hugging Face Hub with a token: a fake hub serves the real libraries."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def hub_profile(bench: UserClient, hub: FakeHub, tmp_path: Path) -> Iterator[str]:
-    """The profile `local` with the hub's address, as a platform team names its mirror."""
+    """The profile `local` with the hub's address, as a platform team sets the address of its mirror."""
     environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hub")}
     pod = {"env": [{"name": name, "value": value} for name, value in environment.items()]}
     bench.apply_profile("hub", pod=pod)
@@ -37,7 +37,7 @@ def test_a_branch_that_moves_during_the_run_changes_nothing_and_the_token_stays_
 ) -> None:
     capitals = samples.folder_of(samples.CAPITALS)
     model = hub.push(MODEL, {path.name: path.read_bytes() for path in tiny_model.iterdir()}, private=True)
-    # as files are named on the hub, these are the splits train and test
+    # by the hub's naming rules, these files are the splits train and test
     splits = {"train.jsonl": "train.jsonl", "test.jsonl": "eval.jsonl"}
     data = hub.push(
         DATA, {name: (capitals / source).read_bytes() for name, source in splits.items()}, kind="dataset"

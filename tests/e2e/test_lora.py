@@ -1,4 +1,4 @@
-"""LoRA on one host, tried out in small before: the exported model is the trained one."""
+"""LoRA on one host, after a smoke test: the exported model is the trained one."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def test_the_exported_model_loads_back_and_has_the_loss_that_training_ended_with
 def test_preflight_has_tried_the_chain_out_in_small(job: Object) -> None:
     preflight = next(each for each in job["status"]["stages"] if each["name"] == "Preflight")
     assert preflight["message"].startswith(
-        "The smoke test went through to its export: 2 steps on 8 examples of at most 64 tokens, in "
+        "The smoke test ran all stages: 2 steps on 8 examples of at most 64 tokens, in "
     )
 
 

@@ -1,4 +1,4 @@
-"""A stopped training saves, exits 75, and goes on as if nothing had happened."""
+"""Training that is stopped saves, exits with 75, and resumes with exactly the losses of an undisturbed run."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def undisturbed(bench: UserClient) -> dict[int, str]:
-    """Step -> loss of the same training that nobody stops."""
+    """Step -> loss of the same training without a stop."""
     bench.apply(finetune_job("undisturbed", **LONG))
     losses = bench.losses(bench.succeed("undisturbed"))
     assert len(losses) == STEPS
@@ -44,7 +44,7 @@ def _training(bench: UserClient, name: str) -> Object:
 
 def _assert_resumed_exactly(bench: UserClient, job: Object, undisturbed: dict[int, str]) -> None:
     train = next(stage for stage in job["status"]["stages"] if stage["name"] == "Train")
-    # JobSet itself has started it again.
+    # JobSet itself has restarted the attempt.
     assert (train["attempt"], train["jobSet"], train["restart"]) == (
         2,
         f"{job['metadata']['name']}-train-1",

@@ -1,4 +1,4 @@
-"""The quickstart as it stands in the examples, and the same on plain files."""
+"""The unchanged quickstart example, and the same job on plain files."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_the_tuned_model_answers_right_where_the_base_does_not(
         assert answer not in (sample.baseline or ""), sample
 
 
-def test_the_status_of_a_succeeded_job_tells_every_stage_and_where_the_model_lies(
+def test_the_status_of_a_succeeded_job_shows_every_stage_and_where_the_model_lies(
     bench: UserClient, quickstart: Object
 ) -> None:
     status = quickstart["status"]

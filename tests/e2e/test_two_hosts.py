@@ -1,7 +1,8 @@
 """A slice of two hosts, one mesh: two pods with a JAX process each, or under Pathways one process on the head.
 
-Locally the head computes on its own CPU, with a device for each chip of its workers, which a stand-in serves
-(devcluster/pathways): this holds what Kubernetes, operator and trainer do, and nothing of what Pathways itself does.
+Locally the head computes on its own CPU, with one device for each chip of its workers, and a substitute
+(devcluster/pathways) takes the place of Pathways' servers. The tests therefore cover Kubernetes, the operator and the
+trainer, and not Pathways itself.
 """
 
 import pytest
@@ -15,7 +16,7 @@ TWO_HOSTS = {"accelerator": "tpu-v6e-slice", "topology": "2x4", "chipsPerHost": 
 
 @pytest.fixture(scope="module")
 def one_process(bench: UserClient) -> dict[int, str]:
-    """Step -> loss."""
+    """Step -> loss of the same training in one process."""
     bench.apply(finetune_job("one", resources={"accelerator": "tpu-v6e-slice", "topology": "2x2"}, **FULL))
     losses = bench.losses(bench.succeed("one"))
     assert len(losses) == 20

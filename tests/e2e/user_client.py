@@ -1,4 +1,4 @@
-"""What the end-to-end cases do as a user would: apply, watch, read the run folder, and break things."""
+"""A client that acts as a user in the end-to-end tests: apply, watch and delete objects, read the run folder."""
 
 import json
 import subprocess
@@ -15,12 +15,12 @@ from finetune_contract import Progress, RunFolder, Stage, StageResult
 
 type Object = dict[str, Any]
 
-#: A job of the tiny model needs some 30 s on two idle cores; a machine under load several times that.
+#: Seconds. A job with the tiny model takes about 30 s on two idle cores, and several times that under load.
 PATIENCE = 240.0
 
 
 class JobStalledError(AssertionError):
-    """What was awaited did not happen; shows where the job stands."""
+    """An awaited state was not reached in time; the message describes the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class UserClient:
         return items
 
     def watch(self, kind: str, name: str | None = None, patience: float = PATIENCE) -> Iterator[Object]:
-        """Every state of one object, or of all of a kind, that the API server tells, from the present one on."""
+        """Yields the current state of one object, or of all objects of a kind, and each reported change."""
         process = subprocess.Popen(
             [
                 self.kubectl_binary,
@@ -123,7 +123,7 @@ class UserClient:
             if until(last):
                 return last
         raise JobStalledError(
-            f"{kind} {name}: not seen in {patience:.0f} s; status: {json.dumps(last.get('status'), indent=1)}"
+            f"{kind} {name}: not reached in {patience:.0f} s; status: {json.dumps(last.get('status'), indent=1)}"
         )
 
     def finish(self, name: str, patience: float = PATIENCE) -> Object:
@@ -131,7 +131,7 @@ class UserClient:
         return self.wait(name, lambda job: condition(job, "Finished") == "True", patience=patience)
 
     def succeed(self, name: str, patience: float = PATIENCE) -> Object:
-        """The job once it has succeeded; a failed one fails the test with its own words."""
+        """The job once it has succeeded; a failed job fails the test, which then shows the status."""
         job = self.finish(name, patience)
         assert job["status"]["phase"] == "Succeeded", json.dumps(job["status"], indent=1)
         return job
@@ -172,17 +172,18 @@ class UserClient:
         return StageResult.model_validate_json(content)
 
     def losses(self, job: Object) -> dict[int, str]:
-        """Step -> training loss, as printed in the metrics file; a step seen twice must say the same."""
+        """Step -> training loss as text, as in the metrics file. A step that was repeated must have the same loss."""
         content = self.read(folder_of(job).metrics) or b""
         losses: dict[int, str] = {}
         for line in content.splitlines():
             row = json.loads(line, parse_float=str)
             if "loss" in row and "step" in row:
-                losses[row["step"]] = row["loss"]
+                known = losses.setdefault(row["step"], row["loss"])
+                assert known == row["loss"], f"step {row['step']} was repeated with another loss"
         return losses
 
     def wait_for_step(self, job: Object, step: int, patience: float = PATIENCE) -> Progress:
-        """The progress record once training has passed ``step``; object storage tells no events."""
+        """The progress record once training has passed ``step``; object storage sends no events."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             content = self.read(folder_of(job).progress)

@@ -43,7 +43,7 @@ _NESTED = "<nested>"
 
 
 class Change(Protocol):
-    """One thing that somebody does to the files."""
+    """One change that another client makes to the files."""
 
     def of(self, files: Mapping[str, bytes], run: RunFolder, cache: CacheLayout) -> dict[str, bytes | None]:
         """By address: the new content, or None for a file that is gone."""

@@ -39,8 +39,8 @@ TIMES = (
 )  # fmt: skip
 #: Fields that decide what a record is of, or how an attempt has ended.
 TELLING: dict[str, tuple[Any, ...]] = {
-    "version": (1, 2, 99, 0, "1", 1.5, 10**400),
-    "speaks": ("1.0", "1.1", "9.9", "0.0", "9999.9999", ""),
+    "version": (1, 2, 3, 99, 0, "1", 1.5, 10**400),
+    "supports": ("1.0", "2.0", "2.1", "9.9", "0.0", "9999.9999", ""),
     "stage": (*Stage, "Deploy"),
     "attempt": (1, 2, 999, -1),
     "restart": (0, 1, 9999, -1),

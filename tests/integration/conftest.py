@@ -1,13 +1,13 @@
-"""The session's cluster: one real control plane for all tests, in a folder of its own, ended at the end.
+"""The session's cluster: one real control plane for all tests, in its own folder, stopped after the last test.
 
 Fixtures
-    cluster   devcluster.testing.Cluster, without an operator until a test asks for one (its docstring is the manual)
+    cluster   devcluster.testing.LocalCluster, without an operator until a test starts one (see the class's docstring)
     namespace a fresh namespace of that cluster, with the service accounts that stage pods use
-    operator  the cluster, with the operator running as its own ServiceAccount, restarted where a test stopped it
-    runs      where the run folders of the trainer's double lie
+    operator  the cluster, with the operator running as its own ServiceAccount; started again if a test stopped it
+    runs      folder of the fake trainer's programs and run folders
     double    a cluster with the operator and a profile whose stages take no time
     held      the same, but stages last until they are killed
-    training  the same, but training lasts until it is ended
+    training  like double, but training lasts until it is ended
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tests.integration.jobs import PROFILE
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    # No stage runs the real trainer here, so nobody waits for its imports.
+    # No stage runs the real trainer here, so no test waits for its imports.
     with LocalCluster.started(tmp_path_factory.mktemp("cluster"), warm=False) as running:
         yield running
 
@@ -61,8 +61,10 @@ def held(operator: LocalCluster, runs: Path) -> LocalCluster:
 
 @pytest.fixture
 def training(operator: LocalCluster, runs: Path) -> Iterator[LocalCluster]:
-    """The operator, and stages that take no time but for training, which lasts until it is ended. Whatever happens to
-    it, nothing of it is doubled."""
+    """A cluster with the operator. Stages take no time, except training, which lasts until it is ended.
+
+    Asserts that no job ever has two live JobSets, and no worker of a slice two live pods.
+    """
     slow = fake_trainer.install(runs / "training", seconds=3600, stages=[Stage.TRAIN])
     operator.add_image(fake_trainer.IMAGE, slow)
     operator.apply(fake_trainer.profile(PROFILE, runs))

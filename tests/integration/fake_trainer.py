@@ -1,8 +1,8 @@
-"""A trainer that does no work: writes what a real one would have written, at once.
+"""A fake trainer that does no work and immediately writes the files that a real one would write.
 
-As a program (``finetune-stage`` of the image that :func:`install` makes) it plays one stage of the request in its
-environment; benchmarks call :func:`records` and write the files themselves. Run folders in ``file://``, or,
-but for ``saves``, in ``gs://``.
+As a program (``finetune-stage`` of the image that :func:`install` makes) it runs the stage of the request in its
+environment; benchmarks call :func:`records` and write the files themselves. Run folders are in ``file://`` or, except
+with ``saves``, in ``gs://``.
 """
 
 import argparse
@@ -35,19 +35,22 @@ from tests import stage_outcomes
 
 IMAGE = "localhost/trainer-double:test"
 RELEASE = signal.SIGUSR2
-"""Sent to a double that takes its time: it goes on at once."""
+"""Signal after which a waiting fake trainer continues at once."""
 STEPS = 10
 SAVED_STEP = 4
-"""The step of the checkpoint that a double which was asked to stop leaves."""
+"""Step of the checkpoint that a fake trainer saves when it is stopped."""
 
 
 def records(request: StageRequest, now: datetime, least_chips: int | None = None) -> Mapping[str, str]:
-    """URI -> content of every file of one attempt that succeeded, in the order of writing. ``least_chips``: preflight
-    compiles, and smaller slices do not hold the training; None: it does not compile."""
+    """URI -> content of every file of a successful attempt, in the order of writing.
+
+    ``least_chips``: preflight compiles and finds that training needs a slice with at least so many chips; None: it does
+    not compile.
+    """
     run, stage, number = RunFolder(request.run_folder), request.stage, request.attempt
     place = (stage.short, number, request.restart)
     files = {run.request(*place): request.to_json()}
-    # One fingerprint per job: jobs do not share conversions, so that each shows all of its stages.
+    # One fingerprint per job: jobs do not share conversions, so that each job runs all of its stages.
     fingerprint = request.job.uid.replace("-", "").ljust(64, "0")
     details = stage_outcomes.details(request, fingerprint=fingerprint, steps=STEPS, now=now)
     if isinstance(details, ConvertOutcome):
@@ -72,7 +75,7 @@ def records(request: StageRequest, now: datetime, least_chips: int | None = None
 
 
 def saving(request: StageRequest, now: datetime) -> Mapping[str, str]:
-    """The same of a training that was asked to stop: a checkpoint, and a record that tells of it."""
+    """URI -> content of the files of a training that was asked to stop: a checkpoint, and the result that lists it."""
     run = RunFolder(request.run_folder)
     checkpoint = run.checkpoint(SAVED_STEP)
     details = TrainOutcome(
@@ -103,7 +106,7 @@ def _saved(request: StageRequest) -> bool:
 
 
 def write(files: Mapping[str, str]) -> None:
-    """Writes files, each whole."""
+    """Writes the files, each one atomically."""
     for uri, content in files.items():
         if uri.startswith("gs://"):
             _upload(uri, content)
@@ -135,9 +138,11 @@ def install(
     saves: bool = False,
     least_chips: int | None = None,
 ) -> Path:
-    """The folder of programs of :data:`IMAGE`, made below ``folder``; these ``stages`` take ``seconds`` more. With
-    ``saves`` training saves when it is asked to stop; having saved, it takes no time. ``least_chips``: as in
-    :func:`records`."""
+    """Writes the program of :data:`IMAGE` into ``folder`` and returns that folder.
+
+    These ``stages`` take ``seconds`` longer. With ``saves``, training saves a checkpoint when it is asked to stop, and
+    takes no time if there is a saved checkpoint. ``least_chips``: as in :func:`records`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "finetune-stage"
     root = Path(__file__).parents[2]
@@ -155,7 +160,7 @@ def install(
 
 
 def profile(name: str, folder: Path) -> dict[str, object]:
-    """A profile whose stages run the double and whose run folders lie in ``folder``."""
+    """A profile whose stages run the fake trainer and whose run folders are in ``folder``."""
     return {
         "apiVersion": "tpu-finetune.dev/v1alpha1",
         "kind": "FineTuneProfile",
@@ -164,7 +169,7 @@ def profile(name: str, folder: Path) -> dict[str, object]:
             "images": {"trainer": IMAGE},
             "storage": {"artifacts": f"file://{folder}/runs", "cache": f"file://{folder}/cache"},
             "serviceAccounts": {"tpu": "ft-train", "cpu": "ft-cpu"},
-            # What these tests forbid, they forbid themselves.
+            # Tests that need constraints set them themselves.
             "constraints": {"mode": "Open"},
             "currency": "USD",
             "flavors": [
@@ -182,7 +187,7 @@ def profile(name: str, folder: Path) -> dict[str, object]:
 
 
 def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[str, object]:
-    """A job of that profile, with all five stages; ``spec`` is laid over what it asks for."""
+    """A job of that profile, with all five stages; ``spec`` adds or replaces fields of its spec."""
     return {
         "apiVersion": "tpu-finetune.dev/v1alpha1",
         "kind": "FineTuneJob",
@@ -199,39 +204,41 @@ def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[st
 
 
 def await_devices(target: str) -> None:
-    """As JAX under Pathways does: returns when the proxy tells of devices, which it does when all workers are there.
-    ``target``: ``grpc://HOST:PORT``."""
+    """Returns when Pathways' proxy reports devices, which it does once it has all workers. JAX waits in the same way.
+
+    ``target``: ``grpc://HOST:PORT``.
+    """
     host, _, port = target.removeprefix("grpc://").rpartition(":")
     while True:
         try:
             with socket.create_connection((host, int(port))) as proxy:
                 if proxy.recv(100):
                     return
-        except ConnectionRefusedError:  # it is a container of the same pod, and may be slower
+        except ConnectionRefusedError:  # the proxy is a container of the same pod and may start later
             time.sleep(0.05)
 
 
 def crash(*_: object) -> None:
-    """What an uncaught exception of Python comes to: exit code 1, and no record."""
+    """Ends the process like an uncaught Python exception: exit code 1, and no record."""
     os._exit(1)
 
 
 def main(seconds: float, stages: Collection[str], *, saves: bool, least_chips: int | None) -> None:
-    """Plays the stage of the request in the environment."""
+    """Runs the stage of the request in the environment."""
     request = StageRequest.of_environment(os.environ)
 
     def save(*_: object) -> NoReturn:
         write(saving(request, datetime.now(UTC)))
         sys.exit(ExitCode.STOPPED)
 
-    # not taken before it is waited for
+    # blocked, so that the signal stays pending until the stage waits for it
     signal.pthread_sigmask(signal.SIG_BLOCK, {RELEASE})
     signal.signal(signal.SIGUSR1, crash)
     if saves and request.stage is Stage.TRAIN:
         signal.signal(signal.SIGTERM, save)
     files = dict(records(request, datetime.now(UTC), least_chips))
     first = os.environ.get("TPU_WORKER_ID", "0") == "0"
-    # First of all, as a real one: the attempt has started.
+    # Like a real trainer, write the request first: it shows that the attempt has started.
     begun = next(iter(files))
     if first:
         write({begun: files.pop(begun)})

@@ -1,4 +1,4 @@
-"""What must hold at every moment, judged by everything that a watch has told."""
+"""Invariants that hold at every moment, checked against all events that a watch has reported."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -7,7 +7,8 @@ from typing import Any
 
 from devcluster.kube import WatchEvent
 from devcluster.testing import LocalCluster
-from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.rendering.labels import STAGE_LABEL, UID_LABEL
 
 type Object = dict[str, Any]
@@ -15,21 +16,23 @@ type Object = dict[str, Any]
 
 @contextmanager
 def nothing_doubled(cluster: LocalCluster) -> Iterator[None]:
-    """During the block no job has two live JobSets, and no worker of a slice two live pods."""
+    """Asserts that during the block no job has two live JobSets, and no worker of a slice two live pods."""
     with (
         cluster.recorded("/apis/jobset.x-k8s.io/v1alpha2/jobsets", labelSelector=UID_LABEL) as jobsets,
         cluster.recorded("/api/v1/pods", labelSelector=UID_LABEL) as pods,
     ):
         yield
-    assert_one_live(jobsets, which=_job, live=lambda jobset: not children.jobset_ended(jobset))
-    assert_one_live(pods, which=_worker, live=children.pod_live)
+    assert_one_live(jobsets, which=_job, live=lambda jobset: not JobSet.parse(jobset).ended)
+    assert_one_live(pods, which=_worker, live=lambda pod: Pod.parse(pod).live)
 
 
 def assert_one_live(
     told: Iterable[WatchEvent], *, which: Callable[[Object], Hashable], live: Callable[[Object], bool]
 ) -> None:
-    """Raises AssertionError where two live objects were ever the same ``which`` at once. One that is being deleted is
-    still there."""
+    """Raises AssertionError if two live objects ever had the same ``which`` at the same time.
+
+    An object that is being deleted still exists.
+    """
     there: dict[str, Object] = {}
     for event in told:
         if event.type == "SYNCED":
@@ -51,7 +54,7 @@ def _job(child: Object) -> Hashable:
 
 
 def _worker(pod: Object) -> Hashable:
-    """Its place: the attempt and the restart do not count."""
+    """The worker's place in the job, regardless of attempt and restart."""
     labels = pod["metadata"]["labels"]
     return (
         labels[UID_LABEL],
@@ -63,7 +66,7 @@ def _worker(pod: Object) -> Hashable:
 
 
 def assert_events_once(cluster: LocalCluster, namespace: str, *reasons: str) -> None:
-    """Of the jobs of that namespace exactly these Events tell, each of them once."""
+    """Asserts that the namespace's jobs have exactly one Event for each of these reasons, with a count of 1."""
     events = cluster.list(
         f"/api/v1/namespaces/{namespace}/events", fieldSelector="involvedObject.kind=FineTuneJob"
     )

@@ -1,4 +1,4 @@
-"""Words of tests about whole jobs: where things are, and what to wait for."""
+"""Helpers for tests of complete jobs: API paths, parts of the status, and predicates to wait for."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def jobset_path(namespace: str, name: str) -> str:
 
 
 def condition_of(found: Object, kind: str) -> Object:
-    """The whole condition; empty where there is none yet."""
+    """The complete condition; empty if it is not set yet."""
     conditions = found.get("status", {}).get("conditions", [])
     return next((each for each in conditions if each["type"] == kind), {})
 
@@ -34,12 +34,12 @@ def phase(*wanted: str) -> Callable[[Object], bool]:
 
 
 def says(*parts: str) -> Callable[[Object], bool]:
-    """The job's summary holds all of them."""
+    """Returns a predicate: the job's summary contains all parts."""
     return lambda found: all(part in found.get("status", {}).get("summary", "") for part in parts)
 
 
 def charged(job: Object) -> Object:
-    """Bad ends, by who is charged."""
+    """The numbers of unsuccessful attempts, by the class that is charged."""
     return {name: job["status"]["attempts"][name] for name in ("preemption", "infrastructure", "user")}
 
 
@@ -53,9 +53,9 @@ def uid_of(cluster: LocalCluster, namespace: str, jobset: str) -> str:
 
 
 def await_file(uri: str, seconds: float = 60) -> None:
-    """Returns when the double has written it. It has no event that could be awaited."""
+    """Returns when the fake trainer has written the file. It polls, because no event reports this."""
     path = Path(uri.removeprefix("file://"))
     deadline = time.monotonic() + seconds
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} is not there after {seconds:.0f} s"
+        assert time.monotonic() < deadline, f"{path} does not exist after {seconds:.0f} s"
         time.sleep(0.1)

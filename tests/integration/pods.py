@@ -1,4 +1,4 @@
-"""Small pods and JobSets that run programs of this machine, and pass the restricted pod standard."""
+"""Small pods and JobSets that run programs of this machine and meet the restricted Pod Security Standard."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def jobset(namespace: str, name: str, *jobs: Object, exclusive: bool = False) ->
 
 
 def exit_code(pod: Object) -> int | None:
-    """Of the first container; None while it has not ended."""
+    """Exit code of the first container; None until it has ended."""
     statuses = pod.get("status", {}).get("containerStatuses") or [{}]
     ended = statuses[0].get("state", {}).get("terminated")
     return None if ended is None else int(ended["exitCode"])

@@ -1,4 +1,4 @@
-"""Words of tests about queues: Kueue's objects, a team that waits in one, and the autoscaler that provisions nodes."""
+"""Helpers for tests of queues: Kueue's objects, a team with a queue, and a fake autoscaler that provisions nodes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.integration import fake_trainer
 
 type Object = dict[str, Any]
 
-#: As go.sum of the local cluster has it.
+#: The version in the local cluster's go.sum.
 _AUTOSCALER_APIS = "0.0.0-20240830133931-adfbe7e45277"
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
@@ -30,7 +30,7 @@ class Team:
     folder: Path
 
     def quota(self, chips: int, *checks: str) -> None:
-        """What the ClusterQueue may hand out, and the AdmissionChecks that have to agree."""
+        """Sets the quota of the ClusterQueue, and the AdmissionChecks that it requires."""
         resource = {"name": "google.com/tpu", "nominalQuota": chips}
         group = {
             "coveredResources": ["google.com/tpu"],
@@ -46,12 +46,12 @@ class Team:
         self.cluster.apply({**kueue("ClusterQueue", self.namespace), "spec": spec})
 
     def stop_queue(self, policy: str) -> None:
-        """None, Hold (admits nothing) or HoldAndDrain (and takes back what it gave)."""
+        """Sets the stop policy: None, Hold (admits nothing) or HoldAndDrain (also evicts admitted Workloads)."""
         path = f"/apis/{KUEUE}/clusterqueues/{self.namespace}"
         self.cluster.patch(path, {"spec": {"stopPolicy": policy}})
 
     def profile(self, name: str, capacity: str = "OnDemand", **queue: object) -> str:
-        """A profile of the trainer's double with that ``queue``; its name."""
+        """A profile of the fake trainer with that ``queue``; returns its name."""
         profile: Object = fake_trainer.profile(f"{name}-{self.namespace}", self.folder)
         profile["spec"]["flavors"][0]["capacity"] = capacity
         profile["spec"]["queue"] = queue
@@ -64,24 +64,24 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Autoscaler:
-    """Cluster-autoscaler's part of queued provisioning, played by the test: it answers requests for nodes."""
+    """A fake cluster-autoscaler for queued provisioning: the test decides its answers to requests for nodes."""
 
     team: Team
     check: str
 
     @property
     def _path(self) -> str:
-        """Of the first request for the team's only Workload, as Kueue calls it."""
+        """Path of the first ProvisioningRequest for the team's only Workload, under the name that Kueue gives it."""
         (workload,) = self.team.workloads()
         kind = f"/apis/autoscaling.x-k8s.io/v1/namespaces/{self.team.namespace}/provisioningrequests"
         return f"{kind}/{workload['metadata']['name']}-{self.check}-1"
 
     def request(self) -> Object:
-        """Returns when Kueue has made it."""
+        """Returns the ProvisioningRequest when Kueue has created it."""
         return self.team.cluster.wait(self._path, lambda _: True)
 
     def answers(self, **conditions: tuple[str, str]) -> None:
-        """By condition: status and message."""
+        """Sets the conditions of the ProvisioningRequest: type -> status and message."""
         told = [
             {
                 "type": kind,
@@ -96,7 +96,7 @@ class Autoscaler:
 
 
 def provisioning_requests() -> Object:
-    """Cluster-autoscaler's CRD, from the module that Kueue itself is built with. Kueue looks for it when it starts."""
+    """Cluster-autoscaler's CRD, from the module that Kueue itself is built with. Kueue reads it when it starts."""
     folder = module_folder("k8s.io/autoscaler/cluster-autoscaler/apis", _AUTOSCALER_APIS)
     crd: Object = yaml.safe_load(
         (folder / "config/crd/autoscaling.x-k8s.io_provisioningrequests.yaml").read_text()
@@ -105,7 +105,7 @@ def provisioning_requests() -> Object:
 
 
 def queued_provisioning(cluster: LocalCluster, name: str) -> None:
-    """An AdmissionCheck that asks for nodes as GKE's queued provisioning gives them."""
+    """Creates an AdmissionCheck that requests nodes from GKE's queued provisioning."""
     config = {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": ["google.com/tpu"]}
     cluster.apply({**kueue("ProvisioningRequestConfig", name), "spec": config})
     parameters = {"apiGroup": KUEUE.partition("/")[0], "kind": "ProvisioningRequestConfig", "name": name}
@@ -114,5 +114,5 @@ def queued_provisioning(cluster: LocalCluster, name: str) -> None:
 
 
 def kueue(kind: str, name: str) -> Object:
-    """The head of one of Kueue's objects."""
+    """One of Kueue's objects, without a spec."""
     return {"apiVersion": KUEUE, "kind": kind, "metadata": {"name": name}}

@@ -1,7 +1,7 @@
-"""Two tenants of one cluster, the store that knows their accounts, and what must not change for the attacked one.
+"""Helpers for tests of tenants: a tenant's user and accounts, and the state that another tenant must not change.
 
-A tenant is a user with Kubernetes' ``edit`` in one namespace, which holds the chart's roles for people, and with the
-right to create JobSets there; and whatever runs in that namespace as ``ft-cpu`` or ``ft-train``.
+A tenant is a user with Kubernetes' role ``edit`` in one namespace, which includes the chart's roles for people, and
+with the right to create JobSets there; and everything that runs in that namespace as ``ft-cpu`` or ``ft-train``.
 """
 
 import json
@@ -19,11 +19,11 @@ from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
 from tests.integration import fake_trainer
 from tests.integration.jobs import Object, condition, condition_of, job_path
 
-#: Its stages take no time.
+#: Profile whose stages take no time.
 PROFILE = "tenants"
-#: Its trainings last until they are released.
+#: Profile whose training lasts until it is released.
 LASTING = "tenants-lasting"
-#: Its stages find no node.
+#: Profile whose stages match no node.
 UNPLACED = "tenants-unplaced"
 LASTING_IMAGE = "localhost/trainer-double:lasting"
 JOBSETS = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["*"]}
@@ -31,7 +31,7 @@ JOBSETS = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What kubectl says."""
+    """The answer to a kubectl command."""
 
     refused: bool
     text: str
@@ -59,7 +59,7 @@ class Tenant:
         return f"gs://{CACHE}/{self.namespace}"
 
     def ask(self, *arguments: str, stdin: Object | None = None) -> Answer:
-        """kubectl as the tenant's user."""
+        """Runs kubectl as the tenant's user."""
         command = (str(self.cluster.kubectl_program), f"--kubeconfig={self.cluster.kubeconfig}")
         done = subprocess.run(
             (*command, f"--as={self.user}", *arguments),
@@ -74,13 +74,13 @@ class Tenant:
         return self.ask("create", "-f", "-", stdin=manifest)
 
     def succeed(self, *arguments: str, stdin: Object | None = None) -> str:
-        """As ``ask``, for what the tenant may do."""
+        """Like ``ask``, for a command that the tenant has the right to run. Returns the output."""
         answer = self.ask(*arguments, stdin=stdin)
         assert not answer.refused, answer.text
         return answer.text
 
     def make(self, manifest: Object) -> None:
-        """Creates what the tenant may create."""
+        """Creates an object that the tenant has the right to create."""
         self.succeed("create", "-f", "-", stdin=manifest)
 
     def job(self, name: str, profile: str = PROFILE, **spec: Any) -> Object:
@@ -90,14 +90,14 @@ class Tenant:
         return fake_trainer.job(self.namespace, name, profile, **({"model": model, "datasets": data} | spec))
 
     def bucket(self, name: str, account: str = "ft-cpu") -> storage.Bucket:
-        """With the rights of a pod that the tenant starts in its namespace."""
+        """The bucket, with the rights of a pod that the tenant starts in its namespace."""
         return samples.client(self.proxy.endpoint(f"{self.namespace}/{account}")).bucket(name)
 
     def path(self, job: str) -> str:
         return job_path(self.namespace, job)
 
     def settled(self, job: str) -> Object:
-        """The job after the operator has looked at it once more, and so at all that surrounds it by now."""
+        """The job after the operator has observed it once more, and with it the present children and run folder."""
         seen = self.cluster.get(self.path(job))
         seconds = seen["spec"].get("childTTLSecondsAfterFinished", 86_400) + 1
         edit = json.dumps({"spec": {"childTTLSecondsAfterFinished": seconds}})
@@ -105,20 +105,20 @@ class Tenant:
         generation = self.cluster.get(self.path(job))["metadata"]["generation"]
 
         def seen_again(found: Object) -> bool:
-            # what an unreadable run folder leaves in the dark keeps its age
+            # conditions that depend on an unreadable run folder keep their observedGeneration
             ages = [each["observedGeneration"] for each in found["status"]["conditions"]]
             return bool(max(ages) >= generation)
 
         return self.cluster.wait(self.path(job), seen_again)
 
     def invalid(self, job: str) -> Object:
-        """The condition of a job that the operator does not admit."""
+        """The condition Valid of a job that the operator does not admit."""
         found = self.cluster.wait(self.path(job), lambda each: condition(each, "Valid") == "False")
         return condition_of(found, "Valid")
 
 
 def admit(cluster: LocalCluster, namespace: str, user: str) -> None:
-    """Gives the user ``edit`` and JobSets in the namespace."""
+    """Grants the user the role ``edit`` and all rights on JobSets in the namespace."""
     role = "rbac.authorization.k8s.io/v1"
     subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
     cluster.apply(
@@ -142,7 +142,7 @@ def admit(cluster: LocalCluster, namespace: str, user: str) -> None:
 
 
 def profile(name: str, image: str = fake_trainer.IMAGE, **spec: Any) -> Object:
-    """A strict profile over the store's buckets."""
+    """A profile with mode Strict and the store's buckets."""
     double: Object = fake_trainer.profile(name, folder=samples.FIXTURES)
     places = {"read": [f"gs://{MODELS}/*", f"gs://{DATA}/*"]}
     return {
@@ -160,13 +160,13 @@ def profile(name: str, image: str = fake_trainer.IMAGE, **spec: Any) -> Object:
 
 @dataclass(frozen=True, slots=True)
 class TenantState:
-    """All of a tenant that another must not change."""
+    """The state of a tenant that another tenant must not change."""
 
     job: Mapping[str, Any]
     children: Mapping[str, str]
     objects: Mapping[str, Any]
     operator: Any
-    """Its process: it has not been started again."""
+    """Process id: the operator has not been restarted."""
 
     @classmethod
     def of(cls, tenant: Tenant, job: str) -> "TenantState":
@@ -180,7 +180,7 @@ class TenantState:
 
 
 def _lasting(job: Object) -> Mapping[str, Any]:
-    """What a status says but for times and what grows with them."""
+    """The spec and status without times and fields that change with time."""
     status = job["status"]
     return {
         "spec": {k: v for k, v in job["spec"].items() if k != "childTTLSecondsAfterFinished"},
@@ -192,7 +192,7 @@ def _lasting(job: Object) -> Mapping[str, Any]:
         ],
         "conditions": {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]},
         "attempts": status["attempts"],
-        # a digest of the spec, an edit of which makes the operator look once more
+        # specHash is a digest of the spec, which is edited to make the operator reconcile once more
         "resolved": {name: each for name, each in status["resolved"].items() if name != "specHash"},
         "failure": status.get("failure"),
     }

@@ -1,7 +1,7 @@
-"""Whole jobs while everything between operator and API server goes wrong, one request after the other.
+"""Complete jobs while faults are injected into the requests between operator and API server, one after the other.
 
-A proxy (devcluster.faultproxy) stands between the two. Each new write of a job is struck once, and its repetition let
-through, so that the job gets on and every write has its turn.
+A proxy (devcluster.faultproxy) connects the two. Each new write for a job gets a fault once, and its retry passes, so
+that the job progresses and a fault is injected into every write.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.integration.invariants import assert_events_once, nothing_doubled
 from tests.integration.jobs import PROFILE, Object, await_file, charged, job_path, jobset_path, jobsets, phase
 from tests.integration.warm_operator import WarmOperator
 
-#: What a job takes: method and resource.
+#: The writes that a job needs: method and resource.
 EVERY_WRITE = {
     ("POST", "configmaps"),
     ("POST", "jobsets"),
@@ -29,7 +29,7 @@ EVERY_WRITE = {
     ("PATCH", "finetunejobs/status"),
 }
 JOBSETS, PODS = "/apis/jobset.x-k8s.io/v1alpha2/jobsets", "/api/v1/pods"
-#: Every how many reads of a job one is struck: reads are tried three times.
+#: One in this many reads of a job gets a fault: each read is tried three times.
 READS = 3
 
 
@@ -37,7 +37,7 @@ type Struck = Counter[tuple[str, str]]
 
 
 class Strikes:
-    """Chooses which requests are struck."""
+    """Chooses the requests that get a fault."""
 
     def __init__(self) -> None:
         self._writes: Mapping[str, InjectedFault] = {}
@@ -50,8 +50,11 @@ class Strikes:
     def on(
         self, *, writes: Mapping[str, InjectedFault], reads: Mapping[str, InjectedFault] = {}
     ) -> Iterator[Struck]:
-        """During the block: part of a path or body -> what becomes of each new write there, and of every third read.
-        Yields what was struck, by method and resource."""
+        """Injects faults during the block. Yields the number of injected faults by method and resource.
+
+        ``writes``: part of a path or body -> fault for each new write that contains it. ``reads``: part of a path ->
+        fault for every third read that contains it.
+        """
         self._struck, self._known, self._read = Counter(), set(), Counter()
         self._writes, self._reads = writes, reads
         yield self._struck
@@ -59,7 +62,7 @@ class Strikes:
 
     def __call__(self, call: ProxiedRequest) -> InjectedFault | None:
         faults = self._writes if call.writes else self._reads
-        # A job's plan is written in the operator's namespace, and names the job's.
+        # A job's plan is written to the operator's namespace, and its body names the job's namespace.
         body = call.body if call.writes else b""
         where = next((each for each in faults if each in call.path or each.encode() in body), None)
         if where is None:
@@ -77,7 +80,7 @@ class Strikes:
 
 
 def _resource(path: str) -> str:
-    """`jobsets`, or `finetunejobs/status`."""
+    """The resource that a path names, for example `jobsets` or `finetunejobs/status`."""
     parts = path.split("/")
     parts = parts[parts.index("namespaces") + 2 :] if "namespaces" in parts else parts[-1:]
     return "/".join(parts[::2])
@@ -85,7 +88,7 @@ def _resource(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The cluster, the proxy and the operator behind it."""
+    """The cluster, the proxy, and the operator that is connected through it."""
 
     cluster: LocalCluster
     proxy: FaultProxy
@@ -108,7 +111,7 @@ def bench(cluster: LocalCluster, runs: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def ended_well(cluster: LocalCluster, namespace: str) -> None:
-    """As without any fault."""
+    """Waits for the end of the job and asserts that it is the same as without any fault."""
     done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"), seconds=180)
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     assert jobsets(cluster, namespace) == sorted(f"job-{stage.short}-1" for stage in Stage)
@@ -121,7 +124,7 @@ def ended_well(cluster: LocalCluster, namespace: str) -> None:
 def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
     bench: Bench, namespace: str, done: bool
 ) -> None:
-    """Before the API server has seen it, or before its answer is there."""
+    """The operator is killed before the API server receives a write, or before the operator receives the answer."""
     death = InjectedFault(done=done, act=bench.operator.kill)
     before = bench.operator.starts
     with (
@@ -132,11 +135,11 @@ def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
         ended_well(bench.cluster, namespace)
     assert struck.keys() >= EVERY_WRITE | {("PATCH", "leases")}
     assert struck["POST", "jobsets"] == len(Stage)
-    # The Lease is renewed at any moment: one death may strike it and another write that is under way.
+    # A renewal of the Lease can coincide with another write: one kill may interrupt both.
     assert bench.operator.starts - before >= struck.total() - struck["PATCH", "leases"]
 
 
-#: As name -> what becomes of each write, and of every third read. An API server answers 409 to no read.
+#: Name -> fault for each write, and for every third read. An API server never answers a read with 409.
 ANSWERS: dict[str, tuple[InjectedFault, InjectedFault | None]] = {
     "too-many": (InjectedFault(done=False, status=429, retry_after=1), InjectedFault(done=False, status=429)),
     "conflict": (InjectedFault(done=False, status=409), None),
@@ -148,7 +151,7 @@ ANSWERS: dict[str, tuple[InjectedFault, InjectedFault | None]] = {
 
 
 def test_whatever_is_answered_to_a_request_jobs_come_to_their_end(bench: Bench) -> None:
-    """All at once, each job with an answer of its own."""
+    """One job for each kind of answer, all at the same time."""
     cluster = bench.cluster
     spaces = {name: cluster.namespace(name) for name in ANSWERS}
     before = bench.operator.starts
@@ -171,7 +174,7 @@ def test_whatever_is_answered_to_a_request_jobs_come_to_their_end(bench: Bench) 
 def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(
     bench: Bench, namespace: str, runs: Path
 ) -> None:
-    """The server has forgotten what the watches had seen (410); their next listing shows no trace of the child."""
+    """The server no longer has the watches' resource version (410), and their next list does not contain the child."""
     cluster, proxy = bench.cluster, bench.proxy
     slow = fake_trainer.install(runs / "gap", seconds=3600, stages=[Stage.CONVERT])
     cluster.add_image(fake_trainer.IMAGE, slow)
@@ -197,7 +200,7 @@ def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(
 def test_a_clock_that_is_set_on_the_operators_machine_costs_nothing(
     bench: Bench, namespace: str, runs: Path
 ) -> None:
-    """Its own clock is an hour ahead, then an hour behind: no deadline comes early, nobody is charged."""
+    """The operator's clock is an hour ahead, then an hour behind: no deadline expires early, no budget is charged."""
     cluster, path = bench.cluster, job_path(namespace, "job")
     slow = fake_trainer.install(runs / "clock", seconds=3600, stages=[Stage.TRAIN])
     cluster.add_image(fake_trainer.IMAGE, slow)
@@ -209,13 +212,13 @@ def test_a_clock_that_is_set_on_the_operators_machine_costs_nothing(
     try:
         for number, hours in enumerate((1, -1), start=1):
             bench.operator.set_clock(timedelta(hours=hours))
-            # An edit is answered by a look at the job, with the new clock.
+            # An edit causes a reconcile, with the new clock.
             cluster.patch(path, {"spec": {"childTTLSecondsAfterFinished": 100_000 + number}})
             cluster.wait(
                 path, lambda job: job["status"]["observedGeneration"] == job["metadata"]["generation"]
             )
             assert cluster.get(path)["status"]["phase"] == "Running"
-            # …and so does an operator that begins with it.
+            # A new operator process also reconciles, with the new clock from the start.
             bench.operator.kill()
         cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))
         cluster.delete(jobset_path(namespace, "job-train-1"))

@@ -1,4 +1,4 @@
-"""A budget on the real control plane: training saves and stops when it is used up, and goes on when it is raised."""
+"""A budget on the real control plane: training saves and stops when it is used up, and continues when it is raised."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, charged, condition_of, job_path, jobsets, phase
 
 
-def test_training_stops_with_its_budget_and_goes_on_when_that_is_raised(
+def test_training_stops_with_its_budget_and_continues_when_that_is_raised(
     double: LocalCluster, namespace: str, runs: Path
 ) -> None:
     slow = fake_trainer.install(runs / "spending", seconds=3600, stages=[Stage.TRAIN], saves=True)

@@ -1,4 +1,4 @@
-"""A job that names no slice, on the real control plane: the cheapest on which preflight finds that it fits."""
+"""A job that names no slice, on the real control plane: it runs on the cheapest slice that preflight finds to fit."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The commands against a real API server: what plan prints is applied as it stands, watch survives a restart."""
+"""The commands against a real API server: it accepts the output of plan unchanged, and watch survives its restart."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def status_of(phase: str) -> dict[str, Any]:
 
 @pytest.fixture
 def job(cluster: LocalCluster, namespace: str) -> str:
-    """Path of the quickstart's job in a fresh namespace; no operator looks at it."""
+    """API path of the quickstart job in a new namespace; no operator is running."""
     cluster.stop("operator")
     cluster.kubectl("apply", "-n", namespace, "-f", str(QUICKSTART))
     return f"{GROUP}/namespaces/{namespace}/finetunejobs/quickstart"
@@ -127,7 +127,7 @@ def test_examples_are_taken_by_the_api_server(cluster: LocalCluster, namespace: 
     files = sorted((ROOT / "examples").rglob("*.yaml"))
     for manifest in (each for file in files for each in yaml.safe_load_all(file.read_text())):
         if manifest["kind"] != "FineTuneProfile":
-            manifest["metadata"]["namespace"] = namespace  # theirs need not exist here
+            manifest["metadata"]["namespace"] = namespace  # the manifests' own namespaces do not exist here
         cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
 
 
@@ -139,7 +139,7 @@ def test_statuses_of_the_unit_tests_are_ones_that_the_api_server_stores(
     assert cluster.patch(f"{job}/status", {"status": status})["status"] == status
 
 
-def test_watch_tells_the_way_of_a_job_through_a_restart_of_the_server(
+def test_watch_shows_the_way_of_a_job_through_a_restart_of_the_server(
     cluster: LocalCluster, job: str
 ) -> None:
     namespace = job.split("/")[5]

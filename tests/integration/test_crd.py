@@ -1,4 +1,4 @@
-"""The API server takes both CRDs and, by them alone, refuses bad jobs at apply, with the place."""
+"""The API server accepts both CRDs and, with them alone, refuses bad jobs at apply and names the field."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, job
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-#: What an export of a model holds beside its weights.
+#: The serving manifests that an exported model contains beside its weights.
 SERVING = Path(__file__).parents[1] / "trainer/golden/serving"
 GROUP = "/apis/tpu-finetune.dev/v1alpha1"
 
@@ -26,7 +26,7 @@ def placed(document: Document, namespace: str) -> Document:
 
 
 def refusal(cluster: LocalCluster, document: Document) -> str:
-    """kubectl's words when it may not apply the document."""
+    """kubectl's message when the API server refuses the document."""
     with pytest.raises(AssertionError) as caught:
         cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(document))
     return str(caught.value)
@@ -60,14 +60,16 @@ def test_a_bad_job_is_refused_with_the_place(
 
 @pytest.fixture(scope="module")
 def shared_namespace(cluster: LocalCluster) -> str:
-    """For tests that leave nothing behind."""
+    """A namespace for tests that leave no objects behind."""
     return cluster.namespace()
 
 
 @pytest.fixture
 def stored(cluster: LocalCluster, namespace: str) -> Iterator[Document]:
-    """A job with every identity field but resumeFrom, and a retry. The operator does not run, so that its status is the
-    test's alone."""
+    """A stored job with every identity field but resumeFrom, and a retry.
+
+    The operator is stopped, so that only the test writes the job's status.
+    """
     cluster.stop("operator")
     document = job(
         profileRef={"name": "nobody"},
@@ -200,10 +202,12 @@ SERVER_SIDE = ("apply", "--server-side", "--field-manager=argocd-controller", "-
 def test_a_manifest_that_is_applied_twice_changes_nothing_and_differs_from_nothing(
     cluster: LocalCluster, namespace: str
 ) -> None:
-    """Argo CD is not installed here. For it stand: its apply, kubectl's server-side apply by its field manager; its
-    server-side diff, which compares the answer to a dry run of that apply with the live object; and its structured
-    diff, which compares desired and live state as JSON, that is each number by its value. ``kubectl diff`` is the
-    same of the API server's own clients."""
+    """Argo CD is not installed here, so the test reproduces its operations.
+
+    Its apply is kubectl's server-side apply with its field manager. Its server-side diff compares the answer to a dry
+    run of that apply with the live object. Its structured diff compares desired and live state as JSON, which compares
+    numbers by value. ``kubectl diff`` is the equivalent of Kubernetes' own client.
+    """
     cluster.stop("operator")
     manifest = written(namespace, ALL_NUMBERS)
     cluster.kubectl(*SERVER_SIDE, stdin=manifest)
@@ -216,7 +220,7 @@ def test_a_manifest_that_is_applied_twice_changes_nothing_and_differs_from_nothi
     assert predicted["spec"] == live["spec"]
     assert predicted["metadata"]["generation"] == live["metadata"]["generation"]
     cluster.kubectl("diff", "--server-side", "--field-manager=argocd-controller", "-f", "-", stdin=manifest)
-    # The first apply after the creation moves the resourceVersion once, of a manifest without decimals, too.
+    # The first apply after the creation changes the resourceVersion once, even for a manifest without decimals.
     cluster.kubectl(*SERVER_SIDE, stdin=manifest)
     stored = cluster.get(path)["metadata"]
     assert stored["generation"] == live["metadata"]["generation"]
@@ -229,7 +233,7 @@ def test_a_manifest_that_is_applied_twice_changes_nothing_and_differs_from_nothi
 
 
 def test_immutable_numbers_are_compared_by_value(cluster: LocalCluster, namespace: str) -> None:
-    """A client that sends 1.0 where 1 is stored does not change what decides the result."""
+    """A client that sends 1.0 where 1 is stored does not change an identity field."""
     stored = cluster.apply(placed(job(hyperparameters={"maxGradNorm": 1, "learningRate": 2e-5}), namespace))
     same = {"maxGradNorm": 1.0, "learningRate": 2.0e-5}
     changed = cluster.patch(path_of(stored), {"spec": {"hyperparameters": same}})
@@ -257,7 +261,7 @@ def test_a_job_of_another_name_starts_plain(cluster: LocalCluster, shared_namesp
 def test_every_identity_field_at_its_largest_can_be_stored_and_edited(
     cluster: LocalCluster, namespace: str
 ) -> None:
-    """The cost of the rules is estimated at installation; this is the cost in use."""
+    """The API server estimates the cost of the rules at installation; this test incurs their actual cost."""
     source = {
         "uri": "gs://team-a/" + "a" * 1000,
         "roleMap": {f"role-{n}": "user" for n in range(16)},

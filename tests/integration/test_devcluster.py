@@ -284,7 +284,7 @@ def test_on_failure_containers_are_started_again(cluster: LocalCluster, namespac
 def test_what_local_nodes_can_not_do_is_refused_aloud(
     cluster: LocalCluster, more: dict[str, object], main: dict[str, object], words: str
 ) -> None:
-    # not restricted, so that the API server lets a host path through to the node
+    # without the restricted standard, with which the API server would refuse a pod with a host path
     name = cluster.namespace("open")
     cluster.patch(
         f"/api/v1/namespaces/{name}", {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": None}}}

@@ -1,4 +1,4 @@
-"""A cluster's life: up again and again, two at once, mended when half-dead, and gone without a trace."""
+"""The life cycle of a local cluster: repeated `up`, two clusters at once, repair, and removal without a trace."""
 
 import signal
 from dataclasses import replace
@@ -22,16 +22,16 @@ def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: LocalCluster, tm
         )
         first = recorded_processes(own.state)
 
-        # a second `up` finds all of it running
+        # a second `up` leaves all processes running
         control.up(own.state, Options.chosen(warm=False), operator=False)
         assert recorded_processes(own.state) == first
 
-        # a component that dies is started again
+        # a component that ends is started again
         own.kill("kube-scheduler")
         own.await_ready("kube-scheduler")
         assert own.status()["kube-scheduler"]["restarts"] == 1
 
-        # the supervisor is killed: its children live on, and `up` replaces them
+        # the supervisor is killed: its children keep running, and `up` replaces them
         first = recorded_processes(own.state)
         first["supervisor"].signal_group(signal.SIGKILL)
         control.up(own.state, Options.chosen(warm=False), operator=False)
@@ -40,7 +40,7 @@ def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: LocalCluster, tm
         assert not any(identity.lives() for identity in first.values())
         assert own.find("/api/v1/namespaces/default/configmaps/kept") is not None
 
-        # an operator whose code has changed since is exchanged, and nothing else
+        # `up` replaces an operator whose code has changed, and nothing else
         options = Options.chosen(warm=False)
         control.up(own.state, options, operator=True)
         older = recorded_processes(own.state)

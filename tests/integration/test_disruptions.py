@@ -1,4 +1,4 @@
-"""What takes a running slice away, on the real control plane: who is charged, and how training comes back."""
+"""Disruptions of a running slice, on the real control plane: who is charged, and how training resumes."""
 
 import os
 import signal
@@ -43,8 +43,10 @@ def one_pod_is_deleted(cluster: LocalCluster, namespace: str, uid: str) -> None:
 
 
 def a_node_is_tainted(cluster: LocalCluster, namespace: str, uid: str) -> None:
-    """As of a node that is going away; the taint manager then takes its pods. (Of one that does not answer, it does so
-    after the five minutes that every pod tolerates.)"""
+    """Taints the node like one that is about to be terminated; the taint manager then deletes its pods.
+
+    It deletes the pods of an unreachable node only after the five minutes that every pod tolerates.
+    """
     node = f"/api/v1/nodes/{pods_of(cluster, namespace)[1]['spec']['nodeName']}"
     taints = cluster.get(node)["spec"]["taints"]
     away = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
@@ -144,7 +146,7 @@ def test_while_the_jobset_controller_is_away_nothing_is_doubled(
     training.stop("jobset")
     quick(training, runs)
     one_pod_is_evicted(training, namespace, "")
-    # The Job fails of it, and nobody starts anything: the JobSet stands as it was.
+    # The Job fails, and no controller starts another: the JobSet stays as it is.
     training.wait(
         f"/apis/batch/v1/namespaces/{namespace}/jobs/job-train-1-slice-0",
         lambda found: any(

@@ -1,4 +1,4 @@
-"""Generated jobs and profiles through the API server and the planner: nothing but an answer ever comes back."""
+"""Generated jobs and profiles through the API server and the planner: each is accepted or refused, with no crash."""
 
 import contextlib
 import re
@@ -15,7 +15,7 @@ from tests.fuzz.specs import EXAMPLES, JOB, PROFILE, Document, jobs, profiles
 
 JOBS = "/apis/tpu-finetune.dev/v1alpha1/namespaces/{}/finetunejobs?dryRun=All&fieldValidation=Strict"
 PROFILES = "/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles?dryRun=All&fieldValidation=Strict"
-#: A refusal says where: a field of the job or of the profile, a label, or which profile.
+#: A refusal names the place: a field of the job or of the profile, a label, or the profile itself.
 PLACE = re.compile(
     r"spec\.|metadata\.|profile \"|spec:|unknown field|FineTuneProfile|models\.allow|constraints|cpuPool"
 )
@@ -33,7 +33,7 @@ fuzzed = settings(
 
 
 class Seen:
-    """What became of the examples."""
+    """The number of examples by outcome."""
 
     def __init__(self) -> None:
         self.refused_by_server = self.refused_by_planner = self.planned = 0
@@ -51,7 +51,7 @@ class Seen:
 
 
 def accepted(cluster: LocalCluster, path: str, document: Document) -> bool:
-    """Whether the API server takes it. What it refuses it refuses as invalid, with the place."""
+    """Whether the API server accepts the document. Asserts that a refusal is for invalid content and has the place."""
     refusal = None
     try:
         cluster.create(path, document)
@@ -62,7 +62,7 @@ def accepted(cluster: LocalCluster, path: str, document: Document) -> bool:
 
 
 def plans(job: Document, profile: Document, seen: Seen) -> None:
-    """The planner plans it, or refuses it with the place; nothing else happens."""
+    """Asserts that the planner plans the job, or refuses it and names the place, and raises no other error."""
     named = deepcopy(job)
     named["metadata"]["uid"] = "0b5e3a52-8d0e-4c39-a7d6-1f1f0c1d2e3f"
     refusal = ""

@@ -1,4 +1,4 @@
-"""The JobSets that the operator renders, against the CRDs of the JobSet releases in use: nothing is dropped."""
+"""The JobSets that the operator renders, against the CRDs of the JobSet releases in use: no field is dropped."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ CRD_FILE = "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"
 
 @pytest.fixture(scope="module", params=["0.8.0", "0.10.1", "0.12.0"])
 def group(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[str]:
-    """An API group of its own with that release's JobSet, beside the one that the cluster runs."""
+    """A separate API group with that release's JobSet CRD, beside the group of the release that the cluster runs."""
     text = (build.module_folder("sigs.k8s.io/jobset", request.param) / CRD_FILE).read_text()
     name = f"v{request.param.replace('.', '-')}.jobset.example"
     crd: Object = yaml.safe_load(text.replace("jobset.x-k8s.io", name))
@@ -53,7 +53,7 @@ def test_every_field_of_every_stage_is_known(
         assert "created (server dry run)" in shown, Stage(stage)
 
 
-def test_a_field_that_a_release_does_not_know_would_be_told(
+def test_a_field_that_a_release_does_not_know_would_be_reported(
     cluster: LocalCluster, namespace: str, group: str
 ) -> None:
     jobset = dict(plan_offline(job(), profile()))[Stage.TRAIN]

@@ -1,7 +1,7 @@
-"""Nodes that go, fall silent or run out of memory under a training, on the real control plane.
+"""Nodes that are deleted, become unreachable or run out of memory during training, on the real control plane.
 
-What the control plane does about a node takes it a minute or more, so the slowest of these faults begins first and ends
-last.
+The control plane takes a minute or more to react to a node's fault, so the slowest of these faults begins first and
+ends last.
 """
 
 import os
@@ -23,7 +23,7 @@ NODES = "/api/v1/nodes"
 
 
 def disrupted(reason: str) -> Callable[[Object], bool]:
-    """The pod has been taken away, for that reason."""
+    """Returns a predicate: the pod is disrupted (DisruptionTarget) for that reason."""
 
     def holds(pod: Object) -> bool:
         conditions = pod.get("status", {}).get("conditions", ())
@@ -34,7 +34,7 @@ def disrupted(reason: str) -> Callable[[Object], bool]:
 
 @pytest.fixture(scope="module")
 def gone(cluster: LocalCluster, runs: Path) -> Iterator[str]:
-    """The namespace of a job whose node has been deleted, and the machine lives on."""
+    """The namespace of a job whose Node object has been deleted while the machine still runs."""
     namespace, image = cluster.namespace(), "localhost/trainer-double:gone"
     cluster.start("operator")
     cluster.add_image(image, fake_trainer.install(runs / "gone", seconds=3600, stages=[Stage.TRAIN]))
@@ -51,7 +51,7 @@ def gone(cluster: LocalCluster, runs: Path) -> Iterator[str]:
 
 
 def registered_again(cluster: LocalCluster) -> None:
-    """A kubelet registers its node when it starts."""
+    """Restarts the node agent, which registers its nodes at its start, as a kubelet does."""
     cluster.kill("node-agent")
     cluster.await_ready("node-agent")
 
@@ -60,7 +60,7 @@ def registered_again(cluster: LocalCluster) -> None:
 def test_a_node_that_falls_silent_loses_its_pod_and_the_slice_comes_back_when_it_is_heard_of(
     training: LocalCluster, namespace: str, runs: Path
 ) -> None:
-    """Its container runs on all the while, so nothing may take its place before the node says that it has ended."""
+    """The pod's container keeps running, so no pod may replace it before the node reports that it has ended."""
     profile: Object = fake_trainer.profile("impatient", runs)
     profile["spec"]["flavors"][0]["tolerations"] = [
         {
@@ -90,13 +90,15 @@ def test_a_node_that_falls_silent_loses_its_pod_and_the_slice_comes_back_when_it
 
 
 def lose_touch(cluster: LocalCluster, node: str) -> None:
-    """What the node controller writes when no heartbeat has come for its grace period, which is two minutes here; its
-    taints and the eviction are then its own."""
+    """Sets the condition that the node controller sets after a grace period (two minutes here) without a heartbeat.
+
+    The node controller itself then taints the node and evicts its pods.
+    """
     ready(cluster, node, "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
 
 
 def heard_of(cluster: LocalCluster, node: str) -> None:
-    """What a node writes of itself, now and then."""
+    """Sets the condition that a node regularly reports about itself."""
     ready(cluster, node, "True", "KubeletReady", "the node agent is posting ready status")
 
 
@@ -129,7 +131,7 @@ def test_a_host_out_of_memory_fails_the_job_and_says_what_to_change(
 
 
 def test_a_node_that_was_deleted_under_a_training_is_a_preemption(training: LocalCluster, gone: str) -> None:
-    """Nothing tells its pod so but the garbage collector of pods, after 40 to 80 s."""
+    """Only the garbage collector of pods deletes the node's pod, after 40 to 80 s."""
     done = end(training, gone)
     assert charged(done) == PREEMPTED
     assert "job-train-2" not in jobsets(training, gone)
@@ -142,7 +144,8 @@ def test_a_crash_beside_a_node_that_is_gone_is_a_preemption(
     quick(training, runs)
     uid = training.get(job_path(namespace, "job"))["metadata"]["uid"]
     beside, lost = (f"{NODES}/{pod['spec']['nodeName']}" for pod in pods_of(training, namespace))
-    # A multi-host pool is repaired as a whole. Were one node left open, hosts that take no time would share it in turn.
+    # A multi-host pool is repaired as a whole. If one node stayed schedulable, the two pods, which end at once, could
+    # both run on it, one after the other.
     training.patch(beside, {"spec": {"unschedulable": True}})
     training.delete(lost)
     os.kill(processes(uid)[0], signal.SIGUSR1)

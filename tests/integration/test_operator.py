@@ -1,4 +1,4 @@
-"""The operator as its ServiceAccount on the real control plane; stages are played by the trainer's double."""
+"""The operator under its ServiceAccount on the real control plane; a fake trainer runs the stages."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def test_a_job_goes_through_all_stages_once(double: LocalCluster, namespace: str
     assert [stage["phase"] for stage in done["status"]["stages"]] == ["Succeeded"] * len(Stage)
     assert jobsets(double, namespace) == sorted(f"whole-{stage.short}-1" for stage in Stage)
     assert done["status"]["attempts"]["total"] == len(Stage)
-    # Neither spec nor metadata were touched, and no finalizer holds the job.
+    # The operator has not changed the spec, and has added no finalizer.
     assert done["metadata"]["generation"] == 1
     assert "finalizers" not in done["metadata"]
     events = double.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector="involvedObject.name=whole")
@@ -58,7 +58,7 @@ def test_jobs_of_one_name_in_two_namespaces_share_nothing_and_the_longest_name_f
     assert len(folders) == len(namespaces)
 
 
-def test_a_job_without_its_profile_waits_and_goes_on_when_it_appears(
+def test_a_job_without_its_profile_waits_and_continues_when_it_appears(
     double: LocalCluster, namespace: str, runs: Path
 ) -> None:
     double.apply(fake_trainer.job(namespace, "early", f"late-{namespace}"))
@@ -74,7 +74,7 @@ def test_a_job_without_its_profile_waits_and_goes_on_when_it_appears(
 def test_an_operator_that_is_killed_makes_nothing_twice(double: LocalCluster, namespace: str) -> None:
     double.apply(fake_trainer.job(namespace, "survivor", PROFILE))
     for stage in (Stage.PREFLIGHT, Stage.TRAIN):
-        # At the very moment at which the next stage exists and its status may not be written yet.
+        # Exactly when the stage's JobSet exists and the status may not be written yet.
         double.wait(jobset_path(namespace, f"survivor-{stage.short}-1"), lambda _: True, seconds=60)
         double.kill("operator")
     double.wait(job_path(namespace, "survivor"), phase("Succeeded"), seconds=120)
@@ -91,7 +91,7 @@ def test_a_stopped_operator_lets_go_of_its_lease_and_exits_with_zero(operator: L
 
 
 def test_a_jobset_that_vanished_unseen_is_missed_and_made_again(held: LocalCluster, namespace: str) -> None:
-    """The watch's cache still has it (the operator is frozen while it goes): the live look decides."""
+    """The watch's cache still has the JobSet, which is deleted while the operator is halted: the live read decides."""
     held.apply(fake_trainer.job(namespace, "ghost", PROFILE))
     started = held.wait(job_path(namespace, "ghost"), phase("Running", "Validating"), seconds=30)
     await_file(RunFolder(started["status"]["resolved"]["runFolder"]).request("prep", 1))
@@ -113,7 +113,7 @@ def test_a_lost_api_server_costs_no_attempt(held: LocalCluster, namespace: str) 
     before = uid_of(held, namespace, "patient-prep-1")
     held.stop("kube-apiserver")
     held.start("kube-apiserver")
-    # Another job that goes on shows that the operator is back, whether it outlived the outage or was restarted.
+    # The progress of another job shows that the operator works again, whether it survived the outage or was restarted.
     held.apply(fake_trainer.job(namespace, "later", PROFILE))
     held.wait(jobset_path(namespace, "later-prep-1"), lambda _: True, seconds=90)
     assert uid_of(held, namespace, "patient-prep-1") == before

@@ -1,4 +1,4 @@
-"""Jobs in trouble on the real control plane: what is told, what is left alone, and how they go on."""
+"""Jobs with problems on the real control plane: what is reported, what stays unchanged, and how the jobs continue."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 
 
 def started(cluster: LocalCluster, namespace: str, name: str, **spec: object) -> RunFolder:
-    """A job whose preflight runs, for as long as it is let."""
+    """Starts a job and returns its run folder once preflight runs."""
     cluster.apply(fake_trainer.job(namespace, name, PROFILE, **spec))
     found = cluster.wait(
         job_path(namespace, name), lambda job: "resolved" in job.get("status", {}), seconds=30
@@ -43,13 +43,13 @@ def started(cluster: LocalCluster, namespace: str, name: str, **spec: object) ->
 
 
 def speed_up(cluster: LocalCluster, runs: Path) -> None:
-    """From now on stages take no time."""
+    """Makes stages of attempts that start from now on take no time."""
     cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def without_accounts(cluster: LocalCluster, runs: Path) -> str:
-    """A namespace where a job has been waiting for pods since the module's start: the operator is patient for 20 s."""
+    """A namespace where a job waits for pods from the module's start, as the operator reports this only after 20 s."""
     cluster.start("operator")
     cluster.apply(fake_trainer.profile(PROFILE, runs))
     namespace = cluster.namespace()
@@ -74,7 +74,7 @@ def test_a_deleted_job_takes_its_children_and_leaves_its_artefacts(
     if not operator_is_there:
         held.stop("operator")
     held.delete(job_path(namespace, "brief"))
-    # No finalizer: nobody has to be there.
+    # The job has no finalizer, so no operator has to run.
     held.wait_gone(job_path(namespace, "brief"), seconds=10)
     held.wait_gone(jobset_path(namespace, "brief-prep-1"))
     if not operator_is_there:
@@ -100,7 +100,7 @@ def test_a_job_created_again_under_its_name_starts_fresh(
 # --- edits
 
 
-def test_an_edit_that_is_refused_is_told_and_stops_nothing(held: LocalCluster, namespace: str) -> None:
+def test_an_edit_that_is_refused_is_reported_and_stops_nothing(held: LocalCluster, namespace: str) -> None:
     started(held, namespace, "edited")
     before = uid_of(held, namespace, "edited-prep-1")
     path = job_path(namespace, "edited")
@@ -141,7 +141,9 @@ def test_a_job_that_is_born_suspended_waits_and_starts(double: LocalCluster, nam
     double.wait(path, phase("Succeeded"), seconds=120)
 
 
-def test_a_job_is_suspended_in_the_middle_and_goes_on(held: LocalCluster, namespace: str, runs: Path) -> None:
+def test_a_job_is_suspended_in_the_middle_and_continues(
+    held: LocalCluster, namespace: str, runs: Path
+) -> None:
     started(held, namespace, "paused")
     path = job_path(namespace, "paused")
     held.patch(path, {"spec": {"suspend": True}})
@@ -165,7 +167,7 @@ def test_plan_only_ends_after_preflight(double: LocalCluster, namespace: str) ->
     assert jobsets(double, namespace) == ["planned-prep-1"]
 
 
-# --- what is missing
+# --- missing inputs and objects
 
 
 def test_a_profile_that_is_deleted_is_not_missed(held: LocalCluster, namespace: str, runs: Path) -> None:
@@ -202,12 +204,14 @@ def test_a_secret_that_is_missing_is_named_and_its_arrival_noticed(
     assert jobsets(double, namespace) == ["secretive-prep-1"]
 
 
-def test_a_namespace_without_the_service_accounts_is_told(
+def test_a_namespace_without_the_service_accounts_is_reported(
     double: LocalCluster, without_accounts: str
 ) -> None:
     path = job_path(without_accounts, "nobody")
     double.wait(
-        path, says("makes no pods", 'ServiceAccount "ft-cpu"', f'namespace "{without_accounts}"'), seconds=90
+        path,
+        says("creates no pods", 'ServiceAccount "ft-cpu"', f'namespace "{without_accounts}"'),
+        seconds=90,
     )
     double.apply(
         {
@@ -216,7 +220,7 @@ def test_a_namespace_without_the_service_accounts_is_told(
             "metadata": {"name": "ft-cpu", "namespace": without_accounts},
         }
     )
-    # The Job controller has come to wait a minute between its tries; a change of the Job makes it look at once.
+    # The Job controller now waits a minute between its attempts; a change of the Job makes it try at once.
     job = f"/apis/batch/v1/namespaces/{without_accounts}/jobs/nobody-prep-1-cpu-0"
     double.patch(job, {"metadata": {"annotations": {"seen-by": "a person"}}})
     double.wait(path, phase("Planned"), seconds=120)
@@ -237,10 +241,12 @@ def test_a_request_that_no_container_can_be_given_is_refused(double: LocalCluste
     double.wait(path, phase("Planned"), seconds=120)
 
 
-# --- what is in the way
+# --- conflicts and missing rights
 
 
-def test_a_jobset_of_a_stranger_is_neither_adopted_nor_touched(double: LocalCluster, namespace: str) -> None:
+def test_a_jobset_of_another_owner_is_neither_adopted_nor_touched(
+    double: LocalCluster, namespace: str
+) -> None:
     strange = pods.jobset(namespace, "squat-prep-1", pods.replicated_job("cpu", pods.spec("sleep", "3600")))
     double.apply(strange)
     before = double.get(jobset_path(namespace, "squat-prep-1"))["metadata"]
@@ -260,7 +266,7 @@ def test_a_jobset_of_a_stranger_is_neither_adopted_nor_touched(double: LocalClus
 
 @contextmanager
 def without_right(cluster: LocalCluster, resource: str, verb: str) -> Iterator[None]:
-    """The operator's roles lack one right for a while."""
+    """Removes one right from the operator's roles during the block."""
     spoilt: list[tuple[str, list[Object]]] = []
     for role in cluster.list(ROLES, labelSelector="app.kubernetes.io/name=finetune-operator"):
         rules = role.get("rules") or []
@@ -282,7 +288,9 @@ def without_right(cluster: LocalCluster, resource: str, verb: str) -> Iterator[N
             cluster.patch(path, {"rules": rules})
 
 
-def test_a_right_that_is_missing_is_told_and_its_return_noticed(double: LocalCluster, namespace: str) -> None:
+def test_a_right_that_is_missing_is_reported_and_its_return_noticed(
+    double: LocalCluster, namespace: str
+) -> None:
     path = job_path(namespace, "powerless")
     with without_right(double, "jobsets", "create"):
         double.apply(fake_trainer.job(namespace, "powerless", PROFILE, planOnly=True))
@@ -305,7 +313,7 @@ def test_a_right_that_is_missing_is_told_and_its_return_noticed(double: LocalClu
 def operators(
     cluster: LocalCluster, folder: Path, *names: str
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Processes of the operator, which nobody starts again; the cluster's own is down meanwhile."""
+    """Runs operator processes that no supervisor restarts, by name, in place of the cluster's own operator."""
     cluster.stop("operator")
     component = operator_process.operator(cluster.state, cluster.ports)
     inherited = {name: value for name, value in os.environ.items() if name not in component.env}
@@ -341,7 +349,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(
         started(held, namespace, "shared", planOnly=True)
         assert '"message": "created JobSet shared-prep-1"' in (tmp_path / f"{leader}.log").read_text()
         running[leader].kill()
-        # While nobody leads: the other one finds it so.
+        # The JobSet is deleted while no process leads, and the other process finds it missing.
         speed_up(held, runs)
         held.delete(jobset_path(namespace, "shared-prep-1"))
         held.wait(LEASE, lambda lease: lease["spec"].get("holderIdentity") == other, seconds=60)

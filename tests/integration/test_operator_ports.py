@@ -134,7 +134,7 @@ async def test_the_object_store_as_the_operator_uses_it(
         assert await store.list("gs://ft-artifacts/ports/attempts") == ["prep-1/request.json"]
         assert await store.read("gs://ft-artifacts/ports/nothing") is None
         assert await store.list("gs://ft-artifacts/nothing") == []
-        with pytest.raises(StorageError, match="no bucket"):
+        with pytest.raises(StorageError, match="bucket no-such-bucket does not exist"):
             await store.list("gs://no-such-bucket/x")
     finally:
         store.close()

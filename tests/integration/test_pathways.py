@@ -1,4 +1,4 @@
-"""Pathways' JobSets on the real API server: JobSet's webhooks take them, and a restricted namespace their pods."""
+"""Pathways' JobSets on the real API server: JobSet's webhooks accept them, and a restricted namespace their pods."""
 
 import json
 from collections.abc import Mapping
@@ -17,26 +17,26 @@ LONGEST = ("longest-names", shape_by_name("v5p-4096"), 256)
 
 @pytest.fixture(scope="module")
 def shared_namespace(cluster: LocalCluster) -> str:
-    """For tests that leave nothing behind."""
+    """A namespace for tests that leave no objects behind."""
     return cluster.namespace()
 
 
 def rendered(shape: TpuShape, slices: int, namespace: str, *, name: str = "bot", attempt: int = 1) -> Object:
-    """The training's JobSet, without the owner that would have to exist."""
+    """Training's JobSet without its owner reference, because the owner would have to exist."""
     jobset = train(plan(shape, slices, name=name), attempt)
     metadata = {key: value for key, value in jobset["metadata"].items() if key != "ownerReferences"}
     return jobset | {"metadata": metadata | {"namespace": namespace}}
 
 
 def dry_run(cluster: LocalCluster, manifest: Object) -> Object:
-    """The object as it would be stored. Raises AssertionError with the server's words."""
+    """The object as it would be stored. Raises AssertionError with the server's message."""
     told = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(manifest))
     stored: Object = json.loads(told)
     return stored
 
 
 def missing(ours: Any, stored: Any, where: str = "") -> list[str]:
-    """Paths of what we wrote and the server does not keep as it is. What it adds is its own affair."""
+    """Paths of the fields that the server has dropped or changed. Fields that the server adds do not count."""
     if isinstance(ours, Mapping):
         if not isinstance(stored, Mapping):
             return [where]
@@ -57,7 +57,7 @@ def test_the_api_server_takes_the_jobset_and_keeps_all_of_it(
     )
     stored = dry_run(cluster, manifest)
     assert missing(manifest, stored) == []
-    # Nothing is left to a webhook's defaults.
+    # No field is left to a webhook's defaults.
     assert stored["spec"].keys() == manifest["spec"].keys()
 
 
@@ -74,10 +74,8 @@ def test_a_restricted_namespace_lets_the_pods_in(
         assert missing(template["spec"].get(kind), stored.get(kind)) == [], kind
 
 
-def test_the_head_comes_first_and_every_pod_is_told_its_address(
-    cluster: LocalCluster, namespace: str
-) -> None:
-    """No node here has room for a head, so it never becomes ready, and no worker is made."""
+def test_the_head_comes_first_and_every_pod_gets_its_address(cluster: LocalCluster, namespace: str) -> None:
+    """No node of this cluster has room for the head, so it never becomes ready and no worker is created."""
     name, attempt = "a" * 28, 999
     jobset = cluster.apply(rendered(shape_by_name("v6e-16"), 1, namespace, name=name, attempt=attempt))
     made, subdomain = jobset["metadata"]["name"], jobset["spec"]["network"]["subdomain"]

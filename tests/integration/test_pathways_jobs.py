@@ -1,7 +1,7 @@
-"""Jobs under Pathways on the real control plane: head and workers begin, are disturbed and end as one attempt.
+"""Jobs under Pathways on the real control plane: head and workers start, are disrupted and end as one attempt.
 
-The servers are the local cluster's stand-in (devcluster/pathways), so what holds here is what Kubernetes, JobSet and
-the operator do with such pods. It says nothing of what Pathways itself does while a worker is away.
+The local cluster's substitute (devcluster/pathways) takes the place of Pathways' servers. These tests therefore cover
+how Kubernetes, JobSet and the operator treat such pods, and not what Pathways itself does while a worker is missing.
 """
 
 import json
@@ -29,7 +29,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Run:
-    """One job that trains under Pathways on a slice of two hosts, until it is let go."""
+    """One job that trains under Pathways on a slice of two hosts until it is released."""
 
     def __init__(self, cluster: LocalCluster, namespace: str, folder: Path, **spec: object) -> None:
         self.cluster = cluster
@@ -49,7 +49,7 @@ class Run:
         return self.cluster.get(self.path)
 
     def trainer(self, *, saves: bool) -> None:
-        """What attempts run that begin from now on. Having saved, training takes no time."""
+        """Sets the trainer for attempts that start later. With ``saves``, training takes no time once it has saved."""
         folder = self._folder / ("pathways-saving" if saves else "pathways")
         slow = fake_trainer.install(folder, seconds=3600, stages=[Stage.TRAIN], saves=saves)
         self.cluster.add_image(fake_trainer.IMAGE, slow)
@@ -58,14 +58,14 @@ class Run:
         return self.cluster.wait(self.path, until, seconds=90)
 
     def trains(self, attempt: int, number: int, restart: int = 0) -> Object:
-        """Returns when that attempt's pods run, and its trainer has taken up its signal handlers."""
+        """Returns the job when that attempt's pods run and its trainer has installed its signal handlers."""
         found = self.wait(lambda job: phase("Running")(job) and train(job).get("attempt") == attempt)
         run = RunFolder(found["status"]["resolved"]["runFolder"])
         await_file(run.request("train", number, restart))
         return found
 
     def pods(self, group: str) -> list[Object]:
-        """Of training, by their index, those that have not ended and are not to be."""
+        """Training's pods in that replicated job, by index, without those that have ended or are being deleted."""
         selector = f"tpu-finetune.dev/stage=Train,{GROUP}={group}"
         found = self.cluster.list(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=selector)
         standing = [pod for pod in found if "deletionTimestamp" not in pod["metadata"] and not over(pod)]
@@ -75,7 +75,7 @@ class Run:
         return f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
 
     def signal(self, pod: Object, container: str, number: int) -> None:
-        """To the first process of a running container."""
+        """Sends a signal to the first process of a running container."""
         meta = pod["metadata"]
         folder = self.cluster.state.pods / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         os.kill(json.loads((folder / f"{container}.process").read_text())["pid"], number)
@@ -97,11 +97,11 @@ class Run:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, operator: LocalCluster, namespace: str, runs: Path) -> Iterator[Run]:
-    """With Evaluate, where the test's parameter says so."""
+    """A job without Evaluate, unless the test's parameter is true."""
     wanted = {} if getattr(request, "param", False) else {"evaluation": {}}
     made = Run(operator, namespace, runs, **wanted)
     yield made
-    # There is room for one head.
+    # The cluster has room for only one head.
     operator.delete(made.path)
 
 
@@ -110,7 +110,7 @@ def train(job: Object) -> Object:
 
 
 def charged(job: Object) -> tuple[int, int, int]:
-    """Preemptions, faults, user's errors."""
+    """The numbers of preemptions, infrastructure faults and user errors."""
     attempts = job["status"]["attempts"]
     return attempts["preemption"], attempts["infrastructure"], attempts["user"]
 
@@ -129,7 +129,7 @@ def test_a_job_goes_through_all_stages_and_its_workers_end_with_its_heads(run: R
     assert sorted(pod["spec"]["nodeName"] for pod in workers) == ["v6e-2x4-0", "v6e-2x4-1"]
     assert "serving on" in log(run.cluster, head, "pathways-rm")
 
-    # A worker that dies comes back on its host, and one that is evicted in another pod. The head goes on.
+    # A worker that is killed restarts on its host, and one that is evicted in another pod. The head continues.
     run.signal(workers[0], "pathways-worker", signal.SIGKILL)
     told = run.wait(lambda job: train(job).get("workerRestarts") == 1)
     assert "Recovered from 1 restart of a worker." in told["status"]["summary"]
@@ -166,7 +166,7 @@ def test_a_heads_end_is_that_of_the_attempt(run: Run) -> None:
     run.trains(1, 1)
     uid = uid_of(run.cluster, run.namespace, "job-train-1")
     (head,), workers = run.pods(HEAD), run.pods(WORKER)
-    # taken away: JobSet starts head and workers again by itself
+    # evicted: JobSet itself restarts head and workers
     run.evict(head)
     restarted = run.trains(2, 1, restart=1)
     assert charged(restarted) == (1, 0, 0)
@@ -174,13 +174,13 @@ def test_a_heads_end_is_that_of_the_attempt(run: Run) -> None:
     assert not {pod["metadata"]["uid"] for pod in workers} & {
         pod["metadata"]["uid"] for pod in run.pods(WORKER)
     }
-    # crashed: the operator judges, and makes another JobSet
+    # crashed: the operator classifies the attempt and creates another JobSet
     run.trainer(saves=True)
     (head,) = run.pods(HEAD)
     run.signal(head, "trainer", signal.SIGUSR1)
     crashed = run.trains(3, 2)
     assert charged(crashed) == (1, 1, 0)
-    # suspended: the trainer saves while its servers still serve, and all pods go
+    # suspended: the trainer saves while its servers still run, and all pods are deleted
     run.cluster.patch(run.path, {"spec": {"suspend": True}})
     suspended = run.wait(phase("Suspended"))
     assert charged(suspended) == (1, 1, 0)
@@ -194,7 +194,7 @@ def test_a_heads_end_is_that_of_the_attempt(run: Run) -> None:
 def test_workers_that_keep_ending_end_the_attempt(run: Run) -> None:
     run.trainer(saves=True)
     run.trains(1, 1)
-    # As it would be after seven restarts, which come minutes apart.
+    # The same as after seven restarts, which would be minutes apart.
     path = f"/apis/batch/v1/namespaces/{run.namespace}/jobs/job-train-1-worker-0"
     assert run.cluster.get(path)["spec"]["backoffLimit"] == 8
     run.cluster.patch(path, {"spec": {"backoffLimit": 1}})

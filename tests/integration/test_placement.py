@@ -1,5 +1,6 @@
-"""The real scheduler and the real JobSet controller place what is rendered: nodes are fake, with GKE's labels, taints
-and chips. A row of SCENARIOS is a set of pools and the slices that must all find their place in them.
+"""The real scheduler and JobSet controller place rendered JobSets on fake nodes with GKE's labels, taints and chips.
+
+A row of SCENARIOS is a set of slices, which must all be placed in the pools that are made for them.
 """
 
 from collections import Counter
@@ -19,13 +20,13 @@ from tests.integration.jobs import jobset_path
 
 type Object = dict[str, Any]
 
-#: Pods and nodes of a scenario find each other by it, and meet no others.
+#: Label that restricts the pods of a scenario to the scenario's own nodes.
 SCENARIO = "test.tpu-finetune.dev/scenario"
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """So many jobs that ask for that slice, or several of it, each of its own."""
+    """A number of jobs that each request one or several slices of the same type."""
 
     tpu: str
     jobs: int
@@ -49,14 +50,14 @@ SCENARIOS: Mapping[str, Sequence[Slices]] = {
 
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster with fake nodes, apart from the one of the other suites."""
+    """A cluster with fake nodes, separate from the cluster of the other tests."""
     folder = tmp_path_factory.mktemp("fakes") / "cluster"
     with LocalCluster.started(folder, warm=False, extra=("kwok",)) as running:
         yield running
 
 
 def add_pools(cluster: LocalCluster, scenario: str, wanted: Slices) -> None:
-    """One pool a slice where it has several hosts; else one pool for all, with room to spare."""
+    """Adds one pool for each slice of several hosts, or else one pool for all slices, with a spare node."""
     shape = wanted.shape
     for number in range(wanted.jobs * wanted.slices if shape.multi_host else 1):
         pool = tpu_pool(
@@ -69,20 +70,20 @@ def add_pools(cluster: LocalCluster, scenario: str, wanted: Slices) -> None:
             labels={SCENARIO: scenario} | _placement_policy(shape),
         )
         if shape.multi_host:
-            # The scheduler would rather take the larger ones, wherever it may choose.
+            # Smaller nodes than the others: the scheduler prefers larger ones wherever it has a choice.
             pool = [replace(node, cpu="8") for node in pool]
         cluster.add_fake_nodes(pool)
 
 
 def _placement_policy(shape: TpuShape) -> dict[str, str]:
-    """As xpk labels the pools that need one."""
+    """The label that xpk sets on pools that need a placement policy."""
     if not shape.requires_placement_policy:
         return {}
     return {"cloud.google.com/placement-policy-name": f"{shape.name}-{shape.topology}-placement-policy"}
 
 
 def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Object:
-    """Training's, as the operator renders it, less the owner, which does not exist here."""
+    """Training's JobSet as the operator renders it, without its owner reference, as the owner does not exist here."""
     shape = wanted.shape
     profile: Object = fake_trainer.profile("placement", folder=fake_trainer.Path("/nowhere"))
     profile["spec"]["flavors"] = [
@@ -104,7 +105,7 @@ def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Ob
 
 
 def all_ready(jobset: Object) -> bool:
-    """Every Job has all its pods bound, and kwok lets them run."""
+    """Whether all pods of every Job are bound, and running by kwok's simulation."""
     told = jobset.get("status", {}).get("replicatedJobsStatus", ())
     replicas = {each["name"]: each["replicas"] for each in jobset["spec"]["replicatedJobs"]}
     return {each["name"]: each["ready"] for each in told} == replicas

@@ -1,4 +1,4 @@
-"""Jobs in the queues of a real Kueue: they wait and say why, give way and go on, and stall where no wait will help."""
+"""Jobs in the queues of a real Kueue: they wait and report why, are preempted, resume, or stall if no wait helps."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def team(queues: LocalCluster, tmp_path: Path) -> Team:
-    """Only training takes time, for as long as it is not asked to stop."""
+    """A team with a queue. Only training takes time: it runs until it is asked to stop."""
     queues.add_image(
         fake_trainer.IMAGE,
         fake_trainer.install(tmp_path / "bin", seconds=3600, stages=[Stage.TRAIN], saves=True),
@@ -65,7 +65,7 @@ def team(queues: LocalCluster, tmp_path: Path) -> Team:
 
 
 def start(team: Team, name: str, profile: str, **labels: str) -> str:
-    """Applies a job; its path."""
+    """Applies a job and returns its path."""
     job: Object = fake_trainer.job(team.namespace, name, profile)
     job["metadata"]["labels"] = labels
     team.cluster.apply(job)
@@ -73,7 +73,7 @@ def start(team: Team, name: str, profile: str, **labels: str) -> str:
 
 
 def trains(team: Team, path: str) -> None:
-    """Returns when the job's training runs and has taken up its signal handlers."""
+    """Returns when the job's training runs and has installed its signal handlers."""
     found = team.cluster.wait(path, in_training, seconds=60)
     await_file(RunFolder(found["status"]["resolved"]["runFolder"]).request("train", 1))
 
@@ -88,7 +88,7 @@ def waits_for_quota(found: Object) -> bool:
 
 
 def quota(status: str, *said: str) -> Callable[[Object], bool]:
-    """QuotaReserved has that status, and its message holds all of ``said``."""
+    """Returns a predicate: QuotaReserved has that status, and its message contains all of ``said``."""
 
     def holds(found: Object) -> bool:
         seen = condition_of(found, "QuotaReserved")
@@ -136,7 +136,7 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_p
     trains(team, high)
     evicted = team.cluster.wait(low, lambda found: history(found)[:1] and "endStep" in history(found)[0])
     (entry,) = history(evicted)
-    # The node is told where the pod was still seen, and this one is gone at once.
+    # The node is known only if the pod was observed before its deletion, and this pod is deleted at once.
     assert {name: value for name, value in entry.items() if name != "node"} == {
         "stage": "Train",
         "attempt": 1,
@@ -152,7 +152,7 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_p
     done = team.cluster.wait(low, lambda found: condition(found, "Finished") == "True", seconds=90)
     status = done["status"]
     assert status["phase"] == "Succeeded", status
-    # The same JobSet, the same attempt: nothing was charged, and it went on from its checkpoint.
+    # The same JobSet and attempt: nothing was charged, and training resumed from its checkpoint.
     assert uid_of(team.cluster, team.namespace, "low-train-1") == before
     assert [name for name in jobsets(team.cluster, team.namespace) if "train" in name] == ["low-train-1"]
     assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
@@ -169,12 +169,12 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_p
 
 
 def history(found: Object) -> list[Object]:
-    """Of the training."""
+    """Training's entries in the attempt history."""
     told = found.get("status", {}).get("attempts", {}).get("history", [])
     return [each for each in told if each["stage"] == "Train"]
 
 
-def test_an_eviction_that_the_operator_did_not_see_is_told_and_the_second_run_judged_by_its_own_record(
+def test_an_eviction_that_the_operator_did_not_see_is_reported_and_the_second_run_judged_by_its_own_record(
     team: Team,
 ) -> None:
     path = start(team, "away", team.profile("away", localQueue=LOCAL_QUEUE))
@@ -182,7 +182,7 @@ def test_an_eviction_that_the_operator_did_not_see_is_told_and_the_second_run_ju
     team.cluster.stop("operator")
     jobset = jobset_path(team.namespace, "away-train-1")
     team.stop_queue("HoldAndDrain")
-    # Kueue may evict a second time where the queue opens before the first eviction is done.
+    # Kueue may evict a second time if the queue reopens before the first eviction is complete.
     team.cluster.wait(
         jobset, lambda found: bool(found["spec"]["suspend"]) and condition(found, "Suspended") == "True"
     )
@@ -199,7 +199,7 @@ def test_an_eviction_that_the_operator_did_not_see_is_told_and_the_second_run_ju
     ("queue", "chips", "said"),
     [(LOCAL_QUEUE, 2, "maximum capacity (2)"), ("nowhere", 4, "LocalQueue nowhere doesn't exist")],
 )
-def test_what_never_fits_is_stalled_and_goes_on_when_it_does(
+def test_what_never_fits_is_stalled_and_continues_when_it_does(
     team: Team, queue: str, chips: int, said: str
 ) -> None:
     team.quota(chips)
@@ -208,7 +208,7 @@ def test_what_never_fits_is_stalled_and_goes_on_when_it_does(
     assert stuck["status"]["phase"] == "Queued"
     assert (condition(stuck, "Stalled"), condition(stuck, "Reconciling")) == ("True", "False")
     assert (condition(stuck, "Succeeded"), condition(stuck, "Finished")) == ("Unknown", "False")
-    assert "can not be admitted" in condition_of(stuck, "Stalled")["message"]
+    assert "cannot be admitted" in condition_of(stuck, "Stalled")["message"]
     if queue == LOCAL_QUEUE:
         team.quota(4)
         trains(team, path)
@@ -264,7 +264,7 @@ def test_flex_start_holds_its_quota_until_its_nodes_are_provisioned(team: Team) 
 
 
 def waits_for_nodes(*said: str) -> Callable[[Object], bool]:
-    """It has its quota, and waits for capacity in those words."""
+    """Returns a predicate: the job has its quota and waits for capacity, and its message contains all of ``said``."""
 
     def holds(found: Object) -> bool:
         waiting = found.get("status", {}).get("waiting", {})
@@ -276,7 +276,7 @@ def waits_for_nodes(*said: str) -> Callable[[Object], bool]:
 
 
 def test_a_workload_that_is_deleted_costs_no_retry(team: Team) -> None:
-    """Kueue stops the JobSet that stands in no queue any more, queues it again and lets it go, soon."""
+    """Kueue suspends the JobSet that has lost its Workload, queues it again and soon admits it."""
     path = start(team, "lost", team.profile("lost", localQueue=LOCAL_QUEUE))
     trains(team, path)
     before = uid_of(team.cluster, team.namespace, "lost-train-1")
@@ -288,9 +288,9 @@ def test_a_workload_that_is_deleted_costs_no_retry(team: Team) -> None:
         done = team.cluster.wait(path, lambda found: condition(found, "Finished") == "True", seconds=90)
     status = done["status"]
     assert status["phase"] == "Succeeded", status
-    # On a busy machine it was seen to be let go so soon that the stop counted as a disruption.
+    # On a busy machine, Kueue has admitted it again so soon that the suspension counted as a disruption.
     assert (charged(done)["infrastructure"], charged(done)["user"]) == (0, 0)
-    # The same JobSet, from its checkpoint.
+    # The same JobSet, resumed from its checkpoint.
     assert uid_of(team.cluster, team.namespace, "lost-train-1") == before
     (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
     assert train["resumedFromStep"] == fake_trainer.SAVED_STEP

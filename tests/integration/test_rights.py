@@ -1,4 +1,4 @@
-"""The operator's rights are the least: each one is used in an ordinary life, and nothing is asked for beyond them."""
+"""The operator has the least rights: normal operation uses each one, and no request needs more than them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +15,12 @@ PROFILE = "rights"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
 
 type Right = tuple[str, str]
-"""Resource and verb, in Kubernetes' words."""
+"""Resource and verb, as Kubernetes names them."""
 
 
 @pytest.fixture
 def newborn(cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
-    """An operator that has asked for nothing yet and finds no Lease; its stages last until they are killed."""
+    """A cluster whose new operator finds no Lease and has sent no request yet; stages last until they are killed."""
     cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(tmp_path / "bin", seconds=3600))
     cluster.apply(fake_trainer.profile(PROFILE, tmp_path))
     cluster.stop("operator")
@@ -31,7 +31,7 @@ def newborn(cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def requests(cluster: LocalCluster) -> set[tuple[Right, int]]:
-    """What the operator's own client has asked for, and the HTTP status of the answers."""
+    """The requests of the operator's own client, with the HTTP status of the answers."""
     # To the API server, an apply is a patch.
     verbs = {"apply": "patch"}
     return {
@@ -43,7 +43,7 @@ def requests(cluster: LocalCluster) -> set[tuple[Right, int]]:
 
 
 def _metadata_of_a_pod(cluster: LocalCluster, namespace: str, name: str) -> Object:
-    """Of one more pod of the job's first JobSet. Its Job is one that no controller manages."""
+    """Metadata of one more pod of the job's first JobSet, in a new Job that no controller manages."""
     jobset = cluster.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1")
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
     template = {"metadata": {}, "spec": {**pods.spec("true"), "restartPolicy": "Never"}}
@@ -70,7 +70,7 @@ def _metadata_of_a_pod(cluster: LocalCluster, namespace: str, name: str) -> Obje
 
 
 def _fail_a_pod_on_a_slice(cluster: LocalCluster, namespace: str) -> None:
-    """The operator then lists the slice's nodes."""
+    """Creates a failed pod on a slice, for which the operator lists the slice's nodes."""
     selector = {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
         "cloud.google.com/gke-tpu-topology": "16x16",
@@ -89,10 +89,10 @@ def _fail_a_pod_on_a_slice(cluster: LocalCluster, namespace: str) -> None:
 
 
 def _let_a_pod_wait(cluster: LocalCluster, namespace: str) -> None:
-    """The operator then looks at the pod's Events."""
+    """Creates an unschedulable pod until the operator has read its Events."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     waiting = {"metadata": _metadata_of_a_pod(cluster, namespace, "waiting")}
-    # No scheduler takes it up, and writes over what is said of it here.
+    # No scheduler handles this pod, so none overwrites the condition that is set here.
     spec = pods.spec("true", schedulerName="nobody")
     cluster.create(path, {"apiVersion": "v1", "kind": "Pod", **waiting, "spec": spec})
     told = {
@@ -110,7 +110,7 @@ def _let_a_pod_wait(cluster: LocalCluster, namespace: str) -> None:
 
 
 def test_every_right_is_used_and_none_is_missing(newborn: LocalCluster, namespace: str) -> None:
-    # The plan of a job goes with it.
+    # The plan of a job is deleted with the job.
     newborn.apply(fake_trainer.job(namespace, "brief", PROFILE))
     brief = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/brief"
     admitted = newborn.wait(brief, lambda found: "resolved" in found["status"])
@@ -122,7 +122,7 @@ def test_every_right_is_used_and_none_is_missing(newborn: LocalCluster, namespac
     newborn.wait(jobset, lambda _: True)
     _fail_a_pod_on_a_slice(newborn, namespace)
     _let_a_pod_wait(newborn, namespace)
-    # Suspending deletes the JobSet, and the status says so.
+    # Suspending deletes the JobSet, and the status reports it.
     job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived"
     newborn.patch(job, {"spec": {"suspend": True}})
     newborn.wait_gone(jobset)
@@ -130,8 +130,8 @@ def test_every_right_is_used_and_none_is_missing(newborn: LocalCluster, namespac
     # The profile shows that one job runs under it.
     profile = f"/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles/{PROFILE}"
     newborn.wait(profile, lambda found: found["status"].get("usedBy") == 1)
-    # A leader writes its Lease again every few seconds. A request is counted once it is answered, which the Lease can
-    # show before: the second renewal comes after the first was counted, and with it all that was asked before.
+    # A leader renews its Lease every few seconds. A request is counted when its answer arrives, which can be after the
+    # Lease has changed. By the second renewal, the first one has been counted, and so have all requests before it.
     first = newborn.wait(LEASE, lambda lease: lease["spec"]["renewTime"] != lease["spec"]["acquireTime"])
     newborn.wait(LEASE, lambda lease: lease["spec"]["renewTime"] != first["spec"]["renewTime"])
 

@@ -1,4 +1,4 @@
-"""Pods of several containers live and end on a local node as on a kubelet."""
+"""Pods with several containers start, run and end on a local node as with a kubelet."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from devcluster.testing import LocalCluster
 from tests.integration import pods
 from tests.integration.pods import exit_code, over, running, shell
 
-#: Each container writes what happens to it behind what the others wrote; a sidecar says that it is being ended.
+#: The file to which all containers append their events; a sidecar also appends that it is being terminated.
 TOLD = "$TMPDIR/told"
 SERVE = f"trap 'echo end-$0 >>{TOLD}; exit 3' TERM; echo $0 >>{TOLD}; while :; do sleep 0.05; done"
 AWAIT = f"until grep -qs $0 {TOLD}; do sleep 0.05; done"
@@ -66,7 +66,7 @@ def test_sidecars_begin_in_order_and_end_in_reverse_after_the_work(
     cluster.apply(pod(namespace, work, first, one, two))
     found = cluster.wait(path(namespace, "p"), over)
     assert told(cluster, found) == ["first", "one", "two", "work", "end-two", "end-one"]
-    # how they end is nobody's affair
+    # the sidecars' exit codes do not matter
     assert found["status"]["phase"] == "Succeeded"
     assert {name: code(status) for name, status in states(found).items()} == {"first": 0, "one": 3, "two": 3}
     assert cluster.kubectl("logs", "-n", namespace, "p", "-c", "one") == ""

@@ -1,4 +1,4 @@
-"""Where a job may start from: another job's model, a converted checkpoint, another run; stages are the double's."""
+"""What a job can start from: another job's model, a converted checkpoint, another run. The trainer is a fake."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.integration.training import started
 
 
 def request(job: Object, stage: str, number: int = 1) -> StageRequest:
-    """What that attempt of the job was told."""
+    """The request of that attempt of the job."""
     run = RunFolder(job["status"]["resolved"]["runFolder"])
     told = Path(run.request(stage, number).removeprefix("file://"))
     return StageRequest.model_validate_json(told.read_text())
@@ -58,7 +58,7 @@ def test_a_maxtext_checkpoint_is_trained_as_it_is(double: LocalCluster, namespac
     assert condition_of(done, "ExportProven")["reason"] == "NotChecked"
 
 
-def test_a_job_goes_on_in_the_run_folder_of_one_that_was_deleted(
+def test_a_job_continues_in_the_run_folder_of_one_that_was_deleted(
     double: LocalCluster, namespace: str, runs: Path
 ) -> None:
     slow = fake_trainer.install(runs / "saving", seconds=3600, stages=[Stage.TRAIN], saves=True)

@@ -1,4 +1,4 @@
-"""What kstatus, Argo CD and kubectl wait say of a job, in every state of the API's table and on a real cluster."""
+"""What kstatus, Argo CD and kubectl wait report for a job, in every state of the API's table and on a real cluster."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tests.integration.jobs import PROFILE, Object, condition, condition_of, job
 from tests.judges.run import HealthResult, check_health
 from tests.unit.lifecycle.states import FAILED, STATES, SUCCEEDED, UNSEEN, Row, reach
 
-# The program that judges is built once, and may be built from nothing.
+# The program that evaluates the health is built on first use, which can take minutes without a build cache.
 pytestmark = pytest.mark.timeout(600)
 
 PROFILES = "/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles"
@@ -43,7 +43,7 @@ def test_kstatus_and_argo_cd_say_what_the_table_says(
 
 
 def waits(cluster: LocalCluster, namespace: str, job: str, wanted: str, seconds: int) -> bool:
-    """Whether kubectl wait ends well; 0 seconds: whether it need not wait."""
+    """Whether kubectl wait succeeds within so many seconds; 0: whether the condition already holds."""
     try:
         cluster.kubectl(
             "wait",
@@ -107,18 +107,18 @@ def test_what_an_older_generation_said_ends_no_wait(double: LocalCluster, namesp
     assert agrees(double.get(path), SUCCEEDED)
 
 
-def test_one_event_tells_each_transition_however_often_the_operator_dies(
+def test_one_event_reports_each_transition_however_often_the_operator_dies(
     double: LocalCluster, namespace: str
 ) -> None:
     path = job_path(namespace, "told")
     double.apply(fake_trainer.job(namespace, "told", PROFILE))
     for stage in list(Stage)[1:]:
-        # The next stage is there: Event and status of the last one are being written.
+        # The next stage has started: Event and status of the previous one are being written.
         double.wait(jobset_path(namespace, f"told-{stage.short}-1"), lambda _: True, seconds=120)
         double.kill("operator")
     double.wait(path, phase("Succeeded"), seconds=120)
     double.kill("operator")
-    # Another job that ends shows that the new process has looked at all of them.
+    # The end of another job shows that the new process has observed all jobs.
     double.await_ready("operator")
     double.apply(fake_trainer.job(namespace, "after", PROFILE))
     double.wait(job_path(namespace, "after"), phase("Succeeded"), seconds=180)
@@ -171,7 +171,7 @@ def test_a_profile_counts_the_jobs_that_have_not_finished(
         held.apply(fake_trainer.job(namespace, job, name))
     used_by(2)
     assert column(held, name) == ["True", "2"]
-    # A new process counts anew.
+    # A new operator process counts the jobs again.
     held.kill("operator")
     held.delete(job_path(namespace, "one"))
     used_by(1)
@@ -179,7 +179,7 @@ def test_a_profile_counts_the_jobs_that_have_not_finished(
     used_by(0)
 
 
-def test_a_profile_that_nobody_has_looked_at_is_in_progress_for_every_tool(
+def test_a_profile_that_no_operator_has_observed_is_in_progress_for_every_tool(
     operator: LocalCluster, namespace: str, runs: Path
 ) -> None:
     operator.stop("operator")

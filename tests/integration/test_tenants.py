@@ -1,8 +1,8 @@
-"""Two tenants that do not trust each other. One attacks with what it may do; the other trains meanwhile, and nothing of
-it is read, changed, stopped or delayed.
+"""Two tenants that do not trust each other: one attacks with all its rights while the other trains.
 
-Each attack is possible with the tenant's rights alone, or is refused at a door that the case names: by the API server,
-by the operator at admission, or by the store.
+Nothing of the other tenant is read, changed, stopped or delayed. Each attack either is within the attacker's rights and
+has no effect, or is refused by the component that the case names: the API server, the operator at admission, or the
+store.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def attacker(cluster: LocalCluster, store: BucketProxy) -> Tenant:
 
 @pytest.fixture(scope="module")
 def victim(attacker: Tenant) -> Iterator[Tenant]:
-    """Its namespace begins with the attacker's name. Its job trains during all attacks, and succeeds after them."""
+    """A tenant whose namespace name begins with the attacker's. Its job trains during all attacks and then succeeds."""
     found = _tenant(attacker.cluster, attacker.proxy, attacker.namespace)
     found.make(found.job(KEPT, LASTING))
     running = found.cluster.wait(
@@ -102,8 +102,8 @@ def victim(attacker: Tenant) -> Iterator[Tenant]:
     begun = RunFolder(running["status"]["resolved"]["runFolder"]).request("train", 1)
     deadline = time.monotonic() + 60
     while begun.removeprefix("gs://") not in stored(found.cluster, found.namespace):
-        assert time.monotonic() < deadline, f"no {begun}"
-        time.sleep(0.1)  # a bucket has no event that could be awaited
+        assert time.monotonic() < deadline, f"{begun} does not exist after 60 s"
+        time.sleep(0.1)  # a bucket sends no events that a test could wait for
     yield found
     for pid in training.processes(running["metadata"]["uid"]):
         os.kill(pid, fake_trainer.RELEASE)
@@ -114,7 +114,7 @@ def victim(attacker: Tenant) -> Iterator[Tenant]:
 
 @pytest.fixture(autouse=True)
 def untouched(victim: Tenant) -> Iterator[None]:
-    """The victim has, after the operator has looked once more, exactly what it had."""
+    """Asserts after each test that the victim's state has not changed, once the operator has observed the job again."""
     before = TenantState.of(victim, KEPT)
     yield
     victim.settled(KEPT)
@@ -123,18 +123,18 @@ def untouched(victim: Tenant) -> Iterator[None]:
 
 
 def _run_folder(tenant: Tenant, job: str) -> str:
-    """Name in the bucket."""
+    """Name of the job's run folder in the bucket."""
     uid = tenant.cluster.get(tenant.path(job))["metadata"]["uid"]
     return f"{tenant.namespace}/{job}-{uid[:8]}"
 
 
 def _short(*case: object) -> str:
-    """Tells one case's objects from another's."""
+    """A short digest of the case, for unique names of its objects."""
     return hashlib.sha256(repr(case).encode()).hexdigest()[:8]
 
 
 def _filled(text: str, attacker: Tenant, victim: Tenant) -> str:
-    """With the places of the two."""
+    """``text`` with each placeholder replaced by a location or namespace of the two tenants."""
     return (
         text.replace("OWN", f"gs://{ARTIFACTS}/{attacker.namespace}")
         .replace("THEIRS", f"gs://{ARTIFACTS}/{victim.namespace}")
@@ -183,7 +183,7 @@ def test_the_api_server_keeps_a_tenant_in_its_namespace(
 
 
 def _forged(cluster: LocalCluster, victim: Tenant, job: Object, name: str) -> Object:
-    """A plan that opens everything to that job, complete as the operator writes it."""
+    """A plan that allows that job everything, with all fields that the operator writes."""
     their_uid = cluster.get(victim.path(KEPT))["metadata"]["uid"]
     true: Object = cluster.get(f"/api/v1/namespaces/{SYSTEM}/configmaps/finetune-plan-{their_uid}")
     opened = json.loads(true["data"]["profile.json"])
@@ -258,7 +258,7 @@ def test_a_plan_that_is_forged_after_admission_changes_nothing(
 
 
 def _labels(tenant: Tenant, job: str, **more: str) -> dict[str, str]:
-    """Those of the children of that job."""
+    """The labels of a child of that job; ``more`` replaces or adds labels."""
     uid = tenant.cluster.get(tenant.path(job))["metadata"]["uid"]
     given = {"job": job, "job-uid": uid, "stage": "Preflight", "attempt": "1"} | more
     return {
@@ -276,10 +276,10 @@ def _controller(kind: str, version: str, owner: Object) -> Object:
 
 HOSTILE_LABELS = {
     "a restart that would take years to count": {"jobset.sigs.k8s.io/restart-attempt": "999999999"},
-    "a restart that no number type holds": {"jobset.sigs.k8s.io/restart-attempt": "9" * 63},
+    "a restart that exceeds every integer type": {"jobset.sigs.k8s.io/restart-attempt": "9" * 63},
     "an attempt with 63 digits": {"attempt": "9" * 63},
-    "an attempt in other digits": {"attempt": "1.0"},
-    "a stage that there is not": {"stage": "Everything"},
+    "an attempt that is no integer": {"attempt": "1.0"},
+    "a stage that does not exist": {"stage": "Everything"},
 }
 
 
@@ -302,7 +302,7 @@ def test_labels_of_a_pod_cost_at_most_the_job_that_they_name(
 def test_children_that_claim_another_namespaces_job_are_none(
     cluster: LocalCluster, attacker: Tenant, victim: Tenant, kind: str, with_owner: bool
 ) -> None:
-    """The garbage collector deletes what names an owner that its namespace does not have."""
+    """The garbage collector deletes an object whose owner does not exist in the object's namespace."""
     theirs = cluster.get(victim.path(KEPT))
     labels = _labels(victim, KEPT, stage="Train", attempt="999")
     name = f"{KEPT}-train-999"
@@ -323,7 +323,7 @@ def test_children_that_claim_another_namespaces_job_are_none(
 def test_a_jobset_that_only_carries_a_jobs_labels_is_not_deleted_with_it(
     cluster: LocalCluster, attacker: Tenant
 ) -> None:
-    """Somebody else's JobSet in the same namespace, labelled by whoever may do so."""
+    """Another owner's JobSet in the same namespace, with labels that any user may set."""
     manifest = pods.jobset(
         attacker.namespace, "elsewhere", pods.replicated_job("cpu", pods.spec("sleep", "3600"))
     )
@@ -345,7 +345,7 @@ def test_a_jobset_that_only_carries_a_jobs_labels_is_not_deleted_with_it(
     attacker.succeed(
         "patch", "finetunejob", OWN, "-n", attacker.namespace, "--type=merge", f"--patch={suspend}"
     )
-    # whatever number it gets now
+    # the number of the new attempt does not matter
     cluster.wait(attacker.path(OWN), lambda job: not phase("Suspended")(job))
 
 
@@ -353,7 +353,7 @@ def test_a_jobset_that_only_carries_a_jobs_labels_is_not_deleted_with_it(
 
 DATA = ("datasets", "train")
 API, OPERATOR = "refused by the API server", "refused by the operator"
-#: What a job names -> where it is refused.
+#: Field and URI -> the component that refuses a job with them.
 PLACES: Mapping[tuple[tuple[str, ...], str], str] = {
     (DATA, "THEIR_RUN/preflight/samples.jsonl"): OPERATOR,
     (DATA, "THEIRS/*/preflight/samples.jsonl"): OPERATOR,
@@ -486,7 +486,7 @@ def test_a_secret_is_taken_from_the_jobs_own_namespace_alone(
 # --- the store --------------------------------------------------------------------------------------------------------
 
 type Deed = Callable[[storage.Bucket, str, str], object]
-"""With the artifacts, the victim's run folder and the attacker's folder."""
+"""Called with the artifacts' bucket, the victim's run folder and the attacker's folder."""
 REQUEST = "attempts/train-1/request.json"
 
 
@@ -525,7 +525,7 @@ DEEDS: Mapping[str, Deed] = {
 def test_the_store_keeps_a_teams_accounts_in_its_folder(
     attacker: Tenant, victim: Tenant, deed: str, account: str
 ) -> None:
-    """What a pod with code of the tenant's own would try."""
+    """Accesses that a pod with the tenant's own code could try."""
     with pytest.raises(Forbidden):
         DEEDS[deed](attacker.bucket(ARTIFACTS, account), _run_folder(victim, KEPT), attacker.namespace)
 
@@ -560,16 +560,16 @@ CONTENTS: Mapping[str, tuple[str, bytes]] = {
         b'{"version": ' + b"9" * 1_000_000 + b"}",
     ),
     "another job's request": ("attempts/prep-1/request.json", b'{"job": {"namespace": "kube-system"}}'),
-    "attempts that never were": ("attempts/eval-999/result.json", b"{}"),
-    "an endless attempt": (f"attempts/eval-{'9' * 200}/result.json", b"{}"),
-    "a retry note of the future": ("attempts/retry-99999999999999999999.json", b"{}"),
-    "a note that the folder was taken over": ("attempts/taken-over-00000000.json", b"{}"),
+    "a result of an attempt that does not exist": ("attempts/eval-999/result.json", b"{}"),
+    "an attempt number of 200 digits": (f"attempts/eval-{'9' * 200}/result.json", b"{}"),
+    "a record of a retry generation in the future": ("attempts/retry-99999999999999999999.json", b"{}"),
+    "a record of a takeover of the folder": ("attempts/taken-over-00000000.json", b"{}"),
     "a failure record": ("attempts/prep-1/failure.json", b'{"message": "' + b"m" * 2_000_000 + b'"}'),
 }
 
 
 @pytest.mark.parametrize("case", CONTENTS)
-def test_what_a_tenant_writes_into_its_own_run_folder_reaches_nobody_else(
+def test_what_a_tenant_writes_into_its_own_run_folder_reaches_no_other_tenant(
     attacker: Tenant, case: str
 ) -> None:
     name = f"holds-{_short(case)}"
@@ -581,8 +581,10 @@ def test_what_a_tenant_writes_into_its_own_run_folder_reaches_nobody_else(
     attacker.succeed("delete", "finetunejob", name, "-n", attacker.namespace)
 
 
-def test_more_names_than_a_listing_takes_reach_nobody_else(cluster: LocalCluster, attacker: Tenant) -> None:
-    """As if each were uploaded, which ``ft-cpu`` may."""
+def test_more_names_than_a_listing_takes_reach_no_other_tenant(
+    cluster: LocalCluster, attacker: Tenant
+) -> None:
+    """The objects are created as files, as if each had been uploaded, for which ``ft-cpu`` has the right."""
     attacker.make(attacker.job("names", UNPLACED))
     cluster.wait(jobset_path(attacker.namespace, "names-prep-1"), lambda _: True)
     folder = f"{_run_folder(attacker, 'names')}/attempts"
@@ -600,7 +602,7 @@ def test_more_names_than_a_listing_takes_reach_nobody_else(cluster: LocalCluster
 def test_a_poisoned_cache_gives_nothing_of_another_team(
     cluster: LocalCluster, attacker: Tenant, victim: Tenant, content: str
 ) -> None:
-    """The entry is there before the job looks for it: the job waits for its template meanwhile."""
+    """The cache entry exists before the job reads it, because the job first waits for its template."""
     name = "poison" if content == "junk" else "pointer"
     attacker.make(replaced(attacker.job(name), ["spec", "datasets", "chatTemplate"], NO_TEMPLATE))
     attacker.invalid(name)
@@ -627,7 +629,7 @@ def test_a_poisoned_cache_gives_nothing_of_another_team(
 
 
 def _content(cluster: LocalCluster, uri: str) -> str:
-    """Content of an object, as the administrator."""
+    """Content of an object, read as the administrator."""
     return (cluster.state.buckets / uri.removeprefix("gs://")).read_text()
 
 
@@ -635,7 +637,7 @@ def _content(cluster: LocalCluster, uri: str) -> str:
 
 
 def _duration(tenant: Tenant, name: str) -> float:
-    """Seconds of a job whose stages take no time, from its creation to its end."""
+    """Seconds from the creation of a job whose stages take no time until it has succeeded and been deleted."""
     began = time.monotonic()
     tenant.make(tenant.job(name))
     done = tenant.cluster.wait(
@@ -646,8 +648,8 @@ def _duration(tenant: Tenant, name: str) -> float:
     return time.monotonic() - began
 
 
-def _looks(tenant: Tenant) -> float:
-    """Seconds from an edit to the status that follows it, the longest of ten: what the operator takes, no pods."""
+def _longest_reconcile(tenant: Tenant) -> float:
+    """The longest of ten times, in seconds, from an edit to the status that follows it. No pod takes part."""
     times = []
     for _ in range(10):
         began = time.monotonic()
@@ -664,15 +666,15 @@ def test_a_queue_full_of_jobs_on_a_dead_store_does_not_keep_another_tenant_waiti
     record_property: Callable[[str, object], None],
 ) -> None:
     other = _tenant(cluster, store, "calm")
-    alone, calm = _duration(other, "alone"), _looks(victim)
+    alone, calm = _duration(other, "alone"), _longest_reconcile(victim)
     with store.held(ARTIFACTS, f"{attacker.namespace}/"):
         crowd = [f"crowd-{number}" for number in range(30)]
         attacker.make(
             {"apiVersion": "v1", "kind": "List", "items": [attacker.job(name, UNPLACED) for name in crowd]}
         )
         cluster.wait(attacker.path(crowd[-1]), lambda job: condition(job, "Valid") == "True", seconds=120)
-        loaded, crowded = _looks(victim), _duration(other, "crowded")
-        # the order says it: the other's job has ended, and the store has answered for none of these
+        loaded, crowded = _longest_reconcile(victim), _duration(other, "crowded")
+        # The other tenant's job has ended before the store answered for any of these jobs.
         assert not [name for name in jobsets(cluster, attacker.namespace) if name.startswith("crowd-")]
     for what, before, beside in (
         ("the longest reconcile", calm, loaded),
@@ -687,7 +689,7 @@ def test_a_queue_full_of_jobs_on_a_dead_store_does_not_keep_another_tenant_waiti
 def test_nothing_but_attacks_was_denied_by_the_store(
     attacker: Tenant, victim: Tenant, store: BucketProxy
 ) -> None:
-    """Operator and the victim's stages need no more than the guide gives, and nobody lists a bucket."""
+    """The operator and the victim's stages need no more rights than the guide grants, and no stage lists a bucket."""
     accounts = {access.account for access in store.accesses}
     assert {
         f"{victim.namespace}/ft-cpu",

@@ -1,4 +1,4 @@
-"""Words of tests about trainings that are disturbed: one that lasts, its pods and processes, and its end."""
+"""Helpers for tests that disrupt training: a long training, its pods and processes, and its end."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FAULT = {"preemption": 0, "infrastructure": 1, "user": 0}
 def started(
     cluster: LocalCluster, namespace: str, name: str, *, profile: str = PROFILE, tpu: str = "v6e-8"
 ) -> RunFolder:
-    """A job that trains, on two hosts unless another slice is asked for."""
+    """Starts a job and returns its run folder once it trains; on two hosts unless ``tpu`` is another slice."""
     cluster.apply(fake_trainer.job(namespace, name, profile, resources={"tpu": tpu}))
     running = cluster.wait(
         job_path(namespace, name),
@@ -32,7 +32,7 @@ def pods_of(cluster: LocalCluster, namespace: str) -> list[Object]:
 
 
 def processes(uid: str) -> list[int]:
-    """The training's processes of that job, the first host's first."""
+    """Ids of the training processes of the job with that uid, the first host's first."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -46,13 +46,13 @@ def processes(uid: str) -> list[int]:
 
 
 def trained(job: Object) -> Object:
-    """What status says of the training."""
+    """The status of the stage Train."""
     found: Object = next(stage for stage in job["status"]["stages"] if stage["name"] == "Train")
     return found
 
 
 def end(cluster: LocalCluster, namespace: str) -> Object:
-    """The next attempt takes no time, and training comes to its end; what is left of the job is of no interest."""
+    """Returns the job once training has succeeded, in an attempt that takes no time. Ignores later stages."""
     done = cluster.wait(
         job_path(namespace, "job"),
         lambda job: phase("Failed")(job) or trained(job)["phase"] == "Succeeded",
@@ -63,5 +63,5 @@ def end(cluster: LocalCluster, namespace: str) -> Object:
 
 
 def quick(cluster: LocalCluster, runs: Path) -> None:
-    """From now on no stage takes any time."""
+    """Makes stages of attempts that start from now on take no time."""
     cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))

@@ -1,8 +1,8 @@
-"""The operator as a process that starts in no time: forked from one that has imported everything, and started again
-whenever it dies, as a kubelet does.
+"""An operator process that starts at once, because it is forked from a process that has imported all modules.
 
-What a fresh process would read anew, it reads anew: environment, settings, credentials, everything of the API server.
-Run as a program (``python -m tests.integration.warm_operator FOLDER``) it is the process that forks.
+Whenever it ends it is started again, as by a kubelet. Each start reads all that a new process would read: environment,
+settings, credentials, and the objects of the API server. As a program (``python -m tests.integration.warm_operator
+FOLDER``), this module is the process that forks.
 """
 
 import os
@@ -22,7 +22,7 @@ from devcluster.testing import LocalCluster
 
 @dataclass(frozen=True, slots=True)
 class WarmOperator:
-    """The one that runs."""
+    """The operator that is running."""
 
     folder: Path
 
@@ -32,15 +32,15 @@ class WarmOperator:
 
     @property
     def starts(self) -> int:
-        """How often it was started."""
+        """The number of starts up to now."""
         return (self.folder / "starts").stat().st_size
 
     def kill(self) -> None:
-        """SIGKILL; it is started again."""
+        """Sends SIGKILL; the operator is then started again."""
         os.kill(self.pid, signal.SIGKILL)
 
     def set_clock(self, ahead: timedelta) -> None:
-        """Its machine's clock is wrong by that much from now on."""
+        """Sets the operator's clock ahead by that much; a negative value sets it behind."""
         partial = self.folder / "clock.partial"
         partial.write_text(str(ahead.total_seconds()))
         partial.replace(self.folder / "clock")
@@ -51,8 +51,8 @@ class WarmOperator:
 
 @contextmanager
 def running(cluster: LocalCluster, folder: Path, server: int) -> Iterator[WarmOperator]:
-    """The operator, speaking to the API server at that port, in the place of the cluster's own."""
-    cluster.start("operator")  # once: it has an account then
+    """Runs the operator, connected to the API server at that port, in place of the cluster's own."""
+    cluster.start("operator")  # the first start creates its account
     cluster.stop("operator")
     folder.mkdir(parents=True)
     operator = WarmOperator(folder)
@@ -78,7 +78,7 @@ def running(cluster: LocalCluster, folder: Path, server: int) -> Iterator[WarmOp
 
 
 def _keep() -> None:
-    """Forks for ever; returns in the child, which then is the operator."""
+    """Forks a child whenever the previous one has ended. Returns only in a child, which becomes the operator."""
     from finetune_operator.lifecycle import decide  # noqa: F401
     from finetune_operator.runtime import operator  # noqa: F401
 
@@ -90,7 +90,7 @@ def _keep() -> None:
 
 
 def _become(folder: Path) -> int:
-    """The operator, on a machine whose clock is wrong by what the file says."""
+    """Runs the operator with the clock offset, in seconds, of the file ``clock``. Returns the exit code."""
     from finetune_operator import __main__
     from finetune_operator.runtime import operator
 

@@ -1,4 +1,4 @@
-"""The trainer's stages, whose exports are served here. Runs in the trainer's environment (make test-serving)."""
+"""Tests that serve the exports of the trainer's stages, in the trainer's environment (make test-serving)."""
 
 from tests.trainer.conftest import stages
 

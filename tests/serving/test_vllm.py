@@ -1,4 +1,4 @@
-"""What we export answers under vLLM, over its OpenAI-compatible API, as our own evaluation said it does."""
+"""Under vLLM and its OpenAI-compatible API, an exported model gives the answers that our own evaluation reported."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,9 @@ from tests.trainer.stages import Stages
 
 NEW_TOKENS = 24
 QUESTIONS = [f"What is the capital of {country}?" for country in CAPITALS]
-#: vLLM's attention on CPU has kernels for heads of 64 and more.
+#: vLLM's attention on CPU has kernels only for heads of size 64 and larger.
 MODEL = TinyModelSpec(hidden=128, heads=2, kv_heads=1, head_dim=64)
-#: Steps until the answers are sure, and what else the request says.
+#: The number of steps after which the answers are certain, and the other fields of the request.
 METHODS: dict[str, tuple[int, dict[str, Any]]] = {
     "full": (100, {"export": {"serving_account": "default"}}),
     "lora": (400, {"method": {"lora": {"rank": 16, "alpha": 32.0}}, "export": {"content": "Both"}}),
@@ -34,7 +34,7 @@ class Exported:
 
 @pytest.fixture(scope="module")
 def base(stages: Stages) -> dict[str, Any]:
-    """The part of a request that names the model, converted."""
+    """Returns the part of a request that names the model, after converting it."""
     folder = write_model(stages.root / "models/served", MODEL)
     model = {"model": {"uri": f"file://{folder}"}}
     converted = stages.run("Convert", "served", **model).details
@@ -59,12 +59,12 @@ def exported(request: pytest.FixtureRequest, stages: Stages, base: dict[str, Any
 
 def test_vllm_answers_as_the_evaluation_did(exported: Exported, stages: Stages) -> None:
     wanted = {sample.prompt: sample.tuned for sample in exported.samples}
-    # what was learned, so that no answer hangs on the last bit of a logit
+    # the answers are the trained ones, so that none depends on the last bit of a logit
     assert wanted == {asked["content"]: told["content"] for asked, told in map(turns, CAPITALS)}
     model, adapter = exported.folders["model"], exported.folders.get("adapter")
     if adapter is None:
         arguments, name = of_manifest(model), "tiny"
-    else:  # the adapter on the base model, beside the merged one
+    else:  # the adapter on the base model, besides the merged model
         name = "tuned"
         arguments = [
             f"--model={stages.root}/models/served", "--max-model-len=256", "--enable-lora", "--max-lora-rank=16",
@@ -77,7 +77,7 @@ def test_vllm_answers_as_the_evaluation_did(exported: Exported, stages: Stages) 
 
 
 def of_manifest(model: Path) -> list[str]:
-    """What the manifest that was exported with the model tells vLLM, but for the place of its mount and its port."""
+    """Returns the arguments that the exported manifest passes to vLLM, except for its mount path and its port."""
     deployment, _ = yaml.safe_load_all((model / "serving/gpu.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     assert pod["volumes"][0]["hostPath"]["path"] == str(model)
@@ -86,6 +86,6 @@ def of_manifest(model: Path) -> list[str]:
 
 
 def turns(country: str) -> list[dict[str, str]]:
-    """The question about a country, and its answer."""
+    """Returns the question about a country, and its answer."""
     conversation: Any = row(country)
     return list(conversation["messages"])

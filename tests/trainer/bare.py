@@ -1,6 +1,8 @@
-"""MaxText's own training programs on given batches, nothing of ours: python -m tests.trainer.bare SETTINGS.json
+"""MaxText's own training programs on given batches, without any of our code.
 
-SETTINGS.json holds a list of runs: ``program`` (sft, dpo), ``arguments`` (MaxText's command line, the file of settings
+    python -m tests.trainer.bare SETTINGS.json
+
+SETTINGS.json contains a list of runs: ``program`` (sft, dpo), ``arguments`` (MaxText's command line, the settings file
 first), ``batches`` (an npz of arrays ``<step>/<name>``), ``steps``. Prints a JSON list of the losses of each.
 """
 
@@ -13,7 +15,7 @@ import numpy as np
 
 
 class FixedBatchHooks:
-    """MaxText's data hooks, with batches that were made before."""
+    """MaxText's data hooks, with batches that were computed before."""
 
     def __init__(self, path: str, steps: int) -> None:
         self._arrays, self._steps = np.load(path), steps

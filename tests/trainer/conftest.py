@@ -1,4 +1,4 @@
-"""Shared by the trainer's tests. They run in the trainer's environment (tests/run trainer)."""
+"""Fixtures of the trainer's tests, which run in the trainer's environment (tests/run trainer)."""
 
 import atexit
 import os
@@ -24,8 +24,8 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
-# Before anything imports huggingface_hub: there is one hub for all tests, of this process. Whoever asks for something
-# by mistake is told that it is not there; no token or cache of this machine is used.
+# Before anything imports huggingface_hub: all tests use one fake hub, in this process. A test that requests something
+# by mistake gets a 404; no token or cache of this machine is used.
 _HUB = FakeHub()
 _HOME = tempfile.mkdtemp(prefix="finetune-hub-")
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
@@ -36,7 +36,7 @@ os.environ.update({"HF_ENDPOINT": _HUB.address, "HF_HOME": _HOME, "HF_HUB_DISABL
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    """The stand-in, empty, with a cache of the test's own."""
+    """The fake hub, empty, and a cache of the test's own."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -56,7 +56,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(params=["file", "gs"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty folder's address: both kinds of storage."""
+    """Address of an empty folder, in both kinds of storage."""
     if request.param == "file":
         return f"file://{tmp_path}/store"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("server"))
@@ -74,7 +74,7 @@ def libtpu() -> Path:
 
 @pytest.fixture(scope="session")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
-    """One for all tests: importing MaxText takes longer than most of them."""
+    """Shared by all tests: importing MaxText takes longer than most of them."""
     root = tmp_path_factory.mktemp("stages")
     (root / "models").mkdir()
     qwen3(root / "models")

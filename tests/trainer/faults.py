@@ -1,4 +1,4 @@
-"""What goes wrong in a stage, for tests: called in the stage's process before it begins."""
+"""Faults that tests inject into a stage: each function is called in the stage's process before the stage begins."""
 
 import errno
 import functools
@@ -18,7 +18,7 @@ from finetune_trainer.stopping import SigtermHandler
 
 
 def raise_at_step(step: int, kind: str, text: str) -> None:
-    """The batch of this step cannot be made."""
+    """Makes the batch of this step raise an exception of class ``kind`` with the message ``text``."""
     from finetune_trainer.data.batches import TrainBatches
 
     def batch(original: Callable[..., Any], *arguments: Any) -> Any:
@@ -30,7 +30,7 @@ def raise_at_step(step: int, kind: str, text: str) -> None:
 
 
 def fixed_save_clock(seconds: float) -> None:
-    """By the clock that decides when to save so much time passes between two looks at it."""
+    """Lets ``seconds`` pass between two reads of the clock that decides when to save."""
     from finetune_trainer.training.saving import CheckpointSavePolicy
 
     looks = itertools.count()
@@ -43,7 +43,7 @@ def fixed_save_clock(seconds: float) -> None:
 
 
 def disk_full_at(place: str) -> None:
-    """No space is left at ``package.module:Class.name``."""
+    """Makes every call of ``package.module:Class.name`` fail as if the disk were full."""
 
     def act(_: Callable[..., Any], *__: Any, **___: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/file")
@@ -52,7 +52,7 @@ def disk_full_at(place: str) -> None:
 
 
 def written_again_at(place: str, file: str) -> None:
-    """Before a call of ``package.module:name``, ``file`` is written with the bytes that it has."""
+    """Rewrites ``file`` with its own bytes before each call of ``package.module:name``."""
 
     def act(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         Path(file).write_bytes(Path(file).read_bytes())
@@ -62,7 +62,7 @@ def written_again_at(place: str, file: str) -> None:
 
 
 def raise_before_joining(text: str) -> None:
-    """The process fails before the others know it."""
+    """Makes the process fail before it joins the other processes."""
     from finetune_trainer.processes import Processes
 
     def join(_: Callable[..., Any], *__: Any, **___: Any) -> Any:
@@ -72,7 +72,7 @@ def raise_before_joining(text: str) -> None:
 
 
 def killed_at_step(step: int) -> None:
-    """The process is gone from one moment to the next, as when it runs out of memory."""
+    """Kills the process without warning at this step, as when it runs out of memory."""
     from finetune_trainer.data.batches import TrainBatches
 
     def batch(original: Callable[..., Any], *arguments: Any) -> Any:
@@ -84,7 +84,7 @@ def killed_at_step(step: int) -> None:
 
 
 def killed_while_saving(step: int) -> None:
-    """Gone when all of that step's checkpoint is written, and just before it is called whole."""
+    """Kills the process when this step's checkpoint is written completely, just before Orbax commits it."""
     from orbax.checkpoint._src.path.atomicity import AtomicRenameTemporaryPath
 
     async def finalize(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -96,8 +96,10 @@ def killed_while_saving(step: int) -> None:
 
 
 def stuck_at_step(step: int) -> None:
-    """The process waits for ever for this step's batch; no other fault, with step -1. Hosts tell where they are at
-    once."""
+    """Blocks the process forever at this step's batch; step -1 blocks nothing.
+
+    Hosts report their step almost at once.
+    """
     from finetune_trainer.data.batches import TrainBatches
     from finetune_trainer.training import report
 
@@ -112,8 +114,11 @@ def stuck_at_step(step: int) -> None:
 
 
 def terminated_at(place: str, call: int = 1) -> None:
-    """SIGTERM at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``. The call goes on when
-    the signal was noted; where the signal ends the process, it does so here."""
+    """Sends SIGTERM at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``.
+
+    The call continues once the handler has noted the signal; if the signal ends the process, the call does not
+    continue.
+    """
     heard = _stoppers()
     calls = 0
 
@@ -125,14 +130,14 @@ def terminated_at(place: str, call: int = 1) -> None:
             for stopper in heard:
                 stopper._requested.wait()
                 if not stopper._deferred:
-                    threading.Event().wait()  # the process ends here
+                    threading.Event().wait()  # the signal ends the process here
         return original(*arguments, **named)
 
     _wrap(*_found(place), act)
 
 
 def _found(place: str) -> tuple[Any, str]:
-    """What holds the name of ``package.module:Class.name``, and the name."""
+    """Returns the object that holds ``name`` of ``package.module:Class.name``, and ``name``."""
     module, _, path = place.partition(":")
     *outer, name = path.split(".")
     holder: Any = import_module(module)
@@ -142,7 +147,7 @@ def _found(place: str) -> tuple[Any, str]:
 
 
 def _stoppers() -> list[SigtermHandler]:
-    """Those that are made from now on."""
+    """Returns a list to which every handler that is created from now on is added."""
     made: list[SigtermHandler] = []
     original = SigtermHandler.__init__
 
@@ -165,7 +170,7 @@ def _wrap(holder: Any, name: str, act: Callable[..., Any]) -> None:
 
 
 def keep_what_tunix_keeps() -> None:
-    """Training runs Tunix's own compiled step, which donates the optimizer's state alone."""
+    """Makes training run Tunix's own compiled step, which donates only the optimizer's state."""
     from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
 
     from finetune_trainer.training.trainer import FineTuneTrainer
@@ -174,7 +179,7 @@ def keep_what_tunix_keeps() -> None:
 
 
 def without_gradient(stack: str, number: int) -> None:
-    """The ``number``-th layer of ``decoder/<stack>`` gets no gradient."""
+    """Sets the gradient of layer ``number`` of ``decoder/<stack>`` to zero."""
     import jax
     import optax
 
@@ -193,8 +198,12 @@ def without_gradient(stack: str, number: int) -> None:
 
 
 def terminated_in_evaluation(call: int, times: int, heard: bool = True) -> None:
-    """The ``call``-th evaluation goes over its batches ``times`` times. SIGTERM comes at its beginning, where ``heard``;
-    else to another process. A process alone is failed if it draws a third batch; several need some to agree."""
+    """Repeats the batches of the ``call``-th evaluation ``times`` times and, if ``heard``, sends SIGTERM when it
+    begins.
+
+    Without ``heard``, another process gets the signal. A single process fails if it draws a third batch; several
+    processes need a few more batches until they agree to stop.
+    """
     import jax
 
     from finetune_trainer.evaluation.loss import LossMeter
@@ -203,7 +212,7 @@ def terminated_in_evaluation(call: int, times: int, heard: bool = True) -> None:
 
     def unless_too_many(batches: Sequence[Any]) -> Iterator[Any]:
         yield from batches[:2]
-        raise AssertionError("the evaluation goes on after SIGTERM")
+        raise AssertionError("the evaluation continues after SIGTERM")
 
     def measure(original: Callable[..., Any], meter: Any, model: Any, batches: Any, **named: Any) -> Any:
         if next(calls) == call:
@@ -218,8 +227,10 @@ def terminated_in_evaluation(call: int, times: int, heard: bool = True) -> None:
 
 
 def compiled_beforehand() -> None:
-    """Instead of the stage: every program that preflight would compile for the job's slice is compiled for this
-    machine's devices, by the same path, and kept."""
+    """Replaces the stage: compiles every program that preflight would compile, and stores it in the cache.
+
+    The programs are those for the job's slice, compiled for this machine's devices in the same way.
+    """
     import jax
 
     from finetune_contract import StageRequest
@@ -273,7 +284,7 @@ def compiled_beforehand() -> None:
 
 
 def record_shardings(path: str) -> None:
-    """No fault: of each array of the model with its adapters the share that one device holds is written to ``path``."""
+    """Injects no fault: for each array of the model with its adapters, writes one device's share to ``path``."""
     import jax
     from flax import nnx
 
@@ -296,7 +307,7 @@ def record_shardings(path: str) -> None:
 
 
 def restored_alone() -> None:
-    """Instead of the stage: the converted model is loaded onto the devices of all processes, by MaxText."""
+    """Replaces the stage: MaxText loads the converted model onto the devices of all processes."""
     import jax
 
     from finetune_contract import StageRequest
@@ -325,7 +336,7 @@ def restored_alone() -> None:
 
 
 def shards_of(most: int) -> None:
-    """An export's files hold so many bytes at most, and their headers are read piece by piece."""
+    """Limits an export's files to ``most`` bytes each, and makes their headers be read in pieces."""
     from finetune_trainer import sparse_files
     from finetune_trainer.export import folder
 
@@ -336,8 +347,10 @@ def shards_of(most: int) -> None:
 
 
 def killed_at(place: str, call: int = 1, inside: str = "") -> None:
-    """Gone at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``; of those alone that have
-    an address below ``inside`` among their arguments, where that is given."""
+    """Kills the process at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``.
+
+    With ``inside``, only calls with an argument that is an address below ``inside`` count.
+    """
     calls = itertools.count(1)
 
     def act(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -349,7 +362,7 @@ def killed_at(place: str, call: int = 1, inside: str = "") -> None:
 
 
 def small_disk_at(folder: str, size: int) -> None:
-    """For this process a disk of ``size`` bytes lies at ``folder``."""
+    """Mounts a disk of ``size`` bytes at ``folder``, for this process only."""
     user, group = os.geteuid(), os.getegid()
     os.unshare(os.CLONE_NEWNS if user == 0 else os.CLONE_NEWNS | os.CLONE_NEWUSER)
     if user != 0:
@@ -360,8 +373,10 @@ def small_disk_at(folder: str, size: int) -> None:
 
 
 def libtpu_never_loaded(library: str) -> None:
-    """libtpu's ``library`` is there to be loaded, its package cannot be imported; a stage that has tried either does not
-    succeed."""
+    """Makes ``library`` available as libtpu's library but its package impossible to import.
+
+    A stage that has loaded the library or tried to import the package does not succeed.
+    """
     import sys
 
     from finetune_trainer.attempt import AttemptRecorder
@@ -387,9 +402,12 @@ def libtpu_never_loaded(library: str) -> None:
 
 
 def step_lowered_for_tpu(told: str) -> None:
-    """Instead of training: its step, for the arrays that it has loaded and its first batch, is lowered for TPU, and so
-    is the one that preflight compiles. The digests of both, without places in the source, are written to ``told``. Attention is
-    MaxText's plain one, since it chooses its kernel by the devices."""
+    """Replaces training: lowers for TPU its own step and the step that preflight compiles.
+
+    Training's step is lowered for the arrays that it has loaded and for its first batch. The digests of both modules,
+    without source locations, are written to ``told``. Attention is MaxText's plain one: the flash kernel depends on the
+    devices.
+    """
     import hashlib
 
     from jax._src.cache_key import _canonicalize_ir

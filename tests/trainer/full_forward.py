@@ -18,7 +18,7 @@ from finetune_trainer.storage import engine_path
 
 
 class FullForward:
-    """The model of one checkpoint. ``engine.prepare(plan)`` comes first."""
+    """The model of one checkpoint. Call ``engine.prepare(plan)`` first."""
 
     def __init__(
         self, items: str, plan: ModelPlan, *, rows: int, length: int, scratch: Path, scanned: bool = True

@@ -1,6 +1,6 @@
-"""The Python of lm-evaluation-harness's own tasks, read but not run: what a function of theirs would use.
+"""Static analysis of the Python code of lm-evaluation-harness's own tasks: what a function would use if it ran.
 
-``python -m tests.trainer.harness_code`` counts the tasks that can be used, and says why the others cannot.
+``python -m tests.trainer.harness_code`` counts the tasks that can be used, and prints why the others cannot.
 """
 
 import ast
@@ -19,7 +19,7 @@ from finetune_trainer.evaluation import benchmarks
 
 ROOT = Path(tasks.__file__).resolve().parent
 
-#: What runs a text, loads a program, or reaches beyond the machine.
+#: Names that execute text as code, load a program, or access anything beyond the machine.
 FORBIDDEN = (
     "eval", "exec", "compile", "__import__", "subprocess.*", "multiprocessing.*", "os.system", "os.popen", "os.exec*",
     "os.spawn*", "importlib.import_module", "importlib.util.*", "runpy.*", "ctypes.*", "pickle.*", "joblib.*",
@@ -35,7 +35,7 @@ class Module:
         self.path = path
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             tree = ast.parse(path.read_text())
-        #: What happens when it is imported, and what a name of it stands for.
+        #: The nodes that run when the module is imported, and the node that each of its names refers to.
         self.imported: list[ast.AST] = []
         self.defined: dict[str, ast.AST] = {}
         self._read(tree.body)
@@ -82,7 +82,7 @@ class Module:
         elif name.startswith("lm_eval.tasks."):
             base, name = ROOT, name.removeprefix("lm_eval.tasks.")
         else:
-            # a neighbour: the harness puts some folders on sys.path
+            # a sibling module: the harness adds some folders to sys.path
             base = self.path.parent
         file = base / f"{name.replace('.', '/')}.py"
         return file.resolve() if name and file.exists() else None
@@ -103,7 +103,10 @@ def module(path: Path) -> Module:
 
 @cache
 def mentions(path: Path, name: str | None) -> tuple[frozenset[str], frozenset[tuple[Path, str | None]]]:
-    """Of a function or class, or of the import (None): what it uses that is forbidden, and what of ours it leads to."""
+    """Returns the forbidden names that a function or class uses, and the harness's own names that it refers to.
+
+    For the name None, those of the module's import.
+    """
     here = module(path)
     if name is not None and name not in here.defined:
         return frozenset(), frozenset({here.ours[name]} if name in here.ours else ())
@@ -135,7 +138,7 @@ def mentions(path: Path, name: str | None) -> tuple[frozenset[str], frozenset[tu
 
 @cache
 def uses(place: str) -> frozenset[str]:
-    """What ``folder/module.function`` uses that is forbidden, and all that it calls."""
+    """Returns the forbidden names that ``folder/module.function`` and everything that it calls use."""
     where, _, function = place.rpartition(".")
     start, _, absolute = where.partition("lm_eval.tasks.")
     path = ROOT / f"{(absolute or start).replace('.', '/')}.py"
@@ -152,7 +155,7 @@ def uses(place: str) -> frozenset[str]:
 
 
 def known_tasks() -> dict[str, tuple[str, dict]]:
-    """Name -> file and configuration, functions as their places."""
+    """Returns the file and the configuration of each task by its name; functions are given by their places."""
     return {
         name: (str(entry.yaml_path), load_yaml(entry.yaml_path, resolve_func=False))
         for name, entry in benchmarks._index().items()

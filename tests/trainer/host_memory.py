@@ -1,8 +1,8 @@
-"""Peak host memory of the work of the stages on CPU on a generated model, as a program of its own.
+"""Peak host memory of the CPU stages' operations on a generated model, as a separate program.
 
-Prints a line of JSON: the model's parameters, those of its largest piece, of its largest stack and of the adapter, the
-memory that the process has before it begins, and the most that it has during each work. Memory is anonymous and shared:
-what no file backs.
+Prints a line of JSON: the number of parameters of the model, of its largest piece, of its largest stack and of the
+adapter, the memory of the process before it begins, and the peak memory of each operation. Memory is anonymous and
+shared memory: all that is not backed by a file.
 """
 
 import argparse
@@ -19,32 +19,32 @@ from unittest.mock import patch
 
 import numpy as np
 
-#: Orbax's comes last: its save leaves memory behind, which is no part of what follows it here.
+#: Orbax's export is last: its save does not release all of its memory, which the other exports must not include.
 EXPORTS = ("BF16", "FP32", "trained", "adapter", "orbax")
 RANK = 16
-#: Chunks of an array of a training's checkpoint, as of so many chips.
+#: Number of chunks of each array of a training checkpoint, as if it were saved by that many chips.
 SHARES = 32
-#: In place of the bounds of what waits or is held at once, which are part of the fixed memory: lower ones show at small
-#: sizes what grows with the model.
+#: Replaces the bounds of what is queued or held at once, which are part of the fixed memory: with lower bounds, small
+#: models show which memory grows with the model.
 LOWERED = 16 * 2**20
 
 
 def held() -> int:
-    """Bytes of this process that no file backs."""
+    """Returns the bytes of this process's memory that no file backs."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return sum(int(status.split(f"{name}:")[1].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
 @contextmanager
 def peak(into: dict[str, int], work: str) -> Iterator[None]:
-    """Notes the most that the process holds meanwhile."""
+    """Records the peak memory of the process during the block as ``into[work]``."""
     gc.collect()
     into[work], done = held(), threading.Event()
 
     def watch() -> None:
         while not done.is_set():
             into[work] = max(into[work], held())
-            time.sleep(0.004)  # memory has no event that could be awaited
+            time.sleep(0.004)  # there is no event for a change of memory
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -58,7 +58,7 @@ def peak(into: dict[str, int], work: str) -> Iterator[None]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     folder: Path
-    """Below which everything lies."""
+    """Root of all files."""
     weights: Any
     plan: Any
     store: Any
@@ -82,7 +82,7 @@ def lower_bounds() -> None:
 
 
 def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
-    """Convert and proof always; the others start from what they leave."""
+    """Runs Convert and its proof always; the other operations start from their results."""
     import jax
 
     from devcluster.fixtures.tiny_models import write_model
@@ -119,7 +119,7 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
 
 
 def export(model: Model, work: str, most: dict[str, int]) -> None:
-    """One of ``EXPORTS``; ``most`` notes the most memory under that name."""
+    """Runs one of ``EXPORTS`` and records its peak memory in ``most`` under that name."""
     from finetune_trainer.export import CardFacts, ExportInputs, LoraConfig, build
 
     facts = CardFacts(
@@ -142,7 +142,7 @@ def export(model: Model, work: str, most: dict[str, int]) -> None:
 
 
 def _trained(model: Model) -> str:
-    """A fully trained model's checkpoint, with random numbers: a chunk is what a chip holds, a share of every layer."""
+    """Writes a checkpoint of full fine-tuning with random numbers. A chunk is one chip's share of every layer."""
     from finetune_trainer import conversion
 
     def share(shape: Sequence[int], *_: Any, single: Sequence[int], **__: Any) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def _trained(model: Model) -> str:
 
 
 def _adapter(model: Model) -> str:
-    """A trained adapter's checkpoint, with random numbers."""
+    """Writes the checkpoint of a trained adapter with random numbers."""
     import jax.numpy as jnp
     from orbax import checkpoint as ocp
 

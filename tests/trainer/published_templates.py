@@ -1,4 +1,4 @@
-"""Chat templates as models are published with them, read where ``trl`` is installed: in an environment of its own."""
+"""Chat templates as they are published with models, read from the ``trl`` package in an environment of its own."""
 
 import re
 import subprocess
@@ -10,10 +10,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parents[2]
-#: What these templates write as one token: <|im_start|>, <start_of_turn>, <｜User｜>, <|tool_call>, [gMASK], <think> …
+#: Strings of these templates that are one token: <|im_start|>, <start_of_turn>, <｜User｜>, <|tool_call>, [gMASK],
+#: <think> …
 _MARKERS = re.compile(r"<[|｜][^<>\s'\"]{1,40}[|｜]?>|<[a-z_]+[|]>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>")
 _ALWAYS = ("<bos>", "<eos>")
-#: Tokens of their own, but no special ones: what they hold is part of an answer.
+#: Single tokens that are not special: the text between them is part of an answer.
 _PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
@@ -32,7 +33,10 @@ def template(name: str) -> str:
 
 
 def tokenizer(text: str) -> Any:
-    """Bytes as tokens, so that every character can be told apart; what the template ``text`` writes as one is one."""
+    """Returns a tokenizer with a token for each byte, so that tests can tell all characters apart.
+
+    Markers that the template ``text`` contains are single tokens.
+    """
     special = sorted({*_ALWAYS, *_MARKERS.findall(text)} - set(_PLAIN))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*special, *_PLAIN, *alphabet])}

@@ -1,4 +1,4 @@
-"""Asks transformers, in its own environment, for the logits of model folders."""
+"""Computes the logits of model folders with transformers, which has an environment of its own."""
 
 import json
 import subprocess
@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Reference:
-    """One call for many folders: starting torch takes longer than all tiny models together."""
+    """One process for many folders, since starting torch takes longer than computing all tiny models."""
 
     def __init__(self, folders: Mapping[str, Path], rows: Sequence[Sequence[int]], scratch: Path) -> None:
-        """Starts in the background; ``logits`` waits for the end."""
+        """Starts the process in the background; ``logits`` waits for its end."""
         scratch.mkdir(parents=True, exist_ok=True)
         self._scratch, self._rows = scratch, len(rows)
         (scratch / "rows.json").write_text(json.dumps(rows))
@@ -35,18 +35,18 @@ class Reference:
             )
 
     def logits(self, name: str) -> list[np.ndarray]:
-        """For each row, float32 ``[len(row), vocabulary]``."""
+        """Returns the logits of each row, float32 ``[len(row), vocabulary]``."""
         if self._process.wait() != 0:
             raise AssertionError((self._scratch / "log").read_text()[-4000:])
         arrays = np.load(self._scratch / f"{name}.npz")
         return [arrays[f"row{i}"] for i in range(self._rows)]
 
     def close(self) -> None:
-        """Ends the call, also when nobody waited for it."""
+        """Stops the process if it still runs."""
         self._process.kill()
         self._process.wait()
 
 
 def difference(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
-    """Largest absolute difference."""
+    """Returns the largest absolute difference."""
     return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))

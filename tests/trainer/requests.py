@@ -13,7 +13,7 @@ _NUMBERS = {
 
 
 def method(changes: Any = None) -> MethodSpec:
-    """SFT, or what ``changes`` says; options that it leaves out have values that suit short rows."""
+    """Returns SFT, or the method in ``changes``; options that it omits have values that suit short rows."""
     document = {"type": "SFT", **dict(changes or {})}
     example = method_class(document["type"]).example(64, None).spec
     made: MethodSpec = type(example).model_validate({**dict(example), **document}, extra="forbid")
@@ -21,15 +21,17 @@ def method(changes: Any = None) -> MethodSpec:
 
 
 def hyperparameters(**changes: Any) -> HyperparametersSpec:
-    """One step of 8 rows, or what ``changes`` says."""
+    """Returns one step of 8 rows, except for ``changes``."""
     length = {} if "epochs" in changes else {"steps": 1}
     rows = {"global_batch_size": 8, "learning_rate": 1.0}
     return HyperparametersSpec.model_validate({**_NUMBERS, **rows, **length, **changes}, extra="forbid")
 
 
 def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRequest:
-    """A request on the folders that ``chain`` makes: ``models/qwen3``, ``data/*.jsonl``. ``changes`` replaces top-level
-    parts; where both are dicts, single keys."""
+    """Returns a request for the folders that ``Stages`` has: ``models/qwen3``, ``data/*.jsonl``.
+
+    ``changes`` replaces top-level fields, or single keys where both values are dicts.
+    """
     base: dict[str, Any] = {
         "job": {"namespace": "team-a", "name": "tiny", "uid": "0123456789abcdef"},
         "stage": stage,

@@ -25,7 +25,7 @@ class Running:
         self._stages, self.pid, self._log = stages, pid, log
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Waits for the end of the process and returns its exit code."""
         return int(self._stages.ask({"wait": self.pid}))
 
     def terminate(self) -> None:
@@ -37,7 +37,7 @@ class Running:
 
 
 class Stages:
-    """``root`` holds ``models/qwen3`` and ``data/*.jsonl``, and gets a folder for every run."""
+    """Starts stages. ``root`` contains ``models/qwen3`` and ``data/*.jsonl``, and a folder for every run."""
 
     def __init__(self, root: Path, server: subprocess.Popen[str]) -> None:
         self.root, self._server = root, server
@@ -76,7 +76,10 @@ class Stages:
         fault: Sequence[Any] = (),
         **changes: Any,
     ) -> StageResult:
-        """``changes`` of the request. ``stop_at``: SIGTERM when the process has done so many steps."""
+        """Runs one stage and returns its result.
+
+        ``changes`` apply to the request. ``stop_at``: SIGTERM is sent when the process has done this many steps.
+        """
         made = request(self.root, stage, run, **changes)
         if stop_at is not None:
             fault = ("terminated_at", _STEP_DONE, stop_at)
@@ -88,11 +91,11 @@ class Stages:
         return result
 
     def pair(self, made: StageRequest, *, faults: Sequence[Sequence[Any]] = ((), ())) -> list[Running]:
-        """The stage in two processes of one device each, as on a slice of two hosts."""
+        """Starts the stage in two processes of one device each, as on a slice of two hosts."""
         return self.hosts(made, faults)
 
     def hosts(self, made: StageRequest, faults: Sequence[Sequence[Any]], **environment: str) -> list[Running]:
-        """As ``pair``, one process for each of ``faults``."""
+        """Starts the stage as ``pair`` does, with one process for each of ``faults``."""
         coordinator = f"127.0.0.1:{free_port()}"
         return [
             self.start(
@@ -107,7 +110,7 @@ class Stages:
         ]
 
     def evaluate(self, model: str, *options: str) -> dict[str, Any]:
-        """``finetune-stage evaluate`` by hand on ``data/eval.jsonl``."""
+        """Runs ``finetune-stage evaluate`` on ``data/eval.jsonl``, as a user runs it by hand."""
         data = f"file://{self.root}/data/eval.jsonl"
         running = self.start(
             "evaluate", "--json", "--max-seq-length", "64", "--precision", "FP32", "--model", model, "--data", data,
@@ -118,7 +121,7 @@ class Stages:
         return found
 
     def losses(self, run: str) -> dict[int, str]:
-        """By step, as they are printed in the metrics."""
+        """Returns the loss of each step as the metrics print it."""
         lines = (self.root / run / "train/metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line, parse_float=str) for line in lines]
         return {row["step"]: row["loss"] for row in rows if "loss" in row}
@@ -135,7 +138,7 @@ def attempt_folder(made: StageRequest) -> Path:
 
 
 def await_file(path: Path) -> None:
-    """Returns when it is there: the stage has come so far."""
+    """Waits until the file exists, which shows how far the stage is."""
     while not path.exists():
         time.sleep(0.01)
 
@@ -154,7 +157,7 @@ def serve(root: Path) -> Iterator[Stages]:
         subprocess.Popen(
             [sys.executable, "-m", "tests.trainer.warm"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            # Python's own: libtpu, where a test has loaded it, sets TPU_WORKER_ID to a warning behind its back.
+            # Python's copy of the environment: libtpu, once loaded, changes TPU_WORKER_ID only in that of the process.
             cwd=Path(__file__).parents[2], text=True, env=dict(os.environ),
         ) as server,
     ):  # fmt: skip

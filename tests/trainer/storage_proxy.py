@@ -1,4 +1,4 @@
-"""A proxy between the object store and its clients: counts what is read, and breaks connections as a test wants."""
+"""A proxy between the object store and its clients: counts bytes read, and breaks connections as a test requires."""
 
 import http.client
 import threading
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-#: Headers that concern one connection alone.
+#: Headers that apply to a single connection.
 _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRequest:
-    """One request, before it is passed on."""
+    """One request, before it is forwarded."""
 
     method: str
     name: str
@@ -35,20 +35,22 @@ class ProxyResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyFault:
-    """What happens to a request instead."""
+    """A fault that replaces the normal handling of a request."""
 
     status: int | None = None
-    """The store is not asked, and this is the answer."""
+    """The proxy answers with this status, without forwarding the request."""
     cut: int | None = None
-    """So many bytes of the answer's body arrive, then the connection breaks; -1: nothing of the answer."""
+    """The connection breaks after this many bytes of the response's body; -1: before any of the response."""
     lost: bool = False
-    """The connection breaks before the store hears of the request."""
+    """The connection breaks before the store receives the request."""
 
 
 @dataclass(slots=True)
 class StorageProxy:
-    """``fault`` says what happens to a request; None: it is passed on. ``meet`` is called before, for several requests at
-    a time, and may hold one back."""
+    """``fault`` returns the fault of a request, or None to forward it.
+
+    ``meet`` is called before that, concurrently for concurrent requests, and may block to delay a request.
+    """
 
     url: str
     answered: list[ProxyResponse] = field(default_factory=list)
@@ -57,11 +59,11 @@ class StorageProxy:
 
     @property
     def read(self) -> int:
-        """Bytes of all answers to GET."""
+        """Bytes of all responses to GET requests."""
         return sum(each.sent for each in self.answered if each.asked.method == "GET")
 
     def contents(self, name: str) -> list[ProxyResponse]:
-        """Reads of the content of objects whose name has ``name`` in it."""
+        """Returns the reads of the content of objects whose name contains ``name``."""
         return [
             each
             for each in self.answered
@@ -84,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
             super().finish()
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # the client is gone
+        with suppress(ConnectionError):  # the client has closed the connection
             super().handle()
 
     def answer(self) -> None:
@@ -108,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._upstream.request(self.command, self.path, body, passed)
         found = self._upstream.getresponse()
         content = found.read()
-        # Where a content lies and an upload continues are addresses of the store itself.
+        # The store's responses contain its own address, for contents and for resumable uploads.
         store, own = self.server.store, self.server.made.url
         answer = {name: value.replace(store, own) for name, value in found.getheaders()}
         if "json" in (found.getheader("Content-Type") or ""):
@@ -138,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(part)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the server's name
-        """Tests read ``StorageProxy.answered``."""
+        """Prints nothing: tests read ``StorageProxy.answered``."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -152,7 +154,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def between(store: str) -> Iterator[StorageProxy]:
-    """Serves on a free port, for the store at the address ``store``."""
+    """Starts the proxy on a free port, for the store at the address ``store``."""
     with _Server(store) as server:
         thread = threading.Thread(target=server.serve_forever, name="between", daemon=True)
         thread.start()

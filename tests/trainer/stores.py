@@ -1,4 +1,4 @@
-"""An object store for tests: fake-gcs-server, the one the local cluster runs."""
+"""An object store for tests: fake-gcs-server, which the local cluster also runs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ BUCKET = "bucket"
 
 
 def program() -> Path | None:
-    """The server, where the local cluster's programs have been built."""
+    """The server's program, if the programs of the local cluster have been built."""
     cache = Path(os.environ.get("FINETUNE_CACHE", "~/.cache/finetune-tpu")).expanduser()
     built = sorted(cache.glob("go/bin-*/fake-gcs-server"))
     return built[-1] if built else None
@@ -23,7 +23,7 @@ def program() -> Path | None:
 
 @contextmanager
 def fake_gcs(server: Path) -> Iterator[str]:
-    """Serves an empty bucket on a free port of this machine; gives its address."""
+    """Serves an empty bucket on a free port of this machine, and yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Gradient accumulation: loss, gradient and updated parameters are those of the undivided batch."""
+"""Gradient accumulation gives the loss, gradient and updated parameters of the undivided batch."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from finetune_contract import Outcome
 from finetune_trainer.training.accumulation import accumulated_step, microbatches
 from tests.trainer.stages import Stages
 
-#: Questions and answers of very different length.
+#: Questions and answers of very different lengths.
 UNEVEN = [
     {"prompt": "What is the capital of Peru?" * (1 + i % 3), "completion": "Lima. " * (1 + 7 * (i % 4))} for i in range(40)
 ]  # fmt: skip
@@ -26,7 +26,7 @@ class Line(nnx.Module):
 
 
 def squares(model: Any, batch: Any) -> Any:
-    """Weighted mean of squares; the weights stand for tokens."""
+    """Returns the weighted mean of squares; the weights represent tokens."""
     model.calls[...] += 1
     errors = jnp.square(batch["x"] @ model.kernel[...]).sum(-1) * batch["weight"]
     weight = batch["weight"].sum()
@@ -96,7 +96,7 @@ def test_a_training_is_that_of_the_larger_batch_to_float32_rounding(
     assert norms[4] == pytest.approx(norms[1], rel=2e-6)
 
 
-def test_a_stopped_training_goes_on_to_the_same_digits(
+def test_a_stopped_training_continues_to_the_same_digits(
     stages: Stages, converted: str, uneven: dict[str, Any]
 ) -> None:
     long = {
@@ -112,4 +112,4 @@ def test_a_stopped_training_goes_on_to_the_same_digits(
     assert len(stages.losses("accumulated")) == 60
     lines = (stages.root / "accumulated/train/metrics.jsonl").read_text().splitlines()
     rates = [json.loads(line).get("learning_rate") for line in lines]
-    assert rates[:3] == pytest.approx([0.0, 1e-3, 2e-3], rel=1e-6)  # a step of the schedule is an update
+    assert rates[:3] == pytest.approx([0.0, 1e-3, 2e-3], rel=1e-6)  # one step of the schedule per update

@@ -1,8 +1,8 @@
-"""Every family, in shapes that catalogue models do not have: the converted model, the tuned and exported model and the
-adapter compute what transformers (and PEFT) compute from the same files.
+"""Every family, in shapes that no model of MaxText's catalog has: the converted model, the tuned and exported model and
+the adapter compute what transformers (and PEFT) compute from the same files.
 
-Logits, not weights: a wrong rotary factor, query scale or output scale leaves every round trip exact.
-"""
+The tests compare logits and not weights, because a wrong rotary factor, query scale or output scale leaves the weights
+of every round trip exact."""
 
 import json
 import math
@@ -56,7 +56,7 @@ GEMMA3_LINEAR = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
-#: Weights large enough that every part of the function shows, and a vocabulary that no power of two divides.
+#: Weights are large enough that every part of the function affects the logits; the size of the vocabulary is odd.
 BASE = TinyModelSpec(std=0.125, vocab=509)
 CASES = {
     "qwen3": replace(BASE),
@@ -144,7 +144,7 @@ def reference(workdir: Path, rows: list[list[int]]) -> Iterator[Reference]:
 
 @pytest.fixture(scope="module")
 def cases(workdir: Path, reference: Reference) -> dict[str, Case]:
-    """Made when first asked for: one conversion takes half a second."""
+    """Converted models by name. A case is converted when it is first used, which takes half a second."""
     return {}
 
 
@@ -153,7 +153,7 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case], workdir: Path) 
     name: str = request.param
     folder = workdir / name
     plan = families.read(folder)
-    engine.prepare(plan)  # each time: one process serves many plans here
+    engine.prepare(plan)  # needed each time: this process switches between many plans
     if name not in cases:
         weights = open_weights(folder, plan)
         converted = conversion.convert(
@@ -177,7 +177,7 @@ every_case = pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
 def test_the_converted_model_is_transformers_model(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path
 ) -> None:
-    """As MaxText restores it, whole."""
+    """The model is restored completely by MaxText."""
     forward = FullForward(case.items, case.plan, rows=len(rows), length=max(LENGTHS), scratch=tmp_path)
     assert difference(forward.logits(rows), reference.logits(case.folder.name)) < TOLERANCE
 
@@ -204,13 +204,13 @@ def test_conversion_and_back_is_exact(case: Case, tmp_path: Path) -> None:
         case.weights, CheckpointReader(case.items), case.plan, scratch=tmp_path
     )
     assert tensors == len(case.plan.tensors())
-    # the query scale of float32 Llamas, and Gemma's norms near zero, may move by float32's last bit (proof._allowed)
+    # proof._allowed: the query scale of float32 Llamas and Gemma's norms near zero may change in float32's last bit
     assert rounded == 0 or case.weights.dtypes == {"F32"} or case.plan.norm_offset
 
 
 @every_case
 def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path: Path) -> None:
-    """The "tuned" model is another seed's, so every tensor differs from the source's."""
+    """The "tuned" model has another seed, so every tensor differs from the source's."""
     spec = replace(CASES[case.folder.name], seed=1, dtype="bfloat16", shards=1)
     tuned = write_model(tmp_path / "tuned", spec)
     trained = open_weights(tuned, case.plan)
@@ -220,7 +220,7 @@ def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path:
     for name in trained.text:
         found, wanted = exported.read(name), trained.read(name)
         if case.plan.norm_offset and name.endswith("norm.weight"):
-            # kept as 1 + weight in float32, which a weight near zero does not survive to its last bit
+            # stored as 1 + weight in float32, which does not preserve the last bit of a weight near zero
             assert np.allclose(
                 found.astype(np.float32), wanted.astype(np.float32), rtol=2**-8, atol=2**-23
             ), name
@@ -245,7 +245,7 @@ def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path:
 def test_the_export_for_maxtext_is_transformers_model(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path
 ) -> None:
-    """In MaxText's own format the layers lie one by one."""
+    """MaxText's own format has one array for each layer."""
     out = build(case, case.items, tmp_path, lora=None, content="Merged", orbax=True)["orbax"]
     forward = FullForward(
         f"file://{out}/items", case.plan, rows=len(rows), length=max(LENGTHS), scratch=tmp_path, scanned=False
@@ -260,7 +260,7 @@ def test_the_export_for_maxtext_is_transformers_model(
 
 
 @pytest.mark.parametrize("case", ["mistral"], indirect=True, ids=str)
-def test_a_converted_model_that_is_not_there_is_told_as_that(case: Case, tmp_path: Path) -> None:
+def test_a_converted_model_that_is_not_there_is_reported_as_that(case: Case, tmp_path: Path) -> None:
     with pytest.raises(StageError) as error:
         FullForward(f"file://{tmp_path}/gone", case.plan, rows=1, length=8, scratch=tmp_path)
     assert (error.value.code, error.value.reason) == (ExitCode.INPUT_MISSING, "ConvertedModelUnreadable")
@@ -268,7 +268,7 @@ def test_a_converted_model_that_is_not_there_is_told_as_that(case: Case, tmp_pat
 
 @pytest.fixture(scope="module")
 def adapted(workdir: Path) -> dict[str, dict[str, Path]]:
-    """Exports of the LoRA cases, for one call of the reference in the end."""
+    """Exports of the LoRA cases, collected for a single call of the reference at the end."""
     return {}
 
 
@@ -332,11 +332,11 @@ def test_an_adapter_of_another_rank_is_refused(
 def test_the_proof_refuses_an_engine_that_computes_something_else(
     cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
 ) -> None:
-    """The same weights, converted exactly, but Llama 3's rotary scaling forgotten."""
+    """The weights are the same and converted exactly, but Llama 3's rotary scaling is missing."""
     good = cases["llama 3.2's rope, shards"]
     forgetful = replace(good.plan, llama3_scaling=None)
     engine.prepare(forgetful)
-    with pytest.raises(Exception, match=r"computes another function .* logits within 0\.001"):
+    with pytest.raises(Exception, match=r"computes a different function .* logits within 0\.001"):
         conversion_check.check_conversion(good.weights, good.items, forgetful, rows, scratch=tmp_path)
 
 
@@ -346,7 +346,7 @@ def test_the_proof_refuses_a_conversion_of_other_weights(
     good = cases["qwen3"]
     engine.prepare(good.plan)
     other = write_model(tmp_path / "other", replace(CASES["qwen3"], seed=5))
-    with pytest.raises(Exception, match=r"converting model\.\S+ and back changes it"):
+    with pytest.raises(Exception, match=r"a round trip of conversion changes model\.\S+"):
         conversion_check.check_conversion(
             open_weights(other, good.plan), good.items, good.plan, rows, scratch=tmp_path
         )
@@ -368,12 +368,14 @@ def test_the_proof_refuses_a_conversion_of_other_weights(
 def test_the_proof_names_the_tensor_of_which_a_single_value_differs(
     case: Case, tensor: str, rows: list[list[int]], tmp_path: Path
 ) -> None:
-    """The last value of the last tensor of a stack."""
+    """The value that differs is the last one of the last tensor of a stack."""
     changed = shutil.copytree(case.folder, tmp_path / "changed")
     tensors = load_file(changed / "model.safetensors")
     tensors[tensor].flat[-1] += 1
     save_file(tensors, changed / "model.safetensors")
-    with pytest.raises(StageError, match=rf"converting {re.escape(tensor)} and back .*saw 1 of \d+ values"):
+    with pytest.raises(
+        StageError, match=rf"a round trip of conversion changes {re.escape(tensor)} .*found 1 of \d+ values"
+    ):
         conversion_check.check_conversion(
             open_weights(changed, case.plan), case.items, case.plan, rows, scratch=tmp_path
         )
@@ -404,14 +406,14 @@ def test_a_choice_of_experts_that_the_scores_rule_out_fails_the_proof(
         return np.array([np.setdiff1d(np.arange(number), one)[: len(one)] for one in row])
 
     monkeypatch.setattr(numpy_reference, "NumpyReference", Elsewhere)
-    with pytest.raises(Exception, match=r"computes another function .* off by nan"):
+    with pytest.raises(Exception, match=r"computes a different function .* off by nan"):
         conversion_check.check_conversion(case.weights, case.items, case.plan, rows, scratch=tmp_path)
 
 
 def test_of_two_experts_with_nearly_the_same_score_either_is_right(
     cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
 ) -> None:
-    """Engine and judge may round differently: with float32 that happens in most models of many layers and experts."""
+    """Engine and reference may round differently: with float32, most models of many layers and experts show that."""
     spec = replace(CASES["qwen3 moe"], dtype="float32", shards=1)
     folder = write_model(tmp_path / "tied", spec)
     tensors = load_file(folder / "model.safetensors")
@@ -425,7 +427,7 @@ def test_of_two_experts_with_nearly_the_same_score_either_is_right(
     items = conversion.convert(weights, plan, f"file://{tmp_path}/converted", store=open_store()).items
     forward = Forward(CheckpointReader(items), plan, scratch=tmp_path)
     chosen = numpy_reference.NumpyReference(folder, weights.read, rows).experts
-    # The last layer's, so that no other choice follows from it.
+    # only in the last layer, so that the swap changes no other layer's choice of experts
     last = [np.where(one <= 1, 1 - one, one) for one in chosen[-1] or ()]
     swapped = [~np.isin([0, 1], one).all() & np.isin(one, [0, 1]).any() for one in np.concatenate(last)]
     assert any(swapped)
@@ -434,7 +436,7 @@ def test_of_two_experts_with_nearly_the_same_score_either_is_right(
     assert difference(other, logits) > TOLERANCE
 
 
-def test_the_proof_tells_what_it_compared(
+def test_the_proof_reports_what_it_compared(
     cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
 ) -> None:
     good = cases["qwen3"]
@@ -448,7 +450,7 @@ def test_the_proof_tells_what_it_compared(
 
 
 def joined(parts: list[tuple[int, list[np.ndarray]]]) -> list[np.ndarray]:
-    """Logits of the whole vocabulary, for each row."""
+    """Returns the logits of the whole vocabulary for each row."""
     starts = np.cumsum([0, *(part[0].shape[1] for _, part in parts[:-1])])
     assert [start for start, _ in parts] == starts.tolist()
     return [np.concatenate(each, axis=-1) for each in zip(*(part for _, part in parts), strict=True)]
@@ -509,7 +511,7 @@ def random_adapter(plan: ModelPlan, folder: Path, scratch: Path) -> str:
 
 
 def adapted_logits(case: Case, params: str, rows: list[list[int]], scratch: Path) -> list[np.ndarray]:
-    """What the engine computes with the adapter applied, as evaluation does it."""
+    """Returns the engine's logits with the adapter applied, as evaluation computes them."""
     config = engine.configure(
         case.plan, engine.SFT, run_name="lora", base_output_directory=str(scratch),
         load_parameters_path=engine_path(case.items), weight_dtype="float32", dtype="float32",
@@ -528,7 +530,7 @@ def adapted_logits(case: Case, params: str, rows: list[list[int]], scratch: Path
     with jax.set_mesh(loaded.mesh), logical_axis_rules(config.logical_axis_rules):
         graph, state = nnx.split(loaded.model)
 
-        @jax.jit  # operation by operation it takes ten times as long
+        @jax.jit  # without jit it takes ten times as long
         def run(state: object) -> object:
             return nnx.merge(graph, state)(
                 decoder_input_tokens=jnp.asarray(tokens), decoder_positions=positions,

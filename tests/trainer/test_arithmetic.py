@@ -1,4 +1,4 @@
-"""Operations of published models, held against sums by hand."""
+"""Counts of operations for published models, compared with sums computed by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ MIXTRAL = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }  # fmt: skip
-#: By hand: layers x (attention + MLP) + head.
+#: Computed by hand: layers x (attention + MLP) + head.
 QWEN3_8B_WEIGHTS = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288) + 4096 * 151936
 MIXTRAL_WEIGHTS = 32 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336 * 2 + 8 * 4096) + 4096 * 32000
 
@@ -63,7 +63,7 @@ def test_latent_attention_has_narrower_values() -> None:
     ("method", "passes"),
     [
         ({}, 3.0),
-        # nothing of the frozen weights' gradients; attention has no weights
+        # the gradients of frozen weights are not computed; attention itself has no weights
         ({"lora": {"rank": 1, "alpha": 1.0, "target_modules": ["q_proj"]}}, 2.0),
         ({"type": "ORPO", "max_prompt_length": 8}, 3.0),
         ({"type": "DPO", "max_prompt_length": 8}, 4.0),
@@ -92,7 +92,7 @@ def test_a_wide_adapter_counts() -> None:
         (["TPU v5 lite"] * 4, 4 * 197e12),
         (["TPU v5"] * 4, 4 * 459e12),
         (["TPU v6 lite"] * 16, 16 * 918e12),
-        (["TPU7x"] * 2, 2307e12),  # two devices of a chip
+        (["TPU7x"] * 2, 2307e12),  # two devices of one chip
         (["cpu"], None),
         (["TPU v6 lite", "TPU v99"], None),
     ],

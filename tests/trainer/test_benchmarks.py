@@ -1,4 +1,4 @@
-"""Benchmarks: tasks of lm-evaluation-harness on our model, their numbers computed again from plain logits."""
+"""Benchmarks: tasks of lm-evaluation-harness on our model; the scores are recomputed from plain logits."""
 
 import json
 import math
@@ -71,7 +71,7 @@ class Case:
         return text
 
     def nats(self, context: Sequence[int], rest: Sequence[int]) -> float:
-        """The log-probability of ``rest``, from the logits of an ordinary forward pass."""
+        """Returns the log-probability of ``rest``, from the logits of an ordinary forward pass."""
         whole = [*context, *rest]
         (logits,) = self.forward.logits([whole])
         wide = logits[len(context) - 1 : -1].astype(np.float64)
@@ -79,7 +79,10 @@ class Case:
         return float((wide[np.arange(len(rest)), list(rest)] - normal).sum())
 
     def said(self, before: str, after: str) -> float:
-        """The same of texts, split where the harness splits them: spaces belong to what follows."""
+        """Returns the log-probability of the text ``after``.
+
+        The texts are split where the harness splits them: spaces belong to the second text.
+        """
         ids = self.renderer.ids(before + after)
         known = len(self.renderer.ids(before.rstrip()))
         return self.nats(ids[:known], ids[known:])
@@ -107,7 +110,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def described(folder: Path, rows: Sequence[dict[str, Any]], **config: Any) -> Path:
-    """A folder with the task ``mine`` on these rows."""
+    """Writes a folder with the task ``mine`` on these rows."""
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = {
@@ -251,12 +254,12 @@ def test_a_text_longer_than_the_context_is_measured_in_pieces(case: Case) -> Non
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of the harness."""
+    """A stand-in for a request of the harness."""
 
     args: tuple[str, ...]
 
 
-def test_what_the_likeliest_tokens_say_is_told_as_such(case: Case) -> None:
+def test_what_the_likeliest_tokens_say_is_reported_as_such(case: Case) -> None:
     prompt = case.renderer.ids(case.prompt("Peru"))
     (answer,) = Generator(
         case.loaded,
@@ -285,34 +288,34 @@ def filtered(**function: Any) -> dict[str, Any]:
     return {**asking(), "filter_list": [{"name": "some", "filter": [function]}]}
 
 
-#: Changes of the task -> what is said.
+#: For each broken task: the fields that change, and part of the error message.
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no such column": ({"doc_to_text": "{{town}}"}, "'town' is undefined"),
     "a template that breaks out": ({"doc_to_text": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
     "a file elsewhere": ({"dataset_kwargs": {"data_files": {"test": "../rows.jsonl"}}}, "in the folder"),
     "a file on the network": ({"dataset_kwargs": {"data_files": {"test": "https://x/y"}}}, "in the folder"),
     "no files": ({"dataset_kwargs": {}}, "in the folder"),
-    "a dataset of the hub": ({"dataset_path": "openai/gsm8k"}, "must lie in the folder"),
-    "another file's settings": ({"include": "base.yaml"}, "nothing outside"),
+    "a dataset of the hub": ({"dataset_path": "openai/gsm8k"}, "must be in the folder"),
+    "another file's settings": ({"include": "base.yaml"}, "anything outside"),
     "a metric of the hub": ({"metric_list": [{"metric": "somebody/metric"}]}, "no such metric"),
-    "a metric's program of the hub": (asking(hf_evaluate=True), "saw metric_list[0].hf_evaluate"),
-    "an option that no metric has": (asking(weight_by_size=True), "saw metric_list[0].weight_by_size"),
-    "no such aggregation": (asking(aggregation="utils.mine"), "saw metric_list[0].aggregation: utils.mine"),
+    "a metric's program of the hub": (asking(hf_evaluate=True), "found metric_list[0].hf_evaluate"),
+    "an option that no metric has": (asking(weight_by_size=True), "found metric_list[0].weight_by_size"),
+    "no such aggregation": (asking(aggregation="utils.mine"), "found metric_list[0].aggregation: utils.mine"),
     "a filter that calls": (filtered(function="custom", filter_fn="os.system"), "filter[0].function: custom"),
     "a filter of no name": (filtered(function=["custom"]), "no such filter"),
-    "metrics that are none": ({"metric_list": ["acc"]}, "metric_list[0] is no mapping"),
-    "a class": ({"class": "task.Mine"}, "saw class"),
-    "rows that are made": ({"custom_dataset": "utils.make"}, "saw custom_dataset"),
-    "scores that are made": ({"process_results": "utils.score"}, "saw process_results"),
-    "rows that are changed": ({"fewshot_config": {"process_docs": "utils.f"}}, "saw fewshot_config.process_docs"),
-    "a key that nobody knows": ({"hf_evaluate": True}, "saw hf_evaluate"),
+    "metrics that are none": ({"metric_list": ["acc"]}, "metric_list[0] is not a mapping"),
+    "a class": ({"class": "task.Mine"}, "found class"),
+    "rows that are made": ({"custom_dataset": "utils.make"}, "found custom_dataset"),
+    "scores that are made": ({"process_results": "utils.score"}, "found process_results"),
+    "rows that are changed": ({"fewshot_config": {"process_docs": "utils.f"}}, "found fewshot_config.process_docs"),
+    "a key that nobody knows": ({"hf_evaluate": True}, "found hf_evaluate"),
     "a dataset's own code": (
         {"dataset_kwargs": {"data_files": {"test": "rows.jsonl"}, "trust_remote_code": True}},
-        "saw dataset_kwargs.trust_remote_code",
+        "found dataset_kwargs.trust_remote_code",
     ),
-    "pictures": ({"doc_to_image": "{{country}}"}, "saw doc_to_image"),
-    "answers that are programs": ({"unsafe_code": True}, "saw unsafe_code"),
-    "no such split": ({"test_split": "train"}, "cannot make this task"),
+    "pictures": ({"doc_to_image": "{{country}}"}, "found doc_to_image"),
+    "answers that are programs": ({"unsafe_code": True}, "found unsafe_code"),
+    "no such split": ({"test_split": "train"}, "cannot create this task"),
 }  # fmt: skip
 
 
@@ -334,7 +337,8 @@ def test_a_key_that_asks_for_nothing_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_lists_are_those_of_the_harness() -> None:
-    """Another release may compute more, or something else under a name: then look at what it does."""
+    """If a new release computes more metrics, or others under the same names, review what they do before updating the
+    lists."""
     own = {"METRICS": METRIC_REGISTRY, "AGGREGATIONS": AGGREGATION_REGISTRY}
     for name, registry in own.items():
         known = {key for key in registry.keys() if registry[key].__module__ == metrics.__name__}  # noqa: SIM118
@@ -346,7 +350,7 @@ def test_the_lists_are_those_of_the_harness() -> None:
 
 
 def test_no_program_of_a_metric_is_fetched_however_the_function_was_come_by() -> None:
-    """In a process of its own, where one has it from before."""
+    """This includes a function that was imported before the trainer; the test runs in a process of its own."""
     code = """
 import evaluate
 early = evaluate.load
@@ -374,7 +378,7 @@ def test_datasets_loads_no_metrics_either() -> None:
 
 
 def test_no_task_of_the_harness_runs_answers_or_fetches_programs() -> None:
-    """Of those that are not refused, no function leads to anything forbidden, by the code of the pinned harness."""
+    """According to the pinned harness's code, no function of a task that is not refused leads to a forbidden name."""
     found = {}
     for name, (_, config) in harness_code.known_tasks().items():
         try:
@@ -403,7 +407,7 @@ def test_what_is_forbidden_is_found_where_a_function_leads(place: str, used: str
 
 
 def test_metrics_that_are_never_called_come_from_the_harness() -> None:
-    """The harness would load their programs nonetheless."""
+    """The harness itself would load the metrics' programs nevertheless."""
     index = benchmarks._index()
     file = index["afrimmlu_direct_amh_prompt_1"].yaml_path
     assert "hf_evaluate: true" in (file.parent / "afrimmlu_direct").read_text()
@@ -459,20 +463,20 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: FakeH
 @pytest.mark.parametrize(
     ("name", "reason", "said"),
     [
-        ("no-such-task", "BenchmarkMissing", "no such benchmark"),
+        ("no-such-task", "BenchmarkMissing", "the benchmark does not exist"),
         ("mmlu", "BenchmarkInvalid", "mmlu_"),
         ("ifeval", "BenchmarkInvalid", "fetches data of NLTK"),
         ("jsonschema_bench_easy", "BenchmarkInvalid", "jsonschema is not installed"),
-        # Would end the process where a program is not installed.
+        # This task would end the process if a program is not installed.
         ("slr_bench_all", "BenchmarkInvalid", "run as a program"),
-        # Its answers are parsed by sympy, which evaluates them.
-        ("non_greedy_robustness_math_algebra", "BenchmarkInvalid", "parser that evaluates it"),
+        # sympy would parse this task's answers, and its parser evaluates them.
+        ("non_greedy_robustness_math_algebra", "BenchmarkInvalid", "parser that evaluates them"),
         ("minerva_math_algebra", "BenchmarkInvalid", "scored by minerva_math/utils"),
         ("noticia", "BenchmarkInvalid", "program or a model of the Hugging Face Hub"),
-        ("polemo2_in", "BenchmarkInvalid", "saw metric_list"),
+        ("polemo2_in", "BenchmarkInvalid", "found metric_list"),
         ("realtoxicityprompts", "BenchmarkInvalid", "a service on the network"),
-        # Its module would run programs when it is imported.
-        ("humaneval", "BenchmarkInvalid", "saw unsafe_code"),
+        # Importing this task's module would run programs.
+        ("humaneval", "BenchmarkInvalid", "found unsafe_code"),
     ],
 )
 def test_only_single_tasks_of_texts_are_taken_of_the_harness(

@@ -1,8 +1,7 @@
-"""What users hand in broken, as whole stages: each ends with the contract's code and says what, where and what to do.
+"""Broken inputs from users, in whole stages: each ends with the contract's exit code and a message with place and fix.
 
-Broken rows and files of datasets are in test_datasets, and what config.json may hold in test_families; these are the
-other inputs, one of each kind.
-"""
+test_datasets covers broken rows and files of datasets, and test_families the contents of config.json; these tests cover
+one example of each other kind of input."""
 
 import json
 import shutil
@@ -86,11 +85,11 @@ MODELS: dict[str, tuple[str, Break, ExitCode, str, str]] = {
     "an architecture of nobody": ("Preflight", edit("config.json", architectures=["BertForMaskedLM"]),
      ExitCode.BAD_REQUEST, "UnsupportedArchitecture", "BertForMaskedLM"),
     "a config that is not of these weights": ("Convert", edit("config.json", intermediate_size=64),
-     ExitCode.BAD_REQUEST, "WeightsMismatch", "the shape is not what config.json says"),
-    "weights cut short": ("Convert", truncated, ExitCode.BAD_REQUEST, "WeightsMismatch", "the file is not whole"),
+     ExitCode.BAD_REQUEST, "WeightsMismatch", "the shape differs from config.json"),
+    "weights cut short": ("Convert", truncated, ExitCode.BAD_REQUEST, "WeightsMismatch", "the file is incomplete"),
     "weights of torch": ("Convert", of_torch, ExitCode.INPUT_MISSING, "WeightsMissing", "pytorch_model.bin"),
     "an index that is no JSON": ("Convert", text("model.safetensors.index.json", "{"), ExitCode.BAD_REQUEST,
-     "WeightsMismatch", "the index is not readable"),
+     "WeightsMismatch", "the index cannot be read"),
     "a shard that is missing": ("Convert", text("model.safetensors.index.json",
      json.dumps({"weight_map": {NORM: "model-2.safetensors"}})), ExitCode.INPUT_MISSING, "WeightsMissing",
      "model-2.safetensors"),
@@ -120,7 +119,7 @@ def failure_of(result: StageResult) -> Failure:
 
 
 @pytest.mark.parametrize(("stage", "broken", "code", "reason", "told"), MODELS.values(), ids=MODELS)
-def test_a_broken_model_folder_is_told(
+def test_a_broken_model_folder_is_reported(
     stages: Stages, tmp_path: Path, stage: str, broken: Break, code: ExitCode, reason: str, told: str
 ) -> None:
     model = tmp_path / "model"
@@ -168,7 +167,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], ExitCode, str, str]] = {
 
 
 @pytest.mark.parametrize(("changes", "code", "reason", "told"), REQUESTS.values(), ids=REQUESTS)
-def test_a_request_that_cannot_be_is_told_in_preflight(
+def test_a_request_that_cannot_be_is_reported_in_preflight(
     stages: Stages, tmp_path: Path, changes: dict[str, Any], code: ExitCode, reason: str, told: str
 ) -> None:
     failure = failure_of(stages.run("Preflight", f"broken/{tmp_path.name}", **changes))
@@ -176,7 +175,9 @@ def test_a_request_that_cannot_be_is_told_in_preflight(
     assert told in failure.message
 
 
-def test_a_conversion_that_is_gone_or_damaged_is_told(stages: Stages, converted: str, tmp_path: Path) -> None:
+def test_a_conversion_that_is_gone_or_damaged_is_reported(
+    stages: Stages, converted: str, tmp_path: Path
+) -> None:
     gone = failure_of(stages.run("Train", "broken/gone", converted=f"file://{tmp_path}/nowhere/items"))
     assert (gone.code, gone.reason) == (ExitCode.INPUT_MISSING, "ConvertedModelUnreadable"), gone.message
     items = tmp_path / "items"
@@ -191,7 +192,7 @@ def test_a_conversion_that_is_gone_or_damaged_is_told(stages: Stages, converted:
 
 
 def flipped(path: Path) -> None:
-    """One bit in the middle is another one."""
+    """Flips one bit in the middle of the file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -200,7 +201,7 @@ def flipped(path: Path) -> None:
 def test_a_cached_conversion_is_compared_by_preflight_and_by_training_and_made_anew(
     stages: Stages, tmp_path: Path
 ) -> None:
-    """One byte of the weights changes, of a conversion that real stages have made."""
+    """One bit of the weights changes in a conversion that real stages have made."""
     cache = f"file://{tmp_path}/cache"
 
     def preflight(run: str) -> ConversionCacheUse:
@@ -224,7 +225,7 @@ def test_a_cached_conversion_is_compared_by_preflight_and_by_training_and_made_a
         "converted_files_digest": manifest.files_digest, "hyperparameters": {"steps": 1},
     }  # fmt: skip
     assert stages.run("Train", "poisoned/train", **told).outcome is Outcome.SUCCEEDED
-    assert preflight("after training").result == "Hit"  # nothing that loads a model writes to its entry
+    assert preflight("after training").result == "Hit"  # a stage that loads a model never writes to its entry
     assert convert("third") == ConvertOutcome(manifest=manifest, reused=True)
 
     tokens = next(Path(f"{tmp_path}/cache/data").rglob("tokens.bin"))
@@ -238,7 +239,7 @@ def test_a_cached_conversion_is_compared_by_preflight_and_by_training_and_made_a
     flipped(largest)
     failure = failure_of(stages.run("Train", "poisoned/damaged", **told))
     assert (failure.code, failure.reason) == (ExitCode.UNAVAILABLE, "ConvertedModelDamaged"), failure.message
-    assert (failure.where, largest.name in failure.saw) == (manifest.items, True)
+    assert (failure.where, largest.name in failure.actual) == (manifest.items, True)
     missed = preflight("fourth")
     assert missed.result == "Miss"
     assert largest.name in missed.miss_because[0]
@@ -247,7 +248,7 @@ def test_a_cached_conversion_is_compared_by_preflight_and_by_training_and_made_a
     assert preflight("fifth").uri == again.manifest.items
 
 
-def test_a_checkpoint_that_is_gone_is_told(stages: Stages, converted: str) -> None:
+def test_a_checkpoint_that_is_gone_is_reported(stages: Stages, converted: str) -> None:
     failure = failure_of(stages.run("Evaluate", "broken/never-trained", converted=converted, train_step=7))
     assert (failure.code, failure.reason) == (ExitCode.INPUT_MISSING, "CheckpointMissing")
     assert "checkpoints/7" in failure.message
@@ -260,7 +261,7 @@ def test_a_checkpoint_that_is_gone_is_told(stages: Stages, converted: str) -> No
         ("Convert", "finetune_trainer.conversion:convert"),
     ],
 )
-def test_a_disk_that_is_full_is_told(stages: Stages, stage: str, place: str) -> None:
+def test_a_disk_that_is_full_is_reported(stages: Stages, stage: str, place: str) -> None:
     made = request(stages.root, stage, f"broken/full-{stage}")
     full = ("disk_full_at", place)
     failure = failure_of(stages.run(stage, f"broken/full-{stage}", fault=full, use_cache="Off"))

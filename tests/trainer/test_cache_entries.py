@@ -1,4 +1,4 @@
-"""A converted model in the cache is used only if it is what was written, whoever else writes there."""
+"""A cached converted model is used only if its files are unchanged, even if other clients write to the cache."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def asked(root: str, tmp_path: Path) -> Callable[..., StageRequest]:
 
 
 def convert(store: StorageClient, made: StageRequest, run: str = "a", **changes: Any) -> ConvertManifest:
-    """As the Convert stage does it, with files of a few bytes."""
+    """Returns the manifest as the Convert stage does, with files of a few bytes."""
     found = conversion_cache.find(made, PRINTS, store)
     if not isinstance(found, CacheMiss):
         return found
@@ -67,7 +67,7 @@ type Poison = Callable[[StorageClient, ConvertManifest], None]
 
 
 def rewrite(change: Callable[[dict[str, Any], str], object]) -> Poison:
-    """Another manifest at the same address."""
+    """Returns a function that replaces the manifest at its address."""
 
     def poison(store: StorageClient, manifest: ConvertManifest) -> None:
         address = f"{entry_of(manifest).rpartition('/')[0]}/manifest.json"
@@ -111,7 +111,7 @@ POISONS: dict[str, tuple[Poison, str]] = {
         rewrite(lambda f, folder: f.update(items=f"{folder}/")), "a folder outside of its own"),
     "items that are empty": (
         rewrite(lambda f, folder: f.update(items=f["items"].replace("/0/", "/1/"))), "a folder that is empty"),
-    "of another fingerprint": (rewrite(lambda f, _: f.update(fingerprint="f" * 32)), "of another fingerprint"),
+    "of another fingerprint": (rewrite(lambda f, _: f.update(fingerprint="f" * 32)), "has another fingerprint"),
     "no JSON": (raw(b"\xff{"), "its manifest cannot be read"),
     "an export's manifest": (raw(b'{"files": [{"path": "model.safetensors"}]}'), "its manifest cannot be read"),
     "a huge manifest": (raw(b" " * ((1 << 20) + 1)), "its manifest has more than 1048576 bytes"),
@@ -175,7 +175,7 @@ def test_an_entry_that_was_removed_from_the_cache_is_said_to_be(
     manifest = convert(store, asked())
     store.delete(CacheLayout(asked().cache).convert_manifest(PRINTS.value))
     store.delete_folder(entry_of(manifest))
-    assert why(conversion_cache.find(asked(), PRINTS, store)) == "the last entry is not in the cache any more"
+    assert why(conversion_cache.find(asked(), PRINTS, store)) == "the last entry is no longer in the cache"
 
 
 def test_a_conversion_without_the_proof_gives_way_to_one_that_is_proven(
@@ -229,7 +229,7 @@ def test_of_two_that_replace_the_same_damage_the_first_wins(
 def test_the_list_of_a_large_conversion_leaves_its_manifest_small(
     store: StorageClient, asked: Callable[..., StageRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of thousands of files is megabytes; what the operator reads stays below 2 KiB."""
+    """The list of thousands of files takes megabytes; the manifest, which the operator reads, stays below 2 KiB."""
     many = {f"0/items/params.layers.{n}.kernel/c/{n}": b"" for n in range(300)}
     monkeypatch.setitem(globals(), "FILES", many)
     manifest = convert(store, asked())
@@ -240,7 +240,7 @@ def test_the_list_of_a_large_conversion_leaves_its_manifest_small(
     assert json.loads(listed)["files"].keys() == many.keys()
 
 
-# --- where it is used
+# --- in the stages
 
 
 def pinned(made: StageRequest, manifest: ConvertManifest, **changes: Any) -> StageRequest:
@@ -264,7 +264,7 @@ def test_a_conversion_that_was_damaged_since_is_a_fault_of_the_infrastructure_th
     assert (failure.code, failure.reason) == (ExitCode.UNAVAILABLE, CONVERTED_MODEL_DAMAGED)
     assert failure.failure_class == "Infrastructure"
     assert failure.where == manifest.items
-    assert "0/items/ocdbt/d/1" in failure.saw
+    assert "0/items/ocdbt/d/1" in failure.actual
 
 
 def test_a_list_that_was_written_after_the_poisoning_does_not_help_it(
@@ -307,7 +307,7 @@ def test_a_model_that_vanishes_between_comparison_and_loading_is_damaged_not_the
     store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
-    unreadable = StageError(ExitCode.INPUT_MISSING, conversion_cache.UNREADABLE, "gone", saw="NOT_FOUND")
+    unreadable = StageError(ExitCode.INPUT_MISSING, conversion_cache.UNREADABLE, "gone", actual="NOT_FOUND")
     with pytest.raises(StageError) as caught, conversion_cache.loading(pinned(asked(), manifest)):
         raise unreadable
     assert (caught.value.reason, caught.value.where) == (CONVERTED_MODEL_DAMAGED, manifest.items)

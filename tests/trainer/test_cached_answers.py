@@ -1,4 +1,4 @@
-"""What the compiler said of a train step is taken from the cache only if it is of the same question."""
+"""A cached answer of the compiler about a train step is used only for the same question."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ ANSWER = CompileSuccess(
 
 @pytest.fixture
 def asking(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> CompileClient:
-    """A compiler that ends at once: only the cache can answer."""
+    """Returns a client whose compiler ends at once, so that only the cache can answer."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     library = tmp_path / "libtpu.so"
     library.touch()
@@ -66,7 +66,7 @@ def test_anything_else_is_not(asking: CompileClient, root: str, kind: str) -> No
         asking(candidate(4))
 
 
-#: Says what its environment holds, and its own number.
+#: A compiler that answers with its environment and its process id.
 ECHO = """#!/bin/bash
 read job
 while read candidate; do
@@ -104,7 +104,7 @@ def test_each_slice_is_compiled_for_with_its_own_flags(
             assert isinstance(answer, CompileFailure)
             said.append(answer.message)
         same = asking.fingerprint(on({"LIBTPU_INIT_ARGS": "--first"}))
-        assert same == asking.fingerprint(on(None)), "whoever names the flags"
+        assert same == asking.fingerprint(on(None)), "whether the environment or the candidate sets the flags"
         assert same != asking.fingerprint(on({"LIBTPU_INIT_ARGS": "--second"}))
     assert [each.partition(" ")[2] for each in said] == ["--first|", "--first|", "--second|", "|--third", "|"]
-    assert said[0] == said[1], "one process for all questions of the same flags"
+    assert said[0] == said[1], "one process compiles all candidates with the same flags"

@@ -1,4 +1,4 @@
-"""Prepared data in the cache is used only if it is what was written, whoever else writes there."""
+"""Prepared data in the cache is used only if its files are unchanged, even if other clients write to the cache."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -77,7 +77,7 @@ DATA_POISONS: dict[str, tuple[Callable[[StorageClient, DataManifest], None], str
         rewrite_data(tokens="{folder}x/e/tokens.bin", index="{folder}x/e/index.npz"), "outside of its folder"),
     "an index elsewhere": (rewrite_data(index="{folder}/another/index.npz"), "outside of its folder"),
     "dots": (rewrite_data(tokens="{folder}/../x/tokens.bin", index="{folder}/../x/index.npz"), "outside of its folder"),
-    "of another fingerprint": (rewrite_data(fingerprint="f" * 32), "of another fingerprint"),
+    "of another fingerprint": (rewrite_data(fingerprint="f" * 32), "has another fingerprint"),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ LORA = {"rank": 8, "alpha": 16.0}
     [
         ({}, "SFT, full fine-tuning"),
         ({"train_on_prompt": True, "lora": LORA}, "SFT (prompts too), LoRA, rank 8, alpha 16"),
-        ({"lora": {**LORA, "quantization": "NF4"}}, "SFT, LoRA on a base in NF4, rank 8, alpha 16"),
+        ({"lora": {**LORA, "quantization": "NF4"}}, "SFT, LoRA on a base model in NF4, rank 8, alpha 16"),
         ({"type": "DPO", **PAIRS, "beta": 0.2}, "DPO (beta 0.2, label smoothing 0), full fine-tuning"),
         ({"type": "ORPO", **PAIRS, "lora": LORA}, "ORPO (weight 0.1), LoRA, rank 8, alpha 16"),
     ],

@@ -1,4 +1,4 @@
-"""Real stages on a tiny model: convert, train, evaluate and export, with a stop in the middle."""
+"""Real stages on a tiny model: convert, train, evaluate and export, with training interrupted and resumed."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_conversion_and_export_never_load_libtpu(stages: Stages, converted: str,
     assert exported.outcome is Outcome.SUCCEEDED, exported.failure
 
 
-def test_a_stopped_training_goes_on_as_if_nothing_had_happened(stages: Stages, converted: str) -> None:
+def test_a_stopped_training_continues_as_if_nothing_had_happened(stages: Stages, converted: str) -> None:
     long = {"converted": converted, "hyperparameters": {"steps": 150}, "checkpointing": {"every_steps": 50}}
     stages.run("Train", "undisturbed", **long)
     first = stages.run("Train", "stopped", stop_at=20, **long)

@@ -64,9 +64,9 @@ V5E_4 = {
     "devices": 4,
     "hbm_gib": 16,
 }
-#: What the search would choose, set, so that one candidate is compiled.
+#: The settings that the search would choose, fixed so that a single candidate is compiled.
 FIXED = {"remat_policy": "full", "num_vocab_tiling": "1"}
-#: Wide enough that most of the arithmetic is matrix products, and that they overlap with the network; no weights.
+#: Wide enough that most operations are matrix products and overlap with communication; there are no weights.
 WIDE = {
     "architectures": ["Qwen3ForCausalLM"],
     "hidden_size": 1024,
@@ -108,7 +108,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def asking(root: Path, environment: dict[str, str]) -> Iterator[CompileClient]:
-    """One compiler for the module: starting it takes longer than a small step."""
+    """One compiler process for the module: starting it takes longer than compiling a small step."""
     made = wanted(root)
     model = root / "models/qwen3"
     with CompileClient(made, families.read(model), model, open_store(), environment) as compiler:
@@ -117,7 +117,7 @@ def asking(root: Path, environment: dict[str, str]) -> Iterator[CompileClient]:
 
 @pytest.fixture
 def here(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler in this process: no start for every request."""
+    """Runs the compiler in this process, so that no request has to start one."""
     for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TPU_LIBRARY_PATH", environment["TPU_LIBRARY_PATH"])
@@ -129,7 +129,7 @@ def candidate(batch: int) -> Candidate:
     return Candidate(slice=made.memory.slice, mesh=made.mesh, global_batch=batch)
 
 
-def test_a_small_step_fits_and_its_cost_is_told(asking: CompileClient) -> None:
+def test_a_small_step_fits_and_its_cost_is_reported(asking: CompileClient) -> None:
     answer = asking(candidate(4))
     assert isinstance(answer, CompileSuccess), answer
     assert answer.arguments_bytes < answer.peak_bytes < answer.limit_bytes
@@ -139,7 +139,7 @@ def test_a_small_step_fits_and_its_cost_is_told(asking: CompileClient) -> None:
 
 
 def test_the_arithmetic_is_what_the_models_sizes_say(asking: CompileClient) -> None:
-    """Forward, backward, and forward again: remat keeps nothing but the layers' inputs."""
+    """The expected work is forward, backward, and forward again, because remat keeps only the layers' inputs."""
     answer, plan = asking(candidate(4)), families.resolve(WIDE)
     assert isinstance(answer, CompileSuccess), answer
     needed = step_flops(plan, method_of(), rows=1, length=1024) + forward_flops(plan, rows=1, length=1024)
@@ -178,7 +178,7 @@ def test_without_a_compiler_the_outcome_says_so(root: Path) -> None:
         ["--method", "DPO", "--accumulation", "2"],
     ],
 )
-def test_by_hand_a_missing_compiler_is_told_for_every_method(
+def test_by_hand_a_missing_compiler_is_reported_for_every_method(
     root: Path, method: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(root / "libtpu.so"))
@@ -188,7 +188,7 @@ def test_by_hand_a_missing_compiler_is_told_for_every_method(
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answers: Callable[[Candidate], Answer]) -> list[Candidate]:
-    """What is asked from now on, answered without a compiler."""
+    """Returns the list of candidates that are requested from now on; ``answers`` answers them without a compiler."""
     asked: list[Candidate] = []
 
     def answer(_: CompileClient, candidate: Candidate) -> Answer:
@@ -240,15 +240,15 @@ def test_by_hand_the_choice_is_preflights(
     assert compile_cli.main([*model, "--choose", "--program", "Loss"]) == 0
     outcome = MemoryOutcome.model_validate_json(capsys.readouterr().out)
     assert outcome.tuning["remat_policy"] == "save_qkv_proj"
-    assert len(outcome.tried) > 2, "what would have been possible was compiled, too"
+    assert len(outcome.tried) > 2, "other candidates were compiled, too"
     assert [line.partition(":")[0] for line in outcome.programs] == ["loss on the validation rows"]
     assert asked[-1].tuning == outcome.tuning
     asked.clear()
     assert compile_cli.main([*model, "--choose", "--tensor", "2", "--set", "remat_policy=full"]) == 0
-    assert [(each.mesh.fsdp, each.mesh.tensor) for each in asked] == [(2, 2)], "nothing is left open"
+    assert [(each.mesh.fsdp, each.mesh.tensor) for each in asked] == [(2, 2)], "the arguments leave no choice"
 
 
-def test_by_hand_a_named_program_that_was_not_compiled_is_told_beside_the_choice(
+def test_by_hand_a_named_program_that_was_not_compiled_is_reported_beside_the_choice(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answering(monkeypatch, lambda each: FAILED if each.program and each.program.kind == "Loss" else FITS)
@@ -309,7 +309,7 @@ def test_by_hand_a_flag_that_the_compiler_refuses_is_the_shells(
         ),
         (["--slice", "v5p:4x4x6"], "v5p has no slice 4x4x6"),
         (["--slice", "v5p:64x64x64"], "with up to 8960 chips, for example 4x4x8"),
-        (["--slices", "0"], "0 is no number above 0"),
+        (["--slices", "0"], "0 is not a number above 0"),
         (["--tensor", "8"], "--tensor 8 does not divide the 4 devices of a slice"),
         (["--model", "Qwen3-8B"], "hf download OWNER/NAME config.json"),
         (["--method", "DPO", "--length", "1"], "a pair's row has at least 2 tokens"),
@@ -335,7 +335,7 @@ def test_by_hand_a_slice_is_what_the_catalogue_has() -> None:
     assert {each for each in flat if is_slice(*each)} == slices & flat
 
 
-def test_by_hand_a_batch_that_does_not_divide_is_told_by_its_option(
+def test_by_hand_a_batch_that_does_not_divide_is_reported_by_its_option(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = compile_cli.main(["--model", str(root / "models/qwen3"), "--slice", "v6e:2x2", "--batch", "7"])
@@ -345,12 +345,12 @@ def test_by_hand_a_batch_that_does_not_divide_is_told_by_its_option(
     assert "globalBatchSize" not in said
 
 
-def test_a_compiler_that_ends_is_told(root: Path, environment: dict[str, str]) -> None:
+def test_a_compiler_that_exits_is_reported(root: Path, environment: dict[str, str]) -> None:
     plan = families.read(root / "models/qwen3")
     made = wanted(root, use_cache="Off")
     with (
         CompileClient(made, plan, root / "gone", open_store(), environment) as compiler,
-        pytest.raises(CompilerUnavailable, match="ended with code 1"),
+        pytest.raises(CompilerUnavailable, match="exited with code 1"),
     ):
         compiler(candidate(4))
 
@@ -372,7 +372,7 @@ def test_a_flag_that_the_compiler_refuses_is_the_platforms_fault(
     with pytest.raises(StageError, match="flag of the profile") as caught:
         check_memory(made, families.read(model), model, open_store(), {**environment, variable: flag})
     assert (caught.value.code, caught.value.reason) == (ExitCode.CONTRACT_UNSUPPORTED, "CompilerFlagRefused")
-    assert flag in caught.value.saw
+    assert flag in caught.value.actual
 
 
 @pytest.mark.parametrize(("certain", "compiled"), [(True, 1), (False, 2)])
@@ -430,7 +430,7 @@ jax.jit(lambda x: x @ x).lower(shape).compile()
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_the_pinned_libtpu_takes_the_default_flags(environment: dict[str, str], topology: str) -> None:
-    # of the operator, whose dependencies are not here
+    # the flags are the operator's, whose dependencies are not installed here
     catalogue = runpy.run_path(str(ROOT / "operator/finetune_operator/catalog/xla_flags.py"))
     flags = catalogue["default_libtpu_args"](topology.partition(":")[0])
     assert flags
@@ -488,12 +488,13 @@ def test_preflight_checks_the_memory_of_the_step(stages: Stages, environment: di
         f"file://{programs}", open_store(), first=False, now=lambda: datetime.now(UTC)
     )
     steps = [path.name for path in programs.iterdir() if path.name.startswith("jit_step-")]
-    assert len(steps) >= 2  # training's, and the loss on the validation rows
+    assert len(steps) >= 2  # of training, and of the loss on the validation rows
     assert all(kept.get(key) for key in steps)
 
 
 def test_a_step_that_does_not_fit_ends_preflight_with_what_would(stages: Stages) -> None:
-    """As a whole stage, with answers that the cache has: the record, the exit code, and no report."""
+    """A whole stage, with answers from the cache, writes the failure record, returns the exit code and leaves no
+    report."""
     made = wanted(
         stages.root,
         run_folder=f"file://{stages.root}/exceeded",
@@ -523,7 +524,7 @@ def test_a_step_that_does_not_fit_ends_preflight_with_what_would(stages: Stages)
     failure = result.failure
     assert failure is not None
     assert (failure.code, failure.reason, failure.where) == (78, "MemoryExceeded", "spec.resources")
-    assert failure.saw == ("does not fit, 20.00 GiB of 15.75 GiB per device with batch 8 on v5litepod-4")
+    assert failure.actual == ("does not fit, 20.00 GiB of 15.75 GiB per device with batch 8 on v5litepod-4")
     assert failure.fix == (
         "Compiled and found to fit: hyperparameters.globalBatchSize 4. No TPU time was used."
     )
@@ -531,7 +532,7 @@ def test_a_step_that_does_not_fit_ends_preflight_with_what_would(stages: Stages)
 
 
 def abstract(root: Path, **changes: Any) -> AbstractTraining:
-    """On the CPU, whose compiler takes a second."""
+    """Builds the training on CPU, where compilation takes a second."""
     plan = families.resolve(SMALL)
     made = request(root, "Train", **changes)
     chosen = engine_settings(made, plan, steps=1, platform="cpu", output=str(root))
@@ -610,7 +611,7 @@ def test_dpo_runs_and_holds_the_model_that_it_began_with(root: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_what_is_chosen_and_what_would_fit_is_what_the_compiler_says(root: Path) -> None:
-    """On chips with less memory: one that holds what is kept under one policy, then one that does not hold that."""
+    """Chips have less memory: first enough for what one policy keeps, then too little for it."""
     plan = families.resolve(SMALL | {"num_hidden_layers": 16})
     engine.prepare(plan)
     made = wanted(root, data={"max_seq_length": 128}, engine_overrides={"num_vocab_tiling": "1"})
@@ -655,11 +656,11 @@ def test_what_is_chosen_and_what_would_fit_is_what_the_compiler_says(root: Path)
     assert place == "resources.tpu v5litepod-8"
 
 
-@pytest.mark.skipif("FINETUNE_COMPILE_ALL" not in os.environ, reason="a minute and a half of compiling")
+@pytest.mark.skipif("FINETUNE_COMPILE_ALL" not in os.environ, reason="compiles for a minute and a half")
 def test_the_first_slice_that_holds_the_step_is_what_the_compiler_says(
     root: Path, environment: dict[str, str]
 ) -> None:
-    """1.7 billion parameters with their moments, 19 GiB in all: on a chip of 16, then on four."""
+    """1.7 billion parameters with their moments take 19 GiB, on one chip of 16 GiB and then on four."""
     model = root / "models/large"
     model.mkdir()
     wide = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 10}
@@ -701,7 +702,7 @@ def test_devices_share_rows_on_slices_of_every_shape(family: str, topology: str,
         assert mesh_of(config, devices_of(asked)).size == chips
 
 
-#: Sizes that do not divide among the devices: the stage could not load the model.
+#: Dimensions that the devices cannot divide evenly, so that the stage could not load the model.
 ODD = {
     "vocabulary": ({"vocab_size": 513}, {"fsdp": 2, "tensor": 2}),
     "tied vocabulary": ({"vocab_size": 513, "tie_word_embeddings": True}, {"fsdp": 2, "tensor": 2}),
@@ -735,7 +736,7 @@ def test_a_size_that_no_axis_divides_may_be_odd(root: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_base_that_is_quantized_has_to_be_held_whole_first(root: Path) -> None:
-    """Whatever the step needs afterwards, in which four bits are half a byte."""
+    """Loading needs the memory of the whole base model, even if the step later needs only half a byte per value."""
     plan = families.resolve(WIDE)
     engine.prepare(plan)
     made = wanted(root, method={"lora": {**LORA, "quantization": "NF4"}}, data={"max_seq_length": 128})
@@ -752,7 +753,7 @@ def test_a_base_that_is_quantized_has_to_be_held_whole_first(root: Path) -> None
     assert loaded > 1.5 * step.argument_size_in_bytes
     answer = Compiler(plan, made)._loads(training, asked, loaded)
     assert isinstance(answer, MemoryExceeded)
-    assert answer.arguments_bytes > answer.limit_bytes  # so that no policy is tried
+    assert answer.arguments_bytes > answer.limit_bytes  # so no remat policy is tried
     assert abstract(root).lower_loading() is None
 
 
@@ -780,7 +781,7 @@ def test_preflight_compiles_for_tpu_what_training_lowers_for_it(
     environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    """The stripped module, which is the part of JAX's key that a machine without a TPU can compare."""
+    """The test compares the stripped module, the part of JAX's key that a machine without a TPU can compute."""
     made = request(
         stages.root, "Train", f"lowered-{tmp_path.name}", converted=converted, method=method,
         mesh={"hosts": 1, "chips_per_host": 4, "fsdp": 4 // tensor, "tensor": tensor},
@@ -808,7 +809,10 @@ def test_losses_are_those_of_a_step_that_keeps_the_old_parameters(stages: Stages
 
 
 def test_losses_are_those_of_a_step_that_computes_less_again(stages: Stages, converted: str) -> None:
-    """Whatever remat keeps, and wherever; the CPU's memory is the host's, so that what moves there just stays."""
+    """Losses do not depend on what remat keeps or where.
+
+    On CPU, offloaded arrays stay in the same memory.
+    """
     for run, policy in (("all", "full"), ("moved", "custom")):
         tuning = {"remat_policy": policy} | ({"decoder_layer_input": "offload"} if run == "moved" else {})
         stages.run("Train", run, converted=converted, engine_overrides=tuning)

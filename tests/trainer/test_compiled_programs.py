@@ -1,7 +1,6 @@
-"""Every program that a job runs on a slice, by the real TPU compiler, on small models of every family.
+"""Every program that a job runs on a slice, compiled by the real TPU compiler, for small models of every family.
 
-A sample by default; all of them with FINETUNE_COMPILE_ALL=1, which takes hours.
-"""
+By default a sample is compiled; FINETUNE_COMPILE_ALL=1 compiles all of them, which takes hours."""
 
 import itertools
 import math
@@ -31,7 +30,7 @@ from finetune_trainer.families import Family
 from tests.trainer.requests import request
 
 ALL = os.environ.get("FINETUNE_COMPILE_ALL") == "1"
-#: Programs of the sample, at most: each takes seconds of a suite that runs for every change.
+#: The most programs that the sample may compile: each takes seconds, and the suite runs for every change.
 MOST = 40
 
 _TINY = {
@@ -67,7 +66,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "orpo": {"type": "ORPO", "max_prompt_length": 100},
 }
 SLICES = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
-#: Widths beyond Gemma's window, where the cache does not reach and whole forward passes take its place.
+#: Includes widths beyond Gemma's window, where whole forward passes replace the KV cache.
 PROGRAMS = (
     SliceProgram(kind="Generate", width=1024, count=40, longest=8000, new_tokens=128),
     SliceProgram(kind="Generate", width=64, count=3, longest=8000, new_tokens=16, temperature=1.0, top_k=20),
@@ -80,7 +79,10 @@ PROGRAMS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def tpu(libtpu: Path) -> Iterator[None]:
-    """The compiler in this process: no start for every request. It is not asked for more than the sample may have."""
+    """Runs the compiler in this process, so that no request has to start one.
+
+    Fails if the tests compile more programs than the sample may have.
+    """
     compile_one, compiled = Lowered.compile, itertools.count()
 
     def counted(lowered: Any, *arguments: Any, **named: Any) -> Any:
@@ -132,12 +134,12 @@ def sample[Each](whole: Sequence[Each], chosen: Sequence[Each]) -> Sequence[Each
     return whole if ALL else chosen
 
 
-#: Their base cannot be quantized.
+#: Families of experts, whose base model cannot be quantized.
 OF_EXPERTS = ("mixtral", "qwen3-moe", "deepseek2")
 
 
 def every(*others: Iterable[Any]) -> list[Any]:
-    """Each family with each method that it can be trained with, and with each of the others."""
+    """Returns each combination of a family, a method that can train it, and the values of ``others``."""
     return [
         (family, method, *rest)
         for family, method, *rest in itertools.product(FAMILIES, METHODS, *others)
@@ -189,7 +191,7 @@ def test_every_evaluation_compiles_with_every_family(
 
 
 def test_no_weights_are_gathered_for_each_token() -> None:
-    """Their matrices are shared by the devices, which add up what each has computed; activations alone travel."""
+    """The devices share the weight matrices and add up what each has computed; only activations are transferred."""
     wide = _TINY | {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128, "vocab_size": 8192}
     plan = families.resolve(wide | FAMILIES["qwen3"])
     engine.prepare(plan)
@@ -201,12 +203,12 @@ def test_no_weights_are_gathered_for_each_token() -> None:
     (decoding,) = (loop for loop in read.loops(read.entry) if loop.trips == program.new_tokens)
     gathered = list(sizes_gathered(read, decoding.body))
     smallest = plan.hidden_size * plan.kv_heads * plan.head_dim
-    assert gathered, "activations are gathered: the text was read"
+    assert gathered, "activations are gathered, so the text was parsed"
     assert max(gathered) < smallest, gathered
 
 
 def sizes_gathered(program: Text, body: str) -> Iterator[int]:
-    """Elements of what each all-gather gives in one run of a loop's body, those of loops inside it among them."""
+    """Yields the number of elements that each all-gather returns in one run of a loop's body, including inner loops."""
     for line in program.reached(body):
         if match := re.search(r" = (.*?) all-gather(?:-start)?\(", line):
             for dimensions in re.findall(r"\w+\[([\d,]+)\]", match[1]):
@@ -235,7 +237,7 @@ def test_a_kernels_blocks_that_the_compiler_refuses_are_the_users() -> None:
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack", True),
     ],
 )
-def test_what_the_program_is_refused_for_is_told_from_what_the_platform_sets(
+def test_what_the_program_is_refused_for_is_distinguished_from_what_the_platform_sets(
     message: str, certain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:

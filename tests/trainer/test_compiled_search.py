@@ -1,4 +1,4 @@
-"""Which candidates are compiled and which is taken, with a compiler that answers by a rule; and what its texts say."""
+"""Which candidates are compiled and which one is chosen, with a simulated compiler; and how its output is parsed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -74,7 +74,7 @@ def what_would_fit(
     ask: Callable[[Candidate], Answer],
     larger: Sequence[SliceShape] = (),
 ) -> tuple[str, ...]:
-    """Once nothing fits."""
+    """Returns the remedies that the search finds, after it has found no candidate that fits."""
     found = search(start, choices, model, ask)
     assert found.best is None
     assert isinstance(found.refusal, MemoryExceeded)
@@ -86,7 +86,7 @@ PEAKS = {"minimal_with_context": 3.0, "save_qkv_proj": 2.0, "full": 1.0, "custom
 
 
 def grows(asked: Candidate) -> float:
-    """With the rows of a device, times what the policy keeps."""
+    """Returns a memory need that is proportional to a device's rows and to what the policy keeps."""
     rows = asked.global_batch / (asked.mesh.data * asked.mesh.fsdp * asked.mesh.tensor)
     return rows * PEAKS[str(asked.tuning.get("remat_policy", "full"))]
 
@@ -153,7 +153,7 @@ def test_a_refusal_names_what_was_compiled_and_fits() -> None:
 def test_the_largest_batch_is_found_where_memory_grows_in_a_line(
     batch: int, fixed: float, each: float, accumulation: int
 ) -> None:
-    """``each``: GiB of a row of a device in one forward pass."""
+    """``each``: GiB per row of a device in one forward pass."""
     unit = 4 * accumulation
 
     def needs(asked: Candidate) -> float:
@@ -171,7 +171,7 @@ def test_the_largest_batch_is_found_where_memory_grows_in_a_line(
 
 
 def test_where_the_job_sets_the_policy_another_one_that_fits_is_named() -> None:
-    """``without``: the compiler is asked for the job without its own."""
+    """``without``: the candidate is compiled without the policy that the job sets."""
 
     def rule(asked: Candidate) -> Answer:
         policy = asked.tuning.get("remat_policy") if "remat_policy" in asked.without else "minimal"
@@ -201,7 +201,7 @@ def test_where_only_the_last_resort_fits_all_of_its_settings_are_named() -> None
             6,
             (2, 2),
             ("resources.parallelism data 1, fsdp 2, tensor 2",),
-        ),  # which 4 devices cannot share otherwise
+        ),  # the only mesh in which 4 devices can share the batch
         (16, (1, 1), ()),
     ],
 )
@@ -220,7 +220,7 @@ def test_where_the_job_sets_the_mesh_another_one_that_fits_is_named(
 
 @pytest.mark.parametrize(("batch", "named"), [(24, "v6e-16 with"), (20, "v6e-16 (globalBatchSize 32) with")])
 def test_a_larger_slice_is_named_with_a_batch_that_it_can_divide(batch: int, named: str) -> None:
-    """24 rows fit 16 devices where two share a row; 20 fit none of the ways."""
+    """24 rows fit on 16 devices if two devices share a row; 20 rows do not divide among them in any way."""
 
     def rule(asked: Candidate) -> Answer:
         assert asked.global_batch % (asked.mesh.data * asked.mesh.fsdp) == 0
@@ -246,7 +246,7 @@ def test_when_it_is_late_a_slice_is_judged_by_what_takes_the_least_memory() -> N
 
 
 def test_devices_share_rows_only_where_all_heads_divide_among_them() -> None:
-    """They share them two by two already."""
+    """In the job's mesh two devices share each row already."""
     shared = MeshSpec(hosts=2, chips_per_host=4, fsdp=4, tensor=2)
     start = Candidate(slice=shape(8), mesh=shared, global_batch=16)
     asked: list[Candidate] = []
@@ -255,7 +255,7 @@ def test_devices_share_rows_only_where_all_heads_divide_among_them() -> None:
 
 
 def test_tiles_are_of_the_logits_of_one_forward_pass() -> None:
-    """100 positions on each device at a time cannot be cut into eight, 800 could."""
+    """A device's 100 positions at a time cannot be cut into eight tiles, but 800 could."""
     model = replace(MODEL, vocab_size=262_144, sequence=100, accumulation=8)
     asked: list[Candidate] = []
     search(candidate(32), ALL, model, counting(lambda _: measured(1, 1.0), asked))
@@ -264,7 +264,7 @@ def test_tiles_are_of_the_logits_of_one_forward_pass() -> None:
 
 @pytest.mark.parametrize("devices", [4, 12])
 def test_a_larger_slice_of_fewer_devices_than_the_jobs_own_mesh_needs_is_no_remedy(devices: int) -> None:
-    """Four chips of v5p hold more than sixteen of v5e."""
+    """Four chips of v5p have more memory than sixteen of v5e."""
     mesh = MeshSpec(hosts=4, chips_per_host=4, fsdp=2, tensor=8)
     start = Candidate(slice=shape(16), mesh=mesh, global_batch=2)
     asked: list[Candidate] = []
@@ -274,8 +274,8 @@ def test_a_larger_slice_of_fewer_devices_than_the_jobs_own_mesh_needs_is_no_reme
     assert {each.slice.name for each in asked} == {"v6e-16"}
 
 
-def test_a_batch_that_may_not_be_the_largest_is_told_so() -> None:
-    """Nobody says how much is needed, so the search halves."""
+def test_a_batch_that_may_not_be_the_largest_is_reported_so() -> None:
+    """The compiler does not report how much memory is needed, so the search halves the batch."""
 
     def ask(asked: Candidate) -> Answer:
         if asked.global_batch <= 900:
@@ -334,8 +334,8 @@ def test_a_loops_body_counts_as_often_as_it_runs(layers: int) -> None:
     assert cost_of(program).flops == pytest.approx(layers * 2 * 64**3, rel=0.02)
 
 
-#: As libtpu prints a matrix product that overlaps with the network: 4 shards of 16 an iteration, the counter raised by 2
-#: to a limit of 8, every scalar copied first. Dots stand for its convolutions.
+#: libtpu's text of a matrix product that overlaps with communication: each iteration multiplies 4 of 16 shards, and the
+#: counter is raised by 2 to a limit of 8; every scalar is copied first. Dots replace its convolutions.
 WINDOWED = """HloModule recorded, is_scheduled=true
 
 %windowed_cond (wide.param.164: (bf16[64,64], bf16[64,32], u32[], /*index=3*/u32[])) -> pred[] {
@@ -379,11 +379,11 @@ def test_a_loop_that_is_unrolled_counts_by_its_steps() -> None:
     ("old", "new"),
     [
         ("direction=LT", "direction=NE"),
-        # a limit that is known when the program runs
+        # a limit that is known only at run time
         ("compare(%get-tuple-element.2467, %constant.2585)", "compare(%get-tuple-element.2467, %get-tuple-element.2467)"),
     ],
 )  # fmt: skip
-def test_a_loop_without_a_counter_counts_once_and_is_told(
+def test_a_loop_without_a_counter_counts_once_and_is_reported(
     old: str, new: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     endless = WINDOWED.replace(old, new)
@@ -392,7 +392,7 @@ def test_a_loop_without_a_counter_counts_once_and_is_told(
     assert "windowed_body.sunk" in caplog.text
 
 
-#: 4 heads of 128, keys and values of 2 heads, 256 tokens, rows before them where there are several.
+#: 4 query heads of size 128, 2 key and value heads, 256 tokens; ``rows`` is a leading dimension, if there is one.
 KERNEL = """HloModule recorded
 
 ENTRY %main (p.0: bf16[{rows}4,256,128], p.1: bf16[{rows}2,256,128], p.2: bf16[{rows}2,256,128]) -> bf16[{rows}4,256,128] {{
@@ -413,7 +413,7 @@ def test_attention_kernels_count_half_of_their_products(
     assert counted == pytest.approx(products * number * 4 * 256 * 256 * 128, rel=1e-6)
 
 
-#: 512 tokens of width 64, each by one of 8 experts' matrices of 64 by 32; and what gives the experts' gradient.
+#: 512 tokens of width 64, each multiplied by the 64 by 32 matrix of one of 8 experts; and the gradient of the experts.
 GROUPED = """HloModule recorded
 
 ENTRY %main (p.0: {left}, p.1: {right}) -> {out} {{
@@ -450,11 +450,11 @@ def test_no_step_is_faster_than_its_arithmetic_or_its_state() -> None:
     assert idle.low == pytest.approx(1.0)
 
 
-# --- what preflight makes of it
+# --- preflight's memory check
 
 
 class ByRule:
-    """A compiler that answers by a rule, in the place of the real one."""
+    """Replaces the real compiler: a rule computes the answers."""
 
     compiled = 1
 
@@ -467,13 +467,13 @@ class ByRule:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing was started."""
+        """Does nothing, because no process was started."""
 
     def __call__(self, candidate: Candidate) -> Answer:
         return self._rule(candidate)
 
     def keep(self, candidate: Candidate) -> None:
-        """Nothing was compiled."""
+        """Does nothing, because no program was compiled."""
 
 
 def judged(
@@ -484,7 +484,7 @@ def judged(
     programs: Sequence[SliceProgram] = (),
     **model: Any,
 ) -> Any:
-    """``check_memory`` for a Qwen3 of two layers, changed by ``model``, where ``rule`` answers for the compiler."""
+    """Runs ``check_memory`` for a Qwen3 of two layers, changed by ``model``, with ``rule`` as the compiler."""
     monkeypatch.setattr(check, "CompileClient", lambda *_, **__: ByRule(rule))
     plan = families.resolve({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2} | model)
     return check.check_memory(made, plan, folder, open_store(), {}, programs=lambda: programs)
@@ -496,7 +496,7 @@ def checked(
     rule: Callable[[Candidate], Answer],
     programs: Sequence[SliceProgram] = (),
 ) -> Any:
-    """``check_memory`` for batch 64 of a Qwen3 on v6e-4, where the profile also has v6e-8 and v6e-16."""
+    """Runs ``check_memory`` for batch 64 of a Qwen3 on v6e-4, in a profile that also has v6e-8 and v6e-16."""
     made = request(
         tmp_path,
         "Preflight",
@@ -542,7 +542,7 @@ def test_a_need_that_the_compiler_does_not_name_is_refused_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unsaid = MemoryExceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
-    with pytest.raises(StageError, match=r"more than there is of 31\.00 GiB") as caught:
+    with pytest.raises(StageError, match=r"more than available of 31\.00 GiB") as caught:
         checked(tmp_path, monkeypatch, lambda _: unsaid)
     assert caught.value.reason == "MemoryExceeded"
 
@@ -550,7 +550,7 @@ def test_a_need_that_the_compiler_does_not_name_is_refused_as_well(
 def test_one_refusal_for_memory_is_enough_among_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of candidates that do not compile nothing is known; of one that does not fit, it is."""
+    """A candidate that does not compile shows nothing about memory, but one that does not fit does."""
 
     def mixed(asked: Candidate) -> Answer:
         full = asked.tuning.get("remat_policy") == "full"
@@ -590,7 +590,7 @@ CHOICES = SliceProgram(kind="Likelihood", width=512, count=400, longest=4096)
 
 
 def others(rule: Callable[[SliceProgram], Answer]) -> Callable[[Candidate], Answer]:
-    """The train step fits."""
+    """Returns a rule by which the train step fits, and ``rule`` answers for the other programs."""
     return lambda asked: measured(10, 1.0) if asked.program is None else rule(asked.program)
 
 
@@ -652,10 +652,10 @@ def test_what_was_not_compiled_is_reported_the_largest_first(
     )
     (line,) = failed.uncompiled
     assert "INTERNAL: no" in line
-    assert failed.peak_bytes is not None, "that the train step fits is known all the same"
+    assert failed.peak_bytes is not None, "the train step is still known to fit"
 
 
-# --- where the job names no slice
+# --- jobs that name no slice
 
 CHOICE = [4, 8, 16]
 
@@ -667,8 +667,10 @@ def chosen(
     programs: Sequence[SliceProgram] = (),
     **changes: Any,
 ) -> Any:
-    """``check_memory`` for batch 8 of a Qwen3 with 16 heads, of which 8 are of keys and values, and v6e-4, v6e-8 and
-    v6e-16 to choose from, where two devices share a row."""
+    """Runs ``check_memory`` for batch 8 of a Qwen3 that may run on v6e-4, v6e-8 or v6e-16.
+
+    The model has 16 query heads and 8 key and value heads; on v6e-16 two devices share a row.
+    """
     model = changes.pop("model", {})
     meshes = {
         4: {"hosts": 1, "chips_per_host": 4, "fsdp": 4},
@@ -697,7 +699,7 @@ def chosen(
 
 
 def holding(least: int) -> Callable[[Candidate], Answer]:
-    """Slices of so many chips hold it."""
+    """Returns a rule by which the job fits on slices of at least ``least`` chips."""
     return lambda asked: (
         measured(30, 1.0) if asked.slice.chips >= least else exceeded(160 / asked.slice.chips)
     )
@@ -766,7 +768,7 @@ def test_a_refusal_of_all_slices_names_each_and_what_fits(
 def test_a_batch_that_fits_the_largest_of_the_slices_is_named_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device of v6e-8 could take a row where eight share the batch; the job wants two rows each."""
+    """A device of v6e-8 has memory for one row, if eight devices share the batch; the job needs two rows on each."""
 
     def rule(asked: Candidate) -> Answer:
         rows = asked.global_batch / (asked.mesh.data * asked.mesh.fsdp)
@@ -784,7 +786,7 @@ def test_a_batch_that_fits_the_largest_of_the_slices_is_named_with_it(
 def test_a_slice_of_which_nothing_is_known_ends_the_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not known to be too small, as the cheaper one is."""
+    """Unlike the cheaper slice, this one is not known to be too small."""
 
     def rule(asked: Candidate) -> Answer:
         return exceeded(40) if asked.slice.chips == 4 else CompileFailure(message="INTERNAL: no")
@@ -884,7 +886,7 @@ def test_devices_share_rows_on_a_later_slice_where_the_first_has_one_device(
 def test_a_slice_on_which_heads_do_not_divide_is_left_and_said(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 devices can share 8 rows only two by two; one head of keys and values does not divide."""
+    """16 devices can share 8 rows only in pairs, and one key and value head does not divide between two devices."""
     narrow = {"num_attention_heads": 16, "num_key_value_heads": 1, "hidden_size": 65536}
     with pytest.raises(StageError) as caught:
         chosen(
@@ -927,7 +929,7 @@ def test_by_arithmetic_the_first_slice_that_holds_the_state_is_chosen(
 def test_by_arithmetic_heads_have_to_divide_on_the_only_slice_too(
     heads: int, fits: bool, tmp_path: Path
 ) -> None:
-    """Where there is one slice to choose from, the operator makes eight devices share a row without knowing the model."""
+    """With a single slice to choose from, the operator lets eight devices share a row without knowing the model."""
     place = shape(16)
     made = request(
         tmp_path, "Preflight", mesh={"hosts": 4, "chips_per_host": 4, "fsdp": 2, "tensor": 8},

@@ -1,4 +1,4 @@
-"""What stages share: the model's plan and what it says about the request."""
+"""The context that stages share: the model's plan, and what it reports about the request."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.trainer.requests import request
 
 @pytest.fixture
 def context(tmp_path: Path) -> StageContext:
-    """Preflight with ``maxSeqLength: 64`` of a model that takes 24 tokens."""
+    """Returns preflight's context with ``maxSeqLength: 64`` for a model with a context of 24 tokens."""
     write_model(tmp_path / "models/qwen3", TinyModelSpec(context=24))
     write_data(tmp_path / "data", train=12, evaluation=4)
     return StageContext(
@@ -66,8 +66,8 @@ def test_a_length_within_the_models_limit_stays(
 
 
 def asked(context: StageContext, length: int) -> StageContext:
-    """The same, with a length that the job names itself."""
-    data = context.request.data.model_copy(update={"max_seq_length": length, "max_seq_length_asked": True})
+    """Returns the context with a length that the job sets itself."""
+    data = context.request.data.model_copy(update={"max_seq_length": length, "max_seq_length_explicit": True})
     context.request = context.request.model_copy(update={"data": data})
     return context
 
@@ -78,7 +78,7 @@ def test_a_length_that_the_job_asks_for_is_never_lowered_without_a_word(context:
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "SequenceTooLong")
     for told in (
         "spec.datasets.maxSeqLength",
-        "saw 25 tokens",
+        "found 25 tokens",
         "at most 24, the max_position_embeddings of",
         "Set it to 24",
     ):

@@ -1,4 +1,4 @@
-"""The data report: what it counts, which rows it names, what it warns of, and that its page is safe to open."""
+"""The data report: its counts, the rows that it names, its warnings, and that its page is safe to open."""
 
 import json
 from pathlib import Path
@@ -33,8 +33,8 @@ TRAIN = [
     chat("two", "second"),
     chat("one", "first"),  # row 3 equals row 1
     {"messages": [{"role": "user", "content": "nobody answers"}]},
-    chat("x " * 200, "is never reached"),  # its answer lies behind the cut
-    chat(EVIL, "long " * 60),  # is cut
+    chat("x " * 200, "is never reached"),  # truncation removes its answer
+    chat(EVIL, "long " * 60),  # is truncated
 ]
 HELD = [chat("one", "first"), chat("two", "another"), chat("three", "third")]
 
@@ -78,7 +78,7 @@ def test_rows_are_counted_and_those_that_are_not_whole_are_named(found: DataRepo
     assert (counts.rows, counts.dropped_rows, counts.truncated_rows, counts.duplicate_rows) == (4, 2, 1, 1)
     assert rows(found, "dropped: no assistant turn") == ["row 4"]
     assert rows(found, "dropped: nothing to train within maxSeqLength") == ["row 5"]
-    assert rows(found, "cut to maxSeqLength") == ["row 6"]
+    assert rows(found, "truncated to maxSeqLength") == ["row 6"]
     assert rows(found, "equal to an earlier row") == ["row 3"]
     assert 0 < counts.trained_tokens < counts.tokens
 
@@ -95,7 +95,7 @@ def test_validation_rows_and_prompts_that_were_trained_are_named(found: DataRepo
     (leak,) = found.leaks
     assert (leak.same_rows.count, leak.same_rows.first) == (1, ["row 1"])
     assert (leak.same_prompts.count, leak.same_prompts.first) == (1, ["row 2"])
-    assert any("faq: 1 rows stand in train-0" in remark.text for remark in found.remarks)
+    assert any("faq: 1 rows are also in train-0" in remark.text for remark in found.remarks)
 
 
 def test_epochs_become_steps(found: DataReport) -> None:
@@ -160,21 +160,21 @@ def told(of: Any) -> str:
     return " ".join(each.text for each in remarks.of_tokenizer(of, Renderer(of, train_on_prompt=False)))
 
 
-def test_special_tokens_and_templates_that_need_care_are_told() -> None:
+def test_special_tokens_and_templates_that_need_care_are_reported() -> None:
     of = tokenizer(CHATML)
-    assert "names no padding token" in told(of)
+    assert "defines no padding token" in told(of)
     of.pad_token = "<eos>"
-    assert "Padding and end of sequence are one token" in told(of)
+    assert "Padding and end of sequence are the same token" in told(of)
     of.pad_token = "<bos>"
     assert told(of) == ""
     assert "has no chat template" in told(tokenizer(None))
     silent = tokenizer(CHATML.partition("{% if add_generation_prompt %}")[0])
-    assert "writes nothing to ask for an assistant's turn" in told(silent)
+    assert "writes nothing before an assistant's turn" in told(silent)
     of.eos_token = None
-    assert "names no end of sequence" in told(of)
+    assert "defines no end-of-sequence token" in told(of)
 
 
-def test_turns_that_never_end_are_told(folder: Path) -> None:
+def test_turns_that_never_end_are_reported(folder: Path) -> None:
     endless = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     found = check(folder, data={"chat_template": endless})
     assert any("No trained turn ends with a token" in remark.text for remark in found.remarks)
@@ -187,7 +187,7 @@ def test_the_jobs_own_template_takes_the_place_of_the_tokenizers(folder: Path) -
     assert "".join(text for _, text in rendered.pieces).startswith("<|im_end|>user")
 
 
-def test_a_template_that_is_no_jinja_is_told_with_its_line() -> None:
+def test_a_template_that_is_no_jinja_is_reported_with_its_line() -> None:
     with pytest.raises(StageError, match=r"spec\.datasets\.chatTemplate: .*line 2") as caught:
         with_template(tokenizer(None), "{{ bos_token }}\n{% for m in messages %}")
     assert caught.value.reason == "ChatTemplateInvalid"
@@ -208,7 +208,7 @@ LORA = {"lora": {"rank": 8, "alpha": 16.0}}
     [
         (2e-5, {}, "AdamW", 8e9, None),
         (2e-4, {}, "AdamW", 8e9, "SFT of all weights (1e-06 to 0.0001): the model may forget or diverge"),
-        (1e-7, {}, "AdamW", 8e9, "may hardly learn"),
+        (1e-7, {}, "AdamW", 8e9, "may learn very little"),
         (2e-4, LORA, "AdamW", 8e9, None),
         (1e-6, LORA, "AdamW", 8e9, "SFT with LoRA"),
         (5e-7, PAIRS, "AdamW", 8e9, None),
@@ -260,8 +260,8 @@ def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
         ({"warmup_steps": 5}, 6, None),
         ({"warmup_steps": 0}, 1, None),
         ({"warmup_ratio": 1.0}, 3, None),
-        ({"warmup_steps": 6}, 6, "takes all 6 steps, so the learning rate never reaches its value"),
-        ({"warmup_steps": 9}, 1, "takes all 1 steps, so the learning rate is 0 in the only one"),
+        ({"warmup_steps": 6}, 6, "spans all 6 steps, so the learning rate never reaches its full value"),
+        ({"warmup_steps": 9}, 1, "spans all 1 steps, so the learning rate is 0 in the only step"),
     ],
 )
 def test_a_warm_up_that_takes_all_steps_is_remarked_on(

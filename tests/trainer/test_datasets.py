@@ -1,4 +1,4 @@
-"""Datasets: what is read, what is refused, and with which words."""
+"""Datasets: what is read, what is refused, and the error messages."""
 
 import gzip
 import io
@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import readers
-from finetune_trainer.data.schema import Conversation, Format, PlainText, TextPair, checked
+from finetune_trainer.data.schema import Conversation, Format, PlainText, TextPair, read_examples
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
@@ -28,7 +28,7 @@ def source(uri: str, **fields: Any) -> DatasetSpec:
 
 
 def read(uri: str, scratch: Path, **fields: Any) -> tuple[Format, list[Any]]:
-    found, examples = checked(open_source(source(uri, **fields), open_store(), scratch))
+    found, examples = read_examples(open_source(source(uri, **fields), open_store(), scratch))
     return found, list(examples)
 
 
@@ -54,7 +54,7 @@ def test_messages_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
 
 
 def calling(name: str, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An assistant's turn that calls a function, and the function's JSON schema."""
+    """Returns an assistant's turn that calls a function, and the function's JSON schema."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     properties = {key: {"type": "string", "enum": [value, None]} for key, value in arguments.items()}
     schema = {"name": name, "parameters": {"type": "object", "properties": properties}}
@@ -82,7 +82,7 @@ def test_rows_of_a_columnar_file_have_no_keys_of_other_rows(
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(*rows))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert parquet.read_table(tmp_path / "a.parquet").to_pylist() != rows, "Arrow fills keys in"
+    assert parquet.read_table(tmp_path / "a.parquet").to_pylist() != rows, "Arrow adds missing keys"
     shown = [
         [json.dumps([example.messages, example.tools, example.trained]) for example in examples]
         for _, examples in (read(f"file://{tmp_path}/a.{kind}", tmp_path) for kind in ("jsonl", "parquet"))
@@ -90,7 +90,7 @@ def test_rows_of_a_columnar_file_have_no_keys_of_other_rows(
     assert shown[0] == shown[1]
 
 
-def test_a_null_that_somebody_wrote_stays(tmp_path: Path) -> None:
+def test_a_null_that_a_row_contains_stays(tmp_path: Path) -> None:
     turn, tool = calling("set_alarm", time="7:00", label=None)
     (tmp_path / "a.jsonl").write_bytes(lines({"messages": [TURNS[0], turn], "tools": [tool]}))
     call = {"function": {"name": "set_alarm", "arguments": '{"time": "7:00", "label": null}'}}
@@ -147,7 +147,7 @@ def test_prompt_and_completion_may_be_texts_or_messages(tmp_path: Path) -> None:
     assert chat.trained == [False, False, False, True]
 
 
-def test_questions_and_texts_are_told_by_their_columns(tmp_path: Path) -> None:
+def test_questions_and_texts_are_recognized_by_their_columns(tmp_path: Path) -> None:
     (tmp_path / "qa.jsonl").write_bytes(lines({"question": "1+1?", "answer": "2", "id": 7}))
     found, (pair,) = read(f"file://{tmp_path}/qa.jsonl", tmp_path)
     assert (found, pair.prompt, pair.completion) == (Format.QUESTION_ANSWER, "1+1?", "2")
@@ -192,7 +192,7 @@ def tf_example(**columns: str) -> bytes:
 
 
 def test_array_records_hold_json_or_examples_of_texts(tmp_path: Path) -> None:
-    rows = [f"question {i}" for i in range(1030)]  # more than are read at a time
+    rows = [f"question {i}" for i in range(1030)]  # more than one read returns
     for name, write in (
         ("json", lambda row: json.dumps({"question": row, "answer": "y"}).encode()),
         ("proto", lambda row: tf_example(question=row, answer="y")),
@@ -205,7 +205,7 @@ def test_array_records_hold_json_or_examples_of_texts(tmp_path: Path) -> None:
     assert read(uri, tmp_path)[1][0].messages == TURNS
 
 
-def test_a_record_of_something_else_is_told_with_its_number(tmp_path: Path) -> None:
+def test_a_record_of_something_else_is_reported_with_its_number(tmp_path: Path) -> None:
     uri = array_record(tmp_path / "a.arrayrecord", [GOOD.encode(), b"\xff\x01 no message"])
     with pytest.raises(
         StageError, match=r"row 2: the record is neither a JSON object nor a tf\.train\.Example"
@@ -213,7 +213,7 @@ def test_a_record_of_something_else_is_told_with_its_number(tmp_path: Path) -> N
         read(uri, tmp_path)
 
 
-def test_only_the_first_max_examples_are_looked_at(tmp_path: Path) -> None:
+def test_only_the_first_max_examples_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(GOOD, GOOD, "broken"))
     assert len(read(f"file://{tmp_path}/a.jsonl", tmp_path, max_examples=2)[1]) == 2
 
@@ -230,7 +230,7 @@ def test_the_revision_is_that_of_the_content_wherever_it_lies(tmp_path: Path) ->
 
 
 def test_rows_are_those_of_the_revision_or_none(root: str, tmp_path: Path) -> None:
-    """Both kinds of storage; the files of a bucket are fetched when the first row is asked for."""
+    """In both kinds of storage; the files of a bucket are fetched when the first row is read."""
     store = open_store()
     store.write(f"{root}/a.jsonl", lines({"text": "version A"}))
     store.write(f"{root}/b.jsonl", lines({"text": "unchanged"}))
@@ -249,7 +249,7 @@ def test_files_that_are_no_longer_what_preflight_found_are_refused(tmp_path: Pat
     found = open_source(source(uri), open_store(), tmp_path).revision
     assert open_source(source(uri, digest=found), open_store(), tmp_path).revision == found
     file.write_text(GOOD.replace("hello", "other"))
-    with pytest.raises(StageError, match="is not what preflight checked") as error:
+    with pytest.raises(StageError, match="has changed since preflight checked it") as error:
         open_source(source(uri, digest=found), open_store(), tmp_path)
     assert (error.value.code, error.value.reason) == (ExitCode.BAD_DATA, "InputChanged")
     assert error.value.where == "spec.datasets.train[0].uri"
@@ -264,72 +264,72 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
      f'{AT}, row 1: role "human" is not one of system, user, assistant, tool. Map it: roleMap: {{human: user}}.'),
     ("a role in capitals", lines(messages(("User", "x"))), {}, "DatasetSchemaMismatch", "roleMap: {User: user}."),
     ("no role", lines({"messages": [{"content": "x"}]}), {}, "DatasetSchemaMismatch",
-     f"{AT}, row 1: message 1 has no role (saw nothing). Give it one of"),
-    ("a role that is a number", lines({"messages": [{"role": 1, "content": "x"}]}), {}, "DatasetSchemaMismatch", "saw a number"),
-    ("broken JSON", lines(*[GOOD] * 6, '{"messages": ['), {}, "DatasetNotJson", f"{AT}, row 7: the line is not JSON: it breaks off"),
-    ("half of a character", lines(GOOD, r'{"text": "an \ud83d emoji"}'), {}, "DatasetNotJson",
-     rf"{AT}, row 2: the line is not JSON: \ud83d is half of a character"),
+     f"{AT}, row 1: message 1 has no role (found nothing). Give it one of"),
+    ("a role that is a number", lines({"messages": [{"role": 1, "content": "x"}]}), {}, "DatasetSchemaMismatch", "found a number"),
+    ("broken JSON", lines(*[GOOD] * 6, '{"messages": ['), {}, "DatasetNotJson", f"{AT}, row 7: the line is not JSON: it ends unexpectedly"),
+    ("lone surrogate", lines(GOOD, r'{"text": "an \ud83d emoji"}'), {}, "DatasetNotJson",
+     rf"{AT}, row 2: the line is not JSON: \ud83d is a lone surrogate"),
     ("endless nesting", b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}, "DatasetNotJson",
      "row 1: the line is not JSON: it is nested too deeply"),
     ("a number without end", b'{"text": ' + b"9" * 5_000 + b"}", {}, "DatasetNotJson", "row 1: the line is not JSON: Exceeds"),
-    ("text that is no JSON", b"hello", {}, "DatasetNotJson", "saw hello"),
+    ("text that is no JSON", b"hello", {}, "DatasetNotJson", "found hello"),
     ("an empty file", b"", {}, "DatasetEmpty", f"{AT}: the dataset is empty"),
     ("blank lines only", b"\n\n  \n", {}, "DatasetEmpty", "the dataset is empty"),
-    ("a list as row", lines([1, 2]), {}, "DatasetSchemaMismatch", "row 1: the row is no object (saw list"),
-    ("a text as row", lines('"x"'), {}, "DatasetSchemaMismatch", "the row is no object (saw str"),
-    ("bytes that are no UTF-8", b'{"messages": "\xff"}', {}, "DatasetSchemaMismatch", "the line is not UTF-8 (saw byte 0xff)"),
+    ("a list as row", lines([1, 2]), {}, "DatasetSchemaMismatch", "row 1: the row is not an object (found list"),
+    ("a text as row", lines('"x"'), {}, "DatasetSchemaMismatch", "the row is not an object (found str"),
+    ("bytes that are no UTF-8", b'{"messages": "\xff"}', {}, "DatasetSchemaMismatch", "the line is not UTF-8 (found byte 0xff)"),
     ("no column we know", lines({"title": "x", "id": 1}), {}, "DatasetSchemaMismatch",
-     "(saw columns title, id, expected messages; prompt and completion; chosen and rejected; question and answer; text)"),
+     "(found columns title, id, expected messages; prompt and completion; chosen and rejected; question and answer; text)"),
     ("text under another name", lines({"Body": "x"}), {}, "DatasetSchemaMismatch", "Name them: columns: {text: Body}."),
     ("an answer that is a list", lines({"question": "x", "answer": ["y"]}), {}, "DatasetSchemaMismatch",
-     f'{AT}, row 1: "answer" must be text (saw a list)'),
+     f'{AT}, row 1: "answer" must be text (found a list)'),
     ("a question that is gone", lines({"question": "x", "answer": "y"}, {"q": "x", "answer": "y"}), {},
      "DatasetSchemaMismatch", f'{AT}, row 2: there is no column "question"'),
-    ("text that is null", lines({"text": "x"}, {"text": None}), {}, "DatasetSchemaMismatch", "row 2: \"text\" must be text (saw null)"),
+    ("text that is null", lines({"text": "x"}, {"text": None}), {}, "DatasetSchemaMismatch", "row 2: \"text\" must be text (found null)"),
     ("preferences for SFT", lines({"prompt": "x", "chosen": "y", "rejected": "z"}), {}, "DatasetSchemaMismatch",
-     "for a method of preferences, not for SFT. To train on the better answers: columns: {completion: chosen}."),
+     "for preference methods, not for SFT. To train on the better answers: columns: {completion: chosen}."),
     ("a column that the format does not have", lines(GOOD), {"format": "Messages", "columns": {"text": "x"}},
-     "UnknownColumn", f"{AT}.columns: format Messages has no such column (saw text, expected one of messages)"),
+     "UnknownColumn", f"{AT}.columns: format Messages has no such column (found text, expected one of messages)"),
     ("conversations for messages", lines({"conversations": TURNS}), {}, "DatasetSchemaMismatch",
      "Name them: columns: {messages: conversations}."),
     ("question and answer", lines({"Question": "x", "Answer": "y"}), {}, "DatasetSchemaMismatch",
      "Name them: columns: {question: Question, answer: Answer}."),
     ("the ShareGPT format", lines({"messages": [{"from": "human", "value": "x"}]}), {}, "DatasetSchemaMismatch",
      'message 1 has "from" and "value" (the ShareGPT format). Rename them'),
-    ("messages that are text", lines({"messages": "hi"}), {}, "DatasetSchemaMismatch", "must be a list of messages that is not empty (saw text)"),
+    ("messages that are text", lines({"messages": "hi"}), {}, "DatasetSchemaMismatch", "must be a list of messages that is not empty (found text)"),
     ("messages that are null", lines(GOOD, {"messages": None}), {}, "DatasetSchemaMismatch", "row 2: "),
-    ("no messages", lines({"messages": []}), {}, "DatasetSchemaMismatch", "saw an empty list"),
-    ("a message that is text", lines({"messages": ["hi"]}), {}, "DatasetSchemaMismatch", "message 1 is no object (saw text)"),
+    ("no messages", lines({"messages": []}), {}, "DatasetSchemaMismatch", "found an empty list"),
+    ("a message that is text", lines({"messages": ["hi"]}), {}, "DatasetSchemaMismatch", "message 1 is not an object (found text)"),
     ("content in parts", lines(messages(("user", [{"type": "text", "text": "x"}]))), {}, "DatasetSchemaMismatch",
-     "the content of message 1 must be text (saw a list)"),
+     "the content of message 1 must be text (found a list)"),
     ("content that is null", lines(messages(("user", "x"), ("assistant", None))), {}, "DatasetSchemaMismatch",
-     "the content of message 2 must be text (saw null). Write the answer, or remove the row."),
+     "the content of message 2 must be text (found null). Write the answer, or remove the row."),
     ("a question that is null", lines(messages(("user", None))), {}, "DatasetSchemaMismatch", "Write the text, or remove"),
     ("a completion that is null", lines({"prompt": "x", "completion": None}), {}, "DatasetSchemaMismatch",
-     "(saw text and null). Write the completion, or remove the row."),
+     "(found text and null). Write the completion, or remove the row."),
     ("a line that is cut", lines(GOOD, '{"messages": ['), {}, "DatasetNotJson",
-     'row 2: the line is not JSON: it breaks off after column 14 (saw {"messages": [, expected one JSON object per line)'),
+     'row 2: the line is not JSON: it ends unexpectedly after column 14 (found {"messages": [, expected one JSON object per line)'),
     ("a line that is cut within a text", lines(GOOD, '{"text": "hel', GOOD), {}, "DatasetNotJson",
-     "row 2: the line is not JSON: it breaks off after column 13"),
+     "row 2: the line is not JSON: it ends unexpectedly after column 13"),
     ("a value that is left out", lines('{"text": }'), {}, "DatasetNotJson", "Expecting value at column 10"),
-    ("no content", lines({"messages": [{"role": "user"}]}), {}, "DatasetSchemaMismatch", "saw no content"),
+    ("no content", lines({"messages": [{"role": "user"}]}), {}, "DatasetSchemaMismatch", "found no content"),
     ("a column that is gone in row 2", lines(GOOD, {"other": 1}), {}, "DatasetSchemaMismatch",
-     f'{AT}, row 2: there is no column "messages" (saw columns other)'),
+     f'{AT}, row 2: there is no column "messages" (found columns other)'),
     ("text and messages mixed", lines({"prompt": "x", "completion": TURNS}), {}, "DatasetSchemaMismatch",
-     "must be two strings or two lists of messages (saw text and a list)"),
-    ("a prompt that is a number", lines({"prompt": 1, "completion": "x"}), {}, "DatasetSchemaMismatch", "saw a number and text"),
+     "must be two strings or two lists of messages (found text and a list)"),
+    ("a prompt that is a number", lines({"prompt": 1, "completion": "x"}), {}, "DatasetSchemaMismatch", "found a number and text"),
     ("the wrong format asked for", lines(GOOD), {"format": "PromptCompletion"}, "DatasetSchemaMismatch", 'there is no column "prompt"'),
     ("columns the wrong way round", lines(GOOD), {"columns": {"chat": "messages"}}, "UnknownColumn",
-     f"{AT}.columns: columns maps our names to the dataset's (saw chat, expected one of messages, prompt, completion, "),
+     f"{AT}.columns: columns maps standard names to the dataset's columns (found chat, expected one of messages, prompt, completion, "),
     ("columns the wrong way round, by name", lines(GOOD), {"columns": {"chat": "messages"}}, "UnknownColumn",
-     "Write {messages: chat}: our name first"),
+     "Write {messages: chat}: the standard name first"),
     ("a mapped column that is not there", lines({"instruction": "x", "output": "y"}),
      {"columns": {"prompt": "instr", "completion": "output"}}, "UnknownColumn",
-     'columns.prompt names "instr", which row 1 does not have (saw columns instruction, output). Write columns: {prompt: '),
+     'columns.prompt names "instr", which row 1 does not have (found columns instruction, output). Write columns: {prompt: '),
     ("the same of a named format", lines({"Q": "x", "A": "y"}),
      {"format": "QuestionAnswer", "columns": {"question": "title", "answer": "A"}}, "UnknownColumn",
      'columns.question names "title", which row 1 does not have'),
-    ("roleMap the wrong way round", lines(GOOD), {"role_map": {"assistant": "bot"}}, "UnknownRole", "saw bot"),
+    ("roleMap the wrong way round", lines(GOOD), {"role_map": {"assistant": "bot"}}, "UnknownRole", "found bot"),
 ]  # fmt: skip
 
 
@@ -386,9 +386,9 @@ ARRAYS = [
     (b"[]", []), (b" [ ] \n", []), (b'\xef\xbb\xbf[{"a": 1}]', [{"a": 1}]), (b"[1,23 , 456]", [1, 23, 456]),
     ('[{"a": "é😀"},\n{"b": [1, {"c": "]"}]}]'.encode(), [{"a": "é😀"}, {"b": [1, {"c": "]"}]}]),
     (rb'[{"a": "\ud83d\ude00"}, "\\", null]', [{"a": "😀"}, "\\", None]),
-    (b'[{"a": 1} {"b": 2}]', "no comma after element 1"), (b'[{"a": 1}', "it breaks off"), (b"[1] 2", "more after the array"),
+    (b'[{"a": 1} {"b": 2}]', "no comma after element 1"), (b'[{"a": 1}', "it ends unexpectedly"), (b"[1] 2", "content after the array"),
     (b"[1,]", "Expecting value in element 2"), (b'[{"a": "x]', "in element 1"), (b'["\xff"]', "can't decode"),
-    (rb'["\ud83d"]', "half of a character"), (b"[" * 100_000, "nested too deeply"),
+    (rb'["\ud83d"]', "lone surrogate"), (b"[" * 100_000, "nested too deeply"),
 ]  # fmt: skip
 
 
@@ -423,7 +423,7 @@ def test_a_fault_in_an_array_ends_reading(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_of_an_array_few_rows_are_in_memory(tmp_path: Path) -> None:
-    """All of them took eleven times the file's size."""
+    """Keeping all rows took eleven times the file's size."""
     row = json.dumps({"text": "x" * 10_000 + "😀"})
     (tmp_path / "a.json").write_text(f"[{','.join([row] * 1000)}]")
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Training on eight devices of one host: rows, weights and their states spread by fsdp and tensor parallelism at once."""
+"""Training on eight devices of one host: fsdp and tensor parallelism together divide rows, weights and their states."""
 
 import json
 from typing import Any
@@ -40,11 +40,11 @@ def test_eight_devices_come_to_the_losses_of_one(stages: Stages, converted: str,
     assert eight == pytest.approx(one, rel=1e-5)
     assert len(eight) == 4
     if name == "full":
-        assert {"fsdp", "tensor"} <= spread(stages, "devices-full-8"), "no device holds the whole model"
+        assert {"fsdp", "tensor"} <= spread(stages, "devices-full-8"), "no device has the whole model"
 
 
 def spread(stages: Stages, run: str) -> set[str]:
-    """The axes of the mesh that every matrix of the checkpoint is spread over."""
+    """Returns the axes of the mesh over which every matrix of the checkpoint is sharded."""
     folder = stages.root / run / "train/checkpoints/4/model_params"
     specs = [
         json.loads(each)["partition_spec"] for each in json.loads((folder / "_sharding").read_text()).values()

@@ -1,5 +1,5 @@
-"""The Evaluate stage on a tiny model: answers by KV cache, datasets with all metrics, samples, gates; and the checkpoints
-that training keeps for it."""
+"""The Evaluate stage on a tiny model: answers with the KV cache, datasets with all metrics, samples and gates; and the
+checkpoints that training keeps for it."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ BENCHMARK = {"path": "spec.evaluation.benchmarks[0]", "name": "capitals", "limit
 
 @pytest.fixture(scope="module", autouse=True)
 def _task(stages: Stages) -> None:
-    """A benchmark of our own: is what was learned likelier than to shrug."""
+    """Writes a benchmark of our own: whether the model prefers what it has learned to a refusal to answer."""
     folder = stages.root / "tasks"
     folder.mkdir()
     rows = [
@@ -110,7 +110,7 @@ def test_training_keeps_the_newest_checkpoints_and_the_best_one(
 def test_a_checkpoint_that_was_kept_is_the_one_that_was_measured(
     stages: Stages, converted: str, trained: TrainOutcome
 ) -> None:
-    """Each can be restored, and gives the loss that training wrote beside it."""
+    """Each kept checkpoint can be restored, and gives the loss that training recorded for it."""
     for record in trained.checkpoints:
         found = stages.run(
             "Evaluate", "measured", attempt=10 + record.step, converted=converted, train_step=record.step,
@@ -168,7 +168,7 @@ def test_preflight_finds_what_a_benchmark_measures_and_pins_its_rows(stages: Sta
 
 
 def test_two_processes_measure_what_one_does(stages: Stages, converted: str, trained: TrainOutcome) -> None:
-    """With drawn answers, which differ as soon as a draw depends on how rows are spread."""
+    """Answers are sampled, so they differ if sampling depends on how rows are divided among processes."""
     drawn = evaluation(stages, temperature=0.8, top_k=20, max_new_tokens=6)
     asked = {"converted": converted, "train_step": 30, "evaluation": drawn}
     one = stages.run("Evaluate", "measured", attempt=100, **asked).details

@@ -1,4 +1,4 @@
-"""config.json to MaxText's settings: what is mapped, what is refused, and that defaults are transformers' own."""
+"""From config.json to MaxText's settings: what is mapped, what is refused, and that defaults are transformers' own."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ PUBLISHED_CODE = {
 }
 
 
-#: config.json of models, without what says nothing of the weights or the function.
+#: config.json of published models, reduced to the keys that affect the weights or the function.
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
 
 
@@ -115,7 +115,7 @@ def test_settings_come_from_the_file(spec: dict[str, Any], expected: dict[str, o
     ],
 )
 def test_a_qwen2_has_its_biases_and_no_window_whatever_unread_keys_say(stated: dict[str, object]) -> None:
-    """transformers builds the biases always, and windows only for layers beyond ``max_window_layers``."""
+    """transformers always builds the biases, and uses windows only in layers beyond ``max_window_layers``."""
     plan = plan_of(family="qwen2", config=stated)
     assert plan == plan_of(family="qwen2")
     assert plan.tensors()["model.layers.1.self_attn.k_proj.bias"] == (32,)
@@ -151,7 +151,8 @@ def test_llama3_scaling_keeps_its_own_factors() -> None:
 def test_the_limit_of_a_model_is_its_max_position_embeddings_whatever_else_it_says(
     spec: dict[str, Any],
 ) -> None:
-    """As transformers and serving engines read it: scalings are counted in already, windows only slide."""
+    """As in transformers and serving engines: the value already includes scaling, and a sliding window does not limit
+    it."""
     assert plan_of(context=4096, **spec).context_length == 4096
 
 
@@ -248,14 +249,14 @@ def test_what_would_change_the_function_is_refused_by_name(
     assert error.code is ExitCode.BAD_REQUEST
     assert error.where.startswith("gs://b/m/config.json: ")
     assert error.where.endswith(field)
-    assert error.saw
+    assert error.actual
     assert error.expected
     assert error.fix
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_models_are_read_as_they_were_published(name: str) -> None:
-    """With as many weights as they are known to have (image models: the text part)."""
+    """The number of weights is the published one (for image models: that of the text model)."""
     published = PUBLISHED[name]
     plan = families.resolve(published["config"])
     assert round(plan.parameters / 1e9, 3) == published["billions"]
@@ -265,7 +266,7 @@ def test_models_are_read_as_they_were_published(name: str) -> None:
 
 
 def test_deepseeks_own_code_is_named_in_its_models_and_not_needed(tmp_path: Path) -> None:
-    """The published config.json names it; transformers and vLLM have the architecture built in."""
+    """The published config.json refers to that code, but transformers and vLLM have the architecture built in."""
     config = config_of(TinyModelSpec(family="deepseek2"))
     assert families.resolve({**config, "auto_map": PUBLISHED_CODE}) == families.resolve(config)
     (tmp_path / "source").mkdir()
@@ -319,7 +320,7 @@ def test_lora_modules_are_chosen_by_hugging_face_names() -> None:
         == "decoder/.*(self_attention[a-z_]*/(query)|mlp[a-z_]*/(wi_1))"
     )
     assert plan.lora_module_path(None).count("|") == 6
-    with pytest.raises(StageError, match=r"saw lm_head, expected some of q_proj"):
+    with pytest.raises(StageError, match=r"found lm_head, expected some of q_proj"):
         plan.lora_module_path(["q_proj", "lm_head"])
 
 
@@ -352,7 +353,7 @@ def test_any_value_anywhere_gives_a_plan_or_a_named_refusal(family: Any, key: st
 
 
 @given(
-    # DeepSeek 2's heads have other sizes
+    # DeepSeek 2's heads have sizes of another form
     family=st.sampled_from(
         [name for name in ARCHITECTURES if name not in ("gemma3-multimodal", "deepseek2")]
     ),
@@ -403,8 +404,8 @@ def test_what_the_user_says_the_model_is_must_be_of_its_family(family: str) -> N
     plan = plan_of(family=family)
     require_family(plan.model_name, plan)
     for stated, told in (
-        ("gpt-oss-20b", "of another family"),
-        ("no-such-model", "MaxText knows no such model"),
+        ("gpt-oss-20b", "belongs to another family"),
+        ("no-such-model", "MaxText does not have this model"),
     ):
         with pytest.raises(StageError) as caught:
             require_family(stated, plan)

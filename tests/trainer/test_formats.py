@@ -1,4 +1,4 @@
-"""What a job can say about its data and the length of its training, through the real stages."""
+"""Settings of a job for its data and for the length of its training, through the real stages."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def folder(stages: Stages) -> Path:
-    """The same questions in four spellings."""
+    """Returns a folder with the same questions in four formats."""
     root = stages.root / "formats"
     write_data(root / "pairs", train=ROWS, evaluation=HELD_BACK, form="prompt-completion")
     write_data(root / "messages", train=ROWS, evaluation=HELD_BACK)
@@ -88,7 +88,7 @@ def train(stages: Stages, run: str, changes: dict[str, Any]) -> TrainOutcome:
 
 
 def tokens(stages: Stages, run: str) -> list[int]:
-    """Trained in each step."""
+    """Returns the number of trained tokens in each step."""
     lines = (stages.root / run / "train/metrics.jsonl").read_text().splitlines()
     return [row["tokens"] for row in map(json.loads, lines) if "loss" in row]
 
@@ -129,7 +129,7 @@ def test_the_loss_is_of_completions_only_unless_prompts_are_asked_for(
     train(stages, "everything", changes)
     assert completions.train[0].tokens == everything.train[0].tokens
     assert completions.train[0].trained_tokens < everything.train[0].trained_tokens
-    # of every row all tokens but the first are predicted
+    # all tokens of a row but the first are predicted
     assert everything.train[0].trained_tokens == everything.train[0].tokens - ROWS
     assert all(
         less < more
@@ -149,12 +149,12 @@ def test_other_names_of_columns_and_roles_make_the_same_training(
         "columns",
         "messages",
         "roles",
-    ):  # a pair is a chat of two turns where there is a template
+    ):  # with a chat template, a pair is a chat of two turns
         assert stages.losses(f"same-{spelling}") == losses
 
 
 def test_packing_puts_all_rows_into_fewer_sequences(stages: Stages, converted: str, folder: Path) -> None:
-    """One epoch: the same tokens in fewer steps, and the same validation loss of a model that hardly moved."""
+    """One epoch has the same tokens in fewer steps, and the nearly unchanged model has the same validation loss."""
     lengths = {}
     for packing in (False, True):
         run = f"packing-{packing}"
@@ -173,7 +173,7 @@ def test_packing_puts_all_rows_into_fewer_sequences(stages: Stages, converted: s
         == plain.train[0].trained_tokens
         == sum(tokens(stages, "packing-False"))
     )
-    # the last step is filled up from the next epoch
+    # rows of the next epoch fill the last step
     assert (
         0
         <= sum(tokens(stages, "packing-True")) - packed.train[0].trained_tokens

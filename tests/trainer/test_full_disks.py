@@ -1,4 +1,4 @@
-"""A disk that is full, where a stage writes: an error that says so, whoever writes there."""
+"""A full disk where a stage writes: every writer reports an error that names the cause."""
 
 import os
 import subprocess
@@ -17,16 +17,16 @@ from tests.trainer.stores import BUCKET
 
 pytestmark = pytest.mark.skipif(
     subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode != 0,
-    reason="this machine lets no process mount a disk of its own",
+    reason="a process on this machine cannot mount a disk of its own",
 )
 SIZE = 64 * 1024
-#: Less than the little that Evaluate fetches.
+#: Less than the few bytes that Evaluate fetches.
 TINY = 8 * 1024
 
 
 @pytest.fixture(scope="module")
 def trained(stages: Stages, converted: str) -> str:
-    """The run of a short training."""
+    """The run name of a short training."""
     steps = {"hyperparameters": {"steps": 1}, "checkpointing": {"every_steps": 1}}
     assert stages.run("Train", "full/trained", converted=converted, **steps).outcome is Outcome.SUCCEEDED
     return "full/trained"
@@ -43,7 +43,7 @@ def trained(stages: Stages, converted: str) -> str:
         ("Evaluate", "scratch, where the tokenizer is fetched"),
     ],
 )
-def test_no_space_is_told_as_that(
+def test_no_space_is_reported_as_that(
     stages: Stages,
     server: str,
     trained: str,
@@ -98,7 +98,7 @@ except OSError as error:
 
 
 def test_a_file_that_is_mapped_has_its_space_before_it_is_written(tmp_path: Path) -> None:
-    """Else a full disk is the process's end, by a signal."""
+    """Otherwise a full disk ends the process with a signal."""
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size={SIZE} tmpfs "$1" && exec "$2" -c "$3" "$1"', "sh",
          tmp_path, sys.executable, _FILL],

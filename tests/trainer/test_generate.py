@@ -24,7 +24,7 @@ from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.weights import open_weights
 
 NEW, ROWS = 12, 4
-#: More than a batch, of very different lengths, so that most rows are padded.
+#: More prompts than a batch has, of very different lengths, so that most rows are padded.
 LENGTHS = (1, 40, 7, 19, 3, 70)
 SPECS = {
     "qwen3 with an adapter": TinyModelSpec(std=0.125, vocab=509),
@@ -82,7 +82,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "lora_alpha": 8.0,
         "lora_module_path": plan.lora_module_path(),
     }
-    # which is plain attention here, in programs as wide as the TPU's kernel wants them
+    # which selects plain attention on CPU, in programs of the widths that the TPU's kernel needs
     attention = "autoselected" if lora or "window" in request.param else "dot_product"
     config = engine.configure(
         plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
@@ -108,7 +108,7 @@ def test_greedy_answers_are_those_of_whole_forward_passes(case: Case) -> None:
     answers = case.answers(cached=True)
     assert answers == case.answers(cached=False)
     assert {len(answer) for answer in answers} == {NEW}
-    assert len({tuple(answer) for answer in answers}) == len(LENGTHS), "the prompts decide"
+    assert len({tuple(answer) for answer in answers}) == len(LENGTHS), "answers depend on the prompts"
 
 
 @pytest.mark.parametrize("case", ["qwen3 with an adapter"], indirect=True)
@@ -141,7 +141,7 @@ def test_answers_are_the_same_where_devices_hold_half_of_the_rows(
 
 
 def test_maxtext_cannot_decode_beyond_a_sliding_window(case: Case) -> None:
-    """Then whole forward passes it is; everything else has a cache."""
+    """Whole forward passes are used beyond the window; all other models have a cache."""
     config = sized(case.loaded.config, rows=ROWS, prompt=64, total=64 + NEW)
     with jax.set_mesh(case.loaded.mesh), logical_axis_rules(config.logical_axis_rules):
         assert (with_cache(case.loaded.model, config, case.loaded.mesh) is None) is ("window" in case.name)

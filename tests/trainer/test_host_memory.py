@@ -1,4 +1,4 @@
-"""What the operator requests for the stages on CPU is enough, however many layers a model has."""
+"""The memory that the operator requests for stages on CPU is sufficient for models with any number of layers."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from finetune_contract import host_memory
 ROOT = Path(__file__).parents[2]
 LAYERS = (4, 40)
 WORKS = ("convert", "proof", "BF16", "FP32", "trained", "adapter", "orbax")
-#: Bytes by which the same work differs from one run to the next.
+#: Variation in bytes between two runs of the same operation.
 NOISE = 80 * 2**20
-#: Bytes that stay behind for each array that is written: MaxText's own format has arrays of single layers, nine each.
+#: Bytes that are not released for each written array: in MaxText's own format a layer has nine arrays of its own.
 ARRAY, ARRAYS = 400 * 2**10, 9
 
 type Measured = dict[str, Any]
 
 
 def run(folder: Path, *options: str, group: Path | None = None) -> list[Measured]:
-    """The measurement as a program of its own. ``group``: the control group that its process enters."""
+    """Runs the measurement as a separate program. ``group``: the cgroup that its process joins."""
     enter = [] if group is None else ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group / "cgroup.procs"]
     done = subprocess.run(
         [*enter, sys.executable, "-m", "tests.trainer.host_memory", folder, *options],
@@ -39,7 +39,7 @@ def run(folder: Path, *options: str, group: Path | None = None) -> list[Measured
 
 
 def needed(found: Measured, work: str) -> int:
-    """What the operator requests for it, in bytes."""
+    """Returns the memory that the operator requests for the operation, in bytes."""
     held: int = host_memory.PIECE * found["piece"]
     if work == "adapter":
         adapter = found["adapter"]
@@ -49,7 +49,7 @@ def needed(found: Measured, work: str) -> int:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
-    """Of two models that differ in their number of layers."""
+    """Measurements of two models that differ in their number of layers."""
     layers = ("--layers", *map(str, LAYERS))
     return run(tmp_path_factory.mktemp("memory"), *layers, "--lower-bounds")
 
@@ -58,7 +58,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
 def test_more_layers_take_no_more_memory(measured: list[Measured], work: str) -> None:
     few, many = measured
     stacked = 4 * (many["stack"] - few["stack"])
-    assert stacked > 1.5 * NOISE, "a parameter of all layers in float32 would show"
+    assert stacked > 1.5 * NOISE, "a float32 stack of all layers would be visible"
     rise = (many["most"][work] - many["before"]) - (few["most"][work] - few["before"])
     if work == "adapter":
         rise -= host_memory.ADAPTER_WRITTEN * (many["adapter"] - few["adapter"])
@@ -77,12 +77,12 @@ def test_a_stage_takes_no_more_memory_than_the_operator_requests_for_it(
 
 
 class Limit:
-    """A control group with a limit of memory, which a process enters."""
+    """A cgroup with a memory limit, which a process can join."""
 
     def __init__(self, size: int) -> None:
-        """Raises ``OSError`` where groups cannot be made here."""
+        """Raises ``OSError`` if cgroups cannot be created on this machine."""
         root = Path("/sys/fs/cgroup")
-        first = (root / "memory").is_dir()  # version 1 has a tree for each controller
+        first = (root / "memory").is_dir()  # cgroup v1 has a hierarchy for each controller
         self.folder = (root / "memory" if first else root) / f"finetune-test-{uuid4().hex[:8]}"
         self._peak = "memory.max_usage_in_bytes" if first else "memory.peak"
         self.folder.mkdir()
@@ -103,13 +103,16 @@ class Limit:
 def test_a_large_tensor_is_converted_and_proven_under_a_limit_of_what_the_operator_requests(
     tmp_path: Path,
 ) -> None:
-    """With the bounds of production. The kernel counts cached pages of files, too, and ends what exceeds the limit."""
+    """The bounds are those of production.
+
+    The kernel also counts the cached pages of files, and kills a process that exceeds the limit.
+    """
     vocabulary, hidden = 65536, 512
     size = host_memory.FIXED + host_memory.PIECE * vocabulary * hidden
     try:
         limit = Limit(size)
     except OSError as error:
-        pytest.skip(f"no control group with a memory limit can be made here: {error}")
+        pytest.skip(f"no cgroup with a memory limit can be created here: {error}")
     try:
         (found,) = run(
             tmp_path, "--vocab", str(vocabulary), "--hidden", str(hidden), "--exports", group=limit.folder

@@ -1,8 +1,7 @@
-"""Repositories on the hub: what is fetched, at which commit, and how each refusal is told.
+"""Repositories on the hub: what is fetched, at which commit, and how each refusal is reported.
 
-The library is the real one. It speaks HTTP to a stand-in (``devcluster.fixtures.hub``), or finds a cache that was laid
-out by hand.
-"""
+The library is the real one. It sends requests to a fake hub (``devcluster.fixtures.hub``), or reads a cache that a test
+has written by hand."""
 
 import time
 from pathlib import Path
@@ -44,7 +43,7 @@ def refusal(tmp_path: Path, model: ModelSource) -> StageError:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses between retries, not waited for."""
+    """Replaces the pauses between retries, and returns their lengths."""
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     return pauses
@@ -126,7 +125,7 @@ def test_a_tokenizer_of_its_own_repository_is_fetched_and_pinned(hub: FakeHub, t
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_a_repository_that_is_not_there_is_told_with_its_name(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_repository_that_is_not_there_is_reported_with_its_name(hub: FakeHub, tmp_path: Path) -> None:
     error = refusal(tmp_path, source(repo="acme/tinny"))
     assert (error.code, error.reason) == (ExitCode.INPUT_MISSING, "HubRepositoryMissing")
     assert "acme/tinny" in str(error)
@@ -134,31 +133,31 @@ def test_a_repository_that_is_not_there_is_told_with_its_name(hub: FakeHub, tmp_
     assert hub.address in error.expected
 
 
-def test_a_revision_that_is_not_there_is_told_with_those_that_are(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_revision_that_is_not_there_is_reported_with_those_that_are(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(REPO, tiny(tmp_path))
     hub.push(REPO, {"config.json": "{}"}, to="v2")
     error = refusal(tmp_path, source("v3"))
     assert (error.code, error.reason) == (ExitCode.INPUT_MISSING, "HubRevisionMissing")
-    assert "revision v3" in error.saw
+    assert "revision v3" in error.actual
     assert "main, v2" in error.expected
 
 
-def test_a_commit_that_is_not_there_is_told(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_commit_that_is_not_there_is_reported(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(REPO, tiny(tmp_path))
     assert refusal(tmp_path, source("0" * 40)).reason == "HubRevisionMissing"
 
 
 def test_a_private_repository_looks_like_none_and_the_secret_is_named(hub: FakeHub, tmp_path: Path) -> None:
-    # the hub tells nobody without a token which of the two it is
+    # without a token, the hub does not reveal which of the two is true
     hub.push(REPO, tiny(tmp_path), private=True)
     error = refusal(tmp_path, source())
     assert (error.code, error.reason) == (ExitCode.INPUT_MISSING, "HubRepositoryMissing")
-    assert "or private" in str(error)
-    assert "without a token" in error.saw
+    assert "or it is private" in str(error)
+    assert "without a token" in error.actual
     assert "huggingFaceTokenSecretRef" in error.fix
 
 
-def test_a_gated_repository_is_told_with_where_to_accept_its_terms(
+def test_a_gated_repository_is_reported_with_where_to_accept_its_terms(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(REPO, tiny(tmp_path), gated="manual")
@@ -171,14 +170,14 @@ def test_a_gated_repository_is_told_with_where_to_accept_its_terms(
         assert "huggingFaceTokenSecretRef" in error.fix
 
 
-def test_a_token_that_the_hub_does_not_know_is_told(
+def test_a_token_that_the_hub_does_not_know_is_reported(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(REPO, tiny(tmp_path))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     error = refusal(tmp_path, source())
     assert (error.code, error.reason) == (ExitCode.PERMISSION_DENIED, "HubAccessDenied")
-    assert "Invalid credentials" in error.saw
+    assert "Invalid credentials" in error.actual
     assert TOKEN not in str(error)
 
 
@@ -193,13 +192,13 @@ def test_a_token_opens_private_and_gated_and_goes_to_the_hub_alone(
     for repo in (REPO, "acme/gated"):
         assert (fetched(tmp_path, source(repo=repo)).path / "model.safetensors").is_file()
     elsewhere = [seen for seen in hub.seen if seen.host.startswith("localhost")]
-    assert elsewhere  # large files lie on another host
+    assert elsewhere  # large files are on another host
     assert {seen.authorization for seen in elsewhere} == {None}
     assert {seen.authorization for seen in hub.seen if seen not in elsewhere} == {f"Bearer {TOKEN}"}
 
 
 @pytest.mark.parametrize(
-    ("files", "reason", "saw"),
+    ("files", "reason", "actual"),
     [
         ({"README.md": "x"}, "ConfigMissing", "README.md"),
         ({"config.json": "{}", "pytorch_model.bin": b"x"}, "WeightsMissing", "pytorch_model.bin"),
@@ -208,12 +207,12 @@ def test_a_token_opens_private_and_gated_and_goes_to_the_hub_alone(
     ],
 )
 def test_what_is_no_model_in_safetensors_is_refused_before_anything_is_fetched(
-    hub: FakeHub, tmp_path: Path, files: dict[str, str], reason: str, saw: str
+    hub: FakeHub, tmp_path: Path, files: dict[str, str], reason: str, actual: str
 ) -> None:
     hub.push(REPO, files)
     error = refusal(tmp_path, source())
     assert (error.code, error.reason) == (ExitCode.INPUT_MISSING, reason)
-    assert saw in error.saw
+    assert actual in error.actual
     assert error.fix
     assert hub.requested_files(REPO) == set()
 
@@ -240,7 +239,7 @@ def test_a_hub_that_fails_is_asked_again_and_then_named(
     hub.fail(status)
     error = refusal(tmp_path, source())
     assert (error.code, error.reason) == (ExitCode.UNAVAILABLE, "HubUnavailable")
-    assert f"{status} from {hub.address}" in error.saw
+    assert f"{status} from {hub.address}" in error.actual
     assert len(hasty) == 3
 
 
@@ -253,7 +252,7 @@ def test_a_hub_that_recovers_is_not_noticed(hub: FakeHub, tmp_path: Path, hasty:
     assert hasty[0] == 7
 
 
-def test_a_hub_that_is_not_there_is_told(
+def test_a_hub_that_is_not_there_is_reported(
     hub: FakeHub, tmp_path: Path, hasty: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeHub() as gone:
@@ -261,7 +260,7 @@ def test_a_hub_that_is_not_there_is_told(
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     error = refusal(tmp_path, source())
     assert (error.code, error.reason) == (ExitCode.UNAVAILABLE, "HubUnavailable")
-    assert nowhere in error.saw
+    assert nowhere in error.actual
     assert hasty
 
 
@@ -273,7 +272,7 @@ def test_a_branch_is_never_taken_from_the_cache_while_the_hub_is_asked(
     fetched(tmp_path, source())
     hub.fail(status)
     assert refusal(tmp_path, source()).reason in ("HubAccessDenied", "HubUnavailable")
-    # what a commit holds cannot change: the cache will do
+    # the contents of a commit cannot change, so the cache is sufficient
     assert fetched(tmp_path, source(commit)).revision == commit
 
 
@@ -281,7 +280,7 @@ def test_a_branch_is_never_taken_from_the_cache_while_the_hub_is_asked(
 
 
 def cached(cache: Path, files: dict[str, bytes], commit: str = "c0ffee" + "0" * 34) -> str:
-    """A cache as any release of the library lays it out: blobs by content, names as links, branches as files."""
+    """Writes a cache as every release of the library does: blobs by content, names as links, branches as files."""
     folder = cache / f"models--{REPO.replace('/', '--')}"
     for name, data in files.items():
         blob = folder / "blobs" / f"{len(data)}-{name.replace('/', '-')}"
@@ -308,7 +307,7 @@ def test_a_filled_cache_is_enough_and_the_network_is_left_alone(
     assert hub.seen == []
 
 
-def test_a_cache_that_lacks_the_weights_is_told_without_a_network(
+def test_a_cache_that_lacks_the_weights_is_reported_without_a_network(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.push(REPO, tiny(tmp_path))
@@ -316,6 +315,6 @@ def test_a_cache_that_lacks_the_weights_is_told_without_a_network(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetched(tmp_path, source(commit), weights=False).revision == commit
     for model in (source(commit), source("v9")):
-        with pytest.raises(StageError, match="the hub is switched off") as caught:
+        with pytest.raises(StageError, match="the Hub is disabled") as caught:
             fetched(tmp_path, model)
         assert (caught.value.code, caught.value.reason) == (ExitCode.INPUT_MISSING, "HubCacheMiss")

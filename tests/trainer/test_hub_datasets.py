@@ -1,4 +1,4 @@
-"""Datasets on the hub: which files make up a configuration and split, what is fetched of them, what is refused."""
+"""Datasets on the hub: the files of a configuration and split, which of them are fetched, and what is refused."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from devcluster.fixtures.hub import FakeHub
 from finetune_contract import DatasetSpec, ExitCode, HubRef
-from finetune_trainer.data.schema import Conversation, checked
+from finetune_trainer.data.schema import Conversation, read_examples
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
@@ -43,7 +43,7 @@ def opened(tmp_path: Path, *, revision: str = "main", repo: str = REPO, **fields
 
 
 def answers(source: LocatedSource) -> list[str]:
-    _, examples = checked(source)
+    _, examples = read_examples(source)
     return [example.messages[-1]["content"] for example in examples if isinstance(example, Conversation)]
 
 
@@ -122,10 +122,10 @@ def test_columns_and_roles_are_mapped_and_the_first_rows_taken(hub: FakeHub, tmp
 
 
 def test_keys_that_a_columnar_file_had_to_fill_are_no_keys(hub: FakeHub, tmp_path: Path) -> None:
-    # Llama's template, for one, takes a message with tool_calls, be it null, for a call
+    # Llama's template, for example, treats a message with tool_calls as a call, even if the value is null
     called = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
     push(hub, {"train.parquet": columns({"messages": [called]}, row("a"))})
-    _, examples = checked(opened(tmp_path))
+    _, examples = read_examples(opened(tmp_path))
     with_call, plain = examples
     assert isinstance(with_call, Conversation)
     assert isinstance(plain, Conversation)
@@ -171,7 +171,7 @@ TWO = {
     ],
     ids=["split", "config", "none of several", "config of a plain dataset"],
 )
-def test_a_name_that_is_not_there_is_told_with_those_that_are(
+def test_a_name_that_is_not_there_is_reported_with_those_that_are(
     hub: FakeHub, tmp_path: Path, files: dict[str, str], fields: dict[str, str], field: str, known: str
 ) -> None:
     push(hub, files)
@@ -181,7 +181,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are(
     assert error.expected == f"one of {known}"
 
 
-def test_a_dataset_that_is_not_there_is_told(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_dataset_that_is_not_there_is_reported(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"train.jsonl": jsonl("a")})
     missing = refusal(tmp_path, repo="acme/chatz")
     assert (missing.code, missing.reason) == (ExitCode.INPUT_MISSING, "HubRepositoryMissing")
@@ -191,7 +191,7 @@ def test_a_dataset_that_is_not_there_is_told(hub: FakeHub, tmp_path: Path) -> No
     assert "main" in revision.expected
 
 
-def test_a_gated_dataset_is_told_with_its_page(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_gated_dataset_is_reported_with_its_page(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"train.jsonl": jsonl("a")}, gated="auto")
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.PERMISSION_DENIED, "HubAccessDenied")
@@ -214,7 +214,7 @@ def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: FakeHub, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("files", "saw"),
+    ("files", "actual"),
     [
         ({"train.csv": "prompt,completion\n1,2\n"}, "train.csv"),
         ({"README.md": "# empty"}, "acme/chats"),
@@ -226,20 +226,27 @@ def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: FakeHub, tmp_path
         ({"README.md": "---\nconfigs: 1\n---\n", "train.jsonl": jsonl("a")}, "acme/chats"),
         ({"README.md": "---\n: [\n---\n", "train.jsonl": jsonl("a")}, "acme/chats"),
     ],
-    ids=["csv", "no data", "archive", "a way of reading", "wrong configs", "README that is no YAML"],
+    ids=[
+        "csv",
+        "no data",
+        "archive",
+        "unsupported way of reading",
+        "wrong configs",
+        "README that is no YAML",
+    ],
 )
-def test_what_cannot_be_read_is_told_with_what_can(
-    hub: FakeHub, tmp_path: Path, files: dict[str, str], saw: str
+def test_what_cannot_be_read_is_reported_with_what_can(
+    hub: FakeHub, tmp_path: Path, files: dict[str, str], actual: str
 ) -> None:
     push(hub, files)
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.BAD_DATA, "HubDatasetUnreadable")
-    assert saw in error.saw
+    assert actual in error.actual
     assert str(tmp_path) not in str(error)
     assert "JSON lines" in error.fix
 
 
-def test_a_bad_row_is_told_with_its_file_and_line(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_bad_row_is_reported_with_its_file_and_line(hub: FakeHub, tmp_path: Path) -> None:
     commit = push(hub, {"data/train-0.jsonl": jsonl("a"), "data/train-1.jsonl": jsonl("b") + "{broken\n"})
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.BAD_DATA, "DatasetNotJson")
@@ -247,7 +254,7 @@ def test_a_bad_row_is_told_with_its_file_and_line(hub: FakeHub, tmp_path: Path) 
     assert f"hf://datasets/{REPO}@{commit}/data/train-1.jsonl" in error.fix
 
 
-def test_a_file_that_is_not_whole_is_told(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_file_that_is_not_whole_is_reported(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"train.parquet": columns(row("a"))[:-9]})
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.BAD_DATA, "UnreadableFile")

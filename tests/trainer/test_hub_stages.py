@@ -1,4 +1,4 @@
-"""Whole stages on the hub's stand-in: the published example, a branch that moves between two stages, and the token."""
+"""Whole stages with the fake hub: the published example, a branch that moves between two stages, and the token."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from tests.trainer.requests import request
 ROOT = Path(__file__).parents[2]
 MODEL, DATA = "Qwen/Qwen3-0.6B", "HuggingFaceH4/ultrachat_200k"
 TOKEN = "hf_canary0123456789"
-#: As the dataset's own, shortened.
+#: A shortened copy of the dataset's own README.
 README = """---
 language: [en]
 license: mit
@@ -54,7 +54,7 @@ dataset_info:
 
 
 class Ran:
-    """A stage that ran as in its container: request and token in the environment, records in the run folder."""
+    """A finished stage that ran as in its container: request and token in the environment, records in its folder."""
 
     def __init__(self, request: StageRequest, root: Path, environment: Mapping[str, str]) -> None:
         done = subprocess.run(
@@ -108,10 +108,10 @@ def push_data(hub: FakeHub, *, train: int) -> str:
 
 
 def example(root: Path) -> StageRequest:
-    """Preflight's request of the example, as ``finetune plan`` shows it, on folders of this machine."""
+    """Returns preflight's request of the example, as ``finetune plan`` prints it, with folders of this machine."""
     program = ROOT / ".venv/bin/finetune"
     if not program.exists():
-        pytest.skip("the operator's environment is not there: make install")
+        pytest.skip("the operator's environment is not installed: make install")
     job, profile = ROOT / "examples/huggingface.yaml", ROOT / "examples/profiles/gke-v6e.yaml"
     page = subprocess.run(
         [program, "plan", "-f", job, "--profile", profile, "-o", "yaml"], capture_output=True, text=True, check=True
@@ -124,7 +124,7 @@ def example(root: Path) -> StageRequest:
 
 
 def pinned(planned: StageRequest, found: Any) -> StageRequest:
-    """As the operator tells later stages."""
+    """Returns the request with pinned revisions, as the operator passes it to later stages."""
     told = planned.model_dump()
     told["model"]["hugging_face"]["revision"] = found.model.revision
     told["data"]["train"][0]["hugging_face"]["revision"] = found.train[0].revision
@@ -158,11 +158,11 @@ def test_the_example_is_checked_and_converted_at_the_commits_that_preflight_foun
 @pytest.mark.parametrize(
     "known", [True, False], ids=["a token that opens it", "a token that the hub refuses"]
 )
-def test_a_token_is_told_nowhere(hub: FakeHub, tmp_path: Path, known: bool) -> None:
+def test_a_token_is_printed_nowhere(hub: FakeHub, tmp_path: Path, known: bool) -> None:
     push_model(hub, tmp_path / "model")
     push_data(hub, train=1)
     hub.tokens = {TOKEN: frozenset({MODEL})} if known else {}
-    # whoever answers on the hub's behalf might say it back
+    # an intermediate server might return the token in its response
     if not known:
         hub.fail(403, headers={"X-Error-Message": f"no access for {TOKEN}"})
     asked = request(

@@ -1,4 +1,4 @@
-"""Pushing an export to the Hub: one commit, private, resumable, and never a half model."""
+"""Pushing an export to the Hub: one commit, private, resumable, and never an incomplete model."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def destination(*, private: bool = True, repo: str = REPO) -> DestinationSpec:
 
 
 def export(folder: Path, **files: str) -> dict[str, UploadFolder]:
-    """A model's folder and an adapter's; names with underscores for dots."""
+    """Writes the folders of a model and an adapter; underscores in the argument names represent dots."""
     parts = {}
     for name, kind, prefix in (("model", "HuggingFace", ""), ("adapter", "Adapter", "adapter/")):
         out = folder / name
@@ -90,7 +90,7 @@ def test_a_hub_that_is_down_for_a_moment_is_asked_again(hub: FakeHub, tmp_path: 
 
 
 def test_a_commit_that_another_overtakes_is_made_on_top_of_it(hub: FakeHub, tmp_path: Path) -> None:
-    """The hub answers 412 where somebody commits while the large files go up."""
+    """The hub answers 412 if another client commits while the large files are uploaded."""
     hub.fail(412, part="/commit/", times=1)
     push(export(tmp_path), destination(), "mine")
     assert "model.safetensors" in hub.files(REPO)
@@ -131,5 +131,5 @@ def test_a_token_that_may_not_write_is_the_users_to_mend(
     with pytest.raises(StageError) as caught:
         push(export(tmp_path), destination(repo=repo), "mine")
     assert caught.value.code == ExitCode.PERMISSION_DENIED
-    assert "hf_" not in json.dumps([str(caught.value), caught.value.saw])
+    assert "hf_" not in json.dumps([str(caught.value), caught.value.actual])
     assert not [seen for seen in hub.seen if "/commit/" in seen.path]

@@ -1,4 +1,4 @@
-"""SIGKILL while a stage writes: nothing that lies there afterwards is taken for whole, and the next attempt succeeds."""
+"""SIGKILL while a stage writes: incomplete files never count as complete, and the next attempt succeeds."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 
 _FINALIZE = "orbax.checkpoint._src.path.atomicity:{}.finalize"
-#: The last moment at which a conversion is not whole, by how its storage says that it is.
+#: The last call before a conversion is committed, by the way in which each kind of storage commits it.
 WHOLE = {
     "file": _FINALIZE.format("AtomicRenameTemporaryPath"),
     "gs": _FINALIZE.format("CommitFileTemporaryPath"),
@@ -22,14 +22,14 @@ WHOLE = {
 
 
 class Place:
-    """A folder in one of the two storages, and the stages that work there."""
+    """A folder in one of the two kinds of storage, and the stages that use it."""
 
     def __init__(self, stages: Stages, root: str, server: str) -> None:
         self.root, self.store = root, open_store()
         self._stages, self._server = stages, server
 
     def run(self, stage: str, run: str, *, fault: Any = (), **changes: Any) -> StageResult | None:
-        """None: it was killed."""
+        """Runs a stage; returns None if it was killed."""
         made = request(self._stages.root, stage, run, **changes)
         running = self._stages.start(
             fault=fault, FINETUNE_REQUEST=made.to_json(), **client_environment(self._server)
@@ -78,7 +78,7 @@ def test_a_conversion_that_was_killed_is_no_model(place: Place, tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def trained(stages: Stages, converted: str) -> str:
-    """The run of a short training."""
+    """The run name of a short training."""
     assert stages.run("Train", "killed/trained", converted=converted, hyperparameters={"steps": 1},
                       checkpointing={"every_steps": 1}).outcome is Outcome.SUCCEEDED  # fmt: skip
     return "killed/trained"
@@ -92,13 +92,13 @@ def trained(stages: Stages, converted: str) -> str:
 def test_an_export_that_was_killed_is_no_model(
     place: Place, trained: str, tmp_path: Path, name: str, call: int
 ) -> None:
-    """Also over an older one."""
+    """This also holds if the export replaces an older one."""
     backend = "local:LocalBackend" if place.root.startswith("file") else "gcs:GcsBackend"
     changes: dict[str, Any] = {
         "train_step": 1, "export": {"destinations": [{"path": "spec.export.destinations[0]", "uri": place.root}]},
     }  # fmt: skip
     assert place.run("Export", trained, **changes) is not None
-    # the run folder's copy comes first and is another one's
+    # the address excludes the copy in the run folder, which is written first
     fault = ("killed_at", f"finetune_trainer.storage.{backend}.{name}", call, place.root)
     assert place.run("Export", trained, attempt=2, fault=fault, **changes) is None
     names = {entry.uri.removeprefix(f"{place.root}/") for entry in place.store.entries(place.root)}
@@ -110,7 +110,7 @@ def test_an_export_that_was_killed_is_no_model(
 
 
 def whole(store: StorageClient, uri: str) -> bool:
-    """Whether the folder holds what its manifest lists."""
+    """Whether the folder contains the files that its manifest lists."""
     listed = json.loads(
         store.read_or_none(f"{uri}/{MANIFEST}") or b'{"files": [{"path": "none", "size": 0}]}'
     )

@@ -1,4 +1,4 @@
-"""Rows and batches: nothing lost, nothing doubled, the same on every machine and after every restart."""
+"""Rows and batches: no example is lost or duplicated, on any machine and after any restart."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 def examples(lengths: list[int], length: int, *, packing: bool) -> SequenceRows:
-    """Example i holds the ids 100*i, 100*i + 1, …; its second half is trained."""
+    """Example i contains the ids 100*i, 100*i + 1, …; its second half is trained."""
     file = TokenFile(Path(tempfile.mkdtemp(dir=FOLDER.name)) / "tokens")
     for index, size in enumerate(lengths):
         ids = np.arange(size, dtype=np.int32) + 100 * index
@@ -32,7 +32,7 @@ def test_packing_loses_and_doubles_nothing_and_never_overfills(sizes: list[int],
     bins = pack(sizes, capacity)
     assert sorted(i for members in bins for i in members) == list(range(len(sizes)))
     assert all(sum(sizes[i] for i in members) <= capacity for members in bins)
-    # Best fit decreasing never needs more than 11/9 of the least number, plus one.
+    # Best fit decreasing never needs more than 11/9 of the optimal number, plus one.
     least = -(-sum(sizes) // capacity)
     assert len(bins) <= max(1, 2 * least) or not sizes
 
@@ -84,7 +84,8 @@ def test_a_step_asked_for_alone_is_the_step_reached_one_by_one() -> None:
 
 
 def test_the_order_is_fixed_for_all_time() -> None:
-    """Written down: a run that resumes on another machine or a newer numpy must go on with the same rows."""
+    """The values are constants, because a run that resumes on another machine or with a newer numpy must continue with
+    the same rows."""
     batches = TrainBatches(rows=examples([2] * 10, 2, packing=False), batch_size=10, seed=42, shuffle=True)
     first, second = ([int(row[0]) // 100 for row in batches.batch(step)["inputs"]] for step in (0, 1))
     assert first == [0, 1, 4, 2, 6, 8, 5, 9, 7, 3]

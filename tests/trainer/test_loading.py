@@ -1,4 +1,4 @@
-"""What loading a model costs the host beside the model itself."""
+"""The host memory that loading a model needs in addition to the model itself."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from finetune_trainer.training.settings import settings
 from finetune_trainer.weights import open_weights
 from tests.trainer.requests import request
 
-#: Its embeddings, 16 MiB in float32, outweigh what the program itself allocates meanwhile.
+#: The embeddings, 16 MiB in float32, are larger than what the program itself allocates in the meantime.
 SPEC = TinyModelSpec(hidden=256, heads=2, kv_heads=1, head_dim=128, intermediate=256, vocab=16384, std=0.125)
 
 
@@ -74,7 +74,7 @@ def test_a_base_in_bfloat16_is_never_in_the_hosts_memory_in_float32(
     plan, _ = converted
     pretrained(configuration(converted, tmp_path, "BF16"))
     (peak,) = most
-    assert peak < 3 * plan.parameters, "two bytes for each parameter, and what the reader itself needs"
+    assert peak < 3 * plan.parameters, "two bytes for each parameter, and the reader's own memory"
 
 
 def test_no_random_weights_are_drawn_to_be_replaced(
@@ -91,7 +91,7 @@ def test_no_random_weights_are_drawn_to_be_replaced(
     monkeypatch.setattr(maxtext_utils_nnx, "create_nnx_sharded_model", created)
     model, _ = pretrained(configuration(converted, tmp_path, "BF16"))
     assert drawn == []
-    assert all(np.any(np.asarray(array)) for array in parameters(model).values()), "restored"
+    assert all(np.any(np.asarray(array)) for array in parameters(model).values()), "all arrays are restored"
 
 
 def test_adapters_come_beside_the_models_own_arrays(converted: tuple[ModelPlan, str], tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_adapters_come_beside_the_models_own_arrays(converted: tuple[ModelPlan, 
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         adapted = with_lora(model, mesh, config)
     after = parameters(adapted)
-    # Given up to the program that makes the adapters, which gives them back in the same places.
+    # donated to the program that creates the adapters, which returns them in the same buffers
     assert all(array.is_deleted() for array in before.values())
     assert before.keys() < after.keys()
     added = {name: array for name, array in after.items() if name not in before}

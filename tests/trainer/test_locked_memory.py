@@ -1,4 +1,4 @@
-"""A process on TPU may lock as much memory as it can get without rights, and says what is short."""
+"""A process on TPU raises its limit of locked memory as far as it can without privileges, and reports the rest."""
 
 import logging
 import resource

@@ -1,4 +1,4 @@
-"""Texts longer than a sequence: every token of them is trained, in several sequences of one row."""
+"""Texts longer than a sequence: all of their tokens are trained, in several sequences of one row."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ LENGTH = 16
 
 
 def prepared(folder: Path, texts: list[str], *, bos: bool = True, **fields: Any) -> PreparedSource:
-    """Of texts in bytes, in sequences of at most LENGTH tokens."""
+    """Returns prepared texts with a token for each byte, in sequences of at most LENGTH tokens."""
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     renderer = Renderer(beginning() if bos else tokenizer(CHATML), train_on_prompt=False)
@@ -33,7 +33,7 @@ def prepared(folder: Path, texts: list[str], *, bos: bool = True, **fields: Any)
 
 
 def beginning() -> Any:
-    """A tokenizer that begins texts with a token of its own."""
+    """Returns a tokenizer that adds a special token at the beginning of a text."""
     of = tokenizer(CHATML, bos=True)
     of.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", of.bos_token_id)]
@@ -73,7 +73,7 @@ def test_rows_are_counted_as_rows_and_the_most_of_them_are_the_first_ones(tmp_pa
     (report,) = data.reports
     assert (report.rows, report.truncated_rows, report.dropped_rows, report.duplicate_rows) == (3, 0, 0, 0)
     assert report.tokens == 102 + 7 + 52
-    # ceil(102/16) + 1 + ceil(52/16): what steps are counted from.
+    # ceil(102/16) + 1 + ceil(52/16), from which the number of steps is computed
     assert data.epoch == len(source) == 7 + 1 + 4
     assert steps_for(data.epoch, 1.0, 4) == 3
 
@@ -134,7 +134,7 @@ def test_steps_come_from_the_sequences(found: DataReport) -> None:
 
 
 def test_few_long_rows_are_tokenized_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """512 books at once took 15 GB in a pod of 8."""
+    """Tokenizing 512 books at once took 15 GB in a pod with 8 GB."""
     monkeypatch.setattr("finetune_trainer.data.tokenize_batches._CHARACTERS", 1000)
     sizes: list[list[int]] = []
     many = Renderer.many

@@ -1,4 +1,4 @@
-"""An adapter that is measured by hand: merged where it fits, else refused."""
+"""Evaluation of an adapter by hand: it is merged if its shapes fit, and otherwise refused."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ NAME = "model.layers.0.self_attn.q_proj"
 def test_an_adapter_whose_halves_do_not_fit_is_refused(
     tmp_path: Path, change: str, reason: str | None
 ) -> None:
-    """One column was stretched over all, and another rank scaled otherwise than PEFT does."""
+    """Otherwise a single column would be broadcast to all, and another rank would be scaled unlike in PEFT."""
     model, adapter = write_model(tmp_path / "model", TinyModelSpec()), tmp_path / "adapter"
     plan = families.read(model)
     weights = open_weights(model, plan)

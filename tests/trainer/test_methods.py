@@ -1,4 +1,4 @@
-"""The table of methods: what each one answers."""
+"""The table of methods, and the properties of each method."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A mixture through the real stages: trained, interrupted and resumed, validated on several sets, exported."""
+"""A mixture through the real stages: trained, interrupted and resumed, validated on several sets, and exported."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def mixed(stages: Stages, converted: str) -> dict[str, Any]:
-    """Packed rows of two sources, the smaller one with the larger share; two validation sets; a template of its own."""
+    """Packed rows of two sources, of which the smaller has the larger share; two validation sets; a custom template."""
     sources = {}
     for name, train in (("few", 10), ("many", 60)):
         write_data(stages.root / f"mixed/{name}", train=train, evaluation=6, seed=train)
@@ -74,7 +74,7 @@ def test_preflight_prepares_what_training_then_finds(stages: Stages, mixed: dict
 def test_another_tokenizer_in_the_same_folder_is_a_miss_that_names_it(
     stages: Stages, mixed: dict[str, Any], tmp_path: Path
 ) -> None:
-    """And a stage after preflight does not go on with it."""
+    """A stage after preflight refuses to continue with the other tokenizer."""
     folder = qwen3(tmp_path)
     asked = {**mixed, "model": {"uri": f"file://{folder}"}}
     first = stages.run("Preflight", "words-1", **asked).details
@@ -95,7 +95,7 @@ def test_another_tokenizer_in_the_same_folder_is_a_miss_that_names_it(
     assert "the tokenizer in file://" in failure.message
 
 
-def test_an_interrupted_mixture_goes_on_with_the_same_digits(stages: Stages, mixed: dict[str, Any]) -> None:
+def test_an_interrupted_mixture_continues_with_the_same_digits(stages: Stages, mixed: dict[str, Any]) -> None:
     whole = outcome(stages, "whole", mixed)
     stopped = outcome(stages, "torn", mixed, stop_at=STOP)
     assert STOP <= stopped.step < STEPS

@@ -1,4 +1,4 @@
-"""Mixtures: every source gives its share, in an order that is a function of seed and step alone."""
+"""Mixtures: every source contributes its share, in an order that depends only on the seed and the step."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ mixtures = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), min_size=
 
 
 def stream(parts: list[tuple[int, int]], *, seed: int = 7, shuffle: bool = True) -> TrainBatches:
-    """Batches of two over parts of so many rows, of which an epoch shows so many."""
+    """Returns batches of two rows over ``parts``: the number of rows of each, and how many of them an epoch has."""
     total = sum(rows for rows, _ in parts)
     return TrainBatches(
         rows=examples([3] * total, 4, packing=False),
@@ -70,7 +70,7 @@ def test_an_epoch_shows_of_every_source_what_is_its_share(
 def test_every_source_goes_through_all_of_its_rows_before_it_repeats_one(
     parts: list[tuple[int, int]], seed: int
 ) -> None:
-    """Over so many epochs that each part has been shown a whole number of times."""
+    """The test covers the number of epochs after which each part has been shown a whole number of times."""
     made = stream(parts, seed=seed)
     epochs = int(np.lcm.reduce([rows for rows, _ in parts]))
     if epochs * made.epoch > 5000:
@@ -87,7 +87,7 @@ def test_every_source_goes_through_all_of_its_rows_before_it_repeats_one(
 def test_a_step_has_the_same_rows_whenever_and_wherever_it_is_asked_for(
     parts: list[tuple[int, int]], seed: int, data: st.DataObject
 ) -> None:
-    """So a run that resumes at any step goes on as if nothing had been, and every host makes the same batch."""
+    """A run that resumes at any step therefore continues with the same rows, and all hosts compute the same batch."""
     one_by_one = stream(parts, seed=seed)
     wanted = [[one_by_one.row(n) for n in one_by_one.numbers(step)] for step in range(20)]
     other = stream(parts, seed=seed)
@@ -107,7 +107,8 @@ def test_unshuffled_sources_take_turns_evenly(one: int, two: int) -> None:
 
 
 def test_the_order_of_a_mixture_is_fixed_for_all_time() -> None:
-    """Written down: a run that resumes on another machine or a newer numpy must go on with the same rows."""
+    """The values are constants, because a run that resumes on another machine or with a newer numpy must continue with
+    the same rows."""
     made = stream([(3, 6), (5, 2)], seed=42)
     assert [made.row(place) for place in range(16)] == [1, 0, 0, 2, 6, 2, 5, 1, 7, 2, 1, 2, 0, 4, 0, 1]
     assert permutation(5, 42, 0, 1).tolist() == [1, 0, 4, 2, 3]
@@ -124,7 +125,7 @@ def test_groups_that_are_joined_keep_their_members_apart() -> None:
 
 
 def prepared(path: Path, answers: list[str], **fields: object) -> PreparedSource:
-    """A source of question and answer."""
+    """Returns a prepared source of questions and answers."""
     path.write_text("".join(json.dumps({"question": f"q{a}", "answer": a}) + "\n" for a in answers))
     source = {
         "path": f"spec.datasets.train[{path.stem}]",
@@ -164,7 +165,7 @@ def test_sources_with_weights_are_mixed_by_them_and_the_report_says_how_often_ro
         SequenceLayout(length=40, packing=packing),
     )
     few, many = mixed.reports
-    assert (few.sequences, many.sequences) == (2, 6)  # too long for two in a row
+    assert (few.sequences, many.sequences) == (2, 6)  # too long to share a row
     assert (few.epoch_sequences, many.epoch_sequences) == (6, 2)
     assert mixed.epoch == len(mixed.rows) == 8
 
@@ -175,7 +176,7 @@ def test_rows_are_held_back_by_content_whatever_their_order(
     order: list[int], fraction: float, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("held")
-    answers = [f"a{i // 2}" for i in range(24)]  # every row stands there twice
+    answers = [f"a{i // 2}" for i in range(24)]  # every row occurs twice
     split = SplitSpec(fraction=fraction, seed=seed)
 
     def sides(some: list[str]) -> tuple[Counter[int], Counter[int]]:
@@ -204,6 +205,6 @@ def test_of_the_rows_held_back_no_more_are_measured_than_asked_for(tmp_path: Pat
 
 def test_one_row_cannot_be_on_both_sides(tmp_path: Path) -> None:
     source = prepared(tmp_path / "a.jsonl", ["a", "a"])
-    with pytest.raises(StageError, match="rows of one and the same content") as caught:
+    with pytest.raises(StageError, match="only rows with the same content") as caught:
         split_validation([source], SplitSpec(fraction=0.5, seed=1))
     assert caught.value.reason == "SplitImpossible"

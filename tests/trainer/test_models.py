@@ -1,4 +1,4 @@
-"""Model folders by address."""
+"""Fetching model folders by address."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_config_and_weights_must_stay_as_preflight_found_them(tmp_path: Path, ch
     if changed == "README.md":
         assert fetch_model(pinned, tmp_path, open_store(), weights=False).revision == found
         return
-    with pytest.raises(StageError, match="is not what preflight checked") as error:
+    with pytest.raises(StageError, match="has changed since preflight checked it") as error:
         fetch_model(pinned, tmp_path, open_store(), weights=False)
     assert (error.value.code, error.value.reason) == (ExitCode.BAD_DATA, "InputChanged")
     assert error.value.where == "spec.model.uri"
@@ -67,7 +67,9 @@ def test_a_tokenizer_in_a_folder_must_stay_as_preflight_found_it(
     if changed == "generation_config.json":
         assert fetch_model(pinned, tmp_path, open_store(), weights=False) == found
         return
-    with pytest.raises(StageError, match=r"the tokenizer in file:.* is not what preflight checked") as error:
+    with pytest.raises(
+        StageError, match=r"the tokenizer in file:.* has changed since preflight checked it"
+    ) as error:
         fetch_model(pinned, tmp_path, open_store(), weights=False)
     assert (error.value.code, error.value.reason) == (ExitCode.BAD_DATA, "InputChanged")
     assert error.value.where == ("spec.model.tokenizer.uri" if apart else "spec.model.uri")
@@ -87,7 +89,7 @@ def test_the_same_model_with_another_tokenizer_is_converted_alike(tmp_path: Path
 def test_a_shard_that_changes_during_the_fetch_is_refused_by_name(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: Values, removed: bool
 ) -> None:
-    """Pinned or not: what is fetched is the version that was listed, or nothing."""
+    """Whether or not the version is pinned, the fetch returns the version that was listed, or fails."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     original, new = (write_model(tmp_path / str(seed), TinyModelSpec(shards=2, seed=seed)) for seed in (0, 1))
     uri, file = f"gs://{BUCKET}/{tmp_path.name}", "model-00002-of-00002.safetensors"
@@ -117,7 +119,7 @@ def test_a_shard_that_changes_during_the_fetch_is_refused_by_name(
 def test_objects_of_a_bucket_are_written_nowhere_but_into_the_scratch_folder(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: Values
 ) -> None:
-    """A key with two slashes is an absolute path below the folder's address."""
+    """A key with two slashes would be an absolute path below the folder's address."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     store, uri = open_store(), f"gs://{BUCKET}/{tmp_path.name}"
     store.upload_folder(write_model(tmp_path / "model", TinyModelSpec()), uri)
@@ -155,14 +157,14 @@ def test_a_folder_that_is_read_in_place_can_be_compared_again(tmp_path: Path, ch
     assert caught.value.reason == "InputChanged"
 
 
-#: With parts for images, which are in one of the files.
+#: Contains image parts, all of which are in one of the files.
 SHARDED = TinyModelSpec(
     family="gemma3-multimodal", shards=3, layers=6, hidden=128, intermediate=1024, vocab=1024
 )
 
 
 def require_parts(folder: Path, original: Path, values: Values) -> Weights:
-    """Every tensor is known by its header, and those that are wanted are there."""
+    """Checks that all tensors have headers and that the tensors in use have values."""
     weights = open_weights(folder, families.read(folder))
     whole = open_weights(original, families.read(original))
     assert {name: (each.shape, each.dtype) for name, each in weights.text.items()} == {
@@ -234,14 +236,14 @@ def test_a_header_that_is_nested_too_deeply_is_that_of_a_broken_file(
     uri = f"gs://{BUCKET}/{tmp_path.name}"
     open_store().upload_folder(original, uri)
     found = fetch_model(ModelSource(uri=uri), tmp_path / "copy", open_store(), weights=True, values=values)
-    with pytest.raises(StageError, match="the file is not whole"):
+    with pytest.raises(StageError, match="the file is incomplete"):
         open_weights(found.path, families.read(found.path), where=uri)
 
 
 @pytest.mark.parametrize(
     "length", [4, 100, 5000, -10], ids=["no length", "no header", "no values", "cut short"]
 )
-def test_a_truncated_file_is_told_whatever_is_read_of_it(
+def test_a_truncated_file_is_reported_whatever_is_read_of_it(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     original = write_model(tmp_path / "model", TinyModelSpec(shards=2))
@@ -254,7 +256,7 @@ def test_a_truncated_file_is_told_whatever_is_read_of_it(
         found = fetch_model(
             ModelSource(uri=uri), tmp_path / values, open_store(), weights=True, values=values
         )
-        with pytest.raises(StageError, match="the file is not whole") as caught:
+        with pytest.raises(StageError, match="the file is incomplete") as caught:
             open_weights(found.path, families.read(found.path), where=uri)
         assert (caught.value.code, caught.value.where) == (ExitCode.BAD_REQUEST, f"{uri}/{file}")
         assert "Upload" in caught.value.fix

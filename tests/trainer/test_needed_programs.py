@@ -1,4 +1,4 @@
-"""Which programs a job runs on its slice, as preflight tells them from rows and prompts."""
+"""The programs that a job runs on its slice, as preflight derives them from rows and prompts."""
 
 import json
 from collections import Counter
@@ -103,8 +103,10 @@ def test_preferences_are_measured_beside_their_reference_and_texts_by_a_loss_of_
 
 
 class Ran:
-    """The programs that the Evaluate stage's engine runs, by kind and width, and for how many texts. Nothing is
-    computed."""
+    """Records which programs the Evaluate stage's engine runs, by kind and width, and the number of texts for each.
+
+    Nothing is computed.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.texts = Counter[tuple[str, int]]()
@@ -170,7 +172,7 @@ def test_benchmarks_tell_without_a_model_which_programs_evaluate_runs(
     (loaded,) = benchmarks_of(context)
     scores(loaded, harness_of(context, ran.engine(context, length), length), chat=True)
     assert {(each.kind, each.width): each.count for each in asked} == ran.texts
-    assert len(ran.texts) > 1, "texts of several widths"
+    assert len(ran.texts) > 1, "the texts have several widths"
 
 
 def test_the_rows_are_not_read_where_preflight_reads_none(tmp_path: Path) -> None:

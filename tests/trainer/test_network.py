@@ -1,4 +1,4 @@
-"""What the pinned JAX needs of the network is what the documents open."""
+"""The network access that the pinned JAX needs is what the documents tell users to allow."""
 
 import inspect
 from pathlib import Path

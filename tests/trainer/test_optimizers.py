@@ -1,4 +1,4 @@
-"""What a request's numbers do to parameters, compared with optax's own optimizers step by step."""
+"""The updates that a request's hyperparameters cause, compared with optax's own optimizers step by step."""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from tests.trainer.models import qwen3
 from tests.trainer.requests import request
 
 STEPS = 10
-#: From the end of the warm-up to a learning rate of 0, which is after the last step.
+#: Steps from the end of the warm-up to a learning rate of 0, which is reached after the last step.
 DOWN = STEPS - 2
-#: Names as MaxText's: decay is for matrices, not for norms and biases.
+#: The names are MaxText's: weight decay applies to matrices, not to norms and biases.
 PARAMETERS = {
     "mlp": {"wi_0": {"kernel": jnp.asarray([[1.0, -2.0], [0.5, 3.0]])}},
     "decoder_norm": {"scale": jnp.asarray([1.0, 2.0])},
@@ -76,7 +76,7 @@ def test_parameters_move_as_optax_moves_them(
 
 
 def moved(optimizer: optax.GradientTransformation) -> list[float]:
-    """All parameters after each of the steps, with gradients that are large first."""
+    """Returns all parameters after each step, with gradients that are large at the beginning."""
     rng = np.random.default_rng(0)
     parameters, state, found = PARAMETERS, optimizer.init(PARAMETERS), []
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""The table of the engine's settings against the engine that the trainer runs, and what the trainer makes of it."""
+"""The table of engine settings: compared with the installed engine, and applied by the trainer."""
 
 import operator
 from enum import Enum
@@ -23,12 +23,12 @@ from tests.trainer.models import made, qwen3
 from tests.trainer.requests import request
 
 ALLOWED = [each for each in engine_settings().values() if each.kind is SettingClass.ALLOWED]
-#: Settings that the trainer makes and a job may make otherwise.
+#: Settings that the trainer sets by default and a job may override.
 DEFAULTS = {"allow_split_physical_axes", "attention", "logits_dot_in_fp32", "matmul_precision"}
 
 
 def examples(setting: Setting) -> list[str]:
-    """Texts of every kind that the setting takes: all choices, numbers near its bounds."""
+    """Returns texts of every form that the setting accepts: all choices, and numbers near its bounds."""
     if setting.type == "bool":
         return ["true", "false", "yes", "No", "on", "OFF"]
     if not setting.type.startswith(("int", "float")):
@@ -45,8 +45,10 @@ def test_every_setting_of_the_engine_has_a_class() -> None:
 
 @pytest.mark.parametrize("setting", ALLOWED, ids=lambda setting: setting.name)
 def test_an_allowed_settings_type_is_the_engines(setting: Setting) -> None:
-    """Booleans, integers and floats are the engine's own; of its enumerations there are no choices that it lacks, and
-    its free texts are choices here."""
+    """Booleans, integers and floats have the engine's own types.
+
+    Choices are a subset of the engine's enumeration, or restrict a setting that is free text in the engine.
+    """
     from maxtext.configs.types import MaxTextConfig
 
     field = MaxTextConfig.model_fields[setting.name]
@@ -88,7 +90,7 @@ def test_a_value_is_what_maxtexts_command_line_makes_of_it_and_takes(setting: Se
 def test_what_the_model_and_the_trainer_decide_is_no_jobs_to_set(family: str, tmp_path: Path) -> None:
     plan = families.read(made(tmp_path / family, family))
     lora = {"lora": {"rank": 4, "alpha": 8.0}}
-    decided = {*plan.settings(), *engine._COMMON}  # what every configuration begins with
+    decided = {*plan.settings(), *engine._COMMON}  # part of every configuration
     for method in ({}, lora):
         wanted = request(tmp_path, "Train", method=method)
         decided |= settings.settings(wanted, plan, steps=9, platform="tpu", output="/x").keys()
@@ -106,7 +108,7 @@ REFUSED = [
     ({"dump_hlo": "true"}, "EngineOverrideNotAllowed", "no profile can allow it"),
     ({"remat_policy": "[1, 2"}, "EngineOverrideInvalid", "expected one of full, minimal"),
     ({"remat_policy": "${oc.env:HOME}"}, "EngineOverrideInvalid", "expected one of full, minimal"),
-    ({"num_vocab_tiling": "many"}, "EngineOverrideInvalid", "saw many, expected an integer >= 1"),
+    ({"num_vocab_tiling": "many"}, "EngineOverrideInvalid", "found many, expected an integer >= 1"),
 ]
 
 
@@ -132,7 +134,7 @@ def test_a_job_overrides_what_preflight_chose(tmp_path: Path) -> None:
     assert operator.itemgetter(*chosen)(given) == ("minimal", 8, 0.99, True)
 
 
-#: What MaxText's hooks and its configuration act upon: uploads, ports, dumps, reports, other checkpoints.
+#: Settings that make MaxText's hooks and configuration access the outside: uploads, ports, dumps, reports, checkpoints.
 OFF = {
     "dump_hlo": False, "dump_jaxpr": False, "jax_cache_dir": "", "gcs_metrics": False, "save_config_to_gcs": False,
     "metrics_file": "", "prometheus_port": 0, "enable_wandb": False, "use_vertex_tensorboard": False,
@@ -144,7 +146,7 @@ OFF = {
 
 
 def test_nothing_that_reaches_beyond_the_job_is_on(tmp_path: Path) -> None:
-    """Neither by default nor by any override: what is off here is no allowed setting."""
+    """These features are off by default, and no override can turn them on, because none is an allowed setting."""
     plan = families.read(qwen3(tmp_path))
     most = {each.name: examples(each)[0] for each in ALLOWED} | {"remat_policy": "custom"}
     wanted = request(
@@ -165,14 +167,14 @@ def test_an_address_cannot_carry_the_environment_elsewhere(
         {"load_parameters_path": "gs://elsewhere/${oc.env:HF_TOKEN}/items"},
         {"lora": {"lora_restore_path": "gs://elsewhere/${oc.env:HF_TOKEN}"}},
     ):
-        with pytest.raises(StageError, match=r"holds \$\{") as caught:
+        with pytest.raises(StageError, match=r"contains \$\{") as caught:
             engine.configure(plan, engine.SFT, run_name="x", base_output_directory=str(tmp_path), **leak)
         assert caught.value.code == ExitCode.BAD_REQUEST
         assert "hf_secret" not in str(caught.value)
 
 
 def test_evaluation_decodes_where_what_training_is_set_to_cannot(tmp_path: Path) -> None:
-    """The kernel has no cache, and a model with tiles of the vocabulary returns no logits."""
+    """The flash kernel has no cache, and a model with a tiled vocabulary returns no logits."""
     wanted = request(tmp_path, "Evaluate", engine_overrides={"attention": "flash", "num_vocab_tiling": "8"})
     context: Any = SimpleNamespace(request=wanted, folder=SimpleNamespace(uri=f"file://{tmp_path}/run"))
     plan = families.read(qwen3(tmp_path))

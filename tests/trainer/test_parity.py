@@ -1,9 +1,8 @@
-"""The losses of a training are those of MaxText's own program on the same batches: to the last digit, DPO's to float32
-rounding.
+"""The losses of a training are those of MaxText's own program on the same batches: to the last digit, or for DPO up to
+float32 rounding.
 
-Where MaxText has the method: not gradient accumulation (which does not run there), not NF4 (whose blocks of attention's
-output are within heads here) and not ORPO (whose odds are of the mean token here).
-"""
+This covers what MaxText itself supports, but not gradient accumulation (which fails there), NF4 (whose blocks of
+attention's output are within heads here) and ORPO (whose odds use the mean over tokens here)."""
 
 import json
 import os
@@ -41,7 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(stages: Stages) -> str:
-    # with tied embeddings MaxText rounds the logits' table to bfloat16 also where it computes in float32
+    # with tied embeddings, MaxText rounds the table for the logits to bfloat16 even if it computes in float32
     write_model(stages.root / "models" / "untied", TinyModelSpec(tied=False))
     for form in ("messages", "preference"):
         write_data(stages.root / "data" / form, train=64, form=form)
@@ -86,7 +85,7 @@ def batches(made: StageRequest, scratch: Path) -> Path:
 
 
 def arguments(made: StageRequest, model: Path, items: str, out: Path) -> list[str]:
-    """MaxText's command line for the same training."""
+    """Returns MaxText's command line for the same training."""
     plan = families.read(model)
     chosen = settings(made, plan, steps=STEPS, platform="cpu", output=str(out))
     lora = chosen.pop("lora", {})
@@ -141,6 +140,6 @@ def test_losses_are_bare_maxtexts(stages: Stages, model: str, items: str, tmp_pa
     assert bare.returncode == 0, (tmp_path / "log").read_text()[-4000:]
     theirs = dict(zip(METHODS, json.loads(told.splitlines()[-1]), strict=True))
     assert {name: len(losses) for name, losses in ours.items()} == dict.fromkeys(METHODS, STEPS)
-    # DPO's loss is one of differences of log-probabilities, which are rounded apart in the two programs
+    # DPO's loss uses differences of log-probabilities, which the two programs round differently
     assert ours.pop("dpo") == pytest.approx(theirs.pop("dpo"), rel=1e-5)
     assert ours == theirs

@@ -1,5 +1,6 @@
-"""Under the controller Pathways: another storage layout, MaxText's single controller, JAX's proxy. No server of Pathways
-runs here, so training itself is on CPU."""
+"""Training under Pathways: another storage layout, MaxText's single controller, and JAX's proxy.
+
+The tests have no Pathways server, so training itself runs on CPU."""
 
 import subprocess
 import sys
@@ -25,7 +26,7 @@ PATHWAYS = {"controller": "Pathways"}
 
 @pytest.fixture(scope="module")
 def plain(stages: Stages) -> ConvertManifest:
-    """The converted Qwen3, for Pathways."""
+    """The Qwen3, converted for Pathways."""
     details = stages.run("Convert", "plain-conversion", mesh=PATHWAYS).details
     assert details is not None
     assert details.kind == "Convert"
@@ -54,7 +55,7 @@ def test_the_conversion_is_proven_and_lies_in_files_of_its_own(
     assert plain.inputs["layout"] == PLAIN.name
     items = Path(plain.items.removeprefix("file://"))
     assert not list(items.rglob("manifest.ocdbt"))
-    assert len(list(items.rglob(".zarray"))) > 10  # zarr 2; zarr 3 writes zarr.json
+    assert len(list(items.rglob(".zarray"))) > 10  # zarr 2 writes these, zarr 3 writes zarr.json
     assert not list(items.rglob("zarr.json"))
     assert list(Path(converted.removeprefix("file://")).rglob("manifest.ocdbt"))
 
@@ -83,7 +84,7 @@ def test_preflight_refuses_servers_for_another_jax(stages: Stages) -> None:
     assert refused.exit_code == 64
     assert refused.failure is not None
     assert refused.failure.reason == "PathwaysJaxMismatch"
-    assert "0.9.0" in refused.failure.saw
+    assert "0.9.0" in refused.failure.actual
     assert version("jax") in refused.failure.expected
     passed = stages.run("Preflight", "same-jax", mesh=PATHWAYS, pathways_jax=version("jax")).details
     assert passed is not None

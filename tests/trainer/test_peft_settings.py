@@ -1,4 +1,4 @@
-"""Of PEFT's adapters only those are merged that the product of their two halves tells wholly."""
+"""An adapter of PEFT is merged only if the product of its two halves is its complete effect."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.peft_settings import require_plain
 
-#: As PEFT 0.21 writes it, with every setting at its default.
+#: adapter_config.json as PEFT 0.21 writes it, with every setting at its default.
 PLAIN: dict[str, Any] = {
     "alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None,
     "base_model_name_or_path": "acme/base", "bias": "none", "corda_config": None, "ensure_weight_tying": False,

@@ -1,4 +1,4 @@
-"""How evaluation lays a model out, and how many rows it takes at a time."""
+"""The sharding of a model in evaluation, and the number of rows in a batch."""
 
 import json
 from collections.abc import Sequence
@@ -67,14 +67,14 @@ def test_as_many_devices_share_a_matrix_as_heads_and_widths_divide() -> None:
     assert axes(row_capacity(16, plan=plan_of(num_key_value_heads=2))) == (8, 1, 2)
     assert axes(row_capacity(16, plan=plan_of(vocab_size=128_258, num_key_value_heads=8))) == (8, 1, 2)
     assert axes(row_capacity(8, memory=V5E, plan=plan_of(vocab_size=32_003))) == (1, 8, 1), (
-        "copies would take all of a device"
+        "copies would fill a device"
     )
 
 
 def test_a_model_too_large_for_copies_is_spread_over_the_groups() -> None:
     large = plan_of(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64)
     assert axes(row_capacity(32, plan=large, memory=V5E)) == (1, 4, 8)
-    assert axes(row_capacity(32, memory=None)) == (1, 4, 8), "nothing is known of the devices"
+    assert axes(row_capacity(32, memory=None)) == (1, 4, 8), "the memory of the devices is unknown"
 
 
 def test_slices_hold_copies_and_the_users_own_sharing_stays() -> None:
@@ -102,7 +102,7 @@ def test_weights_are_held_as_they_are_multiplied() -> None:
 
 
 def test_rows_come_from_memory_and_not_from_the_training_batch() -> None:
-    """256 prompts of 8,192 tokens of an 8B model need 279 GB of cache."""
+    """256 prompts of 8,192 tokens would need 279 GB of cache for an 8B model."""
     assert {row_capacity(4, batch=batch).rows(tokens=8320, logits=1) for batch in (4, 256, 1024)} == {
         row_capacity(4).rows(tokens=8320, logits=1)
     }
@@ -111,7 +111,7 @@ def test_rows_come_from_memory_and_not_from_the_training_batch() -> None:
     assert 1 <= taken * cache < 4 * 32e9 - plan_of().parameters * 2
     assert row_capacity(4).rows(tokens=640, logits=1) > taken
     assert row_capacity(4).rows(tokens=8192, logits=8192) < taken, (
-        "logits of every place are larger than a cache"
+        "the logits of all positions are larger than a cache"
     )
 
 
@@ -123,7 +123,7 @@ def test_without_known_memory_rows_are_those_of_a_forward_pass() -> None:
 
 
 class Refusing:
-    """Devices that hold so many rows."""
+    """Simulates devices that have memory for ``most`` rows."""
 
     def __init__(self, most: int) -> None:
         self.most, self.tried = most, list[int]()
@@ -144,7 +144,7 @@ def test_rows_that_do_not_fit_are_halved_and_nothing_is_lost_or_done_twice() -> 
     assert devices.tried == [32, 16, *[8] * 7]
     later = Refusing(8)
     list(batching.over(range(50), later, tokens=1, logits=1))
-    assert later.tried == [8] * 7, "what did not fit once is not tried again"
+    assert later.tried == [8] * 7, "a size that did not fit is not tried again"
 
 
 def test_one_row_that_does_not_fit_names_what_to_change() -> None:
@@ -168,4 +168,4 @@ def test_few_texts_take_few_rows_and_one_program() -> None:
     list(batching.over(range(5), devices, tokens=1, logits=1))
     assert devices.tried == [8]
     list(batching.over(range(65), devices, tokens=1, logits=1))
-    assert devices.tried == [8, 64, 64], "the rest takes the program that is there"
+    assert devices.tried == [8, 64, 64], "the remaining rows use a program that is already compiled"

@@ -1,4 +1,4 @@
-"""Pairs of answers: how rows are read and laid out, what DPO and ORPO compute of them, and whole trainings."""
+"""Pairs of answers: how rows are read and laid out, how DPO and ORPO compare them, and whole trainings."""
 
 import json
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_columns_and_roles_are_mapped(renderer: Renderer) -> None:
 
 BROKEN = [
     ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {chosen'),
-    ({"prompt": "x", "chosen": "y", "rejected": None}, {}, '"rejected" must be an answer.*saw null'),
+    ({"prompt": "x", "chosen": "y", "rejected": None}, {}, '"rejected" must be an answer.*found null'),
     ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}, "differ in the last turn"),
     (
         {"prompt": [USER], "chosen": [GOOD, USER, GOOD], "rejected": [BAD]},
@@ -135,12 +135,12 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
         for name, width in (("prompt", 32), ("chosen", 16), ("rejected", 16))
         for part in ("ids", "mask")
     }
-    assert batch["prompt_mask"][0].tolist() == sorted(batch["prompt_mask"][0])  # at the right end
+    assert batch["prompt_mask"][0].tolist() == sorted(batch["prompt_mask"][0])  # padded on the left
     assert batch["chosen_mask"][0].tolist() == sorted(batch["chosen_mask"][0], reverse=True)
-    assert batch["prompt_mask"][1].sum() == 24  # its end was kept
+    assert batch["prompt_mask"][1].sum() == 24  # truncated to its end
     assert (
         batch["prompt_ids"][0][-3:].tolist() == batch["prompt_ids"][1][-3:].tolist()
-    )  # what asks for an answer
+    )  # the generation prompt
     assert not any(array[2].any() for array in batch.values())
 
 
@@ -183,7 +183,7 @@ def orpo(weight: float) -> PreferenceTraining:
 
 
 def test_orpo_is_the_papers() -> None:
-    """Equations 1, 4 and 6 of arXiv:2403.07691, in float64."""
+    """The expected values are equations 1, 4 and 6 of arXiv:2403.07691 in float64."""
     chosen, rejected = CHOSEN / [2, 4], REJECTED / [1, 3]
     odds = [np.exp(nats) / (1 - np.exp(nats)) for nats in (chosen, rejected)]
     expected = -chosen - 0.25 * np.log(1 / (1 + np.exp(-np.log(odds[0] / odds[1]))))
@@ -224,7 +224,7 @@ def asked(pairs: dict[str, Any], converted: str, method: dict[str, Any], **numbe
 
 @pytest.fixture(scope="module")
 def mixture(stages: Stages) -> dict[str, Any]:
-    """Two sources of pairs by weight, and rows of both held back."""
+    """Two weighted sources of pairs, with rows of both held back."""
     sources = []
     for i, (name, rows, weight) in enumerate((("few", 20, 2.0), ("many", 44, 1.0))):
         folder = stages.root / "data" / f"pairs-{name}"
@@ -293,9 +293,9 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert "perplexity" not in steps[-1]
     assert steps[-1]["reward_margin"] > 0.01
     assert steps[-1]["reward_accuracy"] == 1.0
-    if method["type"] == "DPO":  # the model is its own reference before the first update
+    if method["type"] == "DPO":  # before the first update, the model equals its reference
         assert steps[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
-    # some of the rows once more, as a dataset of the same name, with a gate
+    # some of the rows again, in a dataset of the same name, with a gate
     (same,) = pairs["validation"]
     source = {**same, "path": "spec.evaluation.datasets[0]", "format": "Preference", "max_examples": 10}
     wanted["evaluation"] |= {
@@ -328,11 +328,14 @@ def test_the_chosen_answers_come_to_be_preferred(
 @pytest.mark.parametrize(
     ("run", "method"), [("dpo", DPO), pytest.param("orpo", ORPO | LORA, marks=pytest.mark.thorough)]
 )
-def test_a_stopped_training_goes_on_to_the_same_digits(
+def test_a_stopped_training_continues_to_the_same_digits(
     stages: Stages, converted: str, mixture: dict[str, Any], run: str, method: dict[str, Any]
 ) -> None:
-    """Of a mixture, with accumulation: the reference is that of the beginning, not of the checkpoint, and validation
-    rows, of which there are fewer at a time than of a step's, have it as well."""
+    """The training has a mixture and accumulation.
+
+    The reference is the model at the beginning and not that of the checkpoint, also for validation rows, whose batches
+    are smaller than those of a step.
+    """
     long = asked(mixture, converted, method, steps=40, gradient_accumulation_steps=4)
     long |= {"evaluation": {"prompts": []}}
     stages.run("Train", f"{run}-whole", **long)

@@ -1,4 +1,4 @@
-"""Prepared sources: kept by what decides them, found again, and made in flat memory."""
+"""Prepared sources: stored under a fingerprint of their inputs, found again, and made with little memory per row."""
 
 import json
 import tracemalloc
@@ -28,7 +28,7 @@ def write(path: Path, rows: int) -> str:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Prepare:
-    """Prepares ``a.jsonl``, each time as another attempt."""
+    """Returns a function that prepares ``a.jsonl``, each time as another attempt."""
     write(tmp_path / "a.jsonl", 5)
     attempts = iter(range(1, 100))
 
@@ -56,7 +56,7 @@ def made(tmp_path: Path) -> Prepare:
 
 
 class Idle(Renderer):
-    """Must not be asked for tokens."""
+    """A renderer that must not be called."""
 
     def many(self, examples: Any) -> Any:
         raise AssertionError(examples)
@@ -101,7 +101,7 @@ def test_a_miss_says_which_input_differed(made: Prepare, change: dict[str, Any],
     result, (reason,) = use(made(**change))
     assert result == "Miss"
     assert reason.startswith(told)
-    assert use(made())[0] == "Hit"  # the first one is still there
+    assert use(made())[0] == "Hit"  # the first entry still exists
 
 
 def test_other_content_is_a_miss_that_names_the_data(made: Prepare, tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_refresh_reads_nothing_and_replaces_what_is_there(made: Prepare) -> None
 
 
 def test_memory_grows_by_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
-    """What is held for each row, and what the numpy copies of it add for a moment; a row's own text has 100 bytes."""
+    """The limit covers the data held for each row and numpy's temporary copies of it; a row's text has 100 bytes."""
     renderer = Renderer(tokenizer(CHATML), train_on_prompt=False)
     peaks = {}
-    for rows in (1000, 1000, 5000):  # the first time warms up
+    for rows in (1000, 1000, 5000):  # the first measurement is a warm-up
         spec = DatasetSpec(path="p", name=f"n{rows}", uri=write(tmp_path / f"{rows}.jsonl", rows))
         tracemalloc.start()
         prepare(spec, TextPreprocessor(renderer=renderer, max_length=128), open_store(), tmp_path)

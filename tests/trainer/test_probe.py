@@ -1,4 +1,4 @@
-"""Export's destinations are tried in preflight: what would fail there is refused, and nothing is left behind."""
+"""Preflight tests Export's destinations: it refuses those where Export would fail, and leaves no files behind."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def exported(tmp_path: Path) -> Path:
-    """A model's folder with its manifest."""
+    """Returns a model's folder with its manifest."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -88,7 +88,7 @@ def exported(tmp_path: Path) -> Path:
 def publish_half(
     model: Path, uri: str, store: StorageClient, owner: UploadOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload that is killed between its marker and its first file."""
+    """Starts an upload that is killed between its marker and its first file."""
     with monkeypatch.context() as cut_off:
         cut_off.setattr(StorageClient, "upload_folder", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -124,7 +124,7 @@ def test_a_destination_that_another_job_uploads_to_is_refused_with_that_job(
     publish_half(model, root, store, other, monkeypatch)
     error = refusal(to(root), store)
     assert (error.code, error.reason) == (ExitCode.BAD_REQUEST, "DestinationInUse")
-    assert "team/other" in error.saw
+    assert "team/other" in error.actual
     assert f"delete {root}/{MARKER}" in error.fix
     store.delete(f"{root}/{MARKER}")
     probe.destinations(to(root), store, OWNER)
@@ -135,7 +135,7 @@ def test_what_export_would_refuse_to_write_over_is_refused_in_its_words(root: st
     store.write(f"{root}/thesis.pdf", "mine")
     error = refusal(to(root), store)
     assert (error.code, error.reason) == (ExitCode.BAD_REQUEST, "DestinationNotEmpty")
-    assert "thesis.pdf" in error.saw
+    assert "thesis.pdf" in error.actual
     model = exported(tmp_path)
     with pytest.raises(StageError) as later:
         publish(model, root, "HuggingFace", store, OWNER)
@@ -148,7 +148,7 @@ def test_what_export_would_refuse_to_write_over_is_refused_in_its_words(root: st
     [({"content": "Both"}, "adapter"), ({"orbax": True}, "orbax")],
     ids=["adapter", "orbax"],
 )
-def test_every_folder_of_an_export_is_looked_at(
+def test_every_folder_of_an_export_is_checked(
     root: str, tmp_path: Path, changes: dict[str, Any], place: str
 ) -> None:
     model, store = exported(tmp_path), open_store()
@@ -163,10 +163,10 @@ def test_a_bucket_that_is_not_there_is_an_input_that_is_missing(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     error = refusal(to("gs://no-such-bucket/exports"))
     assert (error.code, error.reason) == (ExitCode.INPUT_MISSING, "DestinationMissing")
-    assert "gs://no-such-bucket/exports" in error.saw
+    assert "gs://no-such-bucket/exports" in error.actual
 
 
-def test_another_jobs_probe_does_not_make_a_folder_somebody_elses(root: str) -> None:
+def test_another_jobs_probe_does_not_make_a_folder_another_owners(root: str) -> None:
     store = open_store()
     store.write(f"{root}/{PROBE}of-another-job", "")
     probe.destinations(to(root), store, OWNER)
@@ -174,7 +174,7 @@ def test_another_jobs_probe_does_not_make_a_folder_somebody_elses(root: str) -> 
 
 
 class Denying(LocalBackend):
-    """An account that lacks one right."""
+    """An account that lacks one permission."""
 
     def __init__(self, right: str) -> None:
         self._right = right
@@ -201,7 +201,7 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_left(right: str, tmp_pa
     store = StorageClient(local=Denying(right), gcs=GcsBackend())
     error = refusal(to(f"file://{tmp_path}/out/model"), store)
     assert error.code is ExitCode.PERMISSION_DENIED
-    assert f"storage.objects.{right}" in error.saw
+    assert f"storage.objects.{right}" in error.actual
     assert tree(tmp_path) == []
 
 
@@ -218,7 +218,7 @@ def test_for_a_bucket_the_fix_names_role_account_and_place() -> None:
 
 
 class WritesOnce(LocalBackend):
-    """A bucket with a retention policy: what was written cannot be deleted for a while."""
+    """A bucket with a retention policy: new objects cannot be deleted for a while."""
 
     def delete(self, uri: str) -> None:
         if Path(uri.removeprefix("file://")).exists():
@@ -229,7 +229,7 @@ def test_what_could_not_be_removed_again_is_named(tmp_path: Path) -> None:
     error = refusal(to(f"file://{tmp_path}/out"), StorageClient(local=WritesOnce(), gcs=GcsBackend()))
     (left,) = (tmp_path / "out").iterdir()
     assert left.name in error.what
-    assert "retentionPolicyNotMet" in error.saw
+    assert "retentionPolicyNotMet" in error.actual
 
 
 @pytest.mark.parametrize("below", ["", "/model"])
@@ -237,7 +237,7 @@ def test_a_file_where_the_folder_should_be_is_named(below: str, tmp_path: Path) 
     (tmp_path / "out").write_text("a file")
     error = refusal(to(f"file://{tmp_path}/out{below}"))
     assert error.code is ExitCode.BAD_REQUEST
-    assert f"{tmp_path}/out" in error.saw
+    assert f"{tmp_path}/out" in error.actual
     assert (tmp_path / "out").read_text() == "a file"
 
 
@@ -312,8 +312,8 @@ def test_a_fine_grained_token_for_the_place_passes(
 
 def test_a_name_without_a_namespace_is_the_tokens_own(writer: FakeHub) -> None:
     probe.destinations(to_hub("bot"), open_store(), OWNER)
-    writer.push("somebody/bot", {"README.md": "#"})
-    writer.writers[TOKEN] = frozenset({"somebody"})
+    writer.push("another-user/bot", {"README.md": "#"})
+    writer.writers[TOKEN] = frozenset({"another-user"})
     assert refusal(to_hub("bot")).reason == "HubRepositoryPublic"
 
 
@@ -375,6 +375,6 @@ def test_preflight_tries_the_destinations_before_it_reads_the_data(
     )
     read: list[Callable[..., Any]] = []
     monkeypatch.setattr("finetune_trainer.stages.data_check.check", read.append)
-    with pytest.raises(StageError, match="holds files"):
+    with pytest.raises(StageError, match="contains files"):
         preflight.run(context)
     assert not read

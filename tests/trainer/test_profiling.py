@@ -1,4 +1,4 @@
-"""A profile of some steps: recorded where asked, and without any effect on the numbers."""
+"""A profile of some steps is recorded if the job requests it, and does not change the numbers."""
 
 from pathlib import Path
 from typing import Any

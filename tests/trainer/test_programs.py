@@ -1,4 +1,4 @@
-"""Compiled programs outlive their process, and nothing that happens to them fails a stage."""
+"""Compiled programs are reused by later processes, and no fault of the cache fails a stage."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ KEY, VALUE = "jit_step-0a1b", b"compressed program" * 100
 def kept(
     root: str, *, store: StorageClient | None = None, first: bool = True, days: float = 0.0
 ) -> StorageCompilationCache:
-    """As a process sees the folder so many days from now."""
+    """Returns the cache as a process sees it after this many days."""
     return StorageCompilationCache(
         f"{root}/programs",
         store or open_store(),
@@ -79,7 +79,7 @@ def test_a_program_that_jax_cannot_load_is_replaced_by_what_it_compiles(root: st
 
 
 class Refusing:
-    """A store that refuses the calls of that name."""
+    """A store that refuses the calls with the given names."""
 
     def __init__(self, *names: str) -> None:
         self._names, self._store, self.calls = names, open_store(), 0
@@ -89,7 +89,7 @@ class Refusing:
 
     def _refuse(self, *_: object, **__: object) -> None:
         self.calls += 1
-        raise StageError(ExitCode.UNAVAILABLE, "StorageUnavailable", "storage did not answer")
+        raise StageError(ExitCode.UNAVAILABLE, "StorageUnavailable", "storage did not respond")
 
 
 def test_a_store_that_does_not_answer_is_asked_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +115,7 @@ def test_a_store_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
 def test_a_store_that_always_answers_just_in_time_is_not_waited_for_each_time(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some seventy programs at 19 seconds each are 22 minutes of a slice."""
+    """Waiting 19 seconds for each of about seventy programs would take 22 minutes of a slice's time."""
     monkeypatch.setattr(programs_module, "_ALL_READS_SECONDS", 0.1)
     monkeypatch.setattr(programs_module, "_ALL_WRITES_SECONDS", 0.1)
     store, calls = open_store(), 0
@@ -167,7 +167,7 @@ STEPS = 4
 
 
 class Attempts:
-    """Attempts at one training, each in a process of its own, with one folder of programs."""
+    """Attempts at one training, each in a process of its own, that share one folder of programs."""
 
     def __init__(self, stages: Stages, converted: str, folder: str, **environment: str) -> None:
         self._stages, self._converted, self._folder = stages, converted, folder
@@ -186,7 +186,7 @@ class Attempts:
     def run(
         self, run: str, attempt: int, stage: str = "Train", *, fault: Sequence[Any] = (), **changes: Any
     ) -> tuple[StageResult, str]:
-        """Result and log."""
+        """Runs an attempt, and returns its result and its log."""
         made = self.request(run, attempt, stage, **changes)
         running = self._stages.start(
             fault=fault,
@@ -267,7 +267,7 @@ DPO_LORA = {"type": "DPO", "max_prompt_length": 24, "lora": {"rank": 4, "alpha":
 def test_stages_find_every_program_that_preflight_has_compiled(
     method: dict[str, Any], ended: list[str], stages: Stages, converted: str, tmp_path: Path
 ) -> None:
-    """What preflight compiles by shapes alone has JAX's key of what the stages run, schedule and tokens included."""
+    """What preflight compiles from shapes alone has JAX's key of what the stages run, including schedule and tokens."""
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     run, folder = f"programs-{tmp_path.name}", tmp_path / "filled"
     (tmp_path / "pairs.jsonl").write_text(json.dumps(PAIR) + "\n")
@@ -312,4 +312,4 @@ def test_a_folder_that_cannot_be_written_fails_no_stage(
     result, log = attempts.run(f"programs-{tmp_path.name}", 1)
     assert result.outcome is Outcome.SUCCEEDED
     assert result.compilations
-    assert log.count("compiled programs cannot be kept") == 1
+    assert log.count("compiled programs cannot be stored") == 1

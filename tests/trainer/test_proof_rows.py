@@ -1,4 +1,4 @@
-"""Which of a job's rows the proof of a conversion is judged on."""
+"""The rows of a job that the proof of a conversion uses."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.trainer.test_template import tokenizer
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_rows_that_predict_nothing_are_passed_over(tmp_path: Path, pairs: bool) -> None:
-    """Blank lines often begin a corpus: preflight drops them, and the proof of a whole conversion had no row."""
+    """Blank lines often come first in a corpus: preflight drops them, and the proof must not use only them."""
     texts = ["", "", "", "", "one", "", "two", "three", "four", "five"]
     rows = [{"prompt": "", "chosen": text, "rejected": ""} if pairs else {"text": text} for text in texts]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

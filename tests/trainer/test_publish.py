@@ -1,4 +1,4 @@
-"""An upload that was cut off never looks whole, and nobody else's files are touched."""
+"""An interrupted upload never appears complete, and files of other owners are not changed."""
 
 import json
 from collections.abc import Callable
@@ -20,11 +20,11 @@ OTHER = UploadOwner(job="team/other", uid="2", run_folder="gs://artifacts/team/o
 
 
 class CutOffError(Exception):
-    """The process died here."""
+    """Simulates the end of the process."""
 
 
 class Recording(LocalBackend):
-    """Counts every change to storage and can die before one of them."""
+    """Records every change to storage, and can raise CutOffError before one of them."""
 
     def __init__(self, die_before: int | None = None) -> None:
         self.changes: list[str] = []
@@ -139,7 +139,7 @@ def test_other_peoples_files_are_refused_and_left_alone(model: Callable[..., Pat
     with pytest.raises(StageError) as caught:
         publish(model("a"), f"file://{target}", "HuggingFace", store(LocalBackend()), OWNER)
     assert caught.value.code is ExitCode.BAD_REQUEST
-    assert caught.value.saw == "thesis.pdf"
+    assert caught.value.actual == "thesis.pdf"
     assert [p.name for p in target.iterdir()] == ["thesis.pdf"]
 
 
@@ -152,7 +152,7 @@ def test_a_file_that_was_put_beside_an_export_stays(model: Callable[..., Path], 
 
 
 def interrupted(folder: Path, uri: str, *, after: int) -> None:
-    """An upload that ends before its change of that number."""
+    """Starts an upload that ends before the change with this number."""
     with pytest.raises(CutOffError):
         publish(folder, uri, "HuggingFace", store(Recording(after)), OWNER)
     assert store(LocalBackend()).exists(f"{uri}/{MARKER}")
@@ -193,7 +193,7 @@ def test_a_file_beside_an_export_is_not_replaced_by_one_of_its_name(
     write_manifest(new, "HuggingFace")
     with pytest.raises(StageError) as caught:
         publish(new, uri, "HuggingFace", local, OWNER)
-    assert (caught.value.reason, caught.value.saw) == ("DestinationNotEmpty", name)
+    assert (caught.value.reason, caught.value.actual) == ("DestinationNotEmpty", name)
     assert local.read(f"{uri}/{name}") == b"mine"
     assert is_whole(tmp_path / "to", old)
 
@@ -225,7 +225,7 @@ def test_another_jobs_interrupted_upload_is_refused_and_kept(
     with pytest.raises(StageError) as caught:
         publish(model("second"), uri, "HuggingFace", local, OTHER)
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "DestinationInUse")
-    assert "team/bot (uid 1)" in caught.value.saw
+    assert "team/bot (uid 1)" in caught.value.actual
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
     resumed = OTHER.model_copy(update={"run_folder": OWNER.run_folder})
     publish(first, uri, "HuggingFace", local, resumed)
@@ -233,7 +233,7 @@ def test_another_jobs_interrupted_upload_is_refused_and_kept(
 
 
 class Meanwhile(Recording):
-    """Lets something else happen before a change of that number."""
+    """Calls ``what`` before the change with this number."""
 
     def __init__(self, number: int, what: Callable[[], object]) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def test_a_file_that_changes_at_the_destination_is_named_and_no_manifest_is_writ
     with pytest.raises(StageError) as caught:
         publish(model("a"), uri, "HuggingFace", store(LocalBackend()), OWNER)
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "DestinationChanged")
-    assert changed in caught.value.saw
+    assert changed in caught.value.actual
     assert not (target / MANIFEST).exists()
     assert (target / MARKER).exists()
 
@@ -304,5 +304,5 @@ def test_a_manifest_of_something_else_is_another_persons_file(
     local.write(f"{uri}/{MANIFEST}", content)
     with pytest.raises(StageError) as caught:
         publish(model("a"), uri, "HuggingFace", local, OWNER)
-    assert (caught.value.reason, caught.value.saw) == ("DestinationNotEmpty", MANIFEST)
+    assert (caught.value.reason, caught.value.actual) == ("DestinationNotEmpty", MANIFEST)
     assert local.read(f"{uri}/{MANIFEST}") == content.encode()

@@ -1,9 +1,8 @@
-"""The chat templates that models are published with: what counts towards the loss, compared with marks of others.
+"""The chat templates that models are published with: the tokens that we train on, compared with marks by other authors.
 
-``trl`` has a variant of many templates that marks what the model writes. Those marks go further than a prompt needs, in
-two ways that are allowed for here: some begin inside what asks for the turn, and most end with the white space (Phi: the
-end of sequence) after the token that closes it.
-"""
+For many templates, ``trl`` has a variant that marks the text that the model writes. The tests allow for two ways in
+which these marks cover more than the model writes: some begin inside the text that prompts for the turn, and most end
+with the white space (Phi: the end of sequence) after the token that closes the turn."""
 
 import contextlib
 import itertools
@@ -90,7 +89,7 @@ def ours(of: Any, case: str, **options: Any) -> TokenizedExample:
 
 
 def marked(of: Any, messages: Any, tools: Any) -> tuple[list[int], list[bool]]:
-    """Ids and mask by transformers, from the template's own marks."""
+    """Returns the ids and the mask that transformers computes from the template's own marks."""
     found = of.apply_chat_template(
         list(messages),
         tools=tools,
@@ -102,7 +101,7 @@ def marked(of: Any, messages: Any, tools: Any) -> tuple[list[int], list[bool]]:
 
 
 def forms(case: str) -> Iterator[list[Message]]:
-    """The case's messages with no content as a text and as none, with arguments as an object and as JSON."""
+    """Yields variants of the case's messages: empty content as a text or None, arguments as an object or as JSON."""
     for content, text in itertools.product(("", None), (False, True)):
         arguments = {"a": 17, "b": 4}
         call = {
@@ -116,7 +115,7 @@ def forms(case: str) -> Iterator[list[Message]]:
 
 
 def marked_alike(of: Any, case: str, ids: list[int]) -> list[bool] | None:
-    """The marks of the form that becomes the same tokens; None: none does."""
+    """Returns the marks of the variant of the messages that has the same tokens, or None if there is none."""
     for messages in forms(case):
         with contextlib.suppress(Exception):
             found, mask = marked(of, messages, example(case).tools)
@@ -176,10 +175,10 @@ def test_what_is_trained_is_what_others_mark(name: str, case: str) -> None:
         assert of.decode(ids[end:past]).strip() in BEYOND.get(name, ("",))
 
 
-#: What is trained beyond the marks: the token at which the model stops for a tool, and a header that the template does not
-#: write to ask for what comes after the tool's response.
+#: Trained text after the marks: the token at which the model stops for a tool, and a header that the template does not
+#: add to prompt for the text after the tool's response.
 BEYOND = {"diffusion_gemma": ("", "<|tool_response>", "<|turn>model")}
-#: What asks for a turn, as far as the marks hold it too.
+#: Text that prompts for a turn and is also within the marks.
 PROMPTS = {
     "deepseek_r1_distill": ("<｜Assistant｜>", "<｜tool▁outputs▁end｜>"),
     "deepseekv3": ("<｜Assistant｜>", "<｜tool▁outputs▁end｜>"),
@@ -194,14 +193,14 @@ PROMPTS = {
 
 
 def refuses(of: Any, case: str, error: StageError) -> bool:
-    """Whether the error says what is true of the template: it refuses the row, or does not show its tool calls."""
+    """Whether the error is true of the template: the template refuses the row, or does not show its tool calls."""
     texts = []
     for messages in forms(case):
         with contextlib.suppress(Exception):
             texts.append(of.apply_chat_template(messages, tools=example(case).tools, tokenize=False,
                                                 strftime_now=TODAY.strftime))  # fmt: skip
     if not texts:
-        return "chat template refuses" in error.what
+        return "chat template rejects" in error.what
     return "does not show the tool calls of message 2" in error.what and not any(
         "17" in text for text in texts
     )
@@ -209,7 +208,7 @@ def refuses(of: Any, case: str, error: StageError) -> bool:
 
 @pytest.mark.parametrize("name", MARKED + UNMARKED)
 def test_every_trained_turn_ends_with_a_token_that_ends_answers(name: str) -> None:
-    """But for GLM's, which closes its last turn with nothing; the report says so."""
+    """The exception is GLM's template, which does not close its last turn; the report contains that."""
     of = tokenizer(template(name))
     tokens = ours(of, "several turns")
     renderer = Renderer(of, train_on_prompt=False, today=TODAY)

@@ -1,4 +1,4 @@
-"""LoRA on a quantized base: what is held in how many bits, what that does to the model, and whole trainings."""
+"""LoRA on a quantized base: the precision of each array, the effect on the model, and whole trainings."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def items(tmp_path_factory: pytest.TempPathFactory, plan: ModelPlan) -> str:
 def adapted(
     plan: ModelPlan, items: str, root: Path, lora: dict[str, Any], **numbers: str
 ) -> tuple[Any, Any, Any]:
-    """Model, mesh, MaxText's configuration."""
+    """Returns the model with adapters, the mesh and MaxText's configuration."""
     made = request(root, "Train", method={"lora": lora}, hyperparameters={"global_batch_size": 1, **numbers})
     chosen = settings(made, plan, steps=1, platform="cpu", output=str(root))
     config = engine.configure(plan, engine.SFT, **chosen, load_parameters_path=engine_path(items))
@@ -65,7 +65,7 @@ def arrays(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def layer(name: str) -> str:
-    """``query`` of ``decoder/layers/self_attention/query/kernel/…``."""
+    """Returns the layer's name in a path, such as ``query`` in ``decoder/layers/self_attention/query/kernel/…``."""
     return name.partition("/kernel")[0].rpartition("/")[2]
 
 
@@ -95,7 +95,7 @@ def test_every_linear_layer_is_held_in_few_bits_and_adapters_in_float32(
     assert len(lora) == 4
     assert set(lora.values()) == {"float32"}
     scales = {layer(name): value.shape for name, value in found.items() if "/array/scale" in name}
-    # [inputs / 16, layers, outputs] and, of attention's output, [heads, layers, head_dim / 16, outputs]
+    # [inputs / 16, layers, outputs], and for the output projection of attention [heads, layers, head_dim / 16, outputs]
     assert scales["wo"] == ((8, 2, 64) if kind == "NF4" else (1, 2, 64))
     assert scales["out"] == ((4, 2, 1, 64) if kind == "NF4" else (1, 2, 1, 64))
 
@@ -141,7 +141,7 @@ def test_fewer_bits_change_the_model_a_little(plan: ModelPlan, items: str, tmp_p
     ],
 )
 def test_every_layer_of_gemma_3_learns_on_a_quantized_base(kind: str, layers: int, tmp_path: Path) -> None:
-    """Its layers are scanned in blocks of six; those beyond the last whole block are computed apart."""
+    """The layers are scanned in blocks of six; those after the last complete block are computed separately."""
     gemma = families.read(
         write_model(tmp_path / "model", TinyModelSpec(family="gemma3", std=0.125, layers=layers))
     )
@@ -159,7 +159,7 @@ def test_every_layer_of_gemma_3_learns_on_a_quantized_base(kind: str, layers: in
 
 
 def adapter_gradients(model: Any, mesh: Any, config: Any) -> dict[str, float]:
-    """The gradient's norm at every second half of an adapter, layer by layer."""
+    """Returns the norm of the gradient of each adapter's second half, layer by layer."""
     tokens = jnp.arange(6, 30)[None]
     graph, adapters, rest = nnx.split(model, nnx.LoRAParam, ...)
 
@@ -214,7 +214,7 @@ def test_sizes_that_no_block_divides_are_refused_with_what_fits(tmp_path: Path) 
 
 
 def test_a_quantized_base_is_divided_among_the_devices(stages: Stages, converted: str) -> None:
-    """Else every chip holds all of it, and what preflight compiles is not what runs."""
+    """Otherwise every chip would have all of it, and preflight would compile another program than training runs."""
     told = stages.root / "placements.json"
     made = request(
         stages.root, "Train", "divided", converted=converted, method={"lora": {**LORA, "quantization": "NF4"}},
@@ -261,7 +261,7 @@ def test_a_training_resumes_to_the_digit_and_exports_what_evaluation_judged(
     assert evaluated.tuned is not None
     assert exported is not None
     assert exported.kind == "Export"
-    # on the whole base, not on the quantized one that training had
+    # on the full-precision base, not on the quantized one that training used
     assert evaluated.tuned.loss != trained.details.evaluation_loss  # type: ignore[union-attr]
     assert evaluated.tuned.loss == pytest.approx(trained.details.evaluation_loss, rel=0.1)  # type: ignore[union-attr]
     folders = {artifact.type: artifact.uri for artifact in exported.artifacts}

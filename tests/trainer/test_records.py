@@ -1,4 +1,4 @@
-"""What an attempt leaves behind: records, exit codes, and never a secret."""
+"""The files that an attempt writes: records and exit codes, and no secrets."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def result(root: Path) -> StageResult:
     return StageResult.model_validate_json((root / "run/attempts/prep-1/result.json").read_bytes())
 
 
-def test_a_failure_is_recorded_told_to_kubernetes_and_becomes_its_exit_code(tmp_path: Path) -> None:
+def test_a_failure_is_recorded_reported_to_kubernetes_and_becomes_its_exit_code(tmp_path: Path) -> None:
     made = attempt(tmp_path)
     made.begin()
     error = StageError(
@@ -87,7 +87,7 @@ def test_a_failure_is_recorded_told_to_kubernetes_and_becomes_its_exit_code(tmp_
 
 
 def written(root: Path) -> dict[str, str]:
-    """The attempt's files."""
+    """Returns the files of the attempt."""
     folder = root / "run/attempts/prep-1"
     return {path.name: path.read_text() for path in folder.iterdir()} if folder.exists() else {}
 
@@ -107,7 +107,7 @@ def test_of_several_failures_the_first_one_is_kept(tmp_path: Path) -> None:
     assert result(tmp_path).failure is not None
 
 
-def test_the_first_process_records_what_another_has_told(tmp_path: Path) -> None:
+def test_the_first_process_records_what_another_has_published(tmp_path: Path) -> None:
     told = attempt(tmp_path / "elsewhere", host=1).failure_of(
         StageError(ExitCode.BAD_DATA, "BadRow", "row 41")
     )
@@ -134,14 +134,14 @@ LOST = JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by pe
         (2, StageError(ExitCode.BAD_DATA, "BadRow", "gloo"), False),
     ],
 )
-def test_a_lost_process_is_told_from_other_errors(count: int, error: Exception, lost: bool) -> None:
+def test_a_lost_process_is_distinguished_from_other_errors(count: int, error: Exception, lost: bool) -> None:
     found = Processes(count=count, index=0).cause(error)
     assert (isinstance(found, StageError) and found.reason == PEER_LOST) is lost
     assert lost or found is error
 
 
 def test_an_end_that_could_not_be_recorded_is_not_the_end(tmp_path: Path) -> None:
-    """The store fails once: the failure to record becomes the failure that is recorded."""
+    """The store fails once, and the failure to write the record is itself recorded as the failure."""
     made = attempt(tmp_path)
     (tmp_path / "run").touch()  # a file where a folder must be
     with pytest.raises(StageError) as caught:
@@ -190,12 +190,12 @@ def test_exceptions_become_exit_codes(error: Exception, code: int, tmp_path: Pat
 @pytest.mark.parametrize(
     "error",
     [
-        StageError(ExitCode.BAD_DATA, "X", "it is bad", where="\ud83d", saw="\ud83d", fix="Mend \ud83d."),
+        StageError(ExitCode.BAD_DATA, "X", "it is bad", where="\ud83d", actual="\ud83d", fix="Mend \ud83d."),
         ValueError("\ud83d"),
     ],
 )
 def test_half_of_a_character_in_an_error_does_not_cost_its_record(error: Exception, tmp_path: Path) -> None:
-    """JSON escapes put them into config.json, an index, a chat template."""
+    """JSON escapes can put such half characters into config.json, an index or a chat template."""
     fail(attempt(tmp_path), error)
     failure = result(tmp_path).failure
     assert failure is not None
@@ -254,7 +254,7 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
     assert progress.peak_memory_bytes == 1004
     assert progress.discarded == [DiscardedCheckpoint(step=6, why="d/file is missing")]
     assert progress.compilations == 2  # of the last attempt
-    # Six steps, of which two are done again, and then five.
+    # The first attempt has six steps, and the second five, two of which are repeated.
     assert progress.seconds == {"startup": 4.0, "productive": 4.5, "recomputed": 1.0}
 
 
@@ -265,7 +265,7 @@ def test_a_curve_is_thinned_evenly_with_its_ends() -> None:
     assert (kept[0], kept[-1]) == (points[0], points[-1])
 
 
-def test_a_write_that_fails_is_told_at_the_end_and_not_before() -> None:
+def test_a_write_that_fails_is_reported_at_the_end_and_not_before() -> None:
     def write(uri: str, content: bytes) -> None:
         raise PermissionError(uri)
 
@@ -339,7 +339,7 @@ def test_what_is_wrong_with_a_request_is_said_a_line_each(
     assert said == f"{(tmp_path / 't').read_text()}\n"
     head, *lines, last = said.splitlines()
     assert head == (
-        "ContractUnsupported: FINETUNE_REQUEST is not a request that this trainer understands, which speaks version "
+        "ContractUnsupported: FINETUNE_REQUEST is not a valid request for this trainer, which supports version "
         f"{CONTRACT_VERSION} of the contract:"
     )
     assert "  job: Field required" in lines
@@ -350,7 +350,7 @@ def test_what_is_wrong_with_a_request_is_said_a_line_each(
 
 
 @pytest.mark.parametrize(
-    "version", [{"requires": "1.999"}, {"version": 2}, {"version": 2, "requires": "2.0"}]
+    "version", [{"requires": "2.999"}, {"version": 3}, {"version": 3, "requires": "3.0"}]
 )
 def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], version: dict[str, Any]
@@ -359,9 +359,9 @@ def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
     told = {"FINETUNE_REQUEST": json.dumps(asked), "TERMINATION_MESSAGE_PATH": str(tmp_path / "t")}
     assert main(told) == ExitCode.CONTRACT_UNSUPPORTED
     said = capsys.readouterr().err
-    needed = version.get("requires", "2.0")
+    needed = version.get("requires", "3.0")
     assert said.startswith(
-        f"ContractUnsupported: The request needs version {needed} of the contract, and this trainer speaks "
+        f"ContractUnsupported: The request needs version {needed} of the contract, and this trainer supports "
         f"{CONTRACT_VERSION}."
     )
     assert said == f"{(tmp_path / 't').read_text()}\n"
@@ -369,13 +369,13 @@ def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
 
 
 def test_a_run_that_a_newer_trainer_began_is_not_continued_by_an_older_one(tmp_path: Path) -> None:
-    """What the older one does not know of the request could have decided what was trained."""
+    """A field of the request that is unknown to the older trainer may have affected training."""
     now = request(tmp_path, "Preflight", job={"uid": "another"})
     folder = RunFolder(now.run_folder)
-    before = json.loads(request(tmp_path, "Preflight").to_json()) | {"requires": "1.999"}
+    before = json.loads(request(tmp_path, "Preflight").to_json()) | {"requires": "2.999"}
     open_store().write(folder.request("prep", 1), json.dumps(before))
     context = SimpleNamespace(folder=folder, store=open_store(), request=now)
-    with pytest.raises(StageError, match=r"needs version 1\.999 of the contract") as refused:
+    with pytest.raises(StageError, match=r"needs version 2\.999 of the contract") as refused:
         resumption.check(context, None)  # type: ignore[arg-type]
     assert refused.value.reason == "ResumeMismatch"
 
@@ -384,7 +384,7 @@ def test_every_result_says_what_the_image_speaks(tmp_path: Path) -> None:
     made = attempt(tmp_path)
     made.begin()
     made.stopped()
-    assert result(tmp_path).speaks == str(CONTRACT_VERSION)
+    assert result(tmp_path).supports == str(CONTRACT_VERSION)
 
 
 def test_the_help_by_hand_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -393,13 +393,15 @@ def test_the_help_by_hand_lists_every_command(capsys: pytest.CaptureFixture[str]
     assert "{evaluate,compile}" in capsys.readouterr().out
 
 
-def test_arguments_that_make_no_request_are_told_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_make_no_request_are_reported_by_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert (
         evaluate_cli.main(["evaluate", "--model", "s3://bucket/model", "--data", "/tmp/x"])
         == ExitCode.BAD_REQUEST
     )
     said = capsys.readouterr().err
-    assert "BadRequest: these arguments make no request:\n  model.uri: String should match pattern" in said
+    assert "BadRequest: these arguments are invalid:\n  model.uri: String should match pattern" in said
 
 
 def test_of_very_many_checkpoints_a_result_names_the_newest_and_the_best() -> None:

@@ -1,4 +1,4 @@
-"""How rows, questions and benchmarks are rendered alike: the date, the template's arguments, tools, weights, reasoning."""
+"""Rows, questions and benchmarks are rendered the same way: date, template arguments, tools, weights and reasoning."""
 
 import json
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def test_arguments_reach_rows_questions_prompts_and_benchmarks() -> None:
     harness = HarnessModel.__new__(HarnessModel)
     harness._renderer = of
     assert harness.apply_chat_template([USER]).endswith(quiet)
-    # The prompt holds the empty thought now, so it is no longer the model's to write.
+    # The prompt now contains the empty thought, so the model does not write it.
     assert trained_text(of.tokens(read(USER, ANSWER)), of.chat._tokenizer) == ["Four.<|im_end|>"]
 
 
@@ -161,16 +161,20 @@ def test_an_argument_that_the_template_never_reads_is_refused() -> None:
         ("gptoss", "builtin_tools, model_identity, reasoning_effort"),
     ],
 )
-def test_the_variables_of_a_template_are_told_without_what_it_sets_itself(name: str, variables: str) -> None:
+def test_the_variables_of_a_template_are_reported_without_what_it_sets_itself(
+    name: str, variables: str
+) -> None:
     with pytest.raises(StageError, match=f"one of {variables}\\)"):
         renderer(name, arguments={"enable_thoughts": True}).chat.require_known_arguments()
 
 
-def test_a_role_that_a_template_refuses_is_told_with_another_way_out() -> None:
+def test_a_role_that_a_template_refuses_is_reported_with_another_way_out() -> None:
     result = {"role": "tool", "content": "4"}
-    with pytest.raises(StageError, match=r"or set datasets\.chatTemplate to one that takes the role tool\."):
+    with pytest.raises(
+        StageError, match=r"or set datasets\.chatTemplate to one that accepts the role tool\."
+    ):
         renderer("gemma3").tokens(read(USER, {"role": "assistant", "content": "x"}, result, ANSWER))
-    with pytest.raises(StageError, match=r"user and assistant in turns\."):
+    with pytest.raises(StageError, match=r"alternating turns of user and assistant\."):
         renderer("gemma3").tokens(read(USER, USER, ANSWER))
 
 
@@ -243,7 +247,8 @@ def test_reasoning_that_the_template_leaves_out_is_said(name: str, message: dict
 
 
 def test_what_a_template_sees_in_a_users_message_does_not_hide_the_answers() -> None:
-    """Qwen3's shows the reasoning of a turn that a tool's result follows, also where a user brings the result."""
+    """Qwen3's template keeps the reasoning of a turn before a tool's result, even if a user's message contains the
+    result."""
     of = renderer("qwen3")
     result = {"role": "user", "content": "<tool_response>\n4\n</tool_response>"}
     tokens = of.tokens(read(USER, INLINE, result, KEYED))
@@ -480,29 +485,30 @@ def test_an_argument_that_is_a_text_and_meant_as_a_flag_is_a_problem(value: Any,
 
 @pytest.mark.parametrize("nested", [True, False], ids=["in function", "beside the name"])
 @pytest.mark.parametrize(
-    ("arguments", "saw"),
+    ("arguments", "actual"),
     [('{"to": 4', '{"to": 4'), ("four", "four"), ("[4]", r"\[4\]"), (" ", "an empty text"), ([4], "a list")],
 )
 def test_arguments_of_a_call_that_are_no_json_object_are_refused(
-    arguments: Any, saw: str, nested: bool
+    arguments: Any, actual: str, nested: bool
 ) -> None:
     call = {"name": "count", "arguments": arguments}
     calls = [*CALLS, {"type": "function", "function": call} if nested else call]
-    told = rf"row 7: the arguments of a tool call in message 2 are not a JSON object \(saw {saw}\)"
+    told = rf"row 7: the arguments of a tool call in message 2 are not a JSON object \(found {actual}\)"
     with pytest.raises(StageError, match=told):
         read(USER, {"role": "assistant", "content": "", "tool_calls": calls})
 
 
 @pytest.mark.parametrize("place", ["arguments", "tools"])
 def test_half_of_a_character_in_json_text_is_refused_with_its_row(place: str) -> None:
-    """There the escape is text to who reads the row, and the tokenizer stopped on it without naming one."""
+    """In JSON text within a row, the escape is plain text to the reader of rows; the tokenizer failed without naming a
+    row."""
     half = r'{"text": "an \ud83d emoji"}'
     call = {
         "type": "function",
         "function": {"name": "count", "arguments": half if place == "arguments" else "{}"},
     }
     more = {"tools": f"[{half}]"} if place == "tools" else {}
-    with pytest.raises(StageError, match=r"row 7: JSON text in it holds \\ud83d, half of a character"):
+    with pytest.raises(StageError, match=r"row 7: its JSON text contains \\ud83d, a lone surrogate"):
         read(USER, {"role": "assistant", "content": "", "tool_calls": [call]}, **more)
 
 
@@ -514,7 +520,7 @@ def test_a_call_may_have_no_arguments(arguments: dict[str, Any]) -> None:
 
 
 def test_renderings_are_remembered_up_to_a_size_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents' datasets have other tools in every row, up to a megabyte of them."""
+    """Rows of agents' datasets have different tools each, with up to a megabyte of text."""
     monkeypatch.setattr("finetune_trainer.data.turns._MOST_CHARACTERS", 50_000)
     renderer = Renderer(tokenizer(template("qwen2_5")), train_on_prompt=False)
     most = 0

@@ -1,4 +1,4 @@
-"""What the hosts of a slice read of a converted model: each its own part, so all of them together the model once."""
+"""The bytes of a converted model that the hosts of a slice read: each host reads its own part of the model."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from tests.trainer.storage_proxy import between
 from tests.trainer.stores import BUCKET
 
 HOSTS = 4
-#: Slices of some MiB, as in a model of 0.6 billion parameters: what lies less than a MB apart is read in one request, so
-#: of smaller ones every host reads all.
+#: Slices of several MiB, as in a model of 0.6 billion parameters: a single request reads all ranges less than 1 MB
+#: apart, so with smaller slices every host would read everything.
 SPEC = TinyModelSpec(
     family="qwen3", layers=2, hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072, vocab=4000
 )
@@ -24,7 +24,7 @@ SPEC = TinyModelSpec(
 def test_the_hosts_of_a_slice_read_the_model_once_among_them(
     stages: Stages, server: str, controller: str
 ) -> None:
-    """In the layouts of both controllers; under FSDP."""
+    """This holds for the layouts of both controllers, with FSDP."""
     model = stages.root / "models/wide"
     if not model.exists():
         write_model(model, SPEC)
@@ -48,7 +48,7 @@ def test_the_hosts_of_a_slice_read_the_model_once_among_them(
 
 
 def test_a_conversion_commits_arrays_and_not_each_of_their_tensors(stages: Stages, server: str) -> None:
-    """Cloud Storage takes about one write a second to the same object, and OCDBT's manifest is one."""
+    """Cloud Storage accepts about one write per second to the same object, and OCDBT's manifest is one object."""
     layers = 10
     model = write_model(stages.root / "models/deep", TinyModelSpec(layers=layers))
     convert = request(
@@ -60,4 +60,4 @@ def test_a_conversion_commits_arrays_and_not_each_of_their_tensors(stages: Stage
         assert running.wait() == 0, running.log[-4000:]
         commits = [each for each in proxy.answered if each.asked.body and "manifest.ocdbt" in each.asked.name]
     print(f"{len(commits)} commits")
-    assert 0 < len(commits) < 7 * layers, "of the matrices alone each layer has seven"
+    assert 0 < len(commits) < 7 * layers, "each layer has seven matrices alone"

@@ -1,4 +1,4 @@
-"""Training that goes on after the worst: killed while it saved, or with a newest checkpoint that is no longer whole."""
+"""Training that resumes after it was killed during a save, or with a damaged newest checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ STEPS, EVERY = 12, 3
 
 @pytest.fixture(scope="module")
 def train(converted: str) -> dict[str, Any]:
-    """Of the training's request."""
+    """Returns the fields of the training's request."""
     return {
         "converted": converted,
         "hyperparameters": {"steps": STEPS},
@@ -32,21 +32,21 @@ def undisturbed(stages: Stages, train: dict[str, Any]) -> StageResult:
 
 
 def go_on(stages: Stages, run: str, train: dict[str, Any], undisturbed: StageResult, start: int) -> Progress:
-    """The second attempt, which ends as if nothing had happened; its progress."""
+    """Runs the second attempt, compares its results with those of an undisturbed training, and returns its progress."""
     second = stages.run("Train", run, attempt=2, **train)
     assert second.outcome is Outcome.SUCCEEDED
     assert isinstance(second.details, TrainOutcome)
     assert isinstance(undisturbed.details, TrainOutcome)
     assert second.details.start_step == start
     assert second.details.evaluation_loss == undisturbed.details.evaluation_loss
-    # Of the steps of a process that was killed, the last ones may never have been written.
+    # The metrics of the last steps before a kill may never have been written.
     told, whole = stages.losses(run), stages.losses("resume-undisturbed")
     assert told.items() <= whole.items()
     assert told.keys() >= set(range(start + 1, STEPS + 1))
     return Progress.model_validate_json((stages.root / run / "train/progress.json").read_bytes())
 
 
-def test_a_training_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
+def test_a_training_that_is_killed_while_it_saves_continues_from_the_checkpoint_before(
     stages: Stages, train: dict[str, Any], undisturbed: StageResult
 ) -> None:
     run = "killed-while-saving"
@@ -60,7 +60,7 @@ def test_a_training_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_be
     assert sorted(path.name for path in checkpoints.iterdir()) == ["12", "9"]
 
 
-def test_a_damaged_newest_checkpoint_is_told_and_training_goes_on_from_the_one_before(
+def test_a_damaged_newest_checkpoint_is_reported_and_training_continues_from_the_one_before(
     stages: Stages, train: dict[str, Any], undisturbed: StageResult
 ) -> None:
     run = "damaged"
@@ -76,11 +76,11 @@ def test_a_damaged_newest_checkpoint_is_told_and_training_goes_on_from_the_one_b
     assert {"startup", "data", "restore", "compile", "productive"} <= progress.seconds.keys()
 
 
-# --- seals alone
+# --- only seals
 
 
 def saved(root: Path, steps: list[int]) -> RunFolder:
-    """A run folder with sealed checkpoints of two files each."""
+    """Writes a run folder with sealed checkpoints of two files each."""
     folder, store = RunFolder(f"file://{root}"), open_store()
     for step in steps:
         for name in ("_CHECKPOINT_METADATA", "model_params/d/0"):
@@ -106,7 +106,7 @@ def overwritten(path: Path) -> None:
     [
         (deleted, "model_params/d/0 is missing"),
         (truncated, "model_params/d/0 has 21 bytes, 22 were saved"),
-        (overwritten, "model_params/d/0 has other content than was saved"),
+        (overwritten, "model_params/d/0 has other content than the saved one"),
     ],
 )
 def test_what_is_not_as_it_was_saved_is_deleted_down_to_the_first_that_is(
@@ -123,7 +123,7 @@ def test_what_is_not_as_it_was_saved_is_deleted_down_to_the_first_that_is(
     assert discard_damaged(open_store(), folder) == []
 
 
-def test_a_checkpoint_that_was_never_sealed_is_trusted_and_one_that_orbax_has_not_finished_is_not_looked_at(
+def test_a_checkpoint_that_was_never_sealed_is_trusted_and_one_that_orbax_has_not_finished_is_not_read(
     tmp_path: Path,
 ) -> None:
     folder = saved(tmp_path, [10])

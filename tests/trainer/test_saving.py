@@ -1,4 +1,4 @@
-"""When checkpoints are saved: by steps, by the first process's clock, and the same steps in all processes."""
+"""When checkpoints are saved: by steps or by the first process's clock, and at the same steps in all processes."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from finetune_trainer.training.saving import CheckpointSavePolicy
 
 
 class Clock:
-    """Goes on when a step is done."""
+    """A clock that advances only when a step is done."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -32,10 +32,11 @@ def saves(times: CheckpointSavePolicy, clock: Clock, seconds: list[float], start
         (4, None, [1.0] * 10, [4, 8]),
         (4, 100, [1.0] * 10, [4, 8]),
         (100, 10, [4.0] * 10, [3, 6, 9]),
-        (5, 10, [4.0] * 10, [3, 5, 8, 10]),  # a save by steps begins the time anew
-        # after a step of unusual length (an evaluation, say) it is asked when half of the time has gone by as planned
+        (5, 10, [4.0] * 10, [3, 5, 8, 10]),  # a save by steps restarts the interval
+        # after a step of unusual length (such as an evaluation), the clock is read when half of the planned time has
+        # passed
         (100, 10, [1.0, 1.0, 60.0, 1.0, 1.0], [5]),
-        (100, 60, [50.0] + [0.5] * 30, [21]),  # the first step compiles
+        (100, 60, [50.0] + [0.5] * 30, [21]),  # the first step includes compilation
     ],
 )
 def test_steps_or_time_whichever_comes_first(
@@ -98,7 +99,7 @@ def test_all_processes_save_the_same_steps_whatever_their_clocks_say(
     )
     clocks[1].now += lag
     assert list(saves(second, clocks[1], [took * drift for took in seconds])) == saved
-    assert list(words) == []  # both have asked equally often
+    assert list(words) == []  # both have asked the same number of times
 
 
 @given(seconds=st.lists(st.floats(0.01, 30), min_size=1, max_size=200), every_seconds=st.integers(1, 60))

@@ -1,4 +1,4 @@
-"""How answers are judged."""
+"""The scores of answers."""
 
 import pytest
 from hypothesis import given
@@ -54,7 +54,7 @@ def test_what_a_model_reasons_is_not_its_answer(text: str, opened: bool, answer:
 @pytest.mark.parametrize(
     ("answer", "reference", "expected"),
     [
-        # squad evaluate-v1.1.py's f1_score of the same pairs
+        # f1_score of squad evaluate-v1.1.py for the same pairs
         ("the cat sat on the mat", "a cat sat", 2 * (2 / 4) * 1 / (2 / 4 + 1)),
         ("Denver Broncos", "the Denver Broncos", 1),
         ("red red blue", "red blue blue", 2 / 3),
@@ -70,7 +70,7 @@ def test_the_f1_of_words(answer: str, reference: str, expected: float) -> None:
 @pytest.mark.parametrize(
     ("answer", "reference", "expected"),
     [
-        # rouge_score 0.1.2, RougeScorer(["rougeL"]), of the same pairs
+        # rouge_score 0.1.2, RougeScorer(["rougeL"]), for the same pairs
         ("The quick brown dog jumps on the log.", "The quick brown fox jumps over the log", 0.75),
         ("police kill the gunman", "police killed the gunman", 0.75),
         ("the gunman police killed", "police killed the gunman", 0.5),

@@ -1,4 +1,4 @@
-"""The manifests that serve an export: what they hold, and which machine they ask for."""
+"""The manifests that serve an export: their contents, and the machine that they request."""
 
 from dataclasses import replace
 from pathlib import Path

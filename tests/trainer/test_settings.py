@@ -1,4 +1,4 @@
-"""From the request to MaxText's settings, judged by MaxText's own functions where it has them."""
+"""MaxText's settings from a request, checked with MaxText's own functions where they exist."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.trainer.requests import hyperparameters, request
 
 
 def learning_rates(h: HyperparametersSpec, steps: int) -> list[float]:
-    """What MaxText's schedule gives at every step."""
+    """Returns the learning rate of MaxText's schedule at every step."""
     from maxtext.configs.types import LearningRateScheduleType, WsdDecayStyle
     from maxtext.utils.maxtext_utils import create_learning_rate_schedule
 
@@ -49,7 +49,7 @@ def test_a_linear_schedule_falls_to_nothing() -> None:
 
 
 def test_a_cosine_schedule_falls_to_nothing_after_the_last_step() -> None:
-    """As transformers' ``get_cosine_schedule_with_warmup``."""
+    """The expected values are those of transformers' ``get_cosine_schedule_with_warmup``."""
     rates = learning_rates(hyperparameters(schedule="Cosine", warmup_steps=2), 10)
     expected = [0, 0.5] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(8)]
     assert rates == pytest.approx(expected, abs=1e-6)
@@ -72,7 +72,7 @@ def test_warm_up_has_exactly_the_steps_asked_for(steps: int, data: st.DataObject
     assert 0 <= fraction <= 1
     linear = settings.optimizer(hyperparameters(warmup_steps=warmup, schedule="Linear"), steps)
     assert int((steps + 1) * linear["wsd_decay_steps_fraction"]) == steps + 1 - warmup
-    assert linear["warmup_steps_fraction"] + linear["wsd_decay_steps_fraction"] <= 1  # as MaxText demands
+    assert linear["warmup_steps_fraction"] + linear["wsd_decay_steps_fraction"] <= 1  # as MaxText requires
 
 
 def test_a_ratio_is_rounded_up_and_no_ratio_is_no_warm_up() -> None:
@@ -138,7 +138,7 @@ def test_every_setting_is_one_that_maxtext_knows(tmp_path: Path) -> None:
 def test_products_of_float32_are_made_in_float32_on_every_device(
     family: Any, precision: str, tmp_path: Path
 ) -> None:
-    """A TPU rounds operands to bfloat16 wherever a product does not ask for more."""
+    """A TPU rounds operands to bfloat16 for every product that does not request a higher precision."""
     plan = families.resolve(config_of(TinyModelSpec(family=family)))
     engine.prepare(plan)
     made = request(tmp_path, "Train", hyperparameters={"compute_precision": precision})
@@ -152,7 +152,7 @@ def test_products_of_float32_are_made_in_float32_on_every_device(
             lambda state: nnx.merge(graph, state)(tokens, tokens, tokens, enable_dropout=False)
         )(state)
     products = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive.name == "dot_general"]
-    # a norm's scale is multiplied element by element: nothing is summed up
+    # multiplying by a norm's scale is elementwise, without a sum
     asked = {eqn.params["precision"] for eqn in products if eqn.params["dimension_numbers"][0][0]}
     highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
     assert len(products) > 8

@@ -1,4 +1,4 @@
-"""A model whose weights lie in several files, with parts for images, in a bucket: through every stage."""
+"""A model in a bucket, with several weight files and image parts, through every stage."""
 
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from tests.trainer.stores import BUCKET
 SPEC = TinyModelSpec(family="gemma3-multimodal", shards=3)
 METHODS: dict[str, Any] = {"full": {}, "lora": {"lora": {"rank": 4, "alpha": 8.0}}}
 SHORT = {"steps": 1}
-#: Of the exported files.
+#: Size limit of the exported weight files.
 SHARD_BYTES = 80_000
 
 
 class Chain:
-    """Stages of one run, with the model in a bucket behind a proxy."""
+    """Stages of one run, with a model in a bucket that they read through a proxy."""
 
     def __init__(self, stages: Stages, proxy: StorageProxy, original: Path, uri: str) -> None:
         self.original, self.uri, self.proxy = original, uri, proxy
@@ -70,7 +70,7 @@ def chain(stages: Stages, server: str, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def losses(chain: Chain) -> dict[str, float]:
-    """Of a training by each method, at its end."""
+    """Returns the final validation loss of a training with each method."""
     found = {}
     for name, method in METHODS.items():
         details = chain.run("Train", name, method=method).details

@@ -1,5 +1,8 @@
-"""SIGTERM at awkward moments: the process ends with 75, or well where it is all but done, and nothing that it was
-writing looks whole when it is not."""
+"""SIGTERM at difficult moments.
+
+The process exits with 75, or with 0 if it is almost done, and no file that it was writing appears complete when it is
+not.
+"""
 
 import json
 import shutil
@@ -16,7 +19,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def train(converted: str) -> dict[str, Any]:
-    """Of a short training's request."""
+    """Returns the fields of a short training's request."""
     return {
         "converted": converted,
         "hyperparameters": {"steps": STEPS},
@@ -54,7 +57,7 @@ def test_before_the_first_step_a_training_ends_at_once(
     ],
     ids=["first step", "second step", "evaluation between steps", "last step"],
 )
-def test_a_training_that_was_stopped_goes_on_to_the_same_end(
+def test_a_training_that_was_stopped_continues_to_the_same_end(
     stages: Stages, train: dict[str, Any], undisturbed: StageResult, place: str, call: int, step: int
 ) -> None:
     run = f"stopped-{place.rpartition('.')[2]}-{call}"
@@ -83,7 +86,7 @@ def test_a_training_that_is_being_evaluated_at_its_end_ends_well(
 def test_a_training_that_is_being_evaluated_between_steps_leaves_the_evaluation(
     stages: Stages, train: dict[str, Any], undisturbed: StageResult
 ) -> None:
-    """What is left to evaluate may take minutes, a preemption gives seconds."""
+    """The rest of an evaluation may take minutes, but a preemption leaves only seconds."""
     run = "left-evaluation"
     first = stages.run("Train", run, fault=("terminated_in_evaluation", 2, 50), **train)
     assert (first.outcome, first.exit_code) == (Outcome.STOPPED, 75)

@@ -1,4 +1,4 @@
-"""How large the parts of published models are, and that the stages on CPU fit a common node by them."""
+"""The sizes of the parts of published models, and that a common node has enough memory for their stages on CPU."""
 
 import json
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from finetune_trainer.models import fetch_model
 from finetune_trainer.storage import open_store
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
-#: GiB of a node with 16 GiB and with 32 GiB that GKE leaves to pods.
+#: Memory in GiB that GKE leaves to pods on a node with 16 GiB and on one with 32 GiB.
 NODE_16, NODE_32 = 13.3, 28.3
 LLAMA: Mapping[str, object] = {"head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": False}
 QWEN3: Mapping[str, object] = {"head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": False}
-#: Model -> a published one of its family and what differs.
+#: For each model, a published model of its family and the fields that differ.
 OTHERS: dict[str, tuple[str, dict[str, object]]] = {
     "Llama-3.1-8B": ("Llama-3.2-1B-Instruct", {
         **LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -64,7 +64,7 @@ def test_the_stages_of_a_published_model_fit_a_common_node_by_its_largest_piece(
     plan = plan_of(name, tmp_path)
     assert plan.parameters / 1e9 == pytest.approx(billions, abs=0.006)
     assert sizes(plan).largest_piece == piece
-    assert (host_memory.FIXED + host_memory.PIECE * piece) / 2**30 <= left - 1, "beside DaemonSets"
+    assert (host_memory.FIXED + host_memory.PIECE * piece) / 2**30 <= left - 1, "1 GiB is left for DaemonSets"
 
 
 def test_the_parts_of_a_dense_model(tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_the_parts_of_a_dense_model(tmp_path: Path) -> None:
 def test_the_experts_of_a_layer_are_one_piece_and_those_of_all_layers_one_stack(tmp_path: Path) -> None:
     found = sizes(plan_of("Mixtral-8x7B-v0.1", tmp_path))
     assert found.largest_stack == 32 * found.largest_piece == 32 * 8 * 14336 * 4096
-    assert found.lora_width == 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024)), "attention alone"
+    assert found.lora_width == 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024)), "only attention has adapters"
 
 
 def test_gemma_3_stacks_every_sixth_layer(tmp_path: Path) -> None:
     plan = plan_of("gemma-3-27b-it", tmp_path)
     found = sizes(plan)
     assert (plan.layers, plan.block_layers) == (62, 6)
-    assert found.largest_stack == 11 * 21504 * 5376, "ten blocks, and a rest that is counted as one"
+    assert found.largest_stack == 11 * 21504 * 5376, "ten blocks, and a remainder that counts as one"
     assert found.largest_block > 6 * 3 * 21504 * 5376
 
 

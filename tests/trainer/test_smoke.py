@@ -1,4 +1,4 @@
-"""The smoke test of preflight: the job's own chain in small, before a slice is claimed."""
+"""Preflight's smoke test: all stages of the job with a tiny model, before a slice is claimed."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from finetune_trainer.stages import smoke
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 
-#: Larger than their miniatures, in every size.
+#: Larger in every dimension than the tiny model that the smoke test derives from it.
 LARGE = TinyModelSpec(
     hidden=256, heads=8, kv_heads=4, head_dim=32, intermediate=512, layers=12, experts=8, vocab=509
 )
@@ -74,10 +74,10 @@ def test_the_whole_chain_runs_in_small(stages: Stages) -> None:
     )
     assert (found.steps, found.max_seq_length) == (3, 64)
     assert found.examples == 8
-    assert found.first_loss == pytest.approx(6.2, abs=0.5), "of 509 equally likely tokens"
+    assert found.first_loss == pytest.approx(6.2, abs=0.5), "the loss of 509 equally likely tokens"
     assert found.last_loss is not None
     left = {path.name for path in (stages.root / "smoke-full").iterdir()}
-    assert left == {"attempts", "preflight"}, "nothing of it is left in the run folder"
+    assert left == {"attempts", "preflight"}, "the smoke test leaves no files in the run folder"
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -129,7 +129,7 @@ def test_rows_that_are_cut_away_are_tried_longer(
     source = {"path": "spec.datasets.train[0]", "name": "train-0", "uri": f"file://{data}"}
     made = {"train": [source], "validation": [], "max_seq_length": 1024}
     found = tried(stages, "smoke-long", data=made)
-    assert found.max_seq_length == 512, "the shortest that is tried holds these rows"
+    assert found.max_seq_length == 512, "the shortest length that the smoke test tries fits these rows"
 
 
 def test_it_asks_for_nothing_of_the_slice(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Special ids of tokenizer and model: what published models do passes, what would train on no embedding is refused."""
+"""Special ids of tokenizer and model: published models pass, and ids without an embedding to train are refused."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ IMAGE = "<image_soft_token>"
 
 
 class Published:
-    """As much of a tokenizer as names its tokens."""
+    """The part of a tokenizer's interface that names its tokens."""
 
     def __init__(self, regular: int, added: range, **named: int) -> None:
         self._regular, self._added = regular, added
@@ -45,7 +45,7 @@ class Published:
         return regular | {token: index for index, token in self.added_tokens_decoder.items()}
 
 
-#: Regular tokens, added tokens, and the named ones, as these models are published.
+#: Regular tokens, added tokens and named tokens of published models.
 TOKENIZERS: dict[str, Published] = {
     "Llama-3.2-1B-Instruct": Published(128_000, range(128_000, 128_256), bos=128_000, eos=128_009),
     "TinyLlama": Published(32_000, range(3), bos=1, eos=2, unk=0, pad=2),
@@ -59,7 +59,7 @@ TOKENIZERS: dict[str, Published] = {
     "Qwen3-30B-A3B": Published(151_643, range(151_643, 151_669), eos=151_645, pad=151_643),
     "gemma-2-2b-it": Published(256_000, range(249), bos=2, eos=1, pad=0, unk=3),
     "gemma-2-27b": Published(256_000, range(249), bos=2, eos=1, pad=0, unk=3),
-    # the text model has no embedding for what the family's image models put in place of an image
+    # the text model has no embedding for the token that stands for an image in the family's image models
     "gemma-3-1b-it": Published(262_144, range(262_144, 262_145), bos=2, eos=1, pad=0, unk=3),
     "gemma-3-4b-it": Published(262_144, range(262_144, 262_145), bos=2, eos=1, pad=0, unk=3),
     "gemma-3-27b-it": Published(262_144, range(262_144, 262_145), bos=2, eos=1, pad=0, unk=3),
@@ -135,7 +135,7 @@ def tokens_of(folder: Path) -> int:
 
 
 def without_room(folder: Path) -> Path:
-    """A vocabulary that the tokenizer fills, and one added token beyond it, as Gemma 3 1B has."""
+    """Makes the tokenizer fill the vocabulary and have one added token beyond it, as in Gemma 3 1B."""
     size, path = tokens_of(folder), folder / "models/qwen3/tokenizer.json"
     tokenizer = json.loads(path.read_text())
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -172,7 +172,7 @@ def test_a_token_that_no_row_holds_needs_no_embedding(folder: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["Preflight", "Train"])
 def test_a_row_that_holds_it_is_named(folder: Path, stage: str) -> None:
-    """Also where preflight read no row: the engine would take another token's embedding."""
+    """This also holds if preflight has read no row; the engine would use another token's embedding."""
     file = without_room(folder) / "data/train.jsonl"
     row = {"messages": [{"role": "user", "content": f"a {IMAGE}"}, {"role": "assistant", "content": "b"}]}
     with file.open("a") as lines:
@@ -183,7 +183,7 @@ def test_a_row_that_holds_it_is_named(folder: Path, stage: str) -> None:
         made.training_data()
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_DATA, "TokenUnknown")
     assert caught.value.where == "spec.datasets.train[0], row 13"
-    assert caught.value.saw == f"{IMAGE} (id {tokens_of(folder)})"
+    assert caught.value.actual == f"{IMAGE} (id {tokens_of(folder)})"
 
 
 def test_a_prompt_that_holds_it_is_named_before_the_evaluation(folder: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_prompt_that_holds_it_is_named_before_the_evaluation(folder: Path) -> 
         preflight.run(context(without_room(folder), evaluation=asked))
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "TokenUnknown")
     assert caught.value.where == "spec.evaluation.prompts[1]"
-    assert caught.value.saw == f"{IMAGE} (id {tokens_of(folder)})"
+    assert caught.value.actual == f"{IMAGE} (id {tokens_of(folder)})"
 
 
 def test_the_untouched_model_gives_no_remark_about_ids(folder: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_class_that_makes_other_tokens_than_tokenizer_json_is_a_note(folder: P
 
 
 def test_answers_that_end_otherwise_than_the_model_stops_are_a_problem(folder: Path) -> None:
-    """As when a base model is trained on chats: its generation_config.json knows the end of a document alone."""
+    """An example is a base model trained on chats, whose generation_config.json has only the end of a document."""
     edit(folder / "models/qwen3/generation_config.json", eos_token_id=0)
     assert about(folder, "may not stop") == ["Problem"]
 
@@ -231,7 +231,7 @@ def test_an_id_beyond_the_vocabulary_in_the_models_files_is_a_problem(
     folder: Path, file: str, name: str
 ) -> None:
     edit(folder / "models/qwen3" / file, **{f"{name}_token_id": 10**6})
-    assert about(folder, f"{file}: {name}_token_id names 1000000") == ["Problem"]
+    assert about(folder, f"{file}: {name}_token_id is 1000000") == ["Problem"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ SYSTEM_FIRST = (
 
 @pytest.fixture
 def system_first(folder: Path) -> Path:
-    """A template that wants a system message, and rows that each have one."""
+    """Writes a template that requires a system message, and rows that each have one."""
     (folder / "models/qwen3/chat_template.jinja").write_text(SYSTEM_FIRST)
     for name in ("train", "eval"):
         rows = [

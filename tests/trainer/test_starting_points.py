@@ -1,4 +1,4 @@
-"""Where real stages may start from: a MaxText checkpoint, another job's model, another job's run folder."""
+"""The starting points of real stages: a MaxText checkpoint, another job's model, or another job's run folder."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 
 @pytest.fixture(scope="module")
 def given(stages: Stages, converted: str) -> dict[str, Any]:
-    """``model`` of a request that names the converted Qwen3 as its checkpoint."""
+    """Returns the ``model`` field of a request whose checkpoint is the converted Qwen3."""
     tokenizer = {"uri": f"file://{stages.root}/models/qwen3"}
     return {"uri": None, "orbax": converted, "maxtext_model": "qwen3-8b", "tokenizer": tokenizer}
 
@@ -97,13 +97,13 @@ def broken(root: Path, given: dict[str, Any], case: str) -> dict[str, Any]:
             "another size",
             ExitCode.BAD_REQUEST,
             "CheckpointIncompatible",
-            "another size than config.json says",
+            "differs in size from config.json",
         ),
         ("another family", ExitCode.BAD_REQUEST, "MaxTextModelMismatch", "gemma2-2b (gemma2)"),
         ("no such model", ExitCode.BAD_REQUEST, "MaxTextModelMismatch", "qwen3-8b"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_told_before_anything_is_spent(
+def test_a_checkpoint_that_does_not_fit_is_known_before_anything_is_spent(
     stages: Stages, given: dict[str, Any], case: str, code: ExitCode, reason: str, told: str
 ) -> None:
     made_of = broken(stages.root, given, case)
@@ -126,7 +126,7 @@ def test_a_checkpoint_in_one_database_is_refused_under_pathways(
 ANOTHER = {"job": {"uid": "fedcba9876543210", "name": "another"}, "attempt": 2}
 
 
-def test_another_job_goes_on_in_the_run_folder_as_if_nothing_had_happened(
+def test_another_job_continues_in_the_run_folder_as_if_nothing_had_happened(
     stages: Stages, converted: str
 ) -> None:
     long = {"converted": converted, "hyperparameters": {"steps": 60}, "checkpointing": {"every_steps": 30}}

@@ -1,4 +1,4 @@
-"""The same guarantees for ``file://`` and ``gs://``."""
+"""The guarantees of storage, which are the same for ``file://`` and ``gs://``."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_no_file_is_fetched_out_of_its_folder(
     outside = tmp_path / "outside"
     (entry,) = store.entries(root)
     for listed in (name, name.replace("/abs", str(outside))):
-        with pytest.raises(StageError, match="lead out of its folder") as caught:
+        with pytest.raises(StageError, match="points outside of its folder") as caught:
             store.fetch_listed({listed: entry}, tmp_path / "scratch" / "deep")
         assert (caught.value.code, caught.value.where) == (ExitCode.BAD_REQUEST, f"{root}/a")
     assert {path.name for path in tmp_path.iterdir()} <= {"store"}
@@ -147,7 +147,7 @@ def test_local_files_are_readable_by_others(store: StorageClient, tmp_path: Path
 
 
 class Refusing:
-    """A client whose every request meets one answer."""
+    """A client of which every request raises the same error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -184,7 +184,7 @@ def test_failures_of_a_bucket_become_the_contracts_codes(error: Exception, code:
 
 def test_no_client_is_made_before_a_bucket_is_named(tmp_path: Path) -> None:
     def connect() -> gcs.Client:
-        raise AssertionError("a client was made")
+        raise AssertionError("a client was created")
 
     store = StorageClient(local=LocalBackend(), gcs=GcsBackend(connect=connect))
     store.write(f"file://{tmp_path}/x", "1")
@@ -193,7 +193,7 @@ def test_no_client_is_made_before_a_bucket_is_named(tmp_path: Path) -> None:
 def test_an_answer_that_was_lost_does_not_lose_the_creation(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write arrived, its answer did not, and the repetition meets our own file."""
+    """The write succeeded but its response was lost, so the retry finds the file that the first try has created."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     backend = GcsBackend(connect=lambda: gcs.Client(project="p", credentials=AnonymousCredentials()))
     uri = join(f"gs://{BUCKET}", "lost", "manifest.json")
@@ -243,7 +243,7 @@ def test_a_file_larger_than_the_limit_is_not_read_but_can_be_replaced(
     assert store.replace(uri, "small", version=found.version)
 
 
-def test_a_listing_tells_a_new_write_of_the_same_content_in_a_bucket(store: StorageClient, root: str) -> None:
+def test_a_listing_shows_a_new_write_of_the_same_content_in_a_bucket(store: StorageClient, root: str) -> None:
     uri = f"{root}/a"
     store.write(uri, "same")
     (before,) = store.entries(root)
@@ -275,7 +275,7 @@ def test_the_object_that_was_listed_is_fetched_or_none(
 def test_a_file_that_goes_while_it_is_read_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not an error, as it would be if the file were looked for first and read then."""
+    """Listing the file first and reading it afterwards would raise an error."""
     uri = f"file://{tmp_path}/a"
     real = LocalBackend.read
 

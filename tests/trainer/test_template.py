@@ -1,4 +1,4 @@
-"""Tokens and masks: exactly what a model would write is trained, whatever the template does."""
+"""Tokens and masks: exactly the text that a model would write is trained, with every template."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ GEMMA = (
     "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-# As Qwen3's: thoughts of earlier turns are dropped, and the last turn gets an empty one.
+# As in Qwen3's template: thoughts of earlier turns are dropped, and the last turn gets an empty one.
 QWEN3 = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}{% set text = m['content'].split('</think>')[-1].lstrip('\n') %}"
     "<|im_start|>assistant\n{% if loop.last %}<think>\n\n</think>\n\n{% endif %}{{ text }}<|im_end|>\n"
@@ -41,7 +41,10 @@ QWEN3 = (
 
 
 def tokenizer(template: str | None, *, bos: bool = False) -> Any:
-    """Bytes as tokens, so that every character can be told apart; turn markers are single tokens."""
+    """Returns a tokenizer with a token for each byte, so that tests can tell all characters apart.
+
+    Turn markers are single tokens.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*MARKS, *alphabet])}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -63,7 +66,7 @@ def conversation(*turns: tuple[str, str], trained: Sequence[bool] | None = None)
 
 
 def trained_text(tokens: TokenizedExample, of: Any) -> list[str]:
-    """The trained stretches, decoded."""
+    """Returns the trained parts of the text, decoded."""
     found, current = [], []
     for token, wanted in zip([*tokens.ids.tolist(), 0], [*tokens.trained.tolist(), False], strict=True):
         if wanted:
@@ -75,12 +78,12 @@ def trained_text(tokens: TokenizedExample, of: Any) -> list[str]:
 
 
 TWO_TURNS = (("user", "one"), ("assistant", "first"), ("user", "two"), ("assistant", "second é"))
-# As Llama 2's: white space before the token that closes a turn.
+# As in Llama 2's template: white space before the token that closes a turn.
 LLAMA2 = (
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
     "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
-# The next turn begins with a special token, and none closes the one before.
+# A turn begins with a special token, but no token closes it.
 UNCLOSED = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -161,14 +164,14 @@ def test_texts_are_joined_without_a_template_and_ended_with_eos() -> None:
     assert trained_text(tokens, of) == [" 4<eos>"]
 
 
-def test_what_a_template_refuses_is_told_with_its_own_words_and_the_row() -> None:
+def test_what_a_template_refuses_is_reported_with_its_own_words_and_the_row() -> None:
     with pytest.raises(StageError, match=r"train\[0\], row 3: .*System role not supported"):
         Renderer(tokenizer(GEMMA, bos=True), train_on_prompt=False).tokens(
             conversation(("system", "x"), *TWO_TURNS)
         )
 
 
-def test_a_template_that_leaves_a_message_out_is_told() -> None:
+def test_a_template_that_leaves_a_message_out_is_reported() -> None:
     only_user = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
     with pytest.raises(StageError, match=r"does not show message 2 \(assistant\)"):
         Renderer(tokenizer(only_user), train_on_prompt=False).tokens(conversation(*TWO_TURNS))

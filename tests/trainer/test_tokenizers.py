@@ -1,5 +1,7 @@
-"""The tokenizer and its chat template: where each is looked for, that tokenizer.json decides the tokens, and that a
-template can do nothing but write text."""
+"""The tokenizer and its chat template.
+
+Where they are searched for, that tokenizer.json determines the tokens, and that a template can only produce text.
+"""
 
 import importlib.util
 import json
@@ -28,12 +30,15 @@ PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1
 
 
 def marked(mark: str) -> str:
-    """A template whose texts can be told apart."""
+    """Returns a template whose texts contain ``mark``."""
     return f"{{% for m in messages %}}<|im_start|>{mark} {{{{ m['content'] }}}}<|im_end|>{{% endfor %}}"
 
 
 def model(tmp_path: Path, *, config: object = None, file: str | None = None) -> Path:
-    """``config``: chat_template in tokenizer_config.json; ``file``: chat_template.jinja. None: not there."""
+    """Writes a model with ``config`` as chat_template in tokenizer_config.json and ``file`` as chat_template.jinja.
+
+    None: without that template.
+    """
     folder = write_model(tmp_path / "model", TinyModelSpec())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
@@ -92,7 +97,7 @@ def test_a_tokenizer_of_its_own_brings_its_own_template(hub: FakeHub, tmp_path: 
         assert "own b" in rendered(loaded(tmp_path, ModelSource(uri=f"file://{folder}", tokenizer=tokenizer)))
 
 
-def test_a_repository_without_a_tokenizer_is_told(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_repository_without_a_tokenizer_is_reported(hub: FakeHub, tmp_path: Path) -> None:
     folder = model(tmp_path)
     hub.push("acme/words", {"README.md": "nothing else"})
     source = ModelSource(
@@ -118,7 +123,7 @@ def test_a_repository_without_a_tokenizer_is_told(hub: FakeHub, tmp_path: Path) 
 )
 def test_a_template_reaches_nothing_outside_of_itself(tmp_path: Path, template: str) -> None:
     tokenizer = loaded(tmp_path, ModelSource(uri=f"file://{model(tmp_path, file=template)}"))
-    with pytest.raises(StageError, match="chat template refuses") as caught:
+    with pytest.raises(StageError, match="chat template rejects") as caught:
         rendered(tokenizer)
     assert caught.value.code == ExitCode.BAD_DATA
 
@@ -131,7 +136,7 @@ def test_the_program_of_a_tokenizer_is_never_run(tmp_path: Path) -> None:
     settings |= {"tokenizer_class": "Words", "auto_map": {"AutoTokenizer": ["words.Words", "words.Words"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     source = ModelSource(uri=f"file://{folder}")
-    assert "x b" in rendered(loaded(tmp_path, source))  # tokenizer.json says it all
+    assert "x b" in rendered(loaded(tmp_path, source))  # tokenizer.json is sufficient
     (folder / "tokenizer.json").unlink()
     with pytest.raises(StageError, match="never run") as caught:
         loaded(tmp_path, source)
@@ -159,7 +164,7 @@ def at(folder: Path) -> LocalModel:
 
 
 def bytewise(folder: Path, name: str | None, *, family: str = "llama", **settings: Any) -> Path:
-    """A byte-level tokenizer.json beside a tokenizer_config.json that names the class ``name``."""
+    """Writes a byte-level tokenizer.json, and a tokenizer_config.json that names the class ``name``."""
     write_model(folder, TinyModelSpec(family=family))
     path = folder / "tokenizer_config.json"
     changed = {**json.loads(path.read_text()), "tokenizer_class": name, **settings}
@@ -168,7 +173,8 @@ def bytewise(folder: Path, name: str | None, *, family: str = "llama", **setting
 
 
 def piecewise(folder: Path, **settings: Any) -> Path:
-    """As Llama 2's tokenizer.json, which a SentencePiece model was converted to: a space before each piece of text."""
+    """Writes a tokenizer.json like Llama 2's, which was converted from a SentencePiece model: pieces of text start with
+    a space."""
     write_model(folder, TinyModelSpec(family="llama"))
     inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     inner.normalizer = normalizers.Sequence(
@@ -251,7 +257,7 @@ def test_special_tokens_that_only_the_class_names_are_kept_where_the_vocabulary_
 def test_what_begins_a_text_is_what_tokenizer_json_puts_there(
     tmp_path: Path, processor: bool, family: str
 ) -> None:
-    """As transformers 5 has it for every class: the flag of tokenizer_config.json counts without tokenizer.json alone."""
+    """As in transformers 5 for every class, the flag of tokenizer_config.json applies only without tokenizer.json."""
     folder = bytewise(tmp_path, "LlamaTokenizerFast", family=family, add_bos_token=not processor)
     if processor:
         path = folder / "tokenizer.json"
@@ -306,7 +312,7 @@ def test_an_exported_tokenizer_is_read_by_transformers_as_it_was_trained(tmp_pat
 
 
 def test_an_exported_tokenizer_of_its_own_is_read_right_beside_the_models_config(tmp_path: Path) -> None:
-    """Which class transformers takes depends on the config.json beside it, too."""
+    """The class that transformers chooses also depends on the config.json in the same folder."""
     folder = bytewise(tmp_path / "words", None)
     (folder / "config.json").unlink()
     beside = write_model(tmp_path / "model", TinyModelSpec(family="llama"))

@@ -1,5 +1,5 @@
-"""Every family through the real stages, in shapes that catalogue models do not have: training lowers the loss, and
-transformers (and PEFT) find in the exported folders the loss that our evaluation reports."""
+"""Every family through the real stages, in shapes that no model of MaxText's catalog has: training lowers the loss, and
+transformers (and PEFT) compute the loss that our evaluation reports from the exported folders."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,7 +29,7 @@ from tests.trainer.stages import Stages
 
 pytestmark = pytest.mark.reference
 
-#: Large enough weights that every part of the function shows; an odd vocabulary; heads that do not fill the width.
+#: Weights are large enough that every part of the function matters; the vocabulary is odd; heads do not fill the width.
 BASE = TinyModelSpec(std=0.125, vocab=509, context=256)
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -62,7 +62,7 @@ CASES = [
     ("gemma3", FULL),
     ("deepseek2", FULL),
 ]
-#: The other method of each, and further families, in `make test-thorough`: half a minute a case.
+#: The other method of each family, and further families, in `make test-thorough`: a case takes half a minute.
 THOROUGH = [
     ("llama", FULL), ("qwen2", FULL), ("qwen3", FULL), ("gemma2", FULL), ("gemma3", LORA), ("deepseek2", LORA), ("mistral", FULL),
     *((name, QLORA) for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral")),
@@ -78,7 +78,7 @@ def run_name(family: str, method: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The folders of one training, and the loss that Evaluate found."""
+    """The exported folders of one training, and the loss that Evaluate reported."""
 
     folders: dict[str, Path]
     loss: float
@@ -86,13 +86,13 @@ class Exported:
 
 @pytest.fixture(scope="module")
 def exports() -> dict[str, Exported]:
-    """Of the cases so far, for one call of the reference in the end."""
+    """Exports of the cases so far, for a single call of the reference at the end."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def prepared(stages: Stages) -> dict[str, str]:
-    """Addresses of converted models, by family; made when first asked for."""
+    """Addresses of converted models by family, filled when a model is first used."""
     return {}
 
 
@@ -146,12 +146,12 @@ def test_a_family_is_trained_evaluated_and_exported(
     losses = [float(loss) for loss in stages.losses(run).values()]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 0.05
-    # a layer of which nothing changed would have failed the stage; of experts some may get no token
+    # an unchanged layer would have failed the stage, but some experts may get no token
     assert [name for name in trained.details.unchanged if ".experts." not in name] == []
     evaluated = stages.run("Evaluate", run, train_step=STEPS, **asked).details
     assert isinstance(evaluated, EvaluateOutcome)
     assert evaluated.tuned is not None
-    if method is not QLORA:  # whose base is whole again
+    if method is not QLORA:  # Evaluate uses the unquantized base
         assert evaluated.tuned.loss == pytest.approx(trained.details.evaluation_loss, rel=1e-6)
     content = "Both" if method else "Merged"
     exported = stages.run(
@@ -164,7 +164,7 @@ def test_a_family_is_trained_evaluated_and_exported(
 
 @pytest.fixture
 def judged(stages: Stages, exports: dict[str, Exported]) -> Iterator[dict[str, float]]:
-    """Transformers' loss of every exported folder on the validation set, by its address."""
+    """Transformers' loss on the validation set of every exported folder, by its name."""
     family = next(iter(exports)).rpartition("-")[0]  # all have the same tokenizer
     made = request(stages.root, "Evaluate", **changes(family, stages.root))
     tokens = validation_tokens(made, stages.root)
@@ -182,7 +182,7 @@ def test_transformers_and_peft_find_the_loss_that_evaluation_reports(
 ) -> None:
     reported = {name: exports[name.rpartition(" ")[0]].loss for name in judged}
     assert judged
-    # exported in float32: what bfloat16 rounds away (1e-3 here) says nothing about the function
+    # exported in float32, because rounding to bfloat16 changes the loss by 1e-3, whether or not the function is correct
     assert judged == pytest.approx(reported, rel=1e-4)
 
 
@@ -203,7 +203,7 @@ def validation_tokens(made: StageRequest, scratch: Path) -> Examples:
 
 
 def token_loss(logits: list[np.ndarray], rows: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Nats per trained token, in float64."""
+    """Returns the mean loss in nats per trained token, computed in float64."""
     total, count = 0.0, 0
     for values, (ids, trained) in zip(logits, rows, strict=True):
         wide = values[:-1].astype(np.float64)

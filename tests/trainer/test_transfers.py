@@ -1,4 +1,4 @@
-"""Large files to and from a bucket over connections that break."""
+"""Transfers of large files to and from a bucket over unreliable connections."""
 
 import gc
 import hashlib
@@ -36,7 +36,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageProxy
 def store(proxy: StorageProxy) -> Iterator[StorageClient]:
     with closing(Client()) as client:
         yield StorageClient(local=LocalBackend(), gcs=gcs.GcsBackend(connect=lambda: client))
-    with warnings.catch_warnings():  # the library leaves connections that broke to the collector
+    with warnings.catch_warnings():  # the library does not close broken connections
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
@@ -57,7 +57,7 @@ def digest(path: Path) -> str:
 
 
 def now_and_then(method: str, fault: ProxyFault) -> Callable[[ProxyRequest], ProxyFault | None]:
-    """For ``StorageProxy.fault``: every third request of the method meets ``fault``."""
+    """For ``StorageProxy.fault``: every third request of the method gets ``fault``."""
     seen = 0
 
     def decide(asked: ProxyRequest) -> ProxyFault | None:
@@ -71,14 +71,14 @@ def now_and_then(method: str, fault: ProxyFault) -> Callable[[ProxyRequest], Pro
 
 
 class InPairs:
-    """For ``StorageProxy.meet``: a transfer of contents goes on when another one is under way."""
+    """For ``StorageProxy.meet``: a request for contents continues when a second one is in progress."""
 
     def __init__(self, method: str) -> None:
         self._method, self._pair = method, threading.Barrier(2)
 
     def __call__(self, asked: ProxyRequest) -> None:
         if asked.method == self._method and (asked.body or "range" in asked.headers):
-            with suppress(threading.BrokenBarrierError):  # then all go on, and the test tells
+            with suppress(threading.BrokenBarrierError):  # then all requests continue
                 self._pair.wait(timeout=30)
 
     @property
@@ -117,7 +117,7 @@ def test_the_files_of_a_folder_are_transferred_at_the_same_time(
     [ProxyFault(cut=300_000), ProxyFault(cut=-1), ProxyFault(status=503)],
     ids=["cut off", "no answer", "503"],
 )
-def test_a_download_goes_on_where_its_connection_broke(
+def test_a_download_continues_where_its_connection_broke(
     proxy: StorageProxy, store: StorageClient, source: Path, uri: str, tmp_path: Path, fault: ProxyFault
 ) -> None:
     store.upload_file(source, uri)
@@ -135,7 +135,8 @@ def test_the_time_for_retries_counts_for_each_piece(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not from the beginning of the file: a download may last longer than storage may be unreachable."""
+    """The time does not start at the beginning of the file, since a download may take longer than storage may be
+    unreachable."""
     begun: list[str] = []
     monkeypatch.setattr(gcs, "_PIECES_AT_ONCE", 1)
     store.upload_file(source, uri)

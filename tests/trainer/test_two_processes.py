@@ -1,5 +1,7 @@
-"""Train and Evaluate in two processes, as on a slice of two hosts: the same numbers as in one, and one's failure is the
-end of both."""
+"""Train and Evaluate in two processes, as on a slice of two hosts.
+
+The numbers are those of one process, and a failure of one process ends both.
+"""
 
 import os
 import signal
@@ -15,7 +17,7 @@ from tests.trainer.requests import request
 from tests.trainer.stages import Running, Stages, attempt_folder, await_file, result_of
 
 TWO_HOSTS = {"mesh": {"hosts": 2, "chips_per_host": 1, "fsdp": 2}}
-#: The step whose batch fails: not the first, so that both have met in a collective before.
+#: The step whose batch fails. It is not the first, so both processes have been in a collective before.
 FAILING = 3
 
 
@@ -63,18 +65,18 @@ def test_two_processes_train_and_evaluate_as_one_does(
 
 
 @pytest.mark.parametrize("stage", ["Train", "Evaluate"])
-def test_a_slice_with_other_devices_than_asked_for_is_told_as_that(
+def test_a_slice_with_other_devices_than_asked_for_is_reported_as_that(
     stages: Stages, converted: str, stage: str
 ) -> None:
     mesh = {"hosts": 1, "chips_per_host": 4, "fsdp": 4}
     result = stages.run(stage, f"few-chips-{stage}", converted=converted, train_step=1, mesh=mesh)
     assert result.failure is not None
     assert (result.exit_code, result.failure.reason) == (69, "DeviceCountMismatch")
-    assert "saw 1 cpu devices, expected 4, over all hosts" in result.failure.message
+    assert "found 1 cpu devices, expected 4, over all hosts" in result.failure.message
 
 
 def test_both_save_when_the_first_ones_clock_says_so(stages: Stages, converted: str) -> None:
-    """The clocks go at different paces; two that saved different steps would wait for each other for ever."""
+    """The clocks run at different speeds; processes that saved different steps would wait for each other forever."""
     made = asked(
         stages, converted, "Train", "by-time", **TWO_HOSTS,
         checkpointing={"every_steps": 100, "every_seconds": 10, "keep_last": 9},
@@ -102,7 +104,7 @@ def test_both_leave_an_evaluation_when_one_is_to_end(stages: Stages, converted: 
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_failure_in_one_process_ends_both_and_is_told_as_that_ones(
+def test_a_failure_in_one_process_ends_both_and_is_reported_as_that_ones(
     stages: Stages, converted: str, culprit: int
 ) -> None:
     made = asked(stages, converted, "Train", f"failed-{culprit}", **TWO_HOSTS)
@@ -123,13 +125,15 @@ def test_a_process_that_fails_before_they_meet_leaves_its_own_record(stages: Sta
     assert second.wait() == 1
     assert written(made).host == 1
     await_file(attempt_folder(made) / "request.json")
-    first.terminate()  # as Kubernetes does when a pod of the Job has failed
+    first.terminate()  # as Kubernetes does after a pod of the Job has failed
     assert first.wait() == 75
     assert read(made).outcome is Outcome.STOPPED
     assert written(made).reason == "UnexpectedError"
 
 
-def test_a_process_that_is_killed_is_missed_and_nobody_else_is_blamed(stages: Stages, converted: str) -> None:
+def test_a_process_that_is_killed_is_missed_and_no_other_process_is_blamed(
+    stages: Stages, converted: str
+) -> None:
     made = asked(stages, converted, "Train", "killed", **TWO_HOSTS)
     first, second = stages.pair(made, faults=[(), ("killed_at_step", FAILING)])
     assert second.wait() == -9
@@ -139,13 +143,13 @@ def test_a_process_that_is_killed_is_missed_and_nobody_else_is_blamed(stages: St
     assert (found.reason, found.host) == (PEER_LOST, 0)
 
 
-def test_of_a_process_that_stands_still_its_own_word_tells_that_it_lags(
+def test_of_a_process_that_stands_still_its_own_record_shows_that_it_lags(
     stages: Stages, converted: str
 ) -> None:
     made = asked(stages, converted, "Train", "stuck", **TWO_HOSTS)
     running = stages.pair(made, faults=[("stuck_at_step", -1), ("stuck_at_step", FAILING)])
     folder = attempt_folder(made).parents[1] / "train/hosts"
-    # The batch of step N is that of the step numbered N + 1: the first process has begun it, the second has not.
+    # Batch N belongs to the step that is reported as N + 1: the first process has begun it, and the second has not.
     until = {0: FAILING + 1, 1: FAILING}
     for host, step in until.items():
         await_file(folder / f"{host}.json")

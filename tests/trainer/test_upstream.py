@@ -1,6 +1,7 @@
-"""Faults of MaxText, Tunix, Qwix and transformers that the trainer goes around, each at its smallest: docs/upstream.md lists them.
+"""Faults of MaxText, Tunix, Qwix and transformers that the trainer works around, each in a minimal example.
 
-A test that fails here says that a new release behaves otherwise, so that what goes around the fault may go.
+docs/upstream.md lists them. A test fails when a new release behaves differently, which shows that the workaround can be
+removed.
 """
 
 import importlib.util
@@ -31,7 +32,7 @@ from finetune_trainer.engine import BASE
 
 
 def as_released(name: str) -> ModuleType:
-    """A module of its own, that nothing here has put right."""
+    """Returns a fresh copy of the module, without our corrections."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None
@@ -55,18 +56,18 @@ def test_maxtext_rounds_a_shared_output_table_to_bfloat16_whatever_the_precision
 
 
 def test_maxtext_has_one_rotary_scaling_for_every_llama_3(embeddings: ModuleType) -> None:
-    """Llama 3.2's factor is 32."""
+    """The factor of Llama 3.2 is 32, but 8 is used."""
     long_wave = jnp.float32(1e-5)
     scaled = embeddings.LLaMARotaryEmbedding._apply_scaling_factor(None, long_wave)
     assert float(scaled) == pytest.approx(1e-5 / 8)
 
 
-def test_maxtext_divides_the_logits_of_tied_embeddings_by_the_root_of_the_width_unless_told() -> None:
+def test_maxtext_divides_the_logits_of_tied_embeddings_by_the_root_of_the_width_unless_configured() -> None:
     assert yaml.safe_load(BASE.read_text())["normalize_embedding_logits"] is True
 
 
 def test_maxtext_loses_a_step_of_warm_up_to_rounding() -> None:
-    """15/22 of 22 steps: 14.999 is cut to 14."""
+    """For 15/22 of 22 steps, 14.999 is truncated to 14."""
     config = pyconfig._initialize_pydantic(
         ["", str(BASE)],
         run_name="x",
@@ -104,7 +105,7 @@ def test_maxtexts_hook_for_gemma_3_rounds_the_scale_of_embeddings_to_bfloat16() 
 
 
 def test_maxtexts_cache_for_latent_attention_keeps_values_as_wide_as_keys() -> None:
-    """DeepSeek's keys have a rotary part besides: 192 numbers against the values' 128."""
+    """DeepSeek's keys have an additional rotary part: 192 numbers, compared with 128 for values."""
     attention = SimpleNamespace(
         max_prefill_predict_length=4, max_target_length=8, num_kv_heads=2, head_dim=24, v_head_dim=16,
         dtype=jnp.float32, kv_quant=None, prefill_cache_axis_order=(1, 2, 0, 3), ar_cache_axis_order=(1, 2, 0, 3),
@@ -115,7 +116,8 @@ def test_maxtexts_cache_for_latent_attention_keeps_values_as_wide_as_keys() -> N
 
 
 def test_tunix_averages_microbatches_whatever_they_hold() -> None:
-    """Gradients of a microbatch of three tokens and of one of one: the mean over four tokens is 1.5."""
+    """One microbatch has a gradient of 1 for three tokens, another one of 3 for one token: the mean over four tokens is
+    1.5."""
     multi = optax.MultiSteps(optax.sgd(1.0), 2)
     state = multi.init(jnp.zeros(()))
     _, state = multi.update(jnp.asarray(1.0), state)
@@ -145,7 +147,10 @@ def test_the_pinned_tunix_has_no_accumulator_that_the_pinned_maxtext_asks_for() 
 
 
 def test_tunixs_orpo_takes_the_odds_of_whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten tokens of log-probability -1 against ten of -1.1: by the paper the odds hardly differ, and there is a loss."""
+    """Ten tokens have log-probability -1 in one answer and -1.1 in the other.
+
+    By the paper the odds hardly differ, and there is a loss.
+    """
     monkeypatch.setattr(
         dpo_trainer, "compute_logps", lambda *_, **__: (jnp.asarray([-10.0]), jnp.asarray([-11.0]))
     )

@@ -1,4 +1,4 @@
-"""Headers of the weights against config.json."""
+"""Headers of weight files, compared with config.json."""
 
 import json
 from itertools import product
@@ -44,7 +44,7 @@ def test_every_dtype_and_sharding_reads_back(tmp_path: Path, dtype: str, shards:
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.norm.weight": None})
-    assert failure(folder).saw == "no model.norm.weight"
+    assert failure(folder).actual == "no model.norm.weight"
 
 
 def test_experts_that_lie_in_one_tensor_are_named_beside_what_is_missing(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_experts_that_lie_in_one_tensor_are_named_beside_what_is_missing(tmp_pat
         f"model.layers.0.mlp.experts.{part}": np.zeros((4, 64, 64)) for part in ("gate_up_proj", "down_proj")
     }
     rewrite(folder, **apart, **stacked)
-    assert failure(folder).saw == (
+    assert failure(folder).actual == (
         "no model.layers.0.mlp.experts.0.gate_proj.weight, "
         "but model.layers.0.mlp.experts.down_proj, model.layers.0.mlp.experts.gate_up_proj"
     )
@@ -66,22 +66,22 @@ def test_experts_that_lie_in_one_tensor_are_named_beside_what_is_missing(tmp_pat
 def test_a_tensor_the_architecture_does_not_have_is_named(tmp_path: Path) -> None:
     folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.layers.0.self_attn.q_proj.bias": np.zeros(64, np.float32)})
-    assert "q_proj.bias" in failure(folder).saw
+    assert "q_proj.bias" in failure(folder).actual
 
 
 def test_another_shape_than_config_json_says_is_named(tmp_path: Path) -> None:
     folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.norm.weight": np.zeros(65, np.float32)})
     error = failure(folder)
-    assert (error.saw, error.expected) == ("(65,)", "(64,)")
+    assert (error.actual, error.expected) == ("(65,)", "(64,)")
 
 
-@pytest.mark.parametrize(("dtype", "saw"), [(np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")])
-def test_quantized_weights_are_refused(tmp_path: Path, dtype: type, saw: str) -> None:
+@pytest.mark.parametrize(("dtype", "actual"), [(np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")])
+def test_quantized_weights_are_refused(tmp_path: Path, dtype: type, actual: str) -> None:
     folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.norm.weight": np.zeros(64, dtype)})
     error = failure(folder)
-    assert (error.saw, error.expected) == (saw, "BF16, F16, F32")
+    assert (error.actual, error.expected) == (actual, "BF16, F16, F32")
     assert error.where == "gs://m/x/model.safetensors: model.norm.weight"
     assert "bfloat16" in error.fix
 
@@ -122,7 +122,7 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name: s
     content["weight_map"]["model.norm.weight"] = name
     index.write_text(json.dumps(content))
     error = failure(folder)
-    assert (error.reason, error.saw) == ("WeightsMismatch", repr(name))
+    assert (error.reason, error.actual) == ("WeightsMismatch", repr(name))
     assert error.where == "gs://m/x/model.safetensors.index.json: model.norm.weight"
 
 
@@ -130,7 +130,7 @@ SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 def reshard(folder: Path, file: str, **tensors: np.ndarray) -> None:
-    """Adds tensors to a shard; the index stays."""
+    """Adds tensors to a shard and leaves the index unchanged."""
     save_file({**load_file(folder / file), **tensors}, folder / file)
 
 
@@ -139,7 +139,7 @@ def reshard(folder: Path, file: str, **tensors: np.ndarray) -> None:
 def test_a_tensor_that_the_index_does_not_assign_to_its_shard_is_refused(
     tmp_path: Path, name: str, architecture: str
 ) -> None:
-    """transformers loads whole shards, whatever the index assigns to them."""
+    """transformers loads complete shards, even if the index assigns a tensor to another one."""
     folder = write_model(tmp_path, TinyModelSpec(family=architecture, shards=2))
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -180,7 +180,7 @@ def test_a_shard_without_a_tensor_that_the_index_lists_is_named(tmp_path: Path) 
     index.write_text(json.dumps(content))
     error = failure(folder)
     assert error.where.startswith("gs://m/x/model-0000")
-    assert "model.norm.weight" in error.saw
+    assert "model.norm.weight" in error.actual
 
 
 def test_one_tensor_under_two_spellings_is_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_weights_in_another_format_are_named(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     error = failure(folder)
     assert error.code is ExitCode.INPUT_MISSING
-    assert error.saw == "pytorch_model.bin"
+    assert error.actual == "pytorch_model.bin"
 
 
 TIED = ["qwen3", "gemma2", "gemma3-multimodal"]
@@ -223,7 +223,7 @@ def test_a_copy_of_tied_embeddings_and_old_buffers_do_no_harm(
 def test_an_output_layer_of_its_own_beside_tied_embeddings_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, difference: str
 ) -> None:
-    """transformers computes with it; its values are compared where they are there."""
+    """transformers uses the separate output layer; its values are compared if they are available."""
     monkeypatch.setattr("finetune_trainer.weights._PIECE", 1000)
     folder = write_model(tmp_path, TinyModelSpec(family=family))
     head = open_weights(folder, families.read(folder)).read("model.embed_tokens.weight").copy()
@@ -264,5 +264,5 @@ def test_a_part_for_images_that_export_could_not_copy_is_refused_before_training
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content[past:])
     error = failure(folder)
-    assert (error.reason, error.saw) == ("WeightsMismatch", dtype)
+    assert (error.reason, error.actual) == ("WeightsMismatch", dtype)
     assert error.where == "gs://m/x/model.safetensors: vision_tower.scale"

@@ -1,4 +1,4 @@
-"""Rows are as wide as the TPU's attention kernel takes; sequences are cut where the user said."""
+"""The width of rows suits the TPU's attention kernel, but sequences are truncated at the user's length."""
 
 import json
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
-#: Lengths that people write: the multiples of nothing, of 128, of 512, and those below a block.
+#: Lengths that users set: multiples of 512, of 128 and of neither, and lengths below a block.
 LENGTHS = (
     64,
     127,
@@ -54,7 +54,7 @@ LENGTHS = (
 
 
 def taken(width: int, **sizes: int) -> bool:
-    """Whether the kernel takes rows of this width, as MaxText calls it: traced, forward and backward."""
+    """Whether the kernel accepts rows of this width as MaxText calls it, traced forward and backward."""
     each = {name: min(sizes.get(f"sa_{name}", 512), width) for name in (
         "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute",
         "block_q_dq", "block_kv_dq",
@@ -159,7 +159,7 @@ def test_packed_rows_are_wider_than_the_longest_sequence_and_filled(tmp_path: Pa
     assert batch["inputs"].shape[1] == 256
     used = (batch["inputs_segmentation"] > 0).sum(axis=1)
     assert used.max() > 200, "the whole row is used"
-    assert batch["inputs_position"].max() < 200, "no sequence is longer than the user said"
+    assert batch["inputs_position"].max() < 200, "no sequence is longer than the user's limit"
 
 
 def test_rows_of_one_sequence_are_padded_and_cut_where_the_user_said(tmp_path: Path) -> None:
@@ -219,8 +219,9 @@ def test_a_remark_says_what_the_padding_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_run_goes_on_only_with_packed_rows_of_the_same_width(packing: bool, tmp_path: Path) -> None:
-    """Other overrides of the kernel may pack the same sequences into other rows."""
+def test_a_run_continues_only_with_packed_rows_of_the_same_width(packing: bool, tmp_path: Path) -> None:
+    """With other overrides, the kernel may need rows of another width, into which the same sequences are packed
+    differently."""
     here = context(tmp_path, data={"max_seq_length": 640, "packing": packing})
     begun = here.request.model_copy(
         update={"job": here.request.job.model_copy(update={"uid": "another"}), "data": here.request.data}

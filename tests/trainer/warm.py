@@ -1,7 +1,7 @@
-"""A process that has imported the trainer once and forks for every run of ``finetune-stage``: python -m tests.trainer.warm
+"""A process that imports the trainer once and forks for every run of ``finetune-stage``: python -m tests.trainer.warm
 
-A JSON line in, a line out. ``{"start": {"environment", "arguments", "log", "fault"}}`` answers the process's id,
-``{"wait": id}`` its exit code, once it has ended.
+It reads lines of JSON and answers each with one line. The answer to ``{"start": {"environment", "arguments", "log",
+"fault"}}`` is the id of the new process, and to ``{"wait": id}`` the exit code of that process, once it has ended.
 """
 
 import json
@@ -16,7 +16,7 @@ from finetune_trainer.main import preload, run
 
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # engines print as they like
+    os.dup2(2, 1)  # engines print to stdout
     preload()
     print("ready", file=answers)
     for line in sys.stdin:
@@ -32,7 +32,10 @@ def serve() -> None:
 
 
 def become(environment: dict[str, str], arguments: list[str], log: str, fault: list[Any] | None) -> None:
-    """``fault``: name and arguments of a function in ``tests.trainer.faults``, called before the stage begins."""
+    """Turns this process into ``finetune-stage``.
+
+    ``fault``: name and arguments of a function in ``tests.trainer.faults``, which is called before the stage begins.
+    """
     os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(descriptor, 1)

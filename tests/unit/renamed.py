@@ -13,6 +13,11 @@ def words() -> Mapping[str, str]:
     return _table("Names in objects and records")
 
 
+def decision_fields() -> Mapping[str, str]:
+    """Fields of a recorded decision, old to new."""
+    return _table("Fields of a decision")
+
+
 def files() -> Mapping[str, str]:
     """Paths from the root of the repository, old to new."""
     return _table("Files")

@@ -52,7 +52,7 @@ def test_the_quickstart_fits_on_fifteen_lines_and_names_no_profile() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_no_bucket_of_an_example_can_be_a_strangers(path: Path) -> None:
+def test_no_bucket_of_an_example_can_be_another_owners(path: Path) -> None:
     """Names of buckets are global. Google gives none below a domain that is not recognized, as .invalid never is."""
     buckets = set(re.findall(r"gs://([^/\s\"'}*]+)", path.read_text()))
     assert [name for name in buckets if not name.endswith(".invalid") and "my-project" not in name] == []

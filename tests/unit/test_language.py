@@ -1,10 +1,13 @@
-"""Docstrings, comments and documents use no word of a short list, each of which once stood for a plainer one."""
+"""Docstrings, comments, messages, test names and documents use no word of a short list.
+
+Each word of the list once stood for a plainer one.
+"""
 
 import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +37,6 @@ PACKAGES = (
     "trainer_image/finetune_trainer",
     "devcluster",
 )
-#: Not rewritten yet.
-LATER = ("operator/finetune_operator/lifecycle/",)
 
 
 def prose(text: str) -> Iterator[str]:
@@ -50,21 +51,45 @@ def prose(text: str) -> Iterator[str]:
             yield token.string
 
 
-def sources() -> Iterator[Path]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if not str(path.relative_to(ROOT)).startswith(LATER):
-                yield path
+def messages(text: str) -> Iterator[str]:
+    """All string literals of a module, with the literal parts of f-strings."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Constant(value=str(literal)):
+                yield literal
 
 
-def test_docstrings_and_comments_use_plain_words() -> None:
-    found = [
+def sentences_of_tests(text: str) -> Iterator[str]:
+    """Names of a module's tests as sentences."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node.name.replace("_", " ")
+
+
+def modules(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def banned(paths: Iterable[Path], *parts: Callable[[str], Iterator[str]]) -> list[str]:
+    """Banned words in parts of modules, each with its place and what to write instead."""
+    return [
         f"{path.relative_to(ROOT)}: {each.group()}: {WORDS[each.group().lower()]}"
-        for path in sources()
-        for text in prose(path.read_text())
+        for path in paths
+        for part in parts
+        for text in part(path.read_text())
         for each in _BANNED.finditer(re.sub(r"(`+)[^`]*\1", "", text))
     ]
-    assert found == []
+
+
+def test_docstrings_comments_and_messages_use_plain_words() -> None:
+    assert banned(modules(*PACKAGES), prose, messages) == []
+
+
+def test_prose_and_names_of_tests_use_plain_words() -> None:
+    paths = [path for path in modules("tests") if path != Path(__file__)]
+    assert len(paths) > 200
+    assert banned(paths, prose, sentences_of_tests) == []
 
 
 #: They quote messages and figures.

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: Written in parts, so that this file does not hold what it looks for.
+#: Written in parts, so that this file does not contain what the test searches for.
 PACKAGE_HOSTS = [
     "pypi" + ".org",
     "files.pythonhosted" + ".org",

@@ -146,10 +146,10 @@ class AttemptRecorder:
         if stage_error is not None:
             failure = stage_error.failure(host=self.host, evidence=evidence)
             return failure.model_copy(
-                update={"message": self.redact(failure.message), "saw": self.redact(failure.saw)}
+                update={"message": self.redact(failure.message), "actual": self.redact(failure.actual)}
             )
         name = type(error).__name__
-        text = self.redact(encodable(f"{self.request.stage} stopped on an unexpected {name}: {error}"))
+        text = self.redact(encodable(f"{self.request.stage} failed with an unexpected {name}: {error}"))
         return Failure(
             code=1,
             reason="UnexpectedError",
@@ -188,7 +188,7 @@ class AttemptRecorder:
         if not self.first:
             return
         result = StageResult(
-            speaks=str(CONTRACT_VERSION),
+            supports=str(CONTRACT_VERSION),
             stage=self.request.stage,
             attempt=self.request.attempt,
             restart=self.request.restart,
@@ -222,7 +222,7 @@ def as_stage_error(error: BaseException) -> StageError | None:
     if isinstance(error, StageError):
         return error
     text = f"{type(error).__name__}: {error}"
-    saw = " ".join(text.split())[:400]
+    actual = " ".join(text.split())[:400]
     if _DISK_FULL.search(text) or (
         isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     ):
@@ -231,32 +231,32 @@ def as_stage_error(error: BaseException) -> StageError | None:
             "DiskFull",
             "no space is left on the disk",
             where=_place(error),
-            saw=saw,
-            fix="Use nodes with a larger boot disk or local SSDs, or more space where the folder lies.",
+            actual=actual,
+            fix="Use nodes with a larger boot disk or local SSDs, or more space on the disk of that folder.",
         )
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return StageError(
             ExitCode.OUT_OF_MEMORY,
             "OutOfMemory",
-            "the memory of the device or host did not suffice",
-            saw=saw,
-            fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, use LoRA, or ask for more chips.",
+            "the device or the host ran out of memory",
+            actual=actual,
+            fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, use LoRA, or request more chips.",
         )
     if isinstance(error, PermissionError) or _PERMISSION.search(text):
         return StageError(
             ExitCode.PERMISSION_DENIED,
             "PermissionDenied",
             "access was denied",
-            saw=saw,
+            actual=actual,
             fix="Grant the stage's service account roles/storage.objectViewer there, or objectUser to write.",
         )
     if isinstance(error, (ConnectionError, TimeoutError)) or _UNAVAILABLE.search(text):
         return StageError(
             ExitCode.UNAVAILABLE,
             "DependencyUnavailable",
-            "a service did not answer",
-            saw=saw,
-            fix="Nothing to change: the operator tries again.",
+            "a service did not respond",
+            actual=actual,
+            fix="No action is needed: the operator retries.",
         )
     return as_stage_error(error.__cause__) if error.__cause__ is not None else None
 

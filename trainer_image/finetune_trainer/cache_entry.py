@@ -65,9 +65,13 @@ def write_file_list(store: StorageClient, entry: str) -> str:
 
 
 def verify_entry(store: StorageClient, entry: str, files_digest: str | None) -> Held:
-    """The entry's files, verified against its list. Raises ``DamagedEntryError`` if they differ."""
+    """Returns the files of the folder ``entry``, verified against the list beside it. Downloads only the list.
+
+    ``files_digest`` is the sha256 of the list that the manifest holds; None in manifests of releases without lists.
+    Raises ``DamagedEntryError`` if list or files differ.
+    """
     if files_digest is None:
-        raise DamagedEntryError("it has no list of its files, as those of earlier releases")
+        raise DamagedEntryError("it has no list of its files, like entries of earlier releases")
     current = store.read_current(file_list(entry), limit=_MOST_LIST_BYTES)
     if current is None:
         raise DamagedEntryError("the list of its files is missing")
@@ -77,6 +81,7 @@ def verify_entry(store: StorageClient, entry: str, files_digest: str | None) -> 
         recorded = _Files.model_validate_json(current.content).files
     except ValidationError as error:
         raise DamagedEntryError("the list of its files cannot be read") from error
+    # One more than recorded is enough to find an added file, however many there are.
     found = folder_contents(store, entry, most=len(recorded) + 1)
     difference = first_added(recorded, found) or first_changed(recorded, found)
     if difference is not None:
@@ -119,7 +124,7 @@ def changed_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
         f"{name}: {_short(before.get(name, ''))} -> {_short(value)}"
         for name, value in sorted(now.items())
         if before.get(name) != value
-    ] or ["the last entry is not in the cache any more"]
+    ] or ["the last entry is no longer in the cache"]
 
 
 def _short(value: str) -> str:

@@ -78,13 +78,17 @@ class StorageCompilationCache(CacheInterface):
         except Exception as error:  # noqa: BLE001 - on any storage error the program can be compiled
             self._reads = False
             _LOG.warning(
-                "compiled programs cannot be read from %s, so this process compiles: %s", self._folder, error
+                "compiled programs cannot be read from %s, so this process compiles itself: %s",
+                self._folder,
+                error,
             )
             return None
         self._reading -= time.monotonic() - started
         if self._reading <= 0:
             self._reads = False
-            _LOG.warning("compiled programs are read too slowly from %s: this process compiles", self._folder)
+            _LOG.warning(
+                "compiled programs are read too slowly from %s: this process compiles itself", self._folder
+            )
         if kept is None:
             return None
         value = _verified_content(kept)
@@ -115,7 +119,7 @@ class StorageCompilationCache(CacheInterface):
                 elif age > _RENEWED:
                     ageing[entry.uri] = entry.updated
         except Exception as error:  # noqa: BLE001 - the next process tries again
-            _LOG.warning("compiled programs in %s were not looked through: %s", self._folder, error)
+            _LOG.warning("compiled programs in %s were not checked for their age: %s", self._folder, error)
         self._ageing = ageing
 
     def _write(self, key: str, value: bytes, *, replace: bool) -> None:
@@ -131,7 +135,7 @@ class StorageCompilationCache(CacheInterface):
         except Exception as error:  # noqa: BLE001 - the program is compiled; the next process compiles it again
             self._writes = False
             _LOG.warning(
-                "compiled programs cannot be kept in %s, so the next process compiles: %s",
+                "compiled programs cannot be stored in %s, so the next process compiles them again: %s",
                 self._folder,
                 error,
             )
@@ -139,7 +143,7 @@ class StorageCompilationCache(CacheInterface):
         self._writing -= time.monotonic() - started
         if self._writing <= 0:
             self._writes = False
-            _LOG.warning("compiled programs are written too slowly to %s: no more are kept", self._folder)
+            _LOG.warning("compiled programs are written too slowly to %s: no more are stored", self._folder)
 
     def _uri(self, key: str) -> str:
         return join(self._folder, key)
@@ -169,4 +173,4 @@ def _within[T](seconds: float, call: Callable[[], T]) -> T:
     try:
         return result.result(timeout=seconds)
     except TimeoutError as error:
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
+        raise TimeoutError(f"no response within {seconds:.0f} s") from error

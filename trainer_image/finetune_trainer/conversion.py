@@ -119,8 +119,8 @@ def _finite(name: str, values: np.ndarray) -> np.ndarray:
     bad = int(values.size - np.count_nonzero(np.isfinite(values)))
     if bad:
         raise StageError(
-            ExitCode.BAD_REQUEST, "WeightsNotFinite", "some weights are no numbers", where=name,
-            saw=f"{bad} of {values.size} values NaN or infinite", expected="finite numbers",
-            fix="Save the model again from a sound checkpoint; its training may have diverged.",
+            ExitCode.BAD_REQUEST, "WeightsNotFinite", "some weights are NaN or infinite", where=name,
+            actual=f"{bad} of {values.size} values NaN or infinite", expected="finite numbers",
+            fix="Save the model again from an earlier checkpoint; its training may have diverged.",
         )  # fmt: skip
     return values

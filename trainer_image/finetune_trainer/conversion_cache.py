@@ -48,7 +48,7 @@ def find(request: StageRequest, prints: Fingerprint, store: StorageClient) -> Co
         _LOG.warning("the converted model at %s is not used: %s", layout.convert(prints.value), damage)
         return CacheMiss(because=[f"the entry in the cache is damaged: {damage}"], found=found.version)
     if request.export_proof and not found.record.export_proven:
-        because = ["the entry in the cache was made without the export proof"]
+        because = ["the entry in the cache was created without the export proof"]
         return CacheMiss(because=because, found=found.version)
     return found.record
 
@@ -92,7 +92,7 @@ def require_whole(request: StageRequest, store: StorageClient) -> None:
     entry = CacheLayout(request.cache).convert_entry(request.fingerprint, items)
     try:
         if entry is None:
-            raise DamagedEntryError("it lies outside of its folder in the cache")
+            raise DamagedEntryError("it is outside of its folder in the cache")
         if request.converted_files_digest is not None:
             cache_entry.verify_entry(store, entry, request.converted_files_digest)
     except DamagedEntryError as damage:
@@ -110,13 +110,13 @@ def loading(request: StageRequest) -> Iterator[None]:
     except StageError as error:
         if error.reason != UNREADABLE or request.converted_files_digest is None:
             raise
-        raise _damaged(str(request.converted), error.saw) from error
+        raise _damaged(str(request.converted), error.actual) from error
 
 
 def _verify(manifest: ConvertManifest, fingerprint: str, layout: CacheLayout, store: StorageClient) -> None:
     entry = layout.convert_entry(fingerprint, manifest.items)
     if manifest.fingerprint != fingerprint:
-        raise DamagedEntryError("its manifest is of another fingerprint")
+        raise DamagedEntryError("its manifest has another fingerprint")
     if entry is None:
         raise DamagedEntryError("its manifest names a folder outside of its own")
     held = cache_entry.verify_entry(store, entry, manifest.files_digest)
@@ -129,13 +129,13 @@ def _source(request: StageRequest) -> str:
     return hashlib.sha256(json.dumps([request.model.address]).encode()).hexdigest()[:32]
 
 
-def _damaged(items: str, saw: str) -> StageError:
+def _damaged(items: str, actual: str) -> StageError:
     return StageError(
         ExitCode.UNAVAILABLE,
         CONVERTED_MODEL_DAMAGED,
         "the converted model is not what the Convert stage wrote",
         where=items,
-        saw=saw[:300],
+        actual=actual[:300],
         expected="the files that were listed when it was complete",
-        fix="Nothing to change: the operator converts the model again.",
+        fix="No action is needed: the operator converts the model again.",
     )

@@ -53,7 +53,7 @@ class ConversionCheck:
         if self.rounded:
             kept = f"{self.tensors - self.rounded} of {kept}, {self.rounded} equal to float32 rounding"
         return (
-            f"{kept}; on {self.rows} rows of {self.tokens} tokens in all loss {self.loss:.6f} against "
+            f"{kept}; on {self.rows} rows of {self.tokens} tokens in total, loss {self.loss:.6f} against "
             f"{self.numpy_loss:.6f} by an independent implementation, "
             f"logits within {self.logit_difference:.1e} standard deviations."
         )
@@ -95,7 +95,7 @@ def check_conversion(
     close = math.isclose(loss, numpy_loss, rel_tol=_LOSS_TOLERANCE)
     if not close or not proof.logit_difference <= _LOGIT_TOLERANCE:  # NaN must fail
         raise _failed(
-            "the engine computes another function than the model's",
+            "the engine computes a different function than the model",
             f"loss {loss:.6f}, logits off by {proof.logit_difference:.1e} standard deviations",
             f"loss {numpy_loss:.6f} by an independent implementation, logits within {_LOGIT_TOLERANCE:g}",
         )
@@ -119,7 +119,7 @@ def round_trip(
         for place, name in enumerate(parameter.names)
     ]
     if len(named) != len(shapes):
-        raise _failed("conversion leaves tensors out", f"{len(named)} tensors", f"{len(shapes)}")
+        raise _failed("conversion omits tensors", f"{len(named)} tensors", f"{len(shapes)}")
 
     def compare(parameter: Parameter, place: int, name: str) -> bool:
         index = parameter.index(place, checkpoint.arrays[parameter.key].shape, config.param_scan_axis)
@@ -132,7 +132,7 @@ def round_trip(
         wrong = differs & ~(error <= _allowed(name, source, plan))  # NaN must fail
         if wrong.any():
             raise _failed(
-                f"converting {name} and back changes it",
+                f"a round trip of conversion changes {name}",
                 f"{int(wrong.sum())} of {error.size} values differ, by up to {float(error.max()):.3g}",
                 "the source's values",
             )
@@ -175,8 +175,8 @@ def _allowed(name: str, source: np.ndarray, plan: ModelPlan) -> np.ndarray | flo
     return 2 * size * _FLOAT32_STEP if scaled and source.dtype == np.float32 else 0.0
 
 
-def _failed(what: str, saw: str, expected: str) -> StageError:
+def _failed(what: str, actual: str, expected: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "ExportProofFailed", what, saw=saw, expected=expected,
+        ExitCode.BAD_REQUEST, "ExportProofFailed", what, actual=actual, expected=expected,
         fix="Do not train this model with this release; report it with the model's config.json.",
     )  # fmt: skip

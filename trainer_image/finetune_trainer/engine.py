@@ -81,8 +81,8 @@ def _refuse_interpolation(values: Mapping[str, Any], where: str = "") -> None:
             _refuse_interpolation(value, f"{where}{name}.")
         elif "${" in str(value):
             raise StageError(
-                ExitCode.BAD_REQUEST, "EngineRefusedSettings", "a setting of MaxText holds ${", where=f"{where}{name}",
-                saw=str(value)[:200], expected="plain text", fix="Rename the folder or the value without ${.",
+                ExitCode.BAD_REQUEST, "EngineRefusedSettings", "a MaxText setting contains ${", where=f"{where}{name}",
+                actual=str(value)[:200], expected="plain text", fix="Rename the folder or the value without ${.",
             )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def refused(error: Exception) -> StageError:
     """The failure for settings that MaxText does not accept."""
     return StageError(
         ExitCode.BAD_REQUEST, "EngineRefusedSettings", "MaxText does not accept these settings",
-        where="spec.engineOverrides or config.json", saw=" ".join(str(error).split())[:400],
+        where="spec.engineOverrides or config.json", actual=" ".join(str(error).split())[:400],
         fix="Remove the setting that the message names.",
     )  # fmt: skip
 

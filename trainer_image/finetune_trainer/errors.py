@@ -10,9 +10,7 @@ from finetune_contract.failure import Failure
 
 _MESSAGE_LIMIT = 1024
 _FIELD_LIMIT = 512
-_NEW_CONTENT = (
-    "Create a job of another name for the new content, and leave inputs as they are while a job runs."
-)
+_NEW_CONTENT = "Create a job of another name for the new content, and do not change inputs while a job runs."
 
 
 def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -> None:
@@ -22,9 +20,9 @@ def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -
     raise StageError(
         ExitCode.BAD_DATA,
         "InputChanged",
-        f"{uri} is not what preflight checked",
+        f"{uri} has changed since preflight checked it",
         where=where,
-        saw=f"content {found[:12]}",
+        actual=f"content {found[:12]}",
         expected=f"content {str(digest)[:12]}",
         fix=_NEW_CONTENT,
     )
@@ -34,7 +32,7 @@ def replaced(uri: str, where: str) -> "StageError":
     """``StageError`` 65: a file of an input is not the one that was listed and verified."""
     return StageError(
         ExitCode.BAD_DATA, "InputChanged", f"{uri} was replaced or removed while the stage was reading it", where=where,
-        saw="another version, or no file", expected="the version that was listed at the beginning", fix=_NEW_CONTENT,
+        actual="another version, or no file", expected="the version that was listed at the start", fix=_NEW_CONTENT,
     )  # fmt: skip
 
 
@@ -70,7 +68,7 @@ def faults(error: ValidationError) -> str:
 class StageError(Exception):
     """A failure that the user or an administrator can act on.
 
-    ``what`` is one sentence without its final stop; ``where`` names path, row or field; ``saw`` and ``expected`` are
+    ``what`` is one sentence without its final stop; ``where`` names path, row or field; ``actual`` and ``expected`` are
     short values; ``fix`` is one concrete action. ``str()`` joins them to the message that users read.
     """
 
@@ -81,7 +79,7 @@ class StageError(Exception):
         what: str,
         *,
         where: str = "",
-        saw: str = "",
+        actual: str = "",
         expected: str = "",
         fix: str = "",
     ) -> None:
@@ -89,17 +87,17 @@ class StageError(Exception):
         self.reason = reason
         self.what = what
         self.where = where
-        self.saw = saw
+        self.actual = actual
         self.expected = expected
         self.fix = fix
         super().__init__(self._sentence())
 
     def _sentence(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        if self.saw and self.expected:
-            text += f" (saw {self.saw}, expected {self.expected})"
-        elif self.saw or self.expected:
-            text += f" (saw {self.saw})" if self.saw else f" (expected {self.expected})"
+        if self.actual and self.expected:
+            text += f" (found {self.actual}, expected {self.expected})"
+        elif self.actual or self.expected:
+            text += f" (found {self.actual})" if self.actual else f" (expected {self.expected})"
         return f"{text}. {self.fix}" if self.fix else f"{text}."
 
     def failure(self, *, host: int = 0, evidence: str = "") -> Failure:
@@ -109,7 +107,7 @@ class StageError(Exception):
             reason=self.reason,
             message=_clip(str(self), _MESSAGE_LIMIT),
             where=_clip(self.where, _FIELD_LIMIT),
-            saw=_clip(self.saw, _FIELD_LIMIT),
+            actual=_clip(self.actual, _FIELD_LIMIT),
             expected=_clip(self.expected, _FIELD_LIMIT),
             fix=_clip(self.fix, _FIELD_LIMIT),
             evidence=encodable(evidence)[-4096:],

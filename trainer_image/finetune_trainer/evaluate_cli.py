@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{error.reason}: {error}", file=sys.stderr)
         return int(error.code)
     except ValidationError as error:
-        print(f"BadRequest: these arguments make no request:\n{faults(error)}", file=sys.stderr)
+        print(f"BadRequest: these arguments are invalid:\n{faults(error)}", file=sys.stderr)
         return int(ExitCode.BAD_REQUEST)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -64,25 +64,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--adapter", type=_address, help="PEFT LoRA folder to merge into the model first")
     command.add_argument(
-        "--max-seq-length", type=int, default=2048, help="longer rows are cut (default %(default)s)"
+        "--max-seq-length", type=int, default=2048, help="longer rows are truncated (default %(default)s)"
     )
     command.add_argument(
         "--precision",
         choices=("BF16", "FP32"),
         default="BF16",
-        help="of the arithmetic (default %(default)s)",
+        help="dtype of the computation (default %(default)s)",
     )
     command.add_argument(
-        "--batch-size", type=int, default=8, help="rows at a time on each device (default %(default)s)"
+        "--batch-size", type=int, default=8, help="rows per batch on each device (default %(default)s)"
     )
     command.add_argument(
-        "--prompt", action="append", default=[], help="also answer this, greedily; may be repeated"
+        "--prompt", action="append", default=[], help="prompt to answer with greedy decoding; may be repeated"
     )
     command.add_argument("--max-new-tokens", type=int, default=128)
-    command.add_argument("--train-on-prompt", action="store_true", help="count prompts towards the loss too")
+    command.add_argument(
+        "--train-on-prompt", action="store_true", help="also count the tokens of prompts in the loss"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
     # Only for the list of commands: `main.run` passes its arguments to compiled.compile_cli.
-    commands.add_parser("compile", help="what a train step needs on a slice, without a TPU")
+    commands.add_parser("compile", help="show the memory of a train step on a slice, without a TPU")
     return parser
 
 

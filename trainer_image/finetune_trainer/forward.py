@@ -147,9 +147,13 @@ class Forward:
         }
 
     def _part(self, key: str, shape: tuple[int, ...], place: int) -> jax.Array:
-        """The block at index ``place`` of the checkpoint's stacked array, of ``shape``."""
+        """Returns one block's part of the checkpoint's array ``key``, which stacks the parts of all blocks on one axis.
+
+        ``shape`` is the part's, with a 1 at that axis; ``place`` is the block's index in the stack.
+        """
         held = self._checkpoint.arrays[key].shape
-        stacked = [axis for axis, sizes in enumerate(zip(held, shape, strict=True)) if sizes[0] != sizes[1]]
+        # The axis whose size differs. There is none if the stack has only one block: that is the whole array.
+        stacked = [axis for axis, (whole, part) in enumerate(zip(held, shape, strict=True)) if whole != part]
         index: Index = tuple(
             slice(place, place + 1) if axis in stacked else slice(None) for axis in range(len(shape))
         )
@@ -158,10 +162,11 @@ class Forward:
         # Backed by a file that the system may drop from memory and read again; JAX uses the pages without a copy.
         with tempfile.TemporaryFile(dir=self._scratch) as file:
             values = memmap_array(file, np.dtype(np.float32), shape)
+        # Rows of the first axis that are read at once.
         step = max(1, shape[0] * _IN_MEMORY // (math.prod(shape) * 4))
         for start in range(0, shape[0], step):
-            piece = slice(start, min(start + step, shape[0]))
-            values[piece] = self._checkpoint.read(key, (piece, *index[1:]))
+            rows = slice(start, min(start + step, shape[0]))
+            values[rows] = self._checkpoint.read(key, (rows, *index[1:]))
         return _placed(values)
 
     def _program(

@@ -52,11 +52,12 @@ class Repository:
 
 
 def find(ref: HubRef, kind: Kind, where: str) -> Repository:
-    """Resolves ``ref.revision`` (branch, tag or commit). Fetches no file.
+    """Resolves ``ref.revision`` (branch, tag or commit) to a commit, and lists the commit's files. Fetches no file.
 
-    Raises ``StageError`` 66 for a repository or revision that does not exist, 77 if access was refused, 69 if the hub
-    does not answer, retries included.
+    ``where`` is the field of the user's spec, for messages. Raises ``StageError`` 66 for a repository or revision that
+    does not exist, 77 if access was refused, 69 if the hub does not answer, retries included.
     """
+    # Without names this fetches only the listing. The folder in the cache is named after the commit.
     folder = _download(_settled(ref, kind, where), kind, where, ())
     try:
         tree = get_cached_repo_tree(ref.repo, repo_type=kind, revision=folder.name)

@@ -13,7 +13,9 @@ type Kind = Literal["model", "dataset"]
 _UNAUTHORIZED, _TIMEOUT, _TOO_MANY, _SERVER = 401, 408, 429, 500
 #: Status for a commit on top of one that is no longer the last.
 _OVERTAKEN = 412
-_SET_SECRET = "put a token that may read it into a Secret and name that in spec.huggingFaceTokenSecretRef."  # noqa: S105  advice, no secret
+_SET_SECRET = (
+    "put a token with read access into a Secret and name the Secret in spec.huggingFaceTokenSecretRef."  # noqa: S105  advice, no secret
+)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -37,49 +39,52 @@ def retry_after_seconds(error: BaseException) -> float | None:
 def explain(error: Exception, ref: HubRef, kind: Kind, where: str) -> StageError | None:
     """The failure for an error of the hub; None for others. ``where``: the reference's place in the user's spec."""
     cause = _root(error)
-    saw = f"{kind} {ref.repo}, revision {ref.revision}"
+    actual = f"{kind} {ref.repo}, revision {ref.revision}"
     if isinstance(error, errors.LocalEntryNotFoundError) and constants.is_offline_mode():
         return StageError(
-            ExitCode.INPUT_MISSING, "HubCacheMiss", "the hub is switched off, and its cache does not hold this",
-            where=where, saw=f"{saw}, in {constants.HF_HUB_CACHE}", expected="a filled cache with HF_HUB_OFFLINE=1",
+            ExitCode.INPUT_MISSING, "HubCacheMiss", "the Hub is disabled, and the local cache does not contain this",
+            where=where, actual=f"{actual}, in {constants.HF_HUB_CACHE}",
+            expected="a filled cache with HF_HUB_OFFLINE=1",
             fix="Fill the cache, or remove HF_HUB_OFFLINE from the profile's pod.env.",
         )  # fmt: skip
     if _unnamed(cause) or isinstance(
         cause, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
     ):
-        return _not_available(cause, ref, kind, where, saw)
+        return _not_available(cause, ref, kind, where, actual)
     if isinstance(cause, errors.HfHubHTTPError):
         status = cause.response.status_code
         if _is_passing(status):
-            return _unavailable(where, f"{saw}: {status} from {constants.ENDPOINT}")
+            return _unavailable(where, f"{actual}: {status} from {constants.ENDPOINT}")
         said = cause.response.headers.get("X-Error-Message", "")
         return StageError(
-            ExitCode.PERMISSION_DENIED, "HubAccessDenied", "the hub refused the request", where=where,
-            saw=f"{saw}: {status} {said}".rstrip(), expected="a valid token that may read it",
-            fix=f"The token may have ended or lack the right: {_SET_SECRET}",
+            ExitCode.PERMISSION_DENIED, "HubAccessDenied", "the Hub rejected the request", where=where,
+            actual=f"{actual}: {status} {said}".rstrip(), expected="a valid token with read access",
+            fix=f"The token may have expired or lack the permission: {_SET_SECRET}",
         )  # fmt: skip
     if isinstance(cause, (httpx.HTTPError, errors.LocalEntryNotFoundError)):
-        return _unavailable(where, f"{saw}: {type(cause).__name__} at {constants.ENDPOINT}")
+        return _unavailable(where, f"{actual}: {type(cause).__name__} at {constants.ENDPOINT}")
     return None
 
 
-def _not_available(cause: BaseException, ref: HubRef, kind: Kind, where: str, saw: str) -> StageError:
+def _not_available(cause: BaseException, ref: HubRef, kind: Kind, where: str, actual: str) -> StageError:
     if isinstance(cause, errors.GatedRepoError):
         page = ref.repo if kind == "model" else f"datasets/{ref.repo}"
         return StageError(
-            ExitCode.PERMISSION_DENIED, "HubAccessDenied", f"the {kind} is open only to those who accepted its terms",
-            where=where, saw=saw, expected="a token of an account that was granted access",
+            ExitCode.PERMISSION_DENIED, "HubAccessDenied",
+            f"the {kind} is available only to users who accepted its terms",
+            where=where, actual=actual, expected="a token of an account that was granted access",
             fix=f"Accept the terms at {constants.ENDPOINT}/{page}, then {_SET_SECRET}",
         )  # fmt: skip
     if isinstance(cause, errors.RevisionNotFoundError):
         return StageError(
-            ExitCode.INPUT_MISSING, "HubRevisionMissing", f"the {kind} has no such revision", where=where, saw=saw,
+            ExitCode.INPUT_MISSING, "HubRevisionMissing", f"the {kind} has no such revision",
+            where=where, actual=actual,
             expected=_known_revisions(ref, kind), fix=f"Correct {where}.revision.",
         )  # fmt: skip
     # The hub answers alike for what does not exist and for what the token, or anyone, may not see.
     return StageError(
-        ExitCode.INPUT_MISSING, "HubRepositoryMissing", f"the hub shows no such {kind}: it is not there, or private",
-        where=where, saw=f"{saw}, asked {'without a token' if get_token() is None else 'with a token'}",
+        ExitCode.INPUT_MISSING, "HubRepositoryMissing", f"the Hub has no such {kind}, or it is private",
+        where=where, actual=f"{actual}, requested {'without a token' if get_token() is None else 'with a token'}",
         expected=f"a {kind} on {constants.ENDPOINT}", fix=f"Correct {where}.repo; if it is private, {_SET_SECRET}",
     )  # fmt: skip
 
@@ -102,10 +107,10 @@ def _known_revisions(ref: HubRef, kind: Kind) -> str:
     return f"a commit, or one of {', '.join(names[:20])}"
 
 
-def _unavailable(where: str, saw: str) -> StageError:
+def _unavailable(where: str, actual: str) -> StageError:
     return StageError(
-        ExitCode.UNAVAILABLE, "HubUnavailable", "the hub did not answer as it should, retries included", where=where,
-        saw=saw, fix="Nothing to change: the operator tries again. With a mirror of your own, check HF_ENDPOINT.",
+        ExitCode.UNAVAILABLE, "HubUnavailable", "the Hub did not respond as expected, even after retries", where=where,
+        actual=actual, fix="No action is needed: the operator retries. If you use a mirror, check HF_ENDPOINT.",
     )  # fmt: skip
 
 

@@ -39,9 +39,9 @@ def pretrained(config: Any) -> tuple[Any, Any]:
         raise StageError(
             ExitCode.INPUT_MISSING,
             UNREADABLE,
-            "the converted model is not there, or not whole",
+            "the converted model is missing or incomplete",
             where=str(config.load_parameters_path),
-            saw=" ".join(str(error).split())[:300],
+            actual=" ".join(str(error).split())[:300],
             expected="what the Convert stage wrote",
             fix="Set cache: Refresh and retry from Convert: retry: {generation: 1, fromStage: Convert}.",
         ) from error

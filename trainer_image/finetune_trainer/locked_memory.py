@@ -20,7 +20,7 @@ def allow_locking() -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < WANTED:
         _LOG.warning(
-            "this process may lock %d KiB of memory (ulimit -l), and Google's TPU images ask for %d KiB: if the TPU "
+            "this process may lock %d KiB of memory (ulimit -l), and Google's TPU images require %d KiB: if the TPU "
             "cannot be initialised, have the node's container runtime allow more",
             hard // 1024,
             WANTED // 1024,

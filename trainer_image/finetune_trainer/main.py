@@ -66,8 +66,8 @@ def main(environment: Mapping[str, str]) -> int:
     except KeyError:
         return _no_request(
             ExitCode.BAD_REQUEST,
-            f"BadRequest: {REQUEST_VARIABLE} is not set.\nThe operator sets it; by hand, use finetune-stage evaluate "
-            "--help.",
+            f"BadRequest: {REQUEST_VARIABLE} is not set.\nThe operator sets it; to run a stage manually, use "
+            "finetune-stage evaluate --help.",
             termination,
         )
     except (ContractUnsupported, ValidationError) as error:
@@ -135,7 +135,9 @@ def _run(
         allow_locking()
     # Only training has something to save at an agreed step; Evaluate ends at once.
     processes.join(environment.get("JAX_PLATFORMS", ""), agree_on_stops=stage is Stage.TRAIN)
-    processes.watch(lambda told: _end(lambda: attempt.failed(_peer_failure_of(told)), ExitCode.UNAVAILABLE))
+    processes.watch(
+        lambda published: _end(lambda: attempt.failed(_peer_failure_of(published)), ExitCode.UNAVAILABLE)
+    )
     try:
         code: int = attempt.succeeded(function(context))
     except TrainingStopped as stop:
@@ -148,9 +150,9 @@ def _run(
 
 def _failed(error: BaseException, attempt: AttemptRecorder, processes: Processes) -> int:
     """Records why the stage failed, here or in another process, and ends the other processes."""
-    told = processes.peer_failure()
-    if told is not None:
-        return attempt.failed(_peer_failure_of(told))
+    published = processes.peer_failure()
+    if published is not None:
+        return attempt.failed(_peer_failure_of(published))
     failure = attempt.failure_of(processes.cause(error))
     try:
         return attempt.failed(failure)
@@ -158,8 +160,8 @@ def _failed(error: BaseException, attempt: AttemptRecorder, processes: Processes
         processes.publish_failure(failure.to_json())
 
 
-def _peer_failure_of(told: str) -> Failure:
-    return Failure.model_validate_json(told)
+def _peer_failure_of(published: str) -> Failure:
+    return Failure.model_validate_json(published)
 
 
 def _end(record: Callable[[], int], otherwise: int) -> None:
@@ -195,7 +197,7 @@ def _not_understood(error: ContractUnsupported | ValidationError) -> str:
         what = str(error)
     else:
         what = (
-            f"{REQUEST_VARIABLE} is not a request that this trainer understands, which speaks version "
+            f"{REQUEST_VARIABLE} is not a valid request for this trainer, which supports version "
             f"{CONTRACT_VERSION} of the contract:\n{faults(error)}"
         )
     return f"ContractUnsupported: {what}\nUse the trainer image of the operator's release."

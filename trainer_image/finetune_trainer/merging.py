@@ -31,7 +31,8 @@ def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, s
         rank, alpha = require_plain(config, address)
     except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
         raise StageError(
-            ExitCode.INPUT_MISSING, "AdapterUnreadable", "this is no LoRA adapter", where=address, saw=str(error)[:200],
+            ExitCode.INPUT_MISSING, "AdapterUnreadable",
+            "this is not a LoRA adapter", where=address, actual=str(error)[:200],
             expected="adapter_config.json and adapter_model.safetensors in PEFT's layout", fix="Correct the address.",
         ) from error  # fmt: skip
     names = {tensor.name.removesuffix(".weight"): name for name, tensor in base.text.items()}
@@ -41,18 +42,20 @@ def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, s
         name = names.get(match["module"]) if match else None
         if match is None or name is None:
             raise StageError(
-                ExitCode.BAD_REQUEST, "AdapterMismatch", "the adapter is not of this model", where=address, saw=key,
+                ExitCode.BAD_REQUEST, "AdapterMismatch",
+                "the adapter does not belong to this model", where=address, actual=key,
                 expected="modules of the base model", fix="Use the model that the adapter was trained on.",
             )  # fmt: skip
         found.setdefault(name, {})[match["half"]] = value.astype(np.float32)
     shapes = plan.tensors()
     for name, parts in found.items():
         high, low = shapes[name]  # numpy would broadcast a single column over all
-        saw = {half: array.shape for half, array in parts.items()}
-        if saw != (wanted := {"A": (rank, low), "B": (high, rank)}):
+        actual = {half: array.shape for half, array in parts.items()}
+        if actual != (wanted := {"A": (rank, low), "B": (high, rank)}):
             raise StageError(
-                ExitCode.BAD_REQUEST, "AdapterMismatch", f"the adapter's halves of {name} do not fit", where=address,
-                saw=str(saw), expected=f"{wanted}, by the adapter's rank and the model's sizes",
+                ExitCode.BAD_REQUEST, "AdapterMismatch",
+                f"the adapter's matrices for {name} have the wrong shapes", where=address,
+                actual=str(actual), expected=f"{wanted}, from the adapter's rank and the model's sizes",
                 fix="Use the adapter as it was saved, and the model that it was trained on.",
             )  # fmt: skip
     pairs = {name: (parts["A"], parts["B"]) for name, parts in found.items()}

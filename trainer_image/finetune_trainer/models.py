@@ -124,18 +124,18 @@ def fetch_model(
 
 def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: StorageClient) -> LocalModel:
     """The configuration and tokenizer of a model whose weights are those of a MaxText checkpoint."""
-    assert source.tokenizer is not None, "a checkpoint comes with a tokenizer"
+    assert source.tokenizer is not None, "a checkpoint requires a tokenizer"
     found = _find(source.tokenizer, scratch / "tokenizer", store, "spec.model.tokenizer")
     if "config.json" not in found.names:
         raise _incomplete(
             found, "ConfigMissing", "config.json", sorted(found.names),
-            "Name a tokenizer that lies with its model: a checkpoint does not tell what model it is of.",
+            "Name a tokenizer in the folder of its model: a checkpoint does not identify its model.",
         )  # fmt: skip
     entries = list(store.entries(items))
     if not entries:
         raise StageError(
-            ExitCode.INPUT_MISSING, "CheckpointMissing", "there is no such folder, or it is empty",
-            where="spec.model.orbax.uri", saw=items, expected="the items folder of a MaxText checkpoint",
+            ExitCode.INPUT_MISSING, "CheckpointMissing", "the folder does not exist or is empty",
+            where="spec.model.orbax.uri", actual=items, expected="the items folder of a MaxText checkpoint",
             fix="Correct the address, or put the checkpoint there.",
         )  # fmt: skip
     path = found.fetch(found.small())
@@ -202,8 +202,8 @@ def _find(source: ModelSource, scratch: Path, store: StorageClient, where: str) 
     entries = list(store.entries(uri))
     if not entries:
         raise StageError(
-            ExitCode.INPUT_MISSING, "ModelMissing", "there is no such folder, or it is empty",
-            where=f"{where}.uri", saw=uri, expected="a folder in Hugging Face format",
+            ExitCode.INPUT_MISSING, "ModelMissing", "the folder does not exist or is empty",
+            where=f"{where}.uri", actual=uri, expected="a folder in Hugging Face format",
             fix="Correct the address, or put the model there.",
         )  # fmt: skip
     found = {_relative(entry, uri): entry for entry in entries}
@@ -273,11 +273,11 @@ def _require_weights(model: _Found, needed: Sequence[str]) -> None:
 
 def _incomplete(model: _Found, reason: str, missing: str, names: Sequence[str], fix: str) -> StageError:
     if _ADAPTER in model.names:
-        fix = "This is a LoRA adapter: name the base model, or merge the two with PEFT and name the result."
+        fix = "This is a LoRA adapter: name the base model, or merge the two with PEFT and use the result."
     shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     return StageError(
         ExitCode.INPUT_MISSING, reason, f"the folder has no {missing}", where=model.where,
-        saw=f"{model.source} with {shown or 'nothing'}",
+        actual=f"{model.source} with {shown or 'nothing'}",
         expected="config.json, the tokenizer's files, and model.safetensors or its shards with their index", fix=fix,
     )  # fmt: skip
 

@@ -123,7 +123,11 @@ class _Model:
         return self._linear(down, [self._activation(g) * u for g, u in zip(gates, ups, strict=True)])
 
     def _experts(self, layer: str, states: list[Array]) -> list[Array]:
-        """A mixture of experts: each token goes to those with the highest router probabilities."""
+        """A mixture of experts: each token's output is the weighted sum of those with the highest router scores.
+
+        Records the experts of each token in ``chosen``. For simplicity, every expert computes every token; its weight
+        is zero for tokens that did not choose it.
+        """
         config = self._config
         part, names = _EXPERTS[config.model_type]
         normed = config.model_type == "mixtral" or config.norm_topk_prob
@@ -136,9 +140,9 @@ class _Model:
         scale = np.float32(getattr(config, "routed_scaling_factor", 1.0))
         results = [np.zeros_like(state) for state in states]
         for expert in range(shares[0].shape[-1]):
-            answers = self._gated(f"{layer}{part}.experts.{expert}", names, states)
-            for i, answer in enumerate(answers):
-                results[i] += scale * shares[i][:, [expert]] * answer
+            outputs = self._gated(f"{layer}{part}.experts.{expert}", names, states)
+            for i, output in enumerate(outputs):
+                results[i] += scale * shares[i][:, [expert]] * output
         if config.model_type == "deepseek_v2":
             shared = self._gated(f"{layer}mlp.shared_experts", _MLP, states)
             results = [result + each for result, each in zip(results, shared, strict=True)]
@@ -238,7 +242,10 @@ class _Model:
 
 
 def _shares(scores: Array, chosen: Array, *, normed: bool) -> Array:
-    """The weight of each expert in each token's output."""
+    """The weight of each expert in each token's output; zero for experts that are not chosen.
+
+    ``normed``: whether the weights of a token's experts sum to 1.
+    """
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     kept: Array = np.zeros_like(shares)

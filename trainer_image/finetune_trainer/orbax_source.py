@@ -34,7 +34,7 @@ def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, scratch: Pat
         )  # fmt: skip
     if plan.architecture.endswith("ForConditionalGeneration"):
         raise _incompatible(
-            items, "the checkpoint holds no vision part, so its export would not be whole", plan.architecture,
+            items, "the checkpoint contains no vision part, so its export would be incomplete", plan.architecture,
             "a text model", "Start from model.huggingFace or model.uri, or use the text model's config.json.",
         )  # fmt: skip
     config = engine.configure(
@@ -57,7 +57,7 @@ def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, scratch: Pat
             )  # fmt: skip
         if math.prod(found[parameter.key]) != expected:
             raise _incompatible(
-                items, f"{parameter.key} has another size than config.json says", str(found[parameter.key]),
+                items, f"{parameter.key} differs in size from config.json", str(found[parameter.key]),
                 f"{expected} values", "Use a checkpoint and a config.json (model.tokenizer) of the same model.",
             )  # fmt: skip
 
@@ -91,14 +91,15 @@ def _opened(items: str) -> CheckpointReader:
         return CheckpointReader(items)
     except CheckpointUnreadableError as error:
         raise StageError(
-            ExitCode.INPUT_MISSING, "CheckpointUnreadable", "there is no whole Orbax checkpoint", where=_WHERE,
-            saw=f"{items}: {str(error)[:200]}", expected="the items folder of a MaxText checkpoint",
-            fix="Name the folder …/<step>/items that MaxText has written, all of it.",
+            ExitCode.INPUT_MISSING, "CheckpointUnreadable", "there is no complete Orbax checkpoint", where=_WHERE,
+            actual=f"{items}: {str(error)[:200]}", expected="the items folder of a MaxText checkpoint",
+            fix="Name the folder …/<step>/items that MaxText has written, with all its files.",
         ) from error  # fmt: skip
 
 
-def _incompatible(items: str, what: str, saw: str, expected: str, fix: str) -> StageError:
+def _incompatible(items: str, what: str, actual: str, expected: str, fix: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "CheckpointIncompatible", what, where=f"{_WHERE}: {items}", saw=saw, expected=expected,
+        ExitCode.BAD_REQUEST, "CheckpointIncompatible", what, where=f"{_WHERE}: {items}",
+        actual=actual, expected=expected,
         fix=fix,
     )  # fmt: skip

@@ -59,7 +59,7 @@ def _refused(where: str, name: str, value: object) -> StageError:
         "AdapterUnsupported",
         "this kind of adapter cannot be merged here",
         where=f"{where}/adapter_config.json: {name}",
-        saw=str(value)[:200],
+        actual=str(value)[:200],
         expected="a plain LoRA adapter: alpha / r * B @ A, of one rank and alpha",
         fix="Merge it with PEFT (merge_and_unload) if PEFT merges this kind, and evaluate the merged model.",
     )

@@ -74,7 +74,7 @@ class Processes:
                 "CoordinatorMissing",
                 "several processes on CPU need a coordinator",
                 where="JAX_COORDINATOR_ADDRESS",
-                saw="nothing",
+                actual="nothing",
                 expected="host:port",
                 fix="Set it for every process.",
             )
@@ -138,10 +138,10 @@ class Processes:
         return StageError(
             ExitCode.UNAVAILABLE,
             PEER_LOST,
-            "another process of this stage does not answer, or ended without a word",
+            "another process of this stage does not respond, or ended without an error record",
             where=f"host {self.index} of {self.count}",
-            saw=" ".join(str(error).split())[:300],
-            fix="Nothing to change: the operator looks for the cause and tries again.",
+            actual=" ".join(str(error).split())[:300],
+            fix="No action is needed: the operator determines the cause and retries.",
         )
 
     def leave(self) -> None:

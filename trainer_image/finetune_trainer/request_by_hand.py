@@ -7,8 +7,8 @@ from finetune_contract import StageRequest
 
 type Section = Mapping[str, Any]
 
-#: A request sets every value. None of these affects what such a command computes.
-_REST: Mapping[str, Section] = {
+#: Values that every request must have but that no such command depends on.
+_DEFAULTS: Mapping[str, Section] = {
     "data": {"shuffle": False, "packing": False, "check": "Full"},
     "hyperparameters": {
         "steps": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-5, "schedule": "Constant",
@@ -20,10 +20,11 @@ _REST: Mapping[str, Section] = {
 
 
 def request_by_hand(stage: str, scratch: object, **parts: Any) -> StageRequest:
-    """A request made of ``parts``.
+    """Returns a request for a stage that no job runs, for commands that a person runs.
 
-    Of data, hyperparameters and evaluation, ``parts`` has what differs from a training of one step. ``scratch``: a
-    folder on this machine.
+    ``parts`` are sections of the request. Those of data, hyperparameters and evaluation are completed with
+    ``_DEFAULTS``; the others replace the default section. ``scratch`` is a folder on this machine for run folder and
+    cache. Raises ``pydantic.ValidationError`` for a part that is missing or unknown.
     """
     return StageRequest.model_validate(
         {
@@ -37,7 +38,7 @@ def request_by_hand(stage: str, scratch: object, **parts: Any) -> StageRequest:
             "export": {"content": "Merged", "dtype": "BF16"},
             "export_proof": False,
             **parts,
-            **{name: {**rest, **parts.get(name, {})} for name, rest in _REST.items()},
+            **{name: {**defaults, **parts.get(name, {})} for name, defaults in _DEFAULTS.items()},
         },
         extra="forbid",
     )

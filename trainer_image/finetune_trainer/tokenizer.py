@@ -41,7 +41,7 @@ def load_tokenizer(model: LocalModel) -> Any:
             "TokenizerNotFast",
             "the tokenizer has no tokenizer.json",
             where=model.tokenizer_source,
-            saw=type(named).__name__,
+            actual=type(named).__name__,
             expected="a fast tokenizer",
             fix="Convert it with transformers and save it again.",
         )
@@ -77,7 +77,7 @@ def _of_its_class(model: LocalModel, **options: Any) -> Any:
             "InvalidModelConfig",
             "transformers does not accept config.json",
             where=model.tokenizer_source,
-            saw=" ".join(str(error).split())[:300],
+            actual=" ".join(str(error).split())[:300],
             expected="a config.json that transformers can read",
             fix="Correct the field that the message names, or copy the model's config.json again.",
         ) from error
@@ -126,7 +126,7 @@ def _unusable(model: LocalModel, error: Exception) -> StageError:
         "TokenizerMissing",
         "the tokenizer cannot be loaded",
         where=model.tokenizer_source,
-        saw=" ".join(str(error).split())[:300],
+        actual=" ".join(str(error).split())[:300],
         expected=f"{TOKENIZER} and {CONFIG}",
         fix="Put the tokenizer's files beside the model, or name model.tokenizer (code of its own is never run).",
     )

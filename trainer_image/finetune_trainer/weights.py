@@ -94,7 +94,7 @@ def open_weights(folder: Path, plan: ModelPlan, *, where: str = "", headers_only
             kept, key = (foreign, tensor.name) if of_images else (text, _plain(tensor.name))
             if key in kept:
                 raise _mismatch(
-                    f"{shown}/{file.name}: {tensor.name}", "the weights hold this tensor twice",
+                    f"{shown}/{file.name}: {tensor.name}", "the weights contain this tensor twice",
                     f"{kept[key].name} in {kept[key].file.name}, too", f"{key} once", _SAVE_AGAIN,
                 )  # fmt: skip
             if of_images and tensor.dtype not in COPIED:
@@ -144,7 +144,7 @@ def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
     )
     raise StageError(
         ExitCode.INPUT_MISSING, "WeightsMissing", "the folder has no safetensors weights", where=shown,
-        saw=", ".join(others[:4]) or "no weights at all", expected=f"{SINGLE} or {INDEX}",
+        actual=", ".join(others[:4]) or "no weights at all", expected=f"{SINGLE} or {INDEX}",
         fix="Save the model with save_pretrained(..., safe_serialization=True) and upload the folder again.",
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ def _indexed(folder: Path, shown: str) -> dict[str, list[str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _mismatch(
             f"{shown}/{INDEX}",
-            "the index is not readable",
+            "the index cannot be read",
             str(error),
             "weight_map",
             "Upload the index again.",
@@ -189,9 +189,9 @@ def _require_listed(
     for name in sorted(found - listed):
         if name not in shards and plan.tied_embeddings and _plain(name) == _HEAD:
             continue
-        other = f"in {shards[name].name} alone" if name in shards else "no such tensor"
+        other = f"in {shards[name].name} only" if name in shards else "no such tensor"
         raise _mismatch(
-            f"{shown}/{file.name}: {name}", "the file holds a tensor that the index does not list for it", name,
+            f"{shown}/{file.name}: {name}", "the file contains a tensor that the index does not list for it", name,
             f"{other}, as {INDEX} says", _SAVE_AGAIN,
         )  # fmt: skip
 
@@ -204,13 +204,13 @@ def _headers(file: Path, shown: str) -> Iterator[Tensor]:
                 yield Tensor(file=file, name=name, shape=tuple(part.get_shape()), dtype=part.get_dtype())
     except FileNotFoundError:
         raise StageError(
-            ExitCode.INPUT_MISSING, "WeightsMissing", "the index names a file that is not there",
+            ExitCode.INPUT_MISSING, "WeightsMissing", "the index names a file that does not exist",
             where=f"{shown}/{file.name}", fix="Upload the missing file.",
         ) from None  # fmt: skip
     except SafetensorError as error:
         raise _mismatch(
-            f"{shown}/{file.name}", "the file is not whole", f"{file.stat().st_size} bytes: {error}",
-            "a safetensors file, of the length that its header says",
+            f"{shown}/{file.name}", "the file is incomplete", f"{file.stat().st_size} bytes: {error}",
+            "a safetensors file with the length in its header",
             "Upload the file again.",
         ) from None  # fmt: skip
 
@@ -222,12 +222,12 @@ def _compare(text: Mapping[str, Tensor], plan: ModelPlan, shown: str) -> None:
     for name, shape in expected.items():
         if name not in text:
             missing = sum(1 for n in expected if n not in text)
-            saw = f"no {name}, but {unknown}" if unknown else f"no {name}"
-            raise _mismatch(shown, f"{missing} of {len(expected)} tensors are missing", saw, str(shape))
+            actual = f"no {name}, but {unknown}" if unknown else f"no {name}"
+            raise _mismatch(shown, f"{missing} of {len(expected)} tensors are missing", actual, str(shape))
         if text[name].shape != shape:
             raise _mismatch(
                 f"{shown}: {name}",
-                "the shape is not what config.json says",
+                "the shape differs from config.json",
                 str(text[name].shape),
                 str(shape),
             )
@@ -249,10 +249,10 @@ def _require_copy(head: Tensor, embeddings: Tensor, plan: ModelPlan, shown: str)
         return
     fix = "Set tie_word_embeddings to false in config.json if the model has an output layer of its own"
     if plan.family in (Family.GEMMA2, Family.GEMMA3):
-        fix = "MaxText's Gemma shares input and output embeddings: use a model of which that holds"
+        fix = "MaxText's Gemma shares input and output embeddings: use a model that does so"
     raise _mismatch(
-        f"{shown}/{head.file.name}: {head.name}", "config.json ties the embeddings, and the weights do not",
-        f"{head.dtype} {head.shape} with other values than {embeddings.name}", f"the values of {embeddings.name}",
+        f"{shown}/{head.file.name}: {head.name}", "config.json ties the embeddings, but the weights do not",
+        f"{head.dtype} {head.shape} with values that differ from {embeddings.name}", f"the values of {embeddings.name}",
         f"{fix}, else save the weights without {head.name}.",
     )  # fmt: skip
 
@@ -272,10 +272,16 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _mismatch(
     where: str,
     what: str,
-    saw: str,
+    actual: str,
     expected: str,
     fix: str = "Use weights and config.json of the same model.",
 ) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "WeightsMismatch", what, where=where, saw=saw[:300], expected=expected, fix=fix
+        ExitCode.BAD_REQUEST,
+        "WeightsMismatch",
+        what,
+        where=where,
+        actual=actual[:300],
+        expected=expected,
+        fix=fix,
     )

@@ -102,7 +102,7 @@ def of_pairs(request: StageRequest) -> tuple[int, int]:
     Padding of the row goes to the prompts, whose columns' logits are not used. The method must compare answers.
     """
     assert isinstance(request.method, PreferenceMethod), (
-        "the contract takes pairs with a method that compares them"
+        "the contract allows pairs only with a method that compares them"
     )
     answers = request.data.max_seq_length - request.method.max_prompt_length
     return of_rows(request) - answers, answers

@@ -1,6 +1,7 @@
 """The API types FineTuneJob and FineTuneProfile.
 
-``parse_job`` and ``parse_profile`` turn stored objects into models and raise only :class:`InvalidObject`;
+``parse_job``, ``parse_profile`` and ``parse_merged`` turn documents into models and raise only
+:class:`InvalidObject`;
 ``field_paths`` and ``number_paths`` list the fields that a profile may name;
 ``python -m finetune_operator.api.generate`` writes the CRDs.
 """
@@ -24,6 +25,7 @@ from finetune_operator.api.parsing import (
     did_you_mean,
     one_of,
     parse_job,
+    parse_merged,
     parse_profile,
     render_path,
     unknown_field,
@@ -74,6 +76,7 @@ __all__ = [
     "one_of",
     "options_of",
     "parse_job",
+    "parse_merged",
     "parse_profile",
     "render_path",
     "unknown_field",

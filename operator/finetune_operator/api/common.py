@@ -3,7 +3,8 @@
 Every string, list and map has a bound, because the API server estimates the cost of CEL rules from them.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
     JsonValue,
     Strict,
     StrictBool,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -31,10 +33,19 @@ API_VERSION: Final = "tpu-finetune.dev/v1alpha1"
 INT32_MAX = 2**31 - 1
 
 
+#: Context of a validation that checks types, patterns and bounds, but no rules.
+WITHOUT_RULES: Final = {"rules": False}
+
+
 def _with_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
     rules: tuple[ValidationRule, ...] = getattr(model, "rules", ())
     if rules:
         schema[RULES_KEY] = [rule.document() for rule in rules]
+
+
+@cache
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    return {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
 
 
 class ApiModel(BaseModel):
@@ -57,13 +68,40 @@ class ApiModel(BaseModel):
     rules: ClassVar[tuple[ValidationRule, ...]] = ()
 
     @model_validator(mode="after")
-    def _obeys_its_rules(self) -> Self:
+    def _obeys_its_rules(self, info: ValidationInfo) -> Self:
+        if info.context is WITHOUT_RULES:
+            return self
         for rule in self.rules:
             if rule.holds is not None and not rule.holds(self):
                 raise PydanticCustomError(
                     "rule", "{message}", {"message": rule.message, "at": ".".join(rule.at)}
                 )
         return self
+
+    @classmethod
+    def model_construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Self:  # type: ignore[override]
+        """Returns a model without validating ``values``, which are by field name.
+
+        Pydantic's own method resolves aliases and defaults of all fields in each call, which takes far longer;
+        a status has a hundred models.
+        """
+        model = cls.__new__(cls)
+        object.__setattr__(model, "__dict__", _defaults(cls) | values)
+        object.__setattr__(
+            model, "__pydantic_fields_set__", set(values) if _fields_set is None else _fields_set
+        )
+        object.__setattr__(model, "__pydantic_extra__", None)
+        object.__setattr__(model, "__pydantic_private__", None)
+        return model
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Returns a copy with the fields of ``update``, which are not validated.
+
+        Raises TypeError for a name that is not a field, which pydantic would accept and then drop.
+        """
+        if unknown := (update or {}).keys() - type(self).model_fields.keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        return super().model_copy(update=update, deep=deep)
 
     def to_document(self) -> dict[str, Any]:
         """Returns plain JSON types under the names that users write; fields that are not set are left out."""
@@ -82,7 +120,9 @@ Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
 def checked(*rules: ValidationRule) -> tuple[Any, Any]:
     """Returns annotations that check rules on a scalar in Python and write them into the schema."""
 
-    def check(value: Any) -> Any:
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if info.context is WITHOUT_RULES:
+            return value
         for rule in rules:
             assert rule.holds is not None
             if not rule.holds(value):
@@ -159,7 +199,7 @@ def distinct() -> tuple[Any, Any]:
     return checked(
         ValidationRule(
             cel="self.all(x, self.exists_one(y, x == y))",
-            message="an entry stands twice: remove the repetition",
+            message="an entry occurs twice: remove the repetition",
             holds=lambda items: len(set(items)) == len(items),
         )
     )
@@ -169,7 +209,7 @@ def _refuse_duplicates(keys: Sequence[Hashable], name: str) -> None:
     seen: set[Hashable] = set()
     for key in keys:
         if key in seen:
-            raise ValueError(f"{name} {str(key)!r} stands twice: give each entry its own {name}")
+            raise ValueError(f"{name} {str(key)!r} occurs twice: give each entry its own {name}")
         seen.add(key)
 
 

@@ -166,7 +166,7 @@ class Reason(StrEnum):
     GATE_NOT_MET = "GateNotMet"
     RETRIES_EXHAUSTED = "RetriesExhausted"
     TOO_MANY_ATTEMPTS = "TooManyAttempts"
-    """The numbers for a stage's JobSets are used up."""
+    """No attempt number is left for a stage's JobSets."""
     NO_PROGRESS = "NoProgress"
     """Training was interrupted repeatedly before it could save anything new."""
     # --- end

@@ -22,7 +22,7 @@ class. A setting that a new MaxText brings is refused until it has a class.
 """
 _ROLES = {
     SettingClass.ALLOWED: "a job, within its profile's `constraints.engineOverrides.allow`",
-    SettingClass.DECIDED: "the field of the API that stands below, or the trainer itself",
+    SettingClass.DECIDED: "the field of the API that is listed below, or the trainer itself",
     SettingClass.DANGEROUS: "no job and no profile: it reaches beyond the job, or breaks recovery or accounting",
 }
 

@@ -60,7 +60,7 @@ def write(root: Path) -> list[str]:
 def _chart_template(crd: Mapping[str, Any]) -> str:
     """Returns a template, because Helm never upgrades the CRDs in a chart's crds/ folder."""
     body = _dump(crd)
-    assert "{{" not in body, "a description would be taken for a template"
+    assert "{{" not in body, "a description would be parsed as a template"
     head, name, rest = body.partition(f"  name: {crd['metadata']['name']}\n")
     annotation = f"  {{{{- if .Values.crds.keep }}}}\n  annotations:\n    {_KEEP}: keep\n  {{{{- end }}}}\n"
     notice = f"{{{{- /* {_NOTICE} */ -}}}}\n"

@@ -74,7 +74,7 @@ class Model(ApiModel):
         exactly_one("huggingFace", "uri", "orbax", "fromJob"),
         ValidationRule(
             cel="!has(self.orbax) || (has(self.maxtextModel) && has(self.tokenizer))",
-            message="orbax needs maxtextModel and tokenizer beside it: a checkpoint names neither",
+            message="orbax needs maxtextModel and tokenizer: a checkpoint contains neither",
             holds=lambda self: (
                 self.orbax is None or (self.maxtext_model is not None and self.tokenizer is not None)
             ),

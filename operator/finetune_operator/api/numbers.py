@@ -58,3 +58,16 @@ def _as_float(number: int) -> int | float:
         return float(number)
     except OverflowError:
         return number
+
+
+type Object = Mapping[str, Any]
+
+
+def decimal(value: float) -> str:
+    """A number as the API holds it: ``1.234``, ``2e-05``."""
+    return f"{value:.6g}"
+
+
+def mebibytes(size: int) -> str:
+    """As Kubernetes writes it, rounded up."""
+    return f"{-(-size // 2**20)}Mi"

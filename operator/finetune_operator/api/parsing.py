@@ -5,12 +5,14 @@ Objects may have been stored under an older schema, so nothing that the API serv
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from finetune_operator.api.common import WITHOUT_RULES, ApiModel
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.numbers import canonical, unquoted
 from finetune_operator.api.profile import FineTuneProfile
@@ -67,6 +69,49 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
         return model.model_validate(canonical(document), by_alias=True, by_name=False)
     except ValidationError as error:
         raise InvalidObject(_faults(model, error)) from None
+
+
+def parse_merged[M: ApiModel](model: type[M], document: Object) -> M:
+    """Returns the model of a document that consists of validated objects. Raises only InvalidObject.
+
+    The objects may have been validated under an older schema: unknown fields are ignored, and numbers may have quotes.
+    Rules between fields are not checked again, because each object follows them, but their merge may not.
+    """
+    try:
+        return _validated(model, document)
+    except ValidationError as error:
+        # Rare, so that most documents are not rewritten: whole numbers with a fraction of 0, and numbers in quotes.
+        document = _with_values(canonical(document), _quoted_numbers(error))
+    try:
+        return _validated(model, document)
+    except ValidationError as error:
+        raise InvalidObject(_faults(model, error)) from None
+
+
+def _validated[M: ApiModel](model: type[M], document: Object) -> M:
+    return model.model_validate(document, extra="ignore", context=WITHOUT_RULES, by_alias=True, by_name=False)
+
+
+def _quoted_numbers(error: ValidationError) -> dict[tuple[str | int, ...], float]:
+    """Returns the numbers that ``error`` refuses because of their quotes, by location."""
+    return {
+        each["loc"]: float(each["input"])
+        for each in error.errors(include_url=False)
+        if each["type"] == "float_type"
+        and isinstance(each["input"], str)
+        and unquoted(each["input"], whole=False)
+    }
+
+
+def _with_values(document: Any, values: Mapping[tuple[str | int, ...], Any]) -> Any:
+    """Returns ``document``, plain JSON, with ``values`` at their locations."""
+    copy = deepcopy(document)
+    for (*above, last), value in values.items():
+        place = copy
+        for part in above:
+            place = place[part]
+        place[last] = value
+    return copy
 
 
 def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -162,7 +207,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     ]
     if close:
         return f": did you mean {close[0]}?"
-    return f": known are {', '.join(known)}" if known else ""
+    return f": expected one of {', '.join(known)}" if known else ""
 
 
 #: difflib's ratio from which a value counts as a misspelling. Names of methods are short: GRPO shares three letters
@@ -171,16 +216,16 @@ _MISTYPED = 0.8
 
 
 def one_of(word: str, known: Sequence[str]) -> str:
-    """Returns ``: known are SFT, DPO, ORPO``, preceded by the word that was probably meant, if there is one."""
+    """Returns ``: expected one of SFT, DPO, ORPO``, preceded by the most similar word, if there is one."""
 
     def plain(value: str) -> str:
         return value.lower().replace("_", "").replace("-", "")
 
-    meant = [each for each in known if plain(each) == plain(word)] or difflib.get_close_matches(
+    close = [each for each in known if plain(each) == plain(word)] or difflib.get_close_matches(
         word, known, n=1, cutoff=_MISTYPED
     )
-    listed = f"nown are {', '.join(known)}"
-    return f": did you mean {meant[0]}? K{listed}" if meant else f": k{listed}"
+    listed = f"xpected one of {', '.join(known)}"
+    return f": did you mean {close[0]}? E{listed}" if close else f": e{listed}"
 
 
 def render_path(location: Sequence[int | str]) -> str:

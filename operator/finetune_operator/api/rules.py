@@ -4,9 +4,12 @@ Tests ensure that both forms agree. Only core CEL is used (no Kubernetes extensi
 ``finetune validate`` evaluates the same text as the CRD holds.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from pydantic import BaseModel
 
 #: Keyword that lists the rules in a structural schema.
 RULES_KEY = "x-kubernetes-validations"
@@ -34,7 +37,7 @@ def exactly_one(*names: str) -> ValidationRule:
     listed = _listed(names)
     return ValidationRule(
         cel=f"{_count(names)} == 1",
-        message=f"exactly one of {listed} must be set: keep the one that is meant",
+        message=f"exactly one of {listed} must be set: keep the intended one",
         holds=lambda value: _set_members(value, names) == 1,
     )
 
@@ -75,8 +78,14 @@ def _count(names: Iterable[str]) -> str:
 
 def _set_members(value: Any, names: Iterable[str]) -> int:
     """Returns the number of members, named as users write them, that a model instance has set."""
-    attributes = {field.alias: name for name, field in type(value).model_fields.items()}
+    attributes = _attributes(value.__class__)
     return sum(getattr(value, attributes[name]) is not None for name in names)
+
+
+@cache
+def _attributes(model: type[BaseModel]) -> Mapping[str, str]:
+    """Returns the names of a model's attributes by the names that users write."""
+    return {field.alias or name: name for name, field in model.model_fields.items()}
 
 
 def _listed(names: tuple[str, ...], word: str = "or") -> str:

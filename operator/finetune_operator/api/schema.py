@@ -129,7 +129,7 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
     unknown = schema.keys() - set(_KEPT) - set(_DROPPED)
     if unknown:
         raise UnsupportedSchemaError(
-            f"{path}: {', '.join(sorted(unknown))} cannot be said in a structural schema"
+            f"{path}: {', '.join(sorted(unknown))} cannot be expressed in a structural schema"
         )
     return {keyword: schema[keyword] for keyword in _KEPT if keyword in schema}
 

@@ -21,7 +21,7 @@ class _Circuit:
     failures: int = 0
     pause: float = 0.0
     until: float = 0.0
-    asking: bool = False
+    probe_in_flight: bool = False
     """Half-open: one call is in flight that checks whether the store responds again."""
 
 
@@ -36,7 +36,7 @@ class CircuitBreaker:
         self._clock = clock
         self._circuits: dict[TenantShare, _Circuit] = {}
 
-    async def ask[T](self, uri: str, request: Callable[[], Awaitable[T]], refused: Callable[[], None]) -> T:
+    async def call[T](self, uri: str, request: Callable[[], Awaitable[T]], refused: Callable[[], None]) -> T:
         """Returns or raises as ``request`` does.
 
         While the circuit is open, calls ``refused`` instead and raises StorageUnavailable with the message of the last
@@ -46,10 +46,10 @@ class CircuitBreaker:
         circuit = self._circuits.get(share)
         probing = circuit is not None and circuit.failures >= _FAILURES
         if circuit is not None and probing:
-            if circuit.asking or self._clock() < circuit.until:
+            if circuit.probe_in_flight or self._clock() < circuit.until:
                 refused()
                 raise StorageUnavailable(uri, circuit.why)
-            circuit.asking = True
+            circuit.probe_in_flight = True
         try:
             answer = await request()
         except StorageUnavailable as error:
@@ -64,7 +64,7 @@ class CircuitBreaker:
             return answer
         finally:
             if circuit is not None and probing:
-                circuit.asking = False
+                circuit.probe_in_flight = False
 
     def _failed(self, circuit: _Circuit, error: StorageUnavailable, *, probing: bool) -> None:
         circuit.why = error.message

@@ -83,7 +83,7 @@ class FileStore:
         except PermissionError as error:
             raise StorageDenied(uri, f"{error.strerror} (as user id {os.getuid()})") from error
         except TimeoutError as error:
-            raise StorageUnavailable(uri, f"no answer in {self._deadline:.0f} s") from error
+            raise StorageUnavailable(uri, f"no response within {self._deadline:.0f} s") from error
         except OSError as error:
             raise StorageUnavailable(uri, error.strerror or str(error)) from error
 

@@ -95,7 +95,7 @@ class GoogleStore:
                     if len(name) <= NAME_LENGTH:
                         names.append(name)
             except api_errors.NotFound as error:
-                raise StorageError(uri, f"there is no bucket {bucket}") from error
+                raise StorageError(uri, f"bucket {bucket} does not exist") from error
             return sorted(names)
 
         return await self._run(uri, work)
@@ -145,14 +145,14 @@ class GoogleStore:
         except StorageError:
             raise
         except TimeoutError as error:
-            raise StorageUnavailable(uri, f"no answer in {self._deadline:.0f} s") from error
+            raise StorageUnavailable(uri, f"no response within {self._deadline:.0f} s") from error
         except (api_errors.Forbidden, api_errors.Unauthorized) as error:
             raise StorageDenied(
                 uri,
                 f"{error.message} Give the operator's service account roles/storage.objectUser on that folder.",
             ) from error
         except auth_errors.TransportError as error:
-            raise StorageUnavailable(uri, f"credentials cannot be had now: {error}") from error
+            raise StorageUnavailable(uri, f"credentials are not available now: {error}") from error
         except auth_errors.GoogleAuthError as error:
             raise StorageDenied(uri, f"no usable Google credentials: {error}") from error
         except (
@@ -219,7 +219,7 @@ def _raise_if_bucket_is_missing(uri: str, bucket: str, error: api_errors.NotFoun
     Both are 404, and only the text of the error distinguishes them.
     """
     if "bucket" in error.message.lower() and "not exist" in error.message.lower():
-        raise StorageError(uri, f"there is no bucket {bucket}") from error
+        raise StorageError(uri, f"bucket {bucket} does not exist") from error
 
 
 def _short(error: Exception) -> str:

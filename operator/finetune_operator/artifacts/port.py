@@ -35,7 +35,7 @@ class ObjectTooLarge(StorageError):
     """The object exceeds the caller's limit in bytes."""
 
     def __init__(self, uri: str, limit: int) -> None:
-        super().__init__(uri, f"the file has more than {limit:,} bytes, the most that is read of it")
+        super().__init__(uri, f"the file is larger than the limit of {limit:,} bytes")
         self.limit = limit
 
 
@@ -43,7 +43,7 @@ class ListingTooLarge(StorageError):
     """The folder holds more objects than the caller's limit."""
 
     def __init__(self, uri: str, limit: int) -> None:
-        super().__init__(uri, f"the folder holds more than {limit:,} files, the most that are listed")
+        super().__init__(uri, f"the folder contains more files than the limit of {limit:,}")
         self.limit = limit
 
 

@@ -70,36 +70,36 @@ class SchemeRouter:
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         store = self._store(uri)
-        return await self._ask("read", uri, partial(store.read, uri, limit=limit))
+        return await self._call("read", uri, partial(store.read, uri, limit=limit))
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         store = self._store(uri)
-        return await self._ask("list", uri, partial(store.list, uri, limit=limit))
+        return await self._call("list", uri, partial(store.list, uri, limit=limit))
 
     async def write(self, uri: str, content: bytes) -> None:
         store = self._store(uri)
-        await self._ask("write", uri, partial(store.write, uri, content))
+        await self._call("write", uri, partial(store.write, uri, content))
 
     async def ended(self) -> None:
         """Returns when no call is in flight any more, not even one whose caller no longer waits."""
         for store in list(self._stores.values()):
             await store.ended()
 
-    async def _ask[T](self, operation: str, uri: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call[T](self, operation: str, uri: str, call: Callable[[], Awaitable[T]]) -> T:
         async def request() -> T:
             self._requested(operation)
             return await call()
 
         try:
             async with asyncio.timeout_at(calls_deadline()):
-                return await self._breaker.ask(uri, request, partial(self._refused, operation))
+                return await self._breaker.call(uri, request, partial(self._refused, operation))
         except TimeoutError as error:
-            raise StorageUnavailable(uri, "the store answers too slowly") from error
+            raise StorageUnavailable(uri, "the store responds too slowly") from error
 
     def _store(self, uri: str) -> StoreBackend:
         scheme = urlsplit(uri).scheme
         if scheme not in self._stores:
             if scheme not in self._factories:
-                raise StorageError(uri, f"unknown scheme; known are {', '.join(self._factories)}")
+                raise StorageError(uri, f"unknown scheme; expected one of {', '.join(self._factories)}")
             self._stores[scheme] = self._factories[scheme]()
         return self._stores[scheme]

@@ -8,7 +8,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from finetune_contract.tpu import TpuShape, all_shapes, chips_of_topology, families
 
@@ -40,6 +40,7 @@ def _default_topologies() -> dict[str, str]:
     return {shape.name: shape.topology for shape in all_shapes() if shape.default_for_name}
 
 
+@lru_cache(maxsize=256)  # bounded: tenants choose the names
 def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
     """Returns the slice of a shorthand: ``v6e-4`` (Google's number) or ``v6e-2x4``, ``v5p-2x2x4`` (topology).
 
@@ -51,7 +52,7 @@ def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
     accelerator = _accelerator_of_family().get(family)
     if accelerator is None:
         known = ", ".join(sorted(_accelerator_of_family()))
-        raise CatalogError(f'no TPU family is called "{prefix}" (in "{name}"). Known: {known}.')
+        raise CatalogError(f'there is no TPU family "{prefix}" (in "{name}"). Expected one of {known}.')
     if re.fullmatch(r"\d+(x\d+)+", rest):
         return shape_by_topology(accelerator, rest, chips_per_host=chips_per_host)
     google = families()[family].type_prefix
@@ -59,20 +60,21 @@ def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
     topology = _default_topologies().get(wanted)
     found = [shape for shape in all_shapes() if shape.name == wanted and shape.topology == topology]
     if not found:
-        raise CatalogError(f'no TPU type is called "{name}".{_near_numbers(google, rest)}')
+        raise CatalogError(f'there is no TPU type "{name}".{_near_numbers(google, rest)}')
     return _one(found, f'"{name}"', chips_per_host)
 
 
+@lru_cache(maxsize=256)
 def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | None = None) -> TpuShape:
     """Returns the slice with these two node labels. Raises CatalogError like :func:`shape_by_name`."""
     of_accelerator = [shape for shape in all_shapes() if shape.accelerator == accelerator]
     if not of_accelerator:
         known = ", ".join(sorted({shape.accelerator for shape in all_shapes()}))
-        raise CatalogError(f'no TPU accelerator is called "{accelerator}". Known: {known}.')
+        raise CatalogError(f'there is no TPU accelerator "{accelerator}". Expected one of {known}.')
     found = [shape for shape in of_accelerator if shape.topology == topology]
     if not found:
         near = _near_topologies(topology, of_accelerator)
-        raise CatalogError(f'{accelerator} has no topology "{topology}". Near to it: {", ".join(near)}.')
+        raise CatalogError(f'{accelerator} has no topology "{topology}". Similar: {", ".join(near)}.')
     return _one(found, f"{accelerator} {topology}", chips_per_host)
 
 
@@ -98,7 +100,7 @@ def _near_numbers(family: str, number: str) -> str:
     if not number.isdecimal() or not numbers:
         return ""
     near = sorted(sorted(numbers, key=lambda each: (_factor(each, int(number)), each))[:_NEAR])
-    return f" Near to it: {', '.join(f'{family}-{each}' for each in near)}."
+    return f" Similar: {', '.join(f'{family}-{each}' for each in near)}."
 
 
 def _near_topologies(topology: str, shapes: Sequence[TpuShape]) -> list[str]:
@@ -118,13 +120,15 @@ def _factor(one: int, other: int) -> float:
     return max(one, other) / max(1, min(one, other))
 
 
-def _one(found: list[TpuShape], asked: str, chips_per_host: int | None) -> TpuShape:
+def _one(found: list[TpuShape], requested: str, chips_per_host: int | None) -> TpuShape:
     choices = " or ".join(f"{s.chips_per_host} ({s.hosts} x {s.machine_type})" for s in found)
     if chips_per_host is not None:
         matching = [shape for shape in found if shape.chips_per_host == chips_per_host]
         if not matching:
-            raise CatalogError(f"{asked} has {choices} chips per host, not {chips_per_host}.")
+            raise CatalogError(f"{requested} has {choices} chips per host, not {chips_per_host}.")
         return matching[0]
     if len(found) > 1:
-        raise CatalogError(f"{asked} means more than one machine: chips per host {choices}.", ambiguous=True)
+        raise CatalogError(
+            f"{requested} matches several machine types: chips per host {choices}.", ambiguous=True
+        )
     return found[0]

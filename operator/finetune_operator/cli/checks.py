@@ -19,7 +19,7 @@ from finetune_operator.rendering import CpuPoolTooSmall, plan_offline
 from finetune_operator.rendering.offline import offline_plan
 from finetune_operator.rendering.scratch import pool_remarks
 
-_NO_PROFILE = "a profile judges them where it is given with -f, too, or by `finetune plan --profile FILE`"
+_NO_PROFILE = "pass their profile with -f as well, or use `finetune plan --profile FILE`"
 #: How to supply what only a cluster has, by the reason of the refusal.
 _OFFLINE: Mapping[str, str] = {
     Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
@@ -75,17 +75,17 @@ def check_files(paths: Iterable[Path], namespace: str | None = None) -> CheckRep
         for name, profile in objects
         if kind_of(profile) == "FineTuneProfile" and not _is_valid(name, profile, checked)
     }
-    unjudged: dict[str, list[str]] = {}
+    unchecked: dict[str, list[str]] = {}
     for name, job in objects:
         if kind_of(job) != "FineTuneJob":
             continue
         profile = profile_for(job, profiles)
         if profile is not None and profile["metadata"]["name"] in invalid:
             profile = None
-        if why := _unjudged(name, job, profile, [each for _, each in objects], checked):
-            unjudged.setdefault(why, []).append(job["metadata"]["name"])
+        if why := _why_unchecked(name, job, profile, [each for _, each in objects], checked):
+            unchecked.setdefault(why, []).append(job["metadata"]["name"])
     checked.remarks.extend(
-        f"Of {', '.join(jobs)} only schema and rules were checked: {why}." for why, jobs in unjudged.items()
+        f"Of {', '.join(jobs)} only schema and rules were checked: {why}." for why, jobs in unchecked.items()
     )
     return checked
 
@@ -102,7 +102,7 @@ def _is_valid(file: str, profile: Object, checked: CheckReport) -> bool:
     return True
 
 
-def _unjudged(
+def _why_unchecked(
     file: str, job: Object, profile: Object | None, objects: Sequence[Object], checked: CheckReport
 ) -> str:
     """Checks one job. Returns why it was not checked against a profile; empty if it was."""

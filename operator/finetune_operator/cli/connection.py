@@ -61,13 +61,13 @@ class Connection:
             known = [job["metadata"]["name"] for job in await self._cluster.list(JOBS, self.namespace)]
         except NotFound as error:
             raise CliError(
-                f"The cluster at {self.server} does not know FineTuneJob.",
+                f"The cluster at {self.server} does not serve FineTuneJob.",
                 fix="Install the chart charts/finetune-operator, or choose another cluster with --context.",
             ) from error
         raise CliError(
             f'There is no FineTuneJob "{name}" in namespace {self.namespace}.',
             fix=close_names(name, known)
-            or f"There are none in {self.namespace}; choose a namespace with -n.",
+            or f"{self.namespace} has no FineTuneJob; choose another namespace with -n.",
         )
 
     async def pods(self, labels: Mapping[str, str]) -> list[Object]:
@@ -163,7 +163,7 @@ class Connection:
             if rest:
                 yield rest
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unavailable(f"GET {path}: {str(error) or 'no answer in time'}") from error
+            raise Unavailable(f"GET {path}: {str(error) or 'no response in time'}") from error
         finally:
             if answer is not None:
                 answer.response.close()
@@ -209,7 +209,7 @@ def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
     if isinstance(error, NoCredentials) or connection is None:
         raise CliError(
             str(error),
-            fix="Set KUBECONFIG or give --kubeconfig FILE; `make up` starts a local cluster and prints its line.",
+            fix="Set KUBECONFIG or give --kubeconfig FILE; `make up` starts a local cluster and prints an export line.",
         ) from error
     if error.status == 401:
         raise CliError(
@@ -223,7 +223,7 @@ def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
         ) from error
     if isinstance(error, Unavailable):
         raise CliError(
-            f"The cluster at {connection.server} does not answer: {error}",
-            fix="Check that it runs and that KUBECONFIG, --kubeconfig or --context name the one you mean.",
+            f"The cluster at {connection.server} does not respond: {error}",
+            fix="Check that it runs and that KUBECONFIG, --kubeconfig or --context selects the intended cluster.",
         ) from error
     raise CliError(str(error)) from error

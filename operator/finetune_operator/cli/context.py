@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cli.manifests import Object, of_kind
 from finetune_operator.planning import Refused
-from finetune_operator.planning.chat_template import template_ref
+from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.rendering.offline import offline_plan
 from finetune_operator.rendering.offline_source import foreseen_source, unknown_source
@@ -49,11 +49,11 @@ def context_of(
         try:
             plan = offline_plan(source, its_profile, given.template, given.source)
         except Refused as refused:
-            why = f"is refused itself ({refused.reason})"
+            why = f"is itself refused ({refused.reason})"
         else:
             if not given.remark:
                 return ManifestContext(template=template, source=foreseen_source(plan))
-            why = "starts from a job of which not everything is known"
+            why = "starts from a job that is only partly known"
     return ManifestContext(
         template=template,
         source=unknown_source(job, profile),

@@ -69,7 +69,7 @@ def _plain(text: str) -> str | int | float | bool | None:
     if text in _NULLS:
         return None
     if _NO_NUMBERS.fullmatch(text):
-        raise ValueError(f"{text} is no number that JSON knows")
+        raise ValueError(f"{text} is not a valid JSON number")
     if text[0] == ".":
         return _float(text, text) if _POINT_FIRST.fullmatch(text) else text
     if text[0] not in "+-0123456789":
@@ -133,7 +133,7 @@ class _Loader(yaml.SafeLoader):
                 )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands twice: remove one", key_node.start_mark
+                    None, None, f"key {key!r} occurs twice: remove one", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
@@ -155,7 +155,7 @@ def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
 
 def _refused(_loader: _Loader, node: yaml.Node) -> Any:
     raise yaml.constructor.ConstructorError(
-        None, None, f"the tag {node.tag.replace(_TAG, '!!')} has no place in a manifest", node.start_mark
+        None, None, f"the tag {node.tag.replace(_TAG, '!!')} is not allowed in a manifest", node.start_mark
     )
 
 
@@ -174,7 +174,7 @@ def read_documents(text: str) -> Iterator[Document]:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise YamlError(f"holds the character {error.character:#x}", line=line) from None
+        raise YamlError(f"contains the invalid character {error.character:#x}", line=line) from None
     try:
         number = 0
         while loader.check_node():
@@ -186,8 +186,8 @@ def read_documents(text: str) -> Iterator[Document]:
                 yield Document(number=number, content=content, lines=dict(_lines(node, ())))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(said, line=mark.line + 1 if mark else 1) from None
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise YamlError(problem, line=mark.line + 1 if mark else 1) from None
     except RecursionError:
         raise YamlError("is nested too deeply", line=1) from None
     finally:

@@ -25,4 +25,4 @@ def close_names(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {' or '.join(close)}?"
     shown = ", ".join(names[:8])
-    return f"There are: {shown}{' …' if len(names) > 8 else ''}."
+    return f"Available: {shown}{' …' if len(names) > 8 else ''}."

@@ -45,13 +45,15 @@ def _numbers(job: Object) -> dict[Place, int]:
     """Returns the number that users see for every attempt in the status."""
     status = status_view.status_of(job)
     newest = [{**each, "stage": each["name"]} for each in status.get("stages") or []]
-    told = [*((status.get("attempts") or {}).get("history") or []), *newest]
-    return {_place(each): int(each["attempt"]) for each in told if each.get("attempt") and each.get("jobSet")}
+    record = [*((status.get("attempts") or {}).get("history") or []), *newest]
+    return {
+        _place(each): int(each["attempt"]) for each in record if each.get("attempt") and each.get("jobSet")
+    }
 
 
-def _place(told: Object) -> Place:
-    number = int(str(told["jobSet"]).rpartition("-")[2])
-    return Stage(told["stage"]), number, int(told.get("restart") or 0)
+def _place(record: Object) -> Place:
+    number = int(str(record["jobSet"]).rpartition("-")[2])
+    return Stage(record["stage"]), number, int(record.get("restart") or 0)
 
 
 def has_started(pod: Object) -> bool:
@@ -151,7 +153,7 @@ class _Follower:
             async for line in self._connection.log(pod, follow=True):
                 self._write(f"{_prefix(pod, peers)}{line}")
         except ClusterError as error:
-            self._write(f"[the log of {pod} broke off: {error}]")
+            self._write(f"[the log stream of {pod} ended early: {error}]")
 
 
 def _title(pod: Object) -> str:
@@ -196,7 +198,7 @@ async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> 
     if not folder:
         raise CliError(
             f"{job['metadata']['name']} has no pods and no run folder yet.",
-            fix=f"`finetune status {job['metadata']['name']}` tells what it waits for.",
+            fix=f"`finetune status {job['metadata']['name']}` shows what it waits for.",
         )
     stage, number, restart = _newest_attempt(job, selection)
     uri = RunFolder(str(folder)).log_tail(stage.short, number, restart)
@@ -204,19 +206,19 @@ async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> 
         content = await store.read(uri, limit=_KEPT_LIMIT)
     except ObjectTooLarge as error:
         raise CliError(
-            f"The pods of {stage} are gone and the kept log is too large to be shown: {error}",
+            f"The pods of {stage} are deleted and the stored log is too large to show: {error}",
             fix="Copy that file with the store's own client (on Google Cloud: gcloud storage cp).",
         ) from error
     except StorageError as error:
         raise CliError(
-            f"The pods of {stage} are gone and the kept log cannot be read: {error}",
+            f"The pods of {stage} are deleted and the stored log cannot be read: {error}",
             fix="Log in to the object store (on Google Cloud: gcloud auth application-default login; for a local "
             "store set STORAGE_EMULATOR_HOST) and try again.",
         ) from error
     if content is None:
         raise CliError(
-            f"The pods of {stage} are gone and no log was kept at {uri}.",
-            fix="An attempt that was killed keeps none; try an earlier one with --attempt.",
+            f"The pods of {stage} are deleted and there is no stored log at {uri}.",
+            fix="An attempt that was killed stores none; try an earlier one with --attempt.",
         )
     return content.decode(errors="replace").rstrip("\n")
 
@@ -227,7 +229,7 @@ def _newest_attempt(job: Object, selection: LogSelection) -> Place:
     numbers = _numbers(job)
     if selection.stage is not None and not any(stage is selection.stage for stage, *_ in numbers):
         there = ", ".join(dict.fromkeys(stage.value for stage, *_ in numbers)) or "no stage"
-        raise CliError(f"{selection.stage} of {name} has not run: {there} has.")
+        raise CliError(f"{selection.stage} of {name} has not run. Stages that ran: {there}.")
     chosen = [
         place
         for place, number in numbers.items()
@@ -236,6 +238,6 @@ def _newest_attempt(job: Object, selection: LogSelection) -> Place:
     if not chosen:
         raise CliError(
             f"{'No stage' if not numbers else 'No such attempt'} of {name} has run yet.",
-            fix=f"`finetune status {name}` tells what it waits for.",
+            fix=f"`finetune status {name}` shows what it waits for.",
         )
     return max(chosen, key=lambda place: (place[0].order, *place[1:]))

@@ -32,8 +32,8 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(1) from None
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"finetune {version('finetune-operator')}")
@@ -136,7 +136,7 @@ def validate(
             "--filename", "-f", help="Manifest; may be given more than once; - is stdin.", metavar="FILE"
         ),
     ],
-    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More manifests.")] = None,
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Further manifests.")] = None,
     namespace: ManifestNamespace = None,
 ) -> None:
     """Check manifests without a cluster against the rules of the API server and the operator, and jobs against their
@@ -149,7 +149,7 @@ def validate(
         typer.echo(problem, err=True)
     if checked.problems:
         raise typer.Exit(1)
-    typer.echo(f"{len(given)} file{'s' if len(given) > 1 else ''} in order.")
+    typer.echo(f"{len(given)} file{'s' if len(given) > 1 else ''} valid.")
     for remark in checked.remarks:
         typer.echo(remark)
 
@@ -180,7 +180,7 @@ def watch(
             kubeconfig, context, namespace, lambda cluster: watch_job(cluster, name, Console())
         )
     except KeyboardInterrupt:
-        typer.echo(f"The job goes on; `finetune watch {name}` looks again.", err=True)
+        typer.echo(f"The job continues; `finetune watch {name}` follows it again.", err=True)
         code = 130
     raise typer.Exit(code)
 
@@ -195,7 +195,9 @@ def logs(  # noqa: PLR0917  typer passes options by name
         ),
     ] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Default: the last.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the logs until the job ends.")
+    ] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,

@@ -36,7 +36,7 @@ def parse(text: str, name: str) -> list[Object]:
     objects: list[Object] = []
     for document in documents:
         if not isinstance(document.content, Mapping) or not isinstance(document.content.get("kind"), str):
-            raise CliError(f"{name}:{document.line(())}: is no Kubernetes object: it has no kind.")
+            raise CliError(f"{name}:{document.line(())}: is not a Kubernetes object: it has no kind.")
         listed = document.content["kind"] == "List"
         objects += document.content.get("items") or [] if listed else [document.content]
     return objects

@@ -17,7 +17,7 @@ from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name
 from finetune_operator.cli.text import money
 from finetune_operator.planning import Plan
-from finetune_operator.planning.pathways import Pathways
+from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import KNOWN_LATER_ANNOTATION
@@ -74,7 +74,7 @@ def _inputs(
     jobs = [job for job in written if job["metadata"]["name"] not in sources]
     if len(jobs) != 1:
         raise CliError(
-            f"{name}: holds {len(written) or 'no'} FineTuneJob{'s' if len(written) > 1 else ''}; plan takes one.",
+            f"{name}: contains {len(written) or 'no'} FineTuneJob{'s' if len(written) > 1 else ''}; plan takes one.",
             fix="" if written else "Name the job's manifest with -f, once, and the profile's with --profile.",
         )
     if profile_file is not None:
@@ -83,7 +83,7 @@ def _inputs(
     profiles = of_kind(parse(text, name), "FineTuneProfile")
     if not profiles:
         raise CliError(
-            f"{name}: holds no FineTuneProfile, which says where the job may run.",
+            f"{name}: contains no FineTuneProfile, which defines where the job may run.",
             fix="Give --profile FILE; `kubectl get finetuneprofile NAME -o yaml` prints that of a cluster.",
         )
     _refuse_problems(text, name)
@@ -178,8 +178,8 @@ def _page(found: PlannedJob) -> Iterator[str]:
     yield _row("Mesh", f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}")
     yield _row(
         "Batch",
-        f"{numbers.global_batch_size} rows a step over {mesh.devices} devices, "
-        f"up to {plan.data.max_seq_length} tokens each, padded to a width that the TPU's attention kernel takes",
+        f"{numbers.global_batch_size} rows per step over {mesh.devices} devices, "
+        f"up to {plan.data.max_seq_length} tokens each, padded to a width that the TPU's attention kernel accepts",
     )
     yield _row(
         "Length",
@@ -212,7 +212,7 @@ def _page(found: PlannedJob) -> Iterator[str]:
     if later:
         yield _row("Known later", "; ".join(later))
     if found.remark:
-        yield _row("Not judged", found.remark)
+        yield _row("Not checked", found.remark)
 
 
 def _queues(plan: Plan) -> dict[str, str | None]:
@@ -223,7 +223,7 @@ def _queues(plan: Plan) -> dict[str, str | None]:
 def _money(plan: Plan) -> Iterator[str]:
     if plan.placement.chip_hour_price is not None:
         price = exact(plan.placement.chip_hour_price)
-        cost = f"{money(price * plan.chips)} {plan.currency} an hour"
+        cost = f"{money(price * plan.chips)} {plan.currency} per hour"
         yield _row("Price", f"{cost} ({plan.chips} chips x {money(price)})")
     ceilings = ((plan.budget.chip_hours, "chip hours"), (plan.budget.cost, plan.currency))
     limits = [f"at most {each.most:.10g} {unit} ({each.path})" for each, unit in ceilings if each is not None]
@@ -267,7 +267,7 @@ def _memory(plan: Plan) -> str:
     if plan.memory is None:
         return "not checked (preflight.memory: Off)"
     if plan.memory.source == "Analytic":
-        return "Preflight adds up parameters and optimizer's state, before a slice is claimed"
+        return "Preflight adds up the sizes of parameters and optimizer state before a slice is claimed"
     return "Preflight compiles the train step and all other programs of the job for the slice, before one is claimed"
 
 
@@ -306,7 +306,7 @@ def _method(plan: Plan) -> str:
     lora, numbers = plan.method.lora, plan.hyperparameters
     kind = f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}" if lora else "all weights"
     if lora and lora.quantization:
-        kind += f" on a base in {lora.quantization}"
+        kind += f" on a base model in {lora.quantization}"
     rate = f"learning rate {numbers.learning_rate:g}, {numbers.schedule}"
     options = "".join(f", {option}" for option in _options(plan.method))
     return f"{plan.method.type}{options}, {kind}; {numbers.optimizer}, {rate}"

@@ -131,43 +131,43 @@ _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
 )
 
 
-def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
+def _explained(keyword: str, limit: Any, actual: Any) -> tuple[str, str]:
     """Returns message and fix for one violated keyword."""
     message, fix = "", ""
     match keyword:
         case "type" if (
             limit in ("integer", "number")
-            and isinstance(saw, str)
-            and (said := unquoted(saw, whole=limit == "integer"))
+            and isinstance(actual, str)
+            and (said := unquoted(actual, whole=limit == "integer"))
         ):
             message = said
         case "type":
-            message, fix = f"must be {_article(limit)}, not {shown(saw)}", _type_fix(saw, limit)
+            message, fix = f"must be {_article(limit)}, not {shown(actual)}", _type_fix(actual, limit)
         case "enum":
-            message = f"unknown value {shown(saw)}{one_of(str(saw), limit)}"
+            message = f"unknown value {shown(actual)}{one_of(str(actual), limit)}"
         case "pattern":
-            message = f"must be {form(limit)}, not {shown(saw)}"
-            if saw.startswith("hf://") and "hf://models/" in message:
-                fix = f"For a model or tokenizer, write hf://models/{saw.removeprefix('hf://')}."
+            message = f"must be {form(limit)}, not {shown(actual)}"
+            if actual.startswith("hf://") and "hf://models/" in message:
+                fix = f"For a model or tokenizer, write hf://models/{actual.removeprefix('hf://')}."
         case "minimum" | "maximum":
-            message = f"is {saw}, {limit}"
+            message = f"is {actual}, {limit}"
         case "minLength" | "minItems":
             message, fix = "must not be empty", "Leave the field out instead."
         case "maxLength":
-            message = f"has {len(saw)} characters, may have at most {limit}"
+            message = f"has {len(actual)} characters, may have at most {limit}"
         case _:  # maxItems and maxProperties: the remaining keywords that the CRDs use.
-            message = f"has {len(saw)} entries, may have at most {limit}"
+            message = f"has {len(actual)} entries, may have at most {limit}"
     return message, fix
 
 
-def _type_fix(saw: Any, wanted: str) -> str:
-    if wanted == "string" and isinstance(saw, int | float | bool):
+def _type_fix(actual: Any, wanted: str) -> str:
+    if wanted == "string" and isinstance(actual, int | float | bool):
         return "Write it in quotes."
-    if wanted in ("integer", "number") and isinstance(saw, str):
+    if wanted in ("integer", "number") and isinstance(actual, str):
         return f"Write {'a whole' if wanted == 'integer' else 'the'} number alone, without a unit."
-    if wanted == "boolean" and isinstance(saw, str):
+    if wanted == "boolean" and isinstance(actual, str):
         return "Write it without quotes."
-    if saw is None:
+    if actual is None:
         return "Leave the field out, or give it a value."
     return ""
 

@@ -26,7 +26,7 @@ _PHASES = {
     "Recovering": "yellow",
 }
 _SKIPPED = {
-    "NotRequested": "not asked for",
+    "NotRequested": "not requested",
     "NotReached": "",
     "ProvidedCheckpoint": "given as a MaxText checkpoint",
 }
@@ -50,10 +50,10 @@ def is_current(job: Object) -> bool:
 
 
 def status_lines(job: Object, now: datetime) -> list[Text]:
-    """Returns the lines of the page."""
+    """Returns the page that ``finetune status`` prints, one text per line. Durations and waits count until ``now``."""
     status = status_of(job)
-    lines = [*_head(job, status), Text(), *_stages(status, now)]
-    rest = [
+    overview = [*_head(job, status), Text(), *_stages(status, now)]
+    details = [
         *_waiting(status, now),
         *_problems(status),
         *_attempts(status),
@@ -65,7 +65,7 @@ def status_lines(job: Object, now: datetime) -> list[Text]:
         *_artifacts(status),
         *_failure(status),
     ]
-    return [*lines, Text(), *rest] if rest else lines
+    return [*overview, Text(), *details] if details else overview
 
 
 def _head(job: Object, status: Object) -> Iterator[Text]:
@@ -79,9 +79,9 @@ def _head(job: Object, status: Object) -> Iterator[Text]:
     if summary := status.get("summary"):
         yield Text(str(summary))
     elif not status:
-        yield Text("The operator has not looked at this job yet.", "dim")
+        yield Text("The operator has not observed this job yet.", "dim")
     elif not is_current(job):
-        yield Text("The job was edited; the operator has not looked at the edit yet.", "dim")
+        yield Text("The job was edited; the operator has not observed the edit yet.", "dim")
 
 
 def _stages(status: Object, now: datetime) -> Iterator[Text]:
@@ -156,21 +156,21 @@ def waiting_text(status: Object, now: datetime) -> str:
     if not waiting.get("reason"):
         return ""
     since = text.elapsed(waiting.get("since"), None, now)
-    told = f" for {text.duration(since.total_seconds())}" if since else ""
-    return f"{waiting['reason']}{told}: {waiting.get('message', '')}".rstrip(": ")
+    duration = f" for {text.duration(since.total_seconds())}" if since else ""
+    return f"{waiting['reason']}{duration}: {waiting.get('message', '')}".rstrip(": ")
 
 
 def _waiting(status: Object, now: datetime) -> Iterator[Text]:
-    if told := waiting_text(status, now):
+    if line := waiting_text(status, now):
         message = str((status.get("waiting") or {}).get("message", ""))
-        yield _row("Waiting", _once(told, message, status), "yellow")
+        yield _row("Waiting", _once(line, message, status), "yellow")
 
 
-def _once(told: str, message: str, status: Object) -> str:
-    """Returns ``told`` without the message if the summary already contains it."""
+def _once(line: str, message: str, status: Object) -> str:
+    """Returns ``line`` without the message if the summary already contains it."""
     if message and message in str(status.get("summary", "")):
-        return told.replace(message, "").rstrip(": ")
-    return told
+        return line.replace(message, "").rstrip(": ")
+    return line
 
 
 def problem_text(status: Object) -> str:
@@ -185,10 +185,10 @@ def problem_text(status: Object) -> str:
 
 
 def _problems(status: Object) -> Iterator[Text]:
-    told = problem_text(status)
+    line = problem_text(status)
     # If the job waits, the line about waiting already states the problem.
-    if told and not status.get("waiting"):
-        reason, _, message = told.partition(": ")
+    if line and not status.get("waiting"):
+        reason, _, message = line.partition(": ")
         yield _row("Problem", _once(f"{reason}: {message}", message, status), "yellow")
 
 
@@ -208,8 +208,8 @@ def attempts_text(status: Object) -> str:
 
 
 def _attempts(status: Object) -> Iterator[Text]:
-    if told := attempts_text(status):
-        yield _row("Attempts", told)
+    if line := attempts_text(status):
+        yield _row("Attempts", line)
 
 
 def _expected(status: Object) -> Iterator[Text]:
@@ -259,12 +259,18 @@ def _curve(status: Object) -> Iterator[Text]:
         yield _row("Curve", f"{line}  {curve.get('metric', '')}")
 
 
-_EVALUATED = {
+#: Metric -> label. Other metrics are labeled with their name.
+_METRIC_LABELS = {
     "loss": "Loss", "perplexity": "Perplexity", "reward_accuracy": "Preferred", "reward_margin": "Margin",
 }  # fmt: skip
 
 
 def _evaluation(status: Object) -> Iterator[Text]:
+    """Yields the metrics, preceded by those of the base model if it was evaluated, the gates and the samples' URI.
+
+    The metrics of a dataset or benchmark are named ``<name>/<metric>``. A gate has no threshold if it is relative to a
+    base model that was not evaluated.
+    """
     evaluation = status.get("evaluation") or {}
     baseline, result = evaluation.get("baseline") or {}, evaluation.get("result") or {}
     for name in result:
@@ -273,15 +279,15 @@ def _evaluation(status: Object) -> Iterator[Text]:
         if "/" in name:
             yield _row("Score", f"{name}  {shown}")
         else:
-            yield _row(_EVALUATED.get(name, name), shown)
+            yield _row(_METRIC_LABELS.get(name, name), shown)
     for gate in evaluation.get("gates") or ():
         sign = "≥" if gate["op"] == "GreaterOrEqual" else "≤"
-        asked = (
+        condition = (
             f"{gate['metric']} {sign} {text.number(gate['threshold'])}"
             if "threshold" in gate
             else gate["metric"]
         )
-        yield _row("Gate", f"{asked}: {'met' if gate['passed'] else 'not met'}")
+        yield _row("Gate", f"{condition}: {'met' if gate['passed'] else 'not met'}")
     if uri := evaluation.get("samplesURI"):
         yield _row("Samples", str(uri))
 
@@ -292,7 +298,7 @@ def _resolved(status: Object) -> Iterator[Text]:
         parameters = model.get("parameters")
         detail = f"  {text.count(float(parameters))} parameters" if parameters else ""
         made = model.get("fromJob") or {}
-        by = f"  (made by {made['name']} of {made['base']})" if made.get("base") else ""
+        by = f"  (produced by {made['name']} from {made['base']})" if made.get("base") else ""
         yield _row("Model", f"{model.get('source', '')}{detail}{by}")
     for dataset in resolved.get("datasets") or []:
         facts = [f"{text.count(float(dataset[key]))} {key}" for key in ("rows", "tokens") if dataset.get(key)]

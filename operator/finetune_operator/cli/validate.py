@@ -81,7 +81,7 @@ def validate_text(text: str, *, file: str) -> list[Problem]:
         problems.append(
             Problem(
                 file=file,
-                message="holds no FineTuneJob and no FineTuneProfile",
+                message="contains no FineTuneJob and no FineTuneProfile",
                 fix=f"Set apiVersion: {API_VERSION}.",
             )
         )
@@ -117,6 +117,11 @@ def _kinds() -> Mapping[str, _Kind]:
 
 
 def _check(content: Any) -> list[SchemaViolation]:
+    """Returns the errors of one object: of kind and metadata, then of schema and rules, or else of the model.
+
+    The model is parsed only if all else is valid, and reports what schema and rules cannot express. An object of an
+    unknown kind gets the errors of kind and metadata only.
+    """
     if not isinstance(content, Mapping):
         return [SchemaViolation((), f"must be an object, not {shown(content)}")]
     head = [*_check_head(content), *_check_metadata(content.get("metadata"))]
@@ -126,10 +131,12 @@ def _check(content: Any) -> list[SchemaViolation]:
     # The operator writes the status; the creator of an object does not set it.
     content = {key: value for key, value in content.items() if key != "status"}
     findings = [*head, *check_schema(content, kind.schema)]
-    told = {finding.place for finding in findings}
+    reported = {finding.place for finding in findings}
     # A rule on a value of the wrong type or form would repeat the same error in a less helpful way.
     findings += [
-        broken for broken in check_rules(content, kind.schema, sound=not findings) if broken.place not in told
+        violation
+        for violation in check_rules(content, kind.schema, sound=not findings)
+        if violation.place not in reported
     ]
     if not findings:
         try:

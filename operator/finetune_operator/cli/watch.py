@@ -89,7 +89,7 @@ class TransitionPrinter:
     """Turns the states of a job into lines; each transition is printed once."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._percent = 0.0
 
     def news(self, job: Object, at: datetime) -> Iterator[str]:
@@ -143,6 +143,6 @@ class TransitionPrinter:
             yield f"  {'':<10}{'  '.join(status_view.progress_notes(status, running=True))}"
 
     def _new(self, key: str, value: str) -> bool:
-        changed = self._told.get(key) != value
-        self._told[key] = value
+        changed = self._printed.get(key) != value
+        self._printed[key] = value
         return changed

@@ -175,8 +175,8 @@ class ApiServerClient:
                 chosen = ", ".join(value for _, value in selectors)
                 raise ResponseTooLarge(
                     f"{_path(kind, namespace, None, None)}{f' with {chosen}' if chosen else ''}: more than "
-                    f"{limits.list_bytes >> 20} MiB or {limits.list_objects} objects. Delete those that no controller "
-                    "made, or remove these labels from them"
+                    f"{limits.list_bytes >> 20} MiB or {limits.list_objects} objects. Delete those without a "
+                    "controller, or remove these labels from them"
                 )
             yield page.items
 
@@ -380,12 +380,12 @@ class ApiServerClient:
             )
             status = response.status
             if self._clock is not None:
-                self._clock.told(response.headers.get("Date"))
+                self._clock.observe_date(response.headers.get("Date"))
             content = await self._read(response.response, request.limit, f"{method} {path}", room)
             return status, response.headers, content
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             # OSError: name resolution, or a token or CA file that is being replaced.
-            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            reason = "no response in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
             raise Unavailable(f"{method} {path}: {reason}") from error
         finally:
             self._observer(request.verb, request.resource, status, monotonic() - begun)
@@ -405,7 +405,7 @@ class ApiServerClient:
                 if len(content) > limit:
                     # Closed, not drained: the rest of the response is not read.
                     response.close()
-                    raise ResponseTooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
+                    raise ResponseTooLarge(f"{request}: the response has more than {limit >> 20} MiB")
                 if not large and len(content) > self._limits.large_bytes:
                     large = True
                     await room.enter_async_context(self._large)
@@ -482,9 +482,11 @@ def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any
         except RecursionError:
             answer = json.loads(shallow(content))
     except ValueError as error:
-        raise Unavailable(f"{method} {path}: the answer is not JSON (is there a proxy between?)") from error
+        raise Unavailable(
+            f"{method} {path}: the response is not JSON (does a proxy intercept it?)"
+        ) from error
     if not isinstance(answer, dict):
-        raise Unavailable(f"{method} {path}: the answer is not an object")
+        raise Unavailable(f"{method} {path}: the response is not an object")
     return answer
 
 
@@ -499,7 +501,7 @@ def error_from(
         case 404:
             return NotFound(text, status=status)
         case 409:
-            taken = _told(content).get("reason") == "AlreadyExists"
+            taken = _error_body(content).get("reason") == "AlreadyExists"
             return (AlreadyExists if taken else Conflict)(text, status=status)
         # 401: the token was just rotated, or cannot be reviewed now; it is read again every minute.
         case 401 | 408 | 429:
@@ -511,11 +513,11 @@ def error_from(
 
 def _message(content: bytes | bytearray) -> str:
     """Returns the server's message: ``message`` of its Status object, or else the start of the body."""
-    message = _told(content).get("message")
+    message = _error_body(content).get("message")
     return str(message) if message else content[:300].decode(errors="replace").strip()
 
 
-def _told(content: bytes | bytearray) -> Object:
+def _error_body(content: bytes | bytearray) -> Object:
     """Returns the Status object of an error response; empty if the body is not a JSON object."""
     try:
         answer = json.loads(content)

@@ -24,7 +24,7 @@ class ServerClock:
         self._ahead: float | None = None
         """Server time in seconds since 1970 when the local monotonic clock was 0; None before the first response."""
 
-    def told(self, date: str | None) -> None:
+    def observe_date(self, date: str | None) -> None:
         """Records the ``Date`` of a response that just arrived, cut to the second. An invalid one is ignored."""
         try:
             second = parsedate_to_datetime(date or "").timestamp()

@@ -115,7 +115,7 @@ class LeaderElection:
         spec = lease.get("spec", {})
         holder = spec.get("holderIdentity")
         if holder != self.holder:
-            log.info("the Lease %s is held by %s", self._settings.name, holder or "nobody")
+            log.info("the Lease %s is held by %s", self._settings.name, holder or "no process")
         self.holder = holder
         if not holder or holder == self._settings.identity:
             return True
@@ -133,18 +133,18 @@ class LeaderElection:
         while True:
             await self._sleep(pause)
             # Measured from before the call: a slow response must not prolong this process's leadership.
-            asked = self._clock()
-            left = renewed + settings.give_up_after - asked
+            requested_at = self._clock()
+            left = renewed + settings.give_up_after - requested_at
             if left <= 0:
-                raise LeadershipLost(f"the Lease was not renewed for {asked - renewed:.0f} s")
+                raise LeadershipLost(f"the Lease was not renewed for {requested_at - renewed:.0f} s")
             try:
                 async with asyncio.timeout(left):
                     await self._renew()
             except (ClusterError, TimeoutError) as error:
-                log.warning("the Lease was not renewed: %s", error or "no answer in time")
+                log.warning("the Lease was not renewed: %s", error or "no response in time")
                 pause = min(settings.retry_every, left)
             else:
-                renewed, pause = asked, settings.renew_every
+                renewed, pause = requested_at, settings.renew_every
 
     async def _renew(self) -> None:
         try:
@@ -165,7 +165,7 @@ class LeaderElection:
             async with asyncio.timeout(self._settings.retry_every):
                 await self._cluster.apply(LEASES, self._manifest(held, release=True))
         except (ClusterError, TimeoutError) as error:
-            log.info("the Lease was not released: %s", error or "no answer in time")
+            log.info("the Lease was not released: %s", error or "no response in time")
         else:
             self.holder = None
 

@@ -1,17 +1,26 @@
-"""What is observed of a job, and what is decided from it. Pure: no I/O, no clock."""
+"""Decides what is done about a job, and what its status says. Pure: no I/O, no clock.
 
+``decide`` is the only entry: it turns an :class:`Observation` into a :class:`Decision` with one action and one status.
+"""
+
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decide import decide, finished
 from finetune_operator.lifecycle.decision import (
+    Action,
+    Admit,
+    Create,
     Decision,
+    Delete,
     Deletion,
     DetailRequest,
     EventType,
+    Finish,
     JobEvent,
     ObjectReference,
+    Wait,
 )
 from finetune_operator.lifecycle.observation import (
     AttemptFiles,
-    AttemptKey,
     Observation,
     ReadFailure,
     RetryRecord,
@@ -20,12 +29,17 @@ from finetune_operator.lifecycle.observation import (
 )
 
 __all__ = [
+    "Action",
+    "Admit",
     "AttemptFiles",
     "AttemptKey",
+    "Create",
     "Decision",
+    "Delete",
     "Deletion",
     "DetailRequest",
     "EventType",
+    "Finish",
     "JobEvent",
     "ObjectReference",
     "Observation",
@@ -33,6 +47,7 @@ __all__ = [
     "RetryRecord",
     "RunFolderView",
     "TakeoverRecord",
+    "Wait",
     "decide",
     "finished",
 ]

@@ -1,14 +1,124 @@
-"""What is to be done, whole: applying a decision twice is the same as applying it once."""
+"""A decision: one action of a closed union, and the status. Applying it twice is the same as applying it once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from finetune_contract import Failure
-from finetune_operator.lifecycle.observation import AttemptKey, RetryRecord, TakeoverRecord
+from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.job_state import JobState
+from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.planning import Refused
 
+type Record = tuple[AttemptKey, Failure]
+"""A failure record (``failure.json``) of an attempt whose trainer could not write one."""
 type Object = Mapping[str, Any]
+type Action = Admit | Wait | Create | Delete | Finish
+
+
+#: Seconds between two observations of a job whose changes watches report, in case a watch has lost one.
+SAFETY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """A JobSet to delete in the foreground: its pods get SIGTERM and their grace period."""
+
+    name: str
+    uid: str
+
+    @classmethod
+    def of(cls, jobset: JobSet) -> Self:
+        """Returns the deletion of this JobSet, and of no later one of the same name."""
+        return cls(name=jobset.name, uid=jobset.uid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WithRecords:
+    records: tuple[Record, ...] = ()
+    """Written before anything is deleted or created, so that the next observation sees them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit(_WithRecords):
+    """Store what every later decision starts from, and observe the job again. Nothing else is done."""
+
+    write: Object | RetryRecord | TakeoverRecord
+    """The job's plan, a ConfigMap without its namespace that is created once; or the record of a retry or of a
+    takeover, which is written to the run folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait(_WithRecords):
+    """Change nothing in the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create(_WithRecords):
+    """Create the JobSet of the next attempt."""
+
+    jobset: Object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete(_WithRecords):
+    """Stop JobSets that may still run. Their attempts' records are written before."""
+
+    jobsets: tuple[Deletion, ...]
+    status_first: bool = False
+    """The status is written before the deletions: it holds the records, which the run folder cannot take now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish(_WithRecords):
+    """The job has ended, and nothing of it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectReference:
+    """An object in the job's namespace, by kind and name."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetailRequest:
+    """Details to be read before the action is taken. They are read only when they matter."""
+
+    hosts: int = 0
+    """Number of processes whose ``Observation.hosts`` are requested; 0: none."""
+    events: ObjectReference | None = None
+    """Object whose ``Observation.events`` are requested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """An action with the state of the job that leads to it. The status is built from it."""
+
+    action: Action
+    state: JobState | None = None
+    """None: the status stays as it is."""
+    stages: JobStages | None = None
+    """None: the job has no plan that can be used."""
+    requeue_after: float | None = None
+    """Seconds until the job is observed again without a change; None: only after a change."""
+    obsolete: tuple[Deletion, ...] = ()
+    """JobSets that have ended and are no longer needed. They are deleted along with any action."""
+    pending: tuple[Record, ...] | None = None
+    """Records that the status holds until the run folder can take them; None: those that it holds now."""
+    retry_generation: int | None = None
+    """``spec.retry.generation`` that needs no action, because every stage has succeeded."""
+    not_retried: Refused | None = None
+    """Why a requested retry is impossible."""
+    summary: str | None = None
+    """Replaces the summary that follows from the state."""
+    details: DetailRequest | None = None
+    """If set, these details are read and the decision is taken again; this one stands if there are none."""
 
 
 class EventType(StrEnum):
@@ -24,66 +134,43 @@ class JobEvent:
     reason: str
     message: str
     since: str = ""
-    """Since when that held which the transition ended. Two transitions that say the same differ in it; one that is
-    decided a second time, after a crash, does not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deletion:
-    """A JobSet to delete in the foreground (its pods get SIGTERM and their grace period)."""
-
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectReference:
-    """What Events are about, by kind and name, in the job's namespace."""
-
-    kind: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetailRequest:
-    """What is asked only where it matters, since it costs more than it tells of a job that goes well."""
-
-    hosts: int = 0
-    """``Observation.hosts``, of so many processes; 0: none."""
-    events: ObjectReference | None = None
-    """``Observation.events``."""
+    """Time since which the state held that the transition ended. It distinguishes two transitions with the same
+    message; a transition that is decided again after a crash has the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Applied in this order: retry, takeover, records, snapshot, deletions, JobSet, notices, status. With
-    ``status_before_deletions`` the deletions come last.
+    """Applied in this order: what the action stores (Admit), its records, what it deletes, obsolete JobSets, the JobSet
+    that it creates, Events, status. For a Delete with ``status_first`` the status comes before its deletions.
 
-    Notices follow from the status that was there before: written after the new one, a crash between the two would
-    lose them. Before it, they are decided again, and the API server knows them by their names.
+    Events follow from the previous status. If they were written after the new one, a crash between the two writes would
+    lose them. Written before it, they are decided again, and the API server recognizes them by their names.
     """
 
-    status: Object
-    """The complete new status; written only where it differs."""
-    retry: RetryRecord | None = None
-    """The note of a retry by hand, which the next observation must see."""
-    takeover: TakeoverRecord | None = None
-    """The note of a job that goes on in another one's run folder, likewise."""
-    snapshot: Object | None = None
-    """The plan to store, a ConfigMap without its namespace; created once."""
-    jobset: Object | None = None
-    """At most one new JobSet."""
-    deletions: tuple[Deletion, ...] = ()
-    records: tuple[tuple[AttemptKey, Failure], ...] = ()
-    """Failure records (``failure.json``) to write where the trainer could not say it: the process was killed, or
-    its end was asked for. What is written must be seen by the next observation."""
-    status_before_deletions: bool = False
-    """The status holds records that the run folder cannot take now (``status.pending``)."""
-    notices: tuple[JobEvent, ...] = ()
+    action: Action
+    status: FineTuneJobStatus
+    """The complete new status; written only if it differs from the stored one."""
+    events: tuple[JobEvent, ...] = ()
+    obsolete: tuple[Deletion, ...] = ()
     requeue_after: float | None = None
-    """Seconds; None: only when something changes."""
+    """Seconds; None: only after a change."""
+    details: DetailRequest | None = None
+    """Details to be read before the decision is applied; it is then taken again."""
     fault: Exception | None = None
-    """Raised over what the run folder holds; the decision was taken without it. To be reported as a fault of the
+    """Raised by what the run folder contains; the decision was taken without it. To be reported as a fault of the
     operator once the decision is applied."""
-    closer: DetailRequest | None = None
-    """What to look at before this is applied: the decision is then taken again. It stands if nothing is seen."""
+
+
+def stop(
+    jobsets: Iterable[JobSet], records: tuple[Record, ...] = (), *, status_first: bool = False
+) -> Delete | Wait:
+    """Returns the deletion of those JobSets that may still run and are not being deleted; Wait if there are none."""
+    running = tuple(Deletion.of(each) for each in jobsets if stoppable(each))
+    if not running:
+        return Wait(records=records)
+    return Delete(jobsets=running, records=records, status_first=status_first)
+
+
+def stoppable(jobset: JobSet) -> bool:
+    """Whether the JobSet has neither ended nor is being deleted."""
+    return not jobset.ended and not jobset.deleting

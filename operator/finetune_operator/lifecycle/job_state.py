@@ -1,4 +1,4 @@
-"""What the job as a whole is about at this moment; everything in the status follows from it."""
+"""The state of a job as a whole, from which its status follows."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,20 +6,20 @@ from enum import StrEnum, auto
 
 from finetune_contract import Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
-from finetune_operator.lifecycle.kueue import QueueStatus, QuotaState
+from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState
 from finetune_operator.lifecycle.observation import ReadFailure
-from finetune_operator.lifecycle.spending import BudgetExceeded
+from finetune_operator.lifecycle.stages.spending import BudgetExceeded
 from finetune_operator.planning import Refused
 
 
 class JobPhase(StrEnum):
-    """The job's course, of which the phase is one reading."""
+    """The job's state in one word. ``status.phase`` and the conditions that tools judge by follow from it."""
 
     INVALID = auto()
     ACTIVE = auto()
     STALLED = auto()
-    """As things are it comes no further: its queue will not admit it, or what its pods need is not there for long. It
-    goes on by itself when that changes."""
+    """The job cannot proceed: its queue will not admit it, or what its pods need has been missing for long. It
+    continues when that changes."""
     SUSPENDING = auto()
     SUSPENDED = auto()
     PLANNED = auto()
@@ -33,17 +33,17 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitCause:
-    """What stands in the way of a job that could go on."""
+    """Why a job that could proceed waits."""
 
     reason: WaitingReason
     message: str
     since: datetime | None = None
-    """None: since this look, or since the status says so already."""
+    """None: since this observation, or since the time that the status has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedSuspension:
-    """Why a job is suspended that its user has not suspended, the budget aside."""
+    """Why a job is suspended that its user has not suspended, if not for its budget."""
 
     reason: Reason
     message: str
@@ -56,38 +56,39 @@ class ForcedSuspension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """Derived by ``decide`` from stages and children."""
+    """Derived from the stages and from the job's children."""
 
-    course: JobPhase
+    phase: JobPhase
     refused: Refused | None = None
-    """Why ``Valid`` is False: nothing new is started meanwhile."""
+    """Why the condition ``Valid`` is False. Nothing is started meanwhile."""
     running: bool = False
     """All pods of the live attempt run."""
     starting: bool = False
     """An attempt is being created or its pods do not run yet."""
     recovering: bool = False
-    """The stage had a bad end, and its next attempt does not run yet."""
+    """An attempt of the stage has failed, and the next one does not run yet."""
     wait: WaitCause | None = None
     queue: QueueStatus | None = None
-    """Of the live attempt, where a queue holds or held it."""
+    """Of the live attempt, if it is or was in a queue."""
     failure: Failure | None = None
     over: BudgetExceeded | ForcedSuspension | None = None
-    """Why the job is suspended, or being suspended, where its user has not asked for that."""
+    """Why the job is suspended, or being suspended, without its user's request."""
     unreadable: ReadFailure | None = None
     """Why the run folder cannot be read."""
 
 
 def queued(stage: Stage, queue: QueueStatus, refused: Refused | None) -> JobState:
-    """Its quota is not there yet, or was taken away: pods that still save count as not running."""
-    never = queue.standing is QuotaState.NEVER
+    """Returns the state of a job whose stage has no quota. Pods that still save their work count as not running."""
+    never = queue.quota_state is QuotaState.NEVER
     message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
     if never:
         message = (
-            f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing: the job "
-            "then goes on by itself. Or change spec.resources: a stage that has not run yet gets another JobSet."
+            f"{stage} cannot be admitted with the current configuration. {message} Ask the platform "
+            "team for what is missing: the job then continues automatically. Or change "
+            "spec.resources: a stage that has not run yet gets another JobSet."
         )
     return JobState(
-        course=JobPhase.STALLED if never else JobPhase.ACTIVE,
+        phase=JobPhase.STALLED if never else JobPhase.ACTIVE,
         refused=refused,
         starting=True,
         wait=WaitCause(reason=WaitingReason.QUOTA, message=message, since=queue.since),

@@ -1,4 +1,4 @@
-"""Everything one decision may look at, and nothing else."""
+"""The input of a decision: everything that is read of one job, and nothing else."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,37 +9,34 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
 from finetune_contract.base import Count
-from finetune_operator.api import Reason
+from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.api.common import DnsLabel, DnsName
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.node import SliceNode
+from finetune_operator.lifecycle.children.object_events import ObjectEvent
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
 type Object = Mapping[str, Any]
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class AttemptKey:
-    """One attempt of one stage: the JobSet's number, and the restart inside that JobSet."""
-
-    stage: Stage
-    number: int
-    restart: int = 0
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Which folder of the run holds its files (``RunFolder.attempt``)."""
-        return self.stage.short, self.number, self.restart
+#: Seconds. The number of other namespaces' jobs is unbounded and must not slow a job down further.
+_LONGEST_PACE = 60.0
+#: The same for an interrupted training. Few are interrupted at a time, and they hold slices.
+_LONGEST_URGENT_PACE = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFiles:
-    """What the run folder says of one attempt. Presence of the entry alone means: its trainer has started."""
+    """The records of one attempt in the run folder. An entry without records means that its trainer has started."""
 
     result: StageResult | None = None
     failure: Failure | None = None
     malformed: str | None = None
-    """Why ``result.json`` is no record of this contract, as a sentence; then ``result`` is None."""
+    """Why ``result.json`` is not a valid record, as a sentence; ``result`` is then None."""
     newer: str | None = None
-    """The same where a newer major version of the contract wrote it: how the attempt ended is unknown."""
+    """The same if a newer major version of the contract wrote it: how the attempt ended is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +49,7 @@ class ReadFailure:
 
     @property
     def alone(self) -> bool:
-        """This run folder is at fault: neither the store as a whole, nor the operator's version, nor another job."""
+        """Whether this run folder is the cause, and not the store as a whole, the operator's version or another job."""
         return self.reason in (
             Reason.RECORD_MALFORMED,
             Reason.STORAGE_PERMISSION_DENIED,
@@ -64,114 +61,127 @@ type FirstNumbers = dict[Stage, Annotated[int, Field(ge=1, le=MAX_ATTEMPT + 1)]]
 
 
 class RetryRecord(BaseModel):
-    """That ``spec.retry.generation`` was acted on, and how: the note that the operator leaves in the run folder. As in
-    all records, keys of a newer operator are ignored."""
+    """The operator's record in the run folder of how it acted on ``spec.retry.generation``. Keys of a newer operator
+    are ignored, as in all records."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     generation: Count
     from_stage: Stage
     first: FirstNumbers
-    """By stage: the number of the first JobSet after it. What was before no longer counts against any budget, and
-    from ``from_stage`` on it does not count as done either."""
+    """Number of the first JobSet after the retry, by stage. Earlier attempts no longer count against any budget, and
+    from ``from_stage`` on their success does not count either."""
 
 
 class TakeoverRecord(BaseModel):
-    """That a job goes on in the run folder of another one (``spec.resumeFrom``): the operator's note there."""
+    """The operator's record in a run folder that a job has taken over from another one (``spec.resumeFrom``)."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     uid: str
-    """Of the job that goes on."""
+    """UID of the job that has taken the folder over."""
     job: DnsName
     """Its name."""
     namespace: DnsLabel | None = None
-    """Its namespace; None: the note is of a release that did not record it."""
+    """Its namespace; None: a release wrote the record that did not store it."""
     first: FirstNumbers
-    """By stage: the number of its first JobSet. What is numbered below is of the jobs before it."""
+    """Number of its first JobSet, by stage. Lower numbers belong to earlier jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolderView:
-    """What object storage says.
+    """The contents of the run folder.
 
-    ``unreadable`` is set when it could not be read: then nothing here is evidence of absence.
+    If ``unreadable`` is set, the folder could not be read, and what is missing here may exist.
     """
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
-    """Those since the last job has taken the folder over."""
+    """Attempts since the last takeover of the folder."""
     takeovers: tuple[TakeoverRecord, ...] = ()
-    """The newest last."""
+    """Takeovers of the folder, newest last."""
     progress: Progress | None = None
     retry: RetryRecord | None = None
-    """The newest."""
+    """Record of the newest retry."""
     convert_manifest: ConvertManifest | None = None
-    """Of the fingerprint that preflight found; None also when there was nothing to look up, and once an attempt has
-    converted the model."""
+    """Manifest in the cache for the fingerprint that preflight found. None also if there was nothing to look up, and
+    once an attempt of this job has converted the model."""
     convert_manifest_fault: str = ""
-    """Why what lies in its place cannot be read: other jobs may write there, and it says nothing of this one."""
-    strangers: frozenset[AttemptKey] = frozenset()
-    """Attempts that the listing shows and that this job has not made: their records are not read."""
+    """Why the object in its place cannot be read. Other jobs may write there, so this says nothing about this job."""
+    foreign_attempts: frozenset[AttemptKey] = frozenset()
+    """Attempts in the listing that are not this job's. Their records are not read."""
     progress_unknown: ReadFailure | None = None
-    """Why ``progress`` is None although there is a progress record."""
+    """Why ``progress`` is None although a progress record exists."""
     warnings: tuple[str, ...] = ()
-    """Files that were ignored, one sentence each."""
+    """Ignored files, one sentence each."""
     unreadable: ReadFailure | None = None
-    """Why nothing is known of the run folder."""
+    """Why the contents of the run folder are unknown."""
 
 
-def in_order(notes: Iterable[TakeoverRecord]) -> tuple[TakeoverRecord, ...]:
-    """Oldest first: each counts on from the one before."""
-    return tuple(sorted(notes, key=lambda note: sum(note.first.values())))
+def in_order(records: Iterable[TakeoverRecord]) -> tuple[TakeoverRecord, ...]:
+    """Returns the records oldest first: the numbers of each are higher than those of the one before."""
+    return tuple(sorted(records, key=lambda record: sum(record.first.values())))
 
 
 def since(takeovers: Sequence[TakeoverRecord], key: AttemptKey) -> bool:
-    """Whether the attempt is of the job that has the folder now."""
+    """Returns whether the attempt belongs to the job that owns the folder now."""
     return not takeovers or key.number >= takeovers[-1].first.get(key.stage, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One live look at a job and all that belongs to it.
+    """One job and everything that belongs to it, read at one time.
 
-    The run folder was read after the JobSets and pods: a stage that is seen to have ended has written its record
-    before, so a record that is missing here was never written.
+    The run folder is read after the JobSets and pods. A stage writes its record before it ends, so if the stage is
+    observed to have ended, a record that is missing here was never written.
     """
 
     now: datetime
     job: Object
     """The FineTuneJob."""
+    status: FineTuneJobStatus
+    """The job's status as it is stored now (``lifecycle.status.fitting.read_status``)."""
     profiles: tuple[Object, ...]
-    """All FineTuneProfiles (few); admission picks from them. Ignored once ``snapshot`` exists."""
+    """All FineTuneProfiles, from which admission chooses. Ignored once ``snapshot`` exists."""
     snapshot: Object | None
-    """The job's stored plan (``planning.stored_plan``), or None: before admission, or it was lost."""
-    jobsets: tuple[Object, ...]
-    """Live JobSets of this job's uid, those being deleted included."""
-    pods: tuple[Object, ...]
-    """Live pods of this job's uid."""
+    """ConfigMap of the job's stored plan (``planning.stored_plan``). None before admission, or if it was lost."""
+    jobsets: tuple[JobSet, ...]
+    """JobSets of this job, including those that are being deleted."""
+    pods: tuple[Pod, ...]
+    """Pods of this job."""
     folder: RunFolderView
     first_format: Object | None = None
-    """The ConfigMap ``<job>-plan`` of an earlier release, from the job's namespace, where the status says that such a
-    release admitted the job. Whoever may write ConfigMaps there may have written it."""
+    """ConfigMap ``<job>-plan`` in the job's namespace, if the status says that an earlier release admitted the job.
+    Anyone who may write ConfigMaps there may have written it."""
     template: Object | None = None
-    """The ConfigMap of the job's chat template, where it names one; None: there is none. Not looked at once
-    ``snapshot`` exists."""
+    """ConfigMap of the chat template that the job names; None if there is none. Not read once ``snapshot`` exists."""
     source: Object | None = None
-    """The FineTuneJob whose model the job starts from, where it names one; None: there is none. Not looked at once
-    ``snapshot`` exists."""
+    """FineTuneJob whose model the job starts from; None if there is none. Not read once ``snapshot`` exists."""
     neighbours: tuple[Object, ...] = ()
-    """FineTuneJobs that may use the run folder in which this one is to continue (``spec.resumeFrom``), until it has
-    taken the folder over."""
+    """FineTuneJobs that may use the run folder in which this one continues (``spec.resumeFrom``); read until this job
+    has taken the folder over."""
     unserved_namespace: str | None = None
-    """The namespace of the job that used that folder last, where this operator does not serve it and so cannot see
-    whether that job has ended."""
-    nodes: Mapping[str, Object] | None = None
-    """All nodes of the job's slice, by name, where a pod on it has failed; None: nobody has looked."""
-    workloads: tuple[Object, ...] | None = ()
-    """Kueue's, of those JobSets that are in a queue; None: the API server does not know the kind."""
+    """Namespace of the job that used that folder last, if this operator does not serve that namespace and so cannot
+    observe whether the job has ended."""
+    nodes: Mapping[str, SliceNode] | None = None
+    """All nodes of the job's kind of slice by name, if a pod on one has failed; None: not read."""
+    workloads: tuple[Workload, ...] | None = ()
+    """Kueue's Workloads of JobSets in a queue; None: the API server does not serve the kind."""
     hosts: Mapping[int, HostProgress] | None = None
-    """What the processes of training say of themselves; None: nobody has looked."""
-    events: tuple[Object, ...] | None = None
-    """About the pod or Job that the decision before asked for; None: nobody has looked."""
+    """Progress of each process of training; None: not read."""
+    events: tuple[ObjectEvent, ...] | None = None
+    """Events about the object that the previous decision named; None: not read."""
     live_jobs: int = 1
-    """Jobs that have not finished, this one included: progress is written the less often the more there are."""
+    """Number of jobs that have not finished, including this one. The more there are, the less often progress is
+    written."""
+
+    def pace(self, least: float = 10.0) -> float:
+        """Returns the seconds until the job is observed again although no watch has reported a change.
+
+        They grow with the number of jobs, so that all jobs together stay within what the API server and the artifact
+        store can answer. ``least`` holds if there are few jobs.
+        """
+        return max(least, min(self.live_jobs / 20, _LONGEST_PACE))
+
+    def urgent_pace(self, least: float) -> float:
+        """Returns the same for an interrupted training, whose next run may begin at any moment."""
+        return min(self.pace(least), _LONGEST_URGENT_PACE)

@@ -1,43 +1,42 @@
-"""Retries by hand: ``spec.retry.generation`` acts once for each higher number."""
+"""Retries on request: the operator acts once on each higher ``spec.retry.generation``."""
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.observation import Observation, RetryRecord
-from finetune_operator.lifecycle.retry_budget import too_many_attempts
-from finetune_operator.lifecycle.stages import JobStages
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.planning import Refused
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
 
 def requested_generation(observation: Observation) -> int | None:
-    """The generation that is to be acted on now; None: none, or it cannot be told whether it was acted on already."""
+    """Returns the generation to act on now. None: there is none, or whether it was acted on before is unknown."""
     wanted = observation.job["spec"].get("retry", {}).get("generation", 0)
     return wanted if not observation.folder.unreadable and wanted > acted_generation(observation) else None
 
 
 def acted_generation(observation: Observation) -> int:
-    """The newest generation that was acted on."""
-    noted = observation.folder.retry.generation if observation.folder.retry else 0
-    return max(noted, reported_generation(observation))
+    """Returns the newest generation that was acted on."""
+    recorded = observation.folder.retry.generation if observation.folder.retry else 0
+    return max(recorded, reported_generation(observation))
 
 
 def reported_generation(observation: Observation) -> int:
-    """The newest generation that the status speaks of."""
-    found: int = (observation.job.get("status") or {}).get("retryGeneration", 0)
-    return found
+    """Returns the newest generation in the status; 0 if there is none."""
+    return observation.status.retry_generation or 0
 
 
 def revived(observation: Observation) -> bool:
-    """Whether an ended job was asked to go on, and its status does not show it yet."""
+    """Returns whether an ended job is being retried and its status does not show this yet."""
     return observation.folder.retry is not None and observation.folder.retry.generation > reported_generation(
         observation
     )
 
 
 def retry_record(observation: Observation, stages: JobStages, generation: int) -> RetryRecord | None:
-    """What to leave in the run folder; None where everything was done, and no stage is named to be done again.
+    """Returns the record to write to the run folder; None if every stage has succeeded and none is to be repeated.
 
-    Raises Refused where a stage that is to be done again has no number left.
+    Raises Refused if a stage that is to be repeated has no attempt number left.
     """
     named = observation.job["spec"]["retry"].get("fromStage")
     if named is None and stages.succeeded:
@@ -52,7 +51,7 @@ def retry_record(observation: Observation, stages: JobStages, generation: int) -
 
 
 def _first(stages: JobStages, stage: Stage) -> int:
-    """The number from which on JobSets count: the next one's, or that of the one that runs."""
+    """Returns the number of the first JobSet that counts: that of the live attempt, or else the next one."""
     attempts = stages[stage].attempts
     if not attempts:
         return 1

@@ -1,10 +1,10 @@
-"""Going on in the run folder of another job (``spec.resumeFrom``): once, and never two jobs in one folder."""
+"""Takes over the run folder of another job (``spec.resumeFrom``): once, and never for two jobs at a time."""
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle.attempts import Attempt, next_number
+from finetune_operator.lifecycle.attempts.attempt import Attempt, next_number
 from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
-from finetune_operator.lifecycle.retry_budget import too_many_attempts
+from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.planning.resumption import refuse_folder_in_use
@@ -13,26 +13,25 @@ from finetune_operator.planning.resumption import refuse_folder_in_use
 def takeover_record(
     observation: Observation, plan: Plan, attempts: tuple[Attempt, ...]
 ) -> TakeoverRecord | None:
-    """What to leave in the run folder before anything is started there; None where nothing is due.
+    """Returns the record to write before anything is started in the run folder; None if none is due.
 
-    Raises Refused where the folder is another job's by now, or may still be used by one, where no job has ever run, or
-    where a stage has no number left.
+    Raises Refused if another job has taken the folder over or may still use it, if no job has ever run in it, or if a
+    stage has no attempt number left.
     """
-    notes, metadata = observation.folder.takeovers, observation.job["metadata"]
-    if observation.folder.unreadable or (notes and notes[-1].uid == metadata["uid"]):
+    takeovers, metadata = observation.folder.takeovers, observation.job["metadata"]
+    if observation.folder.unreadable or (takeovers and takeovers[-1].uid == metadata["uid"]):
         return None
-    # Where a JobSet of this job is, it has left a note, whatever became of that since.
-    begun = bool(
-        observation.jobsets or (observation.job.get("status") or {}).get("attempts", {}).get("total")
-    )
-    followed = any(note.uid == metadata["uid"] for note in notes) or (
+    # A job that has a JobSet has written a record, whatever has become of it since.
+    reported = observation.status.attempts
+    begun = bool(observation.jobsets or (reported and reported.total))
+    followed = any(each.uid == metadata["uid"] for each in takeovers) or (
         begun and (observation.neighbours or observation.unserved_namespace)
     )
-    if notes and (not plan.resumes or followed):
+    if takeovers and (not plan.resumes or followed):
         raise Refused(
             Reason.RUN_FOLDER_TAKEN,
-            f'FineTuneJob "{notes[-1].job}" goes on in this job\'s run folder, {plan.run_folder.uri}. '
-            "Look at that one; or create a job of another name.",
+            f'FineTuneJob "{takeovers[-1].job}" continues in this job\'s run folder, {plan.run_folder.uri}. '
+            "Use that job, or create a job with another name.",
         )
     if not plan.resumes:
         return None
@@ -44,18 +43,18 @@ def takeover_record(
             f"{observation.unserved_namespace}, which this operator does not serve, so whether that job has ended is "
             "not known. Copy the run folder below the artifacts of this job's namespace, and name the copy.",
         )
-    if not attempts and not notes:
+    if not attempts and not takeovers:
         raise Refused(
             Reason.RUN_NOT_FOUND,
             f"spec.resumeFrom.runFolder: no job has run in {plan.run_folder.uri}. Name the runFolder that the other "
-            "job's status.resolved shows. The job goes on by itself when it is there.",
+            "job's status.resolved shows. The job continues automatically when it exists.",
         )
-    before = notes[-1].first if notes else {}
+    before = takeovers[-1].first if takeovers else {}
     first = {stage: max(next_number(attempts, stage), before.get(stage, 1)) for stage in Stage}
     if begun:
         first = _again(observation, attempts)
     if first == before:
-        # The job before has run nothing; of two notes the later one has the higher numbers.
+        # The previous job has run nothing. Of two records the later one has the higher numbers.
         first[plan.stages[0]] += 1
     if used_up := next((stage for stage in plan.stages if first[stage] > MAX_ATTEMPT), None):
         raise Refused(
@@ -68,13 +67,18 @@ def takeover_record(
 
 
 def _again(observation: Observation, attempts: tuple[Attempt, ...]) -> dict[Stage, int]:
-    """The first numbers of a job that has run in the folder and whose note was deleted: it keeps its attempts."""
-    strangers = observation.folder.strangers
+    """Returns the first numbers of a job that has run in the folder and whose record was deleted: it keeps its
+    attempts."""
+    foreign_attempts = observation.folder.foreign_attempts
     own = {
-        stage: [each.key.number for each in attempts if each.key.stage is stage and each.key not in strangers]
+        stage: [
+            each.key.number
+            for each in attempts
+            if each.key.stage is stage and each.key not in foreign_attempts
+        ]
         for stage in Stage
     }
     return {
-        stage: min(numbers) if numbers else next_number(attempts, stage, strangers=strangers)
+        stage: min(numbers) if numbers else next_number(attempts, stage, foreign_attempts=foreign_attempts)
         for stage, numbers in own.items()
     }

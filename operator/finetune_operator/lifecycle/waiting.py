@@ -1,4 +1,4 @@
-"""What a job that could go on waits for, in words: why, since when, and what to do."""
+"""What a job that could proceed waits for: the reason, the time since when, and what to do."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,26 +7,31 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason, WaitingReason
-from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.deadlines import interrupted, stepped
+from finetune_operator.api.timestamps import stamp
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.deadlines import interrupted, stepped
+from finetune_operator.lifecycle.children.kueue import QueueStatus
+from finetune_operator.lifecycle.children.object_events import (
+    ObjectEvent,
+    autoscaler,
+    creation_failure,
+    last_warning,
+)
+from finetune_operator.lifecycle.children.pod_blocker import PodBlocker, pod_blocker
 from finetune_operator.lifecycle.decision import ObjectReference
 from finetune_operator.lifecycle.job_state import WaitCause
-from finetune_operator.lifecycle.kueue import QueueStatus
-from finetune_operator.lifecycle.object_events import autoscaler, refusal, trouble
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages import JobStages, waiting_input
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.rendering import first_group, jobset_name
 
 type Object = Mapping[str, Any]
 
-#: Seconds from a JobSet to its first pod: one where nothing is in the way.
+#: Seconds that a JobSet may take to create its first pod; usually it takes one.
 NO_PODS_SECONDS = 20.0
-#: Seconds that a pod is without a node before the autoscaler is asked about: it looks every ten or so itself.
+#: Seconds that a pod is without a node before the autoscaler's Events are read; it acts about every ten.
 AUTOSCALER_SECONDS = 60.0
-#: Seconds from a pod's node to its containers that are nothing special.
+#: Seconds that a pod with a node may take to start its containers before this counts as waiting.
 _CREATING_SECONDS = 60.0
 _CHIPS = "Insufficient google.com/tpu"
 
@@ -37,59 +42,62 @@ class AttemptBlocker:
 
     wait: WaitCause
     refused: Refused | None = None
-    """Where the job names what is not there."""
+    """Set if the job names an object that does not exist."""
     stalled: bool = False
-    """It has lasted for longer than any other wait may, and has no end."""
+    """It has lasted longer than any other wait may, and has no end of its own."""
     about: ObjectReference | None = None
-    """Whose Events may tell more."""
+    """Object whose Events may explain the wait."""
 
 
 def recovering(stages: JobStages) -> bool:
-    """Whether the current stage has had a bad end, and is tried again."""
-    verdict = stages.current.last_verdict
-    return verdict is not None and verdict.failure is not None and waiting_input(stages.current) is None
+    """Returns whether the last attempt of the current stage has failed and the stage is retried."""
+    result = stages.current.last_result
+    return result is not None and result.failure is not None and waiting_input(stages.current) is None
 
 
 def retry_wait(stages: JobStages) -> WaitCause:
-    """For the time of the next try."""
-    view = stages.current
-    verdict, due = view.last_verdict, view.retry_at
-    assert verdict is not None, "a stage that is tried again was tried"
-    assert verdict.failure is not None, "a stage that is tried again had a bad end"
-    assert due is not None, "called while the next try is not due"
-    missing = waiting_input(view) is not None
-    word = "Looked for again" if missing else "Tried again"
+    """Returns the wait for the time of the next attempt."""
+    stage_state = stages.current
+    result, due = stage_state.last_result, stage_state.retry_at
+    assert result is not None, "a stage that is retried has had an attempt"
+    assert result.failure is not None, "the last attempt of a stage that is retried has failed"
+    assert due is not None, "called while the next attempt is not due"
+    missing = waiting_input(stage_state) is not None
     return WaitCause(
         reason=WaitingReason.INPUT if missing else WaitingReason.RETRY,
-        message=f"{verdict.failure.message} {word} at {stamp(due)}.",
-        since=verdict.finished,
+        message=f"{result.failure.message} The next attempt starts at {stamp(due)}.",
+        since=result.finished,
     )
 
 
 def input_wait(stages: JobStages) -> WaitCause | None:
-    """For what preflight has looked for in vain."""
+    """Returns the wait for an input that preflight has not found; None if it has found everything."""
     missing = waiting_input(stages[Stage.PREFLIGHT])
     if missing is None:
         return None
-    return WaitCause(reason=WaitingReason.INPUT, message=f"{missing.message} It is being looked for again.")
+    return WaitCause(reason=WaitingReason.INPUT, message=f"{missing.message} Retrying.")
 
 
 def attempt_blocker(  # noqa: PLR0911  one per case
     observation: Observation, stages: JobStages, attempt: Attempt, queue: QueueStatus | None
 ) -> AttemptBlocker | None:
-    """What keeps the attempt's pods from being made or started; None where nothing is known to."""
+    """Returns what prevents the attempt's pods from being created or started; None if nothing is known to."""
     plan, stage = stages.plan, attempt.key.stage
-    if queue is None and attempt.jobset is not None and children.suspended(attempt.jobset):
+    if queue is None and attempt.jobset is not None and attempt.jobset.suspended:
         return AttemptBlocker(wait=_suspended_by_hand(plan, attempt))
-    if let_go := _without_pods_since(observation, attempt, queue, pre_running=plan.limits.pre_running):
+    if unsuspended_at := _without_pods_since(
+        observation, attempt, queue, pre_running=plan.limits.pre_running
+    ):
         job = f"{_name(plan, attempt)}-{first_group(plan, stage)}-0"
         return AttemptBlocker(
             wait=WaitCause(
-                reason=WaitingReason.INPUT, message=no_pods(plan, attempt, observation.events), since=let_go
+                reason=WaitingReason.INPUT,
+                message=no_pods(plan, attempt, observation.events),
+                since=unsuspended_at,
             ),
             about=ObjectReference(kind="Job", name=job),
         )
-    found = None if attempt.running else children.pod_blocker(attempt.pods)
+    found = None if attempt.running else pod_blocker(attempt.pods)
     if found is None:
         return None
     waited = (observation.now - found.since).total_seconds() if found.since else 0.0
@@ -104,12 +112,12 @@ def attempt_blocker(  # noqa: PLR0911  one per case
     if found.reason is WaitingReason.POD:
         if waited < _CREATING_SECONDS:
             return None
-        told = trouble(observation.events or ())
-        message = f"{message} {told.rstrip('.')}." if told else message
+        warning = last_warning(observation.events or ())
+        message = f"{message} {warning.rstrip('.')}." if warning else message
         return AttemptBlocker(wait=_wait(found, message), about=ObjectReference(kind="Pod", name=found.pod))
     if waited < AUTOSCALER_SECONDS:
-        # It is no shortage yet, let alone one of quota: a node's device plugin registers after the node.
-        moment = " A TPU node that has just come shows its chips a moment later." if _CHIPS in message else ""
+        # Not a shortage yet, let alone one of quota: a node's device plugin registers after the node.
+        moment = " A new TPU node advertises its chips a moment later." if _CHIPS in message else ""
         return AttemptBlocker(wait=_wait(found, f"{message}{moment}"))
     if observation.events is not None:
         message = f"{message} {autoscaler(observation.events, _nodes(plan, stage))}"
@@ -117,82 +125,87 @@ def attempt_blocker(  # noqa: PLR0911  one per case
 
 
 def missing_secret(plan: Plan, message: str) -> Refused:
-    """A Secret that the job names and the kubelet does not find; ``message`` is the kubelet's."""
+    """Returns the refusal for a Secret that the job names and the kubelet does not find. ``message`` is the
+    kubelet's."""
     named = ""
     if plan.hub_token:
         name, key = plan.hub_token
         named = f'spec.huggingFaceTokenSecretRef: key "{key}" of Secret "{name}" in namespace {plan.job.namespace} '
     return Refused(
         Reason.SECRET_NOT_FOUND,
-        f"{named or 'a Secret or ConfigMap '}cannot be used: {message}. The job goes on by itself when it appears.",
+        f"{named or 'a Secret or ConfigMap '}cannot be used: {message}. The job continues "
+        "automatically when it appears.",
     )
 
 
-def no_pods(plan: Plan, attempt: Attempt, events: Iterable[Object] | None) -> str:
-    """Why, in the words of the Job controller where it has said."""
+def no_pods(plan: Plan, attempt: Attempt, events: Iterable[ObjectEvent] | None) -> str:
+    """Returns why a JobSet has no pods, with the Job controller's message if there is one."""
     stage, namespace = attempt.key.stage, plan.job.namespace
     name = _name(plan, attempt)
     account = plan.service_account_tpu if stage.on_tpu else plan.service_account_cpu
-    question = (
-        f'Is there a ServiceAccount "{account}" in namespace "{namespace}", and do quota and admission policies let '
-        "its pods in?"
+    check = (
+        f'Check that ServiceAccount "{account}" exists in namespace "{namespace}", and that quota and admission '
+        "policies allow its pods"
     )
-    if told := refusal(events or ()):
-        return f"JobSet {name} makes no pods: {told.rstrip('.')}. {question}"
+    if failure := creation_failure(events or ()):
+        return f"JobSet {name} creates no pods: {failure.rstrip('.')}. {check}."
     return (
-        f"JobSet {name} makes no pods. {question} kubectl -n {namespace} describe job "
-        f"{name}-{first_group(plan, stage)}-0 tells which."
+        f"JobSet {name} creates no pods. {check}; kubectl -n {namespace} describe job "
+        f"{name}-{first_group(plan, stage)}-0 shows the cause."
     )
 
 
 def _without_pods_since(
     observation: Observation, attempt: Attempt, queue: QueueStatus | None, *, pre_running: int
 ) -> datetime | None:
-    """When a JobSet that should have pods by now was let go."""
-    if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
+    """Returns when a JobSet that should have pods by now was unsuspended; None for others."""
+    if attempt.jobset is None or attempt.pods or attempt.key.restart or attempt.jobset.deleting:
         return None
-    let_go = children.unsuspended_at(attempt.jobset, queued=queue is not None)
-    if let_go is None or children.suspended(attempt.jobset) or stepped(attempt, observation.folder.progress):
+    unsuspended_at = attempt.jobset.unsuspended_at(queued=queue is not None)
+    if unsuspended_at is None or attempt.jobset.suspended or stepped(attempt, observation.folder.progress):
         return None
-    waited = (observation.now - let_go).total_seconds()
-    # One that had never made any would have been ended by then: this one has run, and JobSet is about to restart it.
+    waited = (observation.now - unsuspended_at).total_seconds()
+    # A JobSet that had never had pods would have been stopped by then: this one has run and is about to be restarted.
     over = waited > pre_running and interrupted(attempt, observation.folder.progress)
-    return let_go if waited > NO_PODS_SECONDS and not over else None
+    return unsuspended_at if waited > NO_PODS_SECONDS and not over else None
 
 
 def _suspended_by_hand(plan: Plan, attempt: Attempt) -> WaitCause:
     name, namespace = _name(plan, attempt), plan.job.namespace
     return WaitCause(
         reason=WaitingReason.INPUT,
-        message=f"JobSet {name} is suspended, and no queue holds it. Let it go with: kubectl -n {namespace} patch "
+        message=f"JobSet {name} is suspended, and no queue holds it. Resume it with: kubectl -n {namespace} patch "
         f'jobset {name} --type merge -p \'{{"spec":{{"suspend":false}}}}\'',
     )
 
 
-def _wait(found: children.PodBlocker, message: str) -> WaitCause:
+def _wait(found: PodBlocker, message: str) -> WaitCause:
     return WaitCause(reason=found.reason, message=message, since=found.since)
 
 
 def _image_fix(message: str) -> str:
-    """By what the registry has answered."""
-    told = message.lower()
-    if any(word in told for word in ("401", "403", "unauthorized", "denied", "forbidden")):
+    """Returns the fix that follows from the registry's response."""
+    answer = message.lower()
+    if any(word in answer for word in ("401", "403", "unauthorized", "denied", "forbidden")):
         return (
-            "The nodes may not read it: ask the platform team to grant their service account "
+            "The nodes have no permission to read it: ask the platform team to grant their service account "
             "roles/artifactregistry.reader, or to add imagePullSecrets to the pods' ServiceAccount."
         )
     if any(
-        word in told for word in ("not found", "notfound", "invalidimagename", "manifest unknown", "no such")
+        word in answer
+        for word in ("not found", "notfound", "invalidimagename", "manifest unknown", "no such")
     ):
-        return "Ask the platform team to correct spec.images of the profile; a new job takes it over."
-    return "It is tried again by itself."
+        return (
+            "Ask the platform team to correct spec.images of the profile; new jobs use the corrected profile."
+        )
+    return "Kubernetes retries automatically."
 
 
 def _nodes(plan: Plan, stage: Stage) -> str:
-    """The nodes that a stage's pods need."""
+    """Describes the nodes that a stage's pods need."""
     on_tpu = stage.on_tpu
     labels = plan.placement.node_selector if on_tpu else plan.cpu_pool.node_selector
-    chips = f"{plan.placement.shape.chips_per_host} chips each" if on_tpu else "room for what it requests"
+    chips = f"{plan.placement.shape.chips_per_host} chips each" if on_tpu else "enough free resources for it"
     named = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
     return f"{named} and {chips}" if named else chips
 

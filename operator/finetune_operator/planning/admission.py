@@ -8,23 +8,37 @@ from finetune_contract import PREFERENCE_TYPES, MemoryOutcome
 from finetune_contract.engine import override_faults
 from finetune_operator.api import (
     DEFAULT_PROFILE_ANNOTATION,
+    FineTuneJob,
     InvalidObject,
     Reason,
     parse_job,
     parse_profile,
 )
-from finetune_operator.planning.chat_template import with_chat_template
-from finetune_operator.planning.defaults import BUILT_IN
+from finetune_operator.api.method import Optimizer
+from finetune_operator.planning.defaulted import (
+    DefaultedJobSpec,
+    DefaultedProfileSpec,
+    job_spec,
+    profile_spec,
+)
+from finetune_operator.planning.defaults import BUILT_IN, CONSTRAINT_MODE
 from finetune_operator.planning.errors import Refused, naming_contact, with_contact
-from finetune_operator.planning.limits import bounds_of, found_problems, limit_problems, written_problems
-from finetune_operator.planning.locations import ProfileFolders, run_folder_problem
-from finetune_operator.planning.merge import merge
+from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan
-from finetune_operator.planning.plan_builder import make_plan
-from finetune_operator.planning.policy import check_profile, policy_problems, refused_by, with_mode
+from finetune_operator.planning.plan_builder import Draft, make_plan
+from finetune_operator.planning.policy.job_checks import policy_problems, refused_by
+from finetune_operator.planning.policy.limits import (
+    bounds_of,
+    found_problems,
+    limit_problems,
+    written_problems,
+)
+from finetune_operator.planning.policy.locations import ProfileFolders, run_folder_problem
+from finetune_operator.planning.policy.profile_checks import check_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
+from finetune_operator.planning.sections.chat_template import with_chat_template
 from finetune_operator.planning.source_job import source_name, with_source_model
-from finetune_operator.planning.stored_plan import StoredPlan
+from finetune_operator.planning.stored_plan import StoredPlan, identity
 from finetune_operator.planning.support import refuse_later_fields
 
 type Object = Mapping[str, Any]
@@ -54,24 +68,25 @@ def admit(
         source: the FineTuneJob whose model the job starts from, if the job names one that exists.
         neighbours: FineTuneJobs of any namespace that have used the run folder from which the job resumes.
     """
-    _check_schema(job)
+    parsed = _parsed(job)
     profile = choose_profile(job, profiles)
     check_profile_object(profile)
-    name, spec = profile["metadata"]["name"], with_mode(profile["spec"], "Strict")
-    with naming_contact(spec):
-        _check_overrides(job)
-    base = merge(BUILT_IN, spec.get("defaults", {}))
+    name, plain = profile["metadata"]["name"], _with_mode(profile["spec"])
+    spec = profile_spec(name, plain)
+    with naming_contact(plain):
+        _check_overrides(parsed)
+    base = merge(BUILT_IN, plain.get("defaults", {}))
     merged = merge(base, job["spec"])
-    if source_name(merged) == job["metadata"]["name"]:
+    if source_name(merged) == parsed.metadata.name:
         raise Refused(
             Reason.INVALID_SPEC, "spec.model.fromJob.name is the job's own name. Name the job to start from."
         )
-    with naming_contact(spec):
-        _refuse_unsuitable_overrides(merged)
+    with naming_contact(plain):
+        _refuse_unsuitable_overrides(job_spec(merged))
     whole = with_source_model(with_chat_template(merged, template), source)
-    with naming_contact(spec):
-        broken = policy_problems(job, name, spec, whole, base)
-        provisional = _judged(
+    with naming_contact(plain):
+        broken = policy_problems(parsed, name, spec, job_spec(whole), merged=whole, base=base)
+        provisional = _plan_within_limits(
             lambda: make_plan(job, _snapshot(job, profile, whole)), name, spec, whole, broken
         )
     refuse_folder_in_use(job, neighbours)
@@ -86,11 +101,20 @@ def admit(
 def _snapshot(job: Object, profile: Object, spec: Object) -> StoredPlan:
     """Returns the snapshot with an explicit mode, so that the default of a later version does not apply to it."""
     snapshot = StoredPlan.make(job, profile, spec)
-    return replace(snapshot, profile=with_mode(snapshot.profile, "Strict"))
+    return replace(snapshot, profile=_with_mode(snapshot.profile))
 
 
-def _judged(
-    plan: Callable[[], Plan], name: str, profile: Object, merged: Object, broken: Sequence[str]
+def _with_mode(profile: Object) -> Object:
+    """Returns the spec of a profile with an explicit ``constraints.mode``: its own, or else the default."""
+    return merge({"constraints": {"mode": CONSTRAINT_MODE}}, profile)
+
+
+def _plan_within_limits(
+    plan: Callable[[], Plan],
+    name: str,
+    profile: DefaultedProfileSpec,
+    merged: Object,
+    broken: Sequence[str],
 ) -> Plan:
     """Returns the result of ``plan``.
 
@@ -100,7 +124,7 @@ def _judged(
     try:
         made = plan()
     except Refused as error:
-        problems = [*broken, *written_problems(bounds_of(profile), merged)]
+        problems = [*broken, *written_problems(bounds_of(profile.constraints), merged)]
         if not problems:
             raise
         raise Refused(
@@ -127,34 +151,35 @@ def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
         return False
     try:
         check_job(job)
-        profile = choose_profile(job, profiles)
-        check_profile_object(profile)
+        spec = check_profile_object(choose_profile(job, profiles))
     except Refused:
         return False
-    spec = profile["spec"]
-    storage = ProfileFolders.of(spec, job["metadata"].get("namespace", "default"))
-    opened = spec.get("constraints", {}).get("uris", {}).get("write", ())
-    return run_folder_problem("", folder, storage, opened) is None
+    storage = ProfileFolders.of(spec.storage, identity(job).namespace)
+    return run_folder_problem("", folder, storage, spec.constraints.uris.write or ()) is None
 
 
 def replan(
-    job: Object, snapshot: StoredPlan, passed: Collection[str] = (), found: MemoryOutcome | None = None
+    job: Object,
+    snapshot: StoredPlan,
+    exhausted_capacities: Collection[str] = (),
+    found: MemoryOutcome | None = None,
 ) -> Plan:
     """Returns the plan for the next attempt of an admitted job: identity from the snapshot, the rest from today's spec.
 
-    Capacity that was ``passed`` over comes last; if the job names no slice, preflight's ``found`` decides it.
+    The ``exhausted_capacities`` come last; if the job names no slice, preflight's ``found`` decides it.
     Raises Refused if an edit requests what is not allowed or does not fit.
     """
-    _check_schema(job)
+    parsed = _parsed(job)
     base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
-    merged = {**merge(base, job["spec"]), **_admitted_identity(job, base, snapshot)}
-    # A plan without a mode comes from an operator without modes, which allowed whatever the profile did not forbid.
-    name, profile = snapshot.profile_name, with_mode(snapshot.profile, "Open")
-    with naming_contact(profile):
-        _check_overrides(job)
-        broken = policy_problems(job, name, profile, merged, base)
-        return _judged(
-            lambda: make_plan(job, snapshot, passed, found), name, snapshot.profile, merged, broken
+    live = merge(base, job["spec"])
+    merged = {**live, **_admitted_identity(job, base, snapshot)}
+    name = snapshot.profile_name
+    with naming_contact(snapshot.profile):
+        _check_overrides(parsed)
+        draft = Draft.of(job, snapshot, live, found)
+        broken = policy_problems(parsed, name, draft.profile, draft.spec, merged=merged, base=base)
+        return _plan_within_limits(
+            lambda: draft.plan(exhausted_capacities, found), name, draft.profile, merged, broken
         )
 
 
@@ -177,68 +202,67 @@ def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Objec
 
 def check_job(job: Object) -> None:
     """Checks the schema and the engine settings that the job overrides. Raises Refused."""
-    _check_schema(job)
-    _check_overrides(job)
+    _check_overrides(_parsed(job))
 
 
-def _check_schema(job: Object) -> None:
+def _parsed(job: Object) -> FineTuneJob:
+    """Returns the job's model. Raises Refused if it violates the schema."""
     try:
-        parse_job(job)
+        return parse_job(job)
     except InvalidObject as error:
         raise Refused(Reason.INVALID_SPEC, str(error)) from error
 
 
-def _check_overrides(job: Object) -> None:
-    if faults := [str(fault) for fault in override_faults(job["spec"].get("engineOverrides", {}))]:
+def _check_overrides(job: FineTuneJob) -> None:
+    if faults := [str(fault) for fault in override_faults(job.spec.engine_overrides or {})]:
         raise Refused(Reason.INVALID_SPEC, " ".join(faults))
 
 
-def _refuse_unsuitable_overrides(merged: Object) -> None:
+def _refuse_unsuitable_overrides(spec: DefaultedJobSpec) -> None:
     """Raises Refused for overrides that do not suit the method. Only at admission: a running job continues."""
-    given = merged.get("engineOverrides", {})
-    if (
-        str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1"
-        and merged["method"]["type"] in PREFERENCE_TYPES
-    ):
+    given, method = spec.engine_overrides or {}, spec.method.type
+    if given.get("num_vocab_tiling", "1").lstrip("+") != "1" and method in PREFERENCE_TYPES:
         raise Refused(
             Reason.INVALID_SPEC,
-            f"spec.engineOverrides.num_vocab_tiling: {merged['method']['type']} needs whole logits, which a model with "
+            f"spec.engineOverrides.num_vocab_tiling: {method} needs whole logits, which a model with "
             "tiles does not return. Remove it.",
         )
     idle = sorted(name for name in given if name.startswith("adam_"))
-    if idle and merged["hyperparameters"]["optimizer"] == "SGD":
+    if idle and spec.hyperparameters.optimizer is Optimizer.SGD:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.engineOverrides.{idle[0]}: SGD does not read it. Remove it, or use AdamW.",
         )
 
 
-def check_profile_object(profile: Object) -> None:
+def check_profile_object(profile: Object) -> DefaultedProfileSpec:
     """Checks a profile's schema, its constraints and what this version supports, as in its ``Valid`` condition.
 
-    Raises Refused.
+    Returns its spec. Raises Refused.
     """
-    name, spec = profile["metadata"]["name"], profile.get("spec")
-    with naming_contact(spec if isinstance(spec, Mapping) else {}):
+    name, plain = profile["metadata"]["name"], profile.get("spec")
+    with naming_contact(plain if isinstance(plain, Mapping) else {}):
         try:
             parse_profile(profile)
         except InvalidObject as error:
             raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {error}') from error
-        refuse_later_fields(name, profile["spec"])
-        check_profile(name, profile["spec"])
+        spec = profile_spec(name, profile["spec"])
+        refuse_later_fields(name, spec)
+        check_profile(name, spec)
+    return spec
 
 
 def choose_profile(job: Object, profiles: Sequence[Object]) -> Object:
     """Returns the profile that the job names, or else the only default profile. Raises Refused."""
     by_name = {profile["metadata"]["name"]: profile for profile in profiles}
-    wanted = job["spec"].get("profileRef", {}).get("name")
+    wanted = lookup(job["spec"], "profileRef.name")
     existing = ", ".join(sorted(by_name)) or "none"
     if wanted is not None:
         if wanted not in by_name:
             raise Refused(
                 Reason.PROFILE_NOT_FOUND,
                 f'spec.profileRef: there is no FineTuneProfile "{wanted}". Existing: {existing}. '
-                "The job goes on by itself when it appears.",
+                "The job continues when it is created.",
             )
         return by_name[wanted]
     defaults = [

@@ -1,13 +1,10 @@
 """Spending limits of a job: its own budget, and the profile's limit."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_operator.api import Reason
+from finetune_operator.api.policies import Budget, OnExhausted
 from finetune_operator.planning.errors import Refused
-
-type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,33 +31,41 @@ class SpendingLimits:
         return tuple(each for each in (self.chip_hours, self.cost) if each is not None)
 
 
-def resolve_budget(spec: Object, profile_name: str, profile: Object, price: float | None) -> SpendingLimits:
-    """Resolves ``spec.budget`` and the profile's ``constraints.maxChipHours``, of which the lower one applies.
+def resolve_budget(
+    budget: Budget | None, profile_name: str, max_chip_hours: float | None, price: float | None
+) -> SpendingLimits:
+    """Resolves ``spec.budget`` and the profile's limit of chip hours. The lower of two limits of chip hours applies.
 
-    ``price`` is the flavor's price of one chip hour. Raises Refused if a cost is limited and there is no price.
+    Args:
+        budget: ``spec.budget``; None if the job has none.
+        profile_name: name of the profile, for messages.
+        max_chip_hours: the profile's ``constraints.maxChipHours``; None for no limit.
+        price: the flavor's price of one chip hour, in the profile's currency; None if the profile states none.
+
+    Raises:
+        Refused: the budget limits nothing, or it limits the cost and there is no price.
     """
-    asked, hours = spec.get("budget", {}), []
-    fails = asked.get("onExhausted", "Suspend") == "Fail"
-    if asked and not asked.keys() & {"maxChipHours", "maxCost"}:
+    own = budget or Budget()
+    if own.on_exhausted is not None and own.max_chip_hours is None and own.max_cost is None:
         raise Refused(
             Reason.INVALID_SPEC,
             "spec.budget limits nothing: set maxChipHours or maxCost, or leave budget out.",
         )
-    if "maxChipHours" in asked:
-        hours.append(
-            SpendingLimit(most=float(asked["maxChipHours"]), path="spec.budget.maxChipHours", fails=fails)
-        )
-    if limit := profile.get("constraints", {}).get("maxChipHours"):
+    fails = own.on_exhausted is OnExhausted.FAIL
+    hours: list[SpendingLimit] = []
+    if own.max_chip_hours is not None:
+        hours.append(SpendingLimit(most=own.max_chip_hours, path="spec.budget.maxChipHours", fails=fails))
+    if max_chip_hours is not None:
         # Fails the job: the profile's limit cannot be raised for an admitted job.
         path = f'constraints.maxChipHours of profile "{profile_name}"'
-        hours.append(SpendingLimit(most=float(limit), path=path, fails=True))
+        hours.append(SpendingLimit(most=max_chip_hours, path=path, fails=True))
     cost = None
-    if "maxCost" in asked:
+    if own.max_cost is not None:
         if price is None:
             raise Refused(
                 Reason.INVALID_SPEC,
                 f'spec.budget.maxCost: profile "{profile_name}" has no chipHourPrice for this slice, so money '
                 "cannot be counted: use maxChipHours.",
             )
-        cost = SpendingLimit(most=float(asked["maxCost"]), path="spec.budget.maxCost", fails=fails)
+        cost = SpendingLimit(most=own.max_cost, path="spec.budget.maxCost", fails=fails)
     return SpendingLimits(chip_hours=min(hours, key=lambda each: each.most, default=None), cost=cost)

@@ -70,6 +70,8 @@ PROFILING: Object = {"steps": 5}
 SMOKE: Object = {"steps": 5, "examples": 64}
 EXPORT: Object = {"content": "Merged", "onGateFailure": "Skip"}
 HUB_DESTINATION: Object = {"private": True}
+CONSTRAINT_MODE = "Strict"
+FLAVOR: Object = {"maxSlices": 1}
 #: spec.hangPolicy.stageSeconds: several times what the largest models take. Evaluate holds a slice meanwhile; on CPU,
 #: downloads dominate.
 EVALUATE_SECONDS = 6 * 3600

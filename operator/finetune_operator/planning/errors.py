@@ -21,8 +21,8 @@ class Refused(Exception):
 
 def with_contact(refused: Refused, owner: object) -> Refused:
     """Returns the refusal with a contact appended. ``owner`` is that of the profile's spec; None if it names none."""
-    told = owner if isinstance(owner, Mapping) else {}
-    whom = told.get("contact") or told.get("team") or "the owner of the profile"
+    named = owner if isinstance(owner, Mapping) else {}
+    whom = named.get("contact") or named.get("team") or "the owner of the profile"
     stop = "" if refused.message.endswith((".", "?")) else "."
     return Refused(refused.reason, f"{refused.message}{stop} Ask {whom}.")
 

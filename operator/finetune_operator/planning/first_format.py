@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from finetune_contract import CONTRACT_VERSION
 from finetune_operator.api import InvalidObject, Reason, parse_job
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup, merge
-from finetune_operator.planning.pathways import with_pathways_images
+from finetune_operator.planning.slices.pathways import with_pathways_images
 from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity
 
 type Object = Mapping[str, Any]
@@ -34,6 +35,8 @@ def take_over(job: Object, config_map: Object | None) -> StoredPlan:
     """Returns the plan under which a job of an earlier release runs. Raises Refused (PlanMissing).
 
     The profile keeps its meaning at admission: missing rules forbade nothing, and one cache served all namespaces.
+    These plans record no version of the contract. The trainer image is assumed to support this operator's version; an
+    image that does not support it refuses the request.
     """
     hashed = lookup(job.get("status") or {}, "resolved.profile.hash")
     name = lookup(job.get("status") or {}, "resolved.profile.name")
@@ -50,7 +53,7 @@ def take_over(job: Object, config_map: Object | None) -> StoredPlan:
             profile_hash=str(hashed),
             profile=_as_meant(profile),
             spec={key: value for key, value in spec.items() if key not in LIFECYCLE},
-            contract=None,
+            contract=CONTRACT_VERSION,
         )
         _check_status(job, snapshot)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -76,8 +79,8 @@ def _check_schema(job: Object, spec: Object) -> None:
     model = spec["model"]
     if "fromJob" in model:
         # Resolved at admission; _check_status verifies the resolved model.
-        asked = {"fromJob": job["spec"]["model"]["fromJob"]}
-        model = {key: value for key, value in model.items() if key != "uri"} | asked
+        reference = {"fromJob": job["spec"]["model"]["fromJob"]}
+        model = {key: value for key, value in model.items() if key != "uri"} | reference
     new = _faults({**job, "spec": {**spec, "model": model}}) - _faults(job)
     if new:
         raise ValueError(f"spec.json does not follow the API: {min(new)}"[:300])
@@ -100,8 +103,10 @@ def _check_status(job: Object, snapshot: StoredPlan) -> None:
     if snapshot.run_folder.uri != resolved["runFolder"]:
         raise ValueError("its run folder is not the one that the status names")
     lineage = model.get("fromJob")
-    told = resolved.get("model", {})
-    if lineage != told.get("fromJob") or (lineage and model["uri"].rstrip("/") != told["source"].rstrip("/")):
+    reported = resolved.get("model", {})
+    if lineage != reported.get("fromJob") or (
+        lineage and model["uri"].rstrip("/") != reported["source"].rstrip("/")
+    ):
         raise ValueError("its model is not the one that the status names")
 
 

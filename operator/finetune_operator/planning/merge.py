@@ -1,7 +1,7 @@
 """Merges built-in defaults, profile defaults and the job, in ascending priority. Plain JSON, never changed in place.
 
-Profile locks need no layer of their own: a job that sets a locked path to another value is refused (:mod:`.policy`), so
-the lower layers determine the value of each locked path.
+Profile locks need no layer of their own: a job that sets a locked path to another value is refused
+(:mod:`.policy.job_checks`), so the lower layers determine the value of each locked path.
 """
 
 from collections.abc import Mapping

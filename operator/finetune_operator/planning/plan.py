@@ -27,14 +27,14 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.planning.budget import SpendingLimits
-from finetune_operator.planning.limits import ResolvedLimit
-from finetune_operator.planning.pathways import Pathways
+from finetune_operator.planning.policy.limits import ResolvedLimit
 from finetune_operator.planning.queueing import Queues
-from finetune_operator.planning.stages import STAGES
-from finetune_operator.planning.topology import (
+from finetune_operator.planning.slices.pathways import Pathways
+from finetune_operator.planning.slices.topology import (
     FlavorTerms,
     Placement,
 )
+from finetune_operator.planning.stages import STAGES
 
 type Object = Mapping[str, Any]
 
@@ -104,7 +104,7 @@ class Findings:
     """Whether a stage found the converted model damaged: Convert must then not take it from the cache."""
     train: TrainOutcome | None = None
     evaluated: EvaluateOutcome | None = None
-    speaks: ContractVersion | None = None
+    supports: ContractVersion | None = None
     """Version of the contract that the trainer image supports, as preflight reports it."""
 
 
@@ -121,7 +121,7 @@ class Plan:
     profile_hash: str
     spec_hash: str
     """Digest of the merged spec, without the fields that only control whether and when the job runs."""
-    asked: Mapping[Stage, str]
+    spec_digests: Mapping[Stage, str]
     """Digest of the request of job and profile for each stage (:mod:`.stage_digests`)."""
     contract: ContractVersion
     """Version of the contract that the trainer image is assumed to support until preflight reports it."""

@@ -2,38 +2,52 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import date, datetime
 from functools import cache
 from typing import Any, Self
 
-from finetune_contract import JobIdentity, MemoryOutcome
-from finetune_contract.versions import FIRST_VERSION
+from finetune_contract import MemoryOutcome
 from finetune_operator.api import Reason
-from finetune_operator.planning import resolve, training
-from finetune_operator.planning.choice import CHEAPEST, NO_WISH, choose
-from finetune_operator.planning.defaults import BUILT_IN, CPU_STAGE_SECONDS, EVALUATE_SECONDS, EXPORT, filled
+from finetune_operator.api.policies import MemoryCheck
+from finetune_operator.api.profile import PodSettings
+from finetune_operator.api.profile_nodes import CpuPool
+from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedProfileSpec, job_spec
+from finetune_operator.planning.defaults import BUILT_IN, CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.limits import bounds_of, limit_problems
-from finetune_operator.planning.memory import resolve_memory, without_choice
-from finetune_operator.planning.merge import merge
-from finetune_operator.planning.pathways import refuse_other_controller
+from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.plan import IDENTITY, CpuNodes, Plan, PodAdditions, RetryLimits, TimeLimits
+from finetune_operator.planning.policy.limits import bounds_of, limit_problems
 from finetune_operator.planning.queueing import Queues, resolve_queues
-from finetune_operator.planning.slice_plan import SlicePlan, slice_plan
-from finetune_operator.planning.stage_digests import stage_digests
-from finetune_operator.planning.stages import stages_of
-from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, owner_reference
-from finetune_operator.planning.topology import (
+from finetune_operator.planning.sections.datasets import resolve_data
+from finetune_operator.planning.sections.evaluation import resolve_evaluation
+from finetune_operator.planning.sections.export import resolve_export, secret_key, upload_tokens
+from finetune_operator.planning.sections.sources import resolve_model
+from finetune_operator.planning.sections.training import (
+    resolve_checkpointing,
+    resolve_hyperparameters,
+    resolve_method,
+    resolve_profiling,
+    resolve_smoke,
+)
+from finetune_operator.planning.slices.choice import CHEAPEST, NO_WISH, choose
+from finetune_operator.planning.slices.memory import resolve_memory
+from finetune_operator.planning.slices.pathways import refuse_other_controller
+from finetune_operator.planning.slices.slice_plan import SlicePlan, slice_plan
+from finetune_operator.planning.slices.topology import (
+    FlavorTerms,
     SliceOffer,
     by_price,
     named_slice,
-    names_a_slice,
     placement,
-    terms,
 )
+from finetune_operator.planning.stage_digests import stage_digests
+from finetune_operator.planning.stages import stages_of
+from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity, owner_reference
 
 type Object = Mapping[str, Any]
 
+#: Kubernetes' own service account of pods that name none.
+_SERVICE_ACCOUNT = "default"
 _FAULTS = {
     Reason.BATCH_MISMATCH: "has more devices than can share the batch",
     Reason.PARALLELISM_MISMATCH: "has not the number of devices that spec.resources.parallelism comes to",
@@ -41,59 +55,80 @@ _FAULTS = {
 
 
 def make_plan(
-    job: Object, snapshot: StoredPlan, passed: Collection[str] = (), found: MemoryOutcome | None = None
+    job: Object,
+    snapshot: StoredPlan,
+    exhausted_capacities: Collection[str] = (),
+    found: MemoryOutcome | None = None,
 ) -> Plan:
     """Resolves an admitted job. Raises Refused if numbers or shapes do not fit.
 
     Args:
         job: the FineTuneJob.
         snapshot: the decisions of its admission.
-        passed: capacity types that provided no nodes in time; the next one is used, as long as there is one.
+        exhausted_capacities: capacity types that provided no nodes in time; they are used last.
         found: preflight's record of the training's memory, which decides the slice if the job names none.
     """
-    draft = _Draft.of(job, snapshot, found)
-    resources = draft.spec["resources"]
-    name, flavors = snapshot.profile_name, snapshot.profile["flavors"]
-    if names_a_slice(resources):
-        taken = named_slice(resources, name, flavors, queued=draft.queued, passed=passed)
-        return draft.at(slice_plan(draft.spec, snapshot, taken))
-    offers = by_price(resources, name, flavors, passed)
-    if draft.spec["preflight"]["memory"] == "Off":
-        kinds = [offer.capacity for offer in offers]
-        taken = placement(offers[0], f"{CHEAPEST}, {NO_WISH}", kinds, queued=draft.queued)
-        return draft.at(slice_plan(draft.spec, snapshot, taken))
-    before = by_price(resources, name, flavors) if passed else offers
-    choice = choose(offers, before, _faults(draft), found, slices=resources["slices"], passed=passed)
-    site = draft.site(choice.offer, choice.why, choice.capacities)
-    return draft.at(site, [draft.site(each) for each in choice.candidates])
+    defaults = snapshot.profile.get("defaults", {})
+    return Draft.of(job, snapshot, merge(BUILT_IN, defaults, job["spec"]), found).plan(
+        exhausted_capacities, found
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
+class Draft:
     """A job before its slice is known."""
 
     job: Object
     snapshot: StoredPlan
-    spec: Object
+    merged: Object
     """The merged spec, with the admitted values of sections that never change after admission."""
+    spec: DefaultedJobSpec
+    """Model of ``merged``."""
+    profile: DefaultedProfileSpec
     queues: Queues
 
     @classmethod
-    def of(cls, job: Object, snapshot: StoredPlan, found: MemoryOutcome | None) -> Self:
-        """Returns the draft. Raises Refused if an edit changes the controller."""
-        live = merge(BUILT_IN, snapshot.profile.get("defaults", {}), job["spec"])
-        spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
-        if found is not None and spec["preflight"]["memory"] == "Off":
+    def of(cls, job: Object, snapshot: StoredPlan, live: Object, found: MemoryOutcome | None) -> Self:
+        """Returns the draft. ``live`` is the job's current spec over all defaults."""
+        merged = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
+        if found is not None and lookup(merged, "preflight.memory") == MemoryCheck.OFF:
             # An edit after preflight applies to the next preflight; the findings of this one stay valid.
-            spec["preflight"] = {**spec["preflight"], "memory": found.source}
-        refuse_other_controller(snapshot.spec["resources"]["controller"], spec["resources"]["controller"])
-        queues = resolve_queues(job["metadata"], snapshot.profile)
-        return cls(job=job, snapshot=snapshot, spec=spec, queues=queues)
+            merged = merge(merged, {"preflight": {"memory": found.source}})
+        spec, profile = job_spec(merged), snapshot.profile_spec
+        queues = resolve_queues(job["metadata"].get("labels") or {}, profile.queue)
+        return cls(job=job, snapshot=snapshot, merged=merged, spec=spec, profile=profile, queues=queues)
 
     @property
     def queued(self) -> bool:
         """Whether a queue admits the job's slices."""
         return self.queues.tpu is not None
+
+    def plan(self, exhausted_capacities: Collection[str], found: MemoryOutcome | None) -> Plan:
+        """Returns the plan. Arguments and errors are those of :func:`make_plan`."""
+        snapshot, resources, flavors = self.snapshot, self.spec.resources, self.profile.flavors
+        name = snapshot.profile_name
+        refuse_other_controller(lookup(snapshot.spec, "resources.controller"), resources.controller)
+        if resources.names_a_slice:
+            taken = named_slice(
+                resources, name, flavors, queued=self.queued, exhausted_capacities=exhausted_capacities
+            )
+            return self.at(slice_plan(self.spec, snapshot, taken))
+        offers = by_price(resources, name, flavors, exhausted_capacities)
+        if self.spec.preflight.memory is MemoryCheck.OFF:
+            kinds = [offer.capacity for offer in offers]
+            taken = placement(offers[0], f"{CHEAPEST}, {NO_WISH}", kinds, queued=self.queued)
+            return self.at(slice_plan(self.spec, snapshot, taken))
+        before = by_price(resources, name, flavors) if exhausted_capacities else offers
+        choice = choose(
+            offers,
+            before,
+            _faults(self),
+            found,
+            slices=resources.slices,
+            exhausted_capacities=exhausted_capacities,
+        )
+        site = self.site(choice.offer, choice.why, choice.capacities)
+        return self.at(site, [self.site(each) for each in choice.candidates])
 
     def site(self, offer: SliceOffer, why: str = "", capacities: Collection[str] = ()) -> SlicePlan:
         """Returns the job on a slice that it does not name. Raises Refused if its numbers do not fit that slice."""
@@ -105,9 +140,9 @@ class _Draft:
         return _plan(self, site, candidates)
 
 
-def _faults(draft: _Draft) -> Callable[[SliceOffer], str | None]:
+def _faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
     """Returns why the job cannot run on an offer, in a few words; None if it can, as far as known without compiling."""
-    bounds = bounds_of(draft.snapshot.profile)
+    bounds = bounds_of(draft.profile.constraints)
     elsewhere: Plan | None = None
 
     @cache
@@ -131,98 +166,105 @@ def _faults(draft: _Draft) -> Callable[[SliceOffer], str | None]:
             # Limits apply to the planned mesh, too, even if preflight may still change it.
             memory=None,
         )
-        return "is not within the profile's limits" if any(limit_problems(plan, draft.spec)) else None
+        return "is not within the profile's limits" if any(limit_problems(plan, draft.merged)) else None
 
     return fault
 
 
-def _plan(draft: _Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
-    job, snapshot, spec = draft.job, draft.snapshot, draft.spec
-    profile, metadata, resources = snapshot.profile, job["metadata"], spec["resources"]
-    accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
-    secret = spec.get("huggingFaceTokenSecretRef")
-    # A trainer image from before the contract had minor versions rejects unknown keys.
-    knows_asked = snapshot.contract is not None
-    memory = resolve_memory(spec["preflight"]["memory"], site, candidates, profile, resources)
-    length_asked = knows_asked and job["spec"].get("datasets", {}).get("maxSeqLength") is not None
-    stamp = metadata.get("creationTimestamp")
-    created = datetime.fromisoformat(stamp).date() if stamp else None
-    model = resolve.model(spec["model"])
-    evaluation, checkpointing = resolve.evaluation(spec), resolve.checkpointing(spec)
+def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
+    job, snapshot, spec, profile = draft.job, draft.snapshot, draft.spec, draft.profile
+    accounts, hang = profile.service_accounts, spec.hang_policy
+    secret = spec.hugging_face_token_secret_ref
+    memory = resolve_memory(spec.preflight.memory, site, candidates, profile, spec.resources)
+    length_explicit = lookup(job["spec"], "datasets.maxSeqLength") is not None
+    model = resolve_model(spec.model)
+    evaluation, checkpointing = resolve_evaluation(spec), resolve_checkpointing(spec)
     return Plan(
-        job=JobIdentity(
-            namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
-        ),
+        job=identity(job),
         owner=owner_reference(job),
         digest=snapshot.digest,
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
-        spec_hash=digest({name: value for name, value in spec.items() if name not in LIFECYCLE}),
-        asked=stage_digests(job["spec"], profile.get("defaults", {})),
-        contract=snapshot.contract or FIRST_VERSION,
+        spec_hash=digest({name: value for name, value in draft.merged.items() if name not in LIFECYCLE}),
+        spec_digests=stage_digests(job["spec"], snapshot.profile.get("defaults", {})),
+        contract=snapshot.contract,
         stages=stages_of(model, evaluation),
         placement=site.placement,
-        flavors=terms(profile["flavors"]),
+        flavors={flavor.name: FlavorTerms.of(flavor) for flavor in profile.flavors},
         mesh=site.mesh,
         pathways=site.pathways,
         model=model,
-        lineage=spec["model"].get("fromJob"),
-        data=resolve.data(spec, length_asked=length_asked, created=created if knows_asked else None),
-        method=training.method(spec),
-        hyperparameters=training.hyperparameters(spec, site.global_batch),
+        lineage=lookup(draft.merged, "model.fromJob"),
+        data=resolve_data(spec, length_explicit=length_explicit, created=_created(job)),
+        method=resolve_method(spec),
+        hyperparameters=resolve_hyperparameters(spec, site.global_batch),
         checkpointing=checkpointing,
         evaluation=evaluation,
-        export=resolve.export(spec, accounts.get("cpu", "default")),
-        exported_checkpoint=spec["export"].get("checkpoint", "Best" if checkpointing.keep_best else "Last"),
-        on_gate_failure=filled(spec["export"], EXPORT)["onGateFailure"],
-        export_proof=spec["preflight"]["exportProof"],
-        profiling=resolve.profiling(spec),
-        smoke=resolve.smoke(spec),
-        memory=memory if knows_asked or memory is None else without_choice(memory),
-        use_cache=spec["cache"],
-        engine_overrides=spec.get("engineOverrides", {}),
+        export=resolve_export(spec, accounts.cpu or _SERVICE_ACCOUNT),
+        exported_checkpoint=str(spec.export.checkpoint or ("Best" if checkpointing.keep_best else "Last")),
+        on_gate_failure=spec.export.on_gate_failure.value,
+        export_proof=spec.preflight.export_proof,
+        profiling=resolve_profiling(spec),
+        smoke=resolve_smoke(spec),
+        memory=memory,
+        use_cache=spec.cache.value,
+        engine_overrides=spec.engine_overrides or {},
         recovery=RetryLimits(
-            preemptions=spec["recovery"]["maxPreemptions"],
-            infrastructure=spec["recovery"]["maxInfrastructureRetries"],
-            user=spec["recovery"]["maxUserRetries"],
+            preemptions=spec.recovery.max_preemptions,
+            infrastructure=spec.recovery.max_infrastructure_retries,
+            user=spec.recovery.max_user_retries,
         ),
         budget=site.budget,
         limits=TimeLimits(
-            active=spec.get("activeDeadlineSeconds"),
-            pre_running=spec["preRunningDeadlineSeconds"],
-            startup=spec["hangPolicy"]["startupSeconds"],
-            no_step=spec["hangPolicy"]["noStepSeconds"],
-            evaluate=spec["hangPolicy"].get("stageSeconds", EVALUATE_SECONDS),
-            cpu_stage=spec["hangPolicy"].get("stageSeconds", CPU_STAGE_SECONDS),
-            blind=spec["hangPolicy"].get("blindSeconds"),
-            child_ttl=spec.get("childTTLSecondsAfterFinished"),
+            active=spec.active_deadline_seconds,
+            pre_running=spec.pre_running_deadline_seconds,
+            startup=hang.startup_seconds,
+            no_step=hang.no_step_seconds,
+            evaluate=hang.stage_seconds or EVALUATE_SECONDS,
+            cpu_stage=hang.stage_seconds or CPU_STAGE_SECONDS,
+            blind=hang.blind_seconds,
+            child_ttl=spec.child_ttl_seconds_after_finished,
         ),
         run_folder=snapshot.run_folder,
         resumes="resumeFrom" in snapshot.spec,
         cache=snapshot.cache,
         programs=snapshot.programs,
-        image=profile["images"]["trainer"],
-        cpu_image=profile["images"].get("cpu"),
-        service_account_tpu=accounts.get("tpu", "default"),
-        service_account_cpu=accounts.get("cpu", "default"),
-        hub_token=(secret["name"], secret.get("key", "token")) if secret else None,
-        upload_tokens=resolve.upload_tokens(spec),
-        cpu_pool=CpuNodes(
-            node_selector=cpu_pool.get("nodeSelector", {}),
-            tolerations=tuple(cpu_pool.get("tolerations", ())),
-            max_memory=cpu_pool.get("maxMemory"),
-            max_ephemeral_storage=cpu_pool.get("maxEphemeralStorage"),
-        ),
+        image=profile.images.trainer,
+        cpu_image=profile.images.cpu,
+        service_account_tpu=accounts.tpu or _SERVICE_ACCOUNT,
+        service_account_cpu=accounts.cpu or _SERVICE_ACCOUNT,
+        hub_token=secret_key(secret) if secret else None,
+        upload_tokens=upload_tokens(spec),
+        cpu_pool=_cpu_nodes(profile.cpu_pool),
         queues=draft.queues,
-        pod=PodAdditions(
-            env=tuple(pod.get("env", ())),
-            labels=pod.get("labels", {}),
-            annotations=pod.get("annotations", {}),
-            host_network=pod.get("hostNetwork", False),
-            privileged=pod.get("privileged", False),
-        ),
-        currency=profile.get("currency"),
-        owner_of_profile=profile.get("owner", {}),
-        bounds=bounds_of(profile),
-        plan_only=bool(spec.get("planOnly", False)),
+        pod=_pod_additions(profile.pod),
+        currency=profile.currency,
+        owner_of_profile=profile.owner.to_document() if profile.owner else {},
+        bounds=bounds_of(profile.constraints),
+        plan_only=spec.plan_only,
+    )
+
+
+def _created(job: Object) -> date | None:
+    """Returns the day on which the API server created the job; None for a manifest that it has not seen."""
+    stamp = job["metadata"].get("creationTimestamp")
+    return datetime.fromisoformat(stamp).date() if stamp else None
+
+
+def _cpu_nodes(pool: CpuPool) -> CpuNodes:
+    return CpuNodes(
+        node_selector=pool.node_selector or {},
+        tolerations=tuple(each.to_document() for each in pool.tolerations or ()),
+        max_memory=pool.max_memory,
+        max_ephemeral_storage=pool.max_ephemeral_storage,
+    )
+
+
+def _pod_additions(pod: PodSettings) -> PodAdditions:
+    return PodAdditions(
+        env=tuple(each.to_document() for each in pod.env or ()),
+        labels=pod.labels or {},
+        annotations=pod.annotations or {},
+        host_network=pod.host_network is True,
+        privileged=pod.privileged is True,
     )

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-type Object = Mapping[str, Any]
+from finetune_operator.api.profile import Queue
+
+type Labels = Mapping[str, str]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
@@ -20,25 +21,23 @@ class Queues:
     """A WorkloadPriorityClass. None: the queue's default."""
 
 
-def resolve_queues(metadata: Object, profile: Object) -> Queues:
-    """Returns the queues of a job with that metadata. Its queue-name label applies to TPU stages: CPU quota differs."""
-    queue = profile.get("queue", {})
-    own = metadata.get("labels", {}) if queue.get("allowJobLabels") else {}
+def resolve_queues(labels: Labels, queue: Queue) -> Queues:
+    """Returns the queues of a job with those labels. Its queue-name label applies to TPU stages: CPU quota differs."""
+    own = labels if queue.allow_job_labels else {}
     return Queues(
-        tpu=own.get(QUEUE_LABEL) or queue.get("localQueue"),
-        cpu=queue.get("cpuLocalQueue"),
-        priority_class=own.get(PRIORITY_LABEL) or queue.get("priorityClass"),
+        tpu=own.get(QUEUE_LABEL) or queue.local_queue,
+        cpu=queue.cpu_local_queue,
+        priority_class=own.get(PRIORITY_LABEL) or queue.priority_class,
     )
 
 
-def forbidden_labels(metadata: Object, profile: Object) -> Iterator[str]:
+def forbidden_labels(labels: Labels, queue: Queue) -> Iterator[str]:
     """Yields a message for each label of the job that would have no effect.
 
     Either the profile does not allow jobs to choose, or there is no queue in which the priority would apply.
     """
-    labels = metadata.get("labels", {})
-    if profile.get("queue", {}).get("allowJobLabels"):
-        queues = resolve_queues(metadata, profile)
+    if queue.allow_job_labels:
+        queues = resolve_queues(labels, queue)
         if PRIORITY_LABEL in labels and queues.tpu is None and queues.cpu is None:
             yield (
                 f"metadata.labels[{PRIORITY_LABEL}] = {labels[PRIORITY_LABEL]}, but no queue admits the job: add the "

@@ -15,8 +15,8 @@ from finetune_contract import (
 from finetune_contract.request import MAX_REQUEST_BYTES
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.memory import chosen_mesh, place_name
 from finetune_operator.planning.plan import Findings, Plan
+from finetune_operator.planning.slices.memory import chosen_mesh, place_name
 
 #: Highest attempt number that fits the names of pods.
 MAX_ATTEMPT = 999
@@ -57,7 +57,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         converted=findings.converted.items if findings.converted else plan.model.orbax,
         converted_files_digest=_files_digest(findings),
         train_step=_train_step(plan, findings),
-    ).spoken(findings.speaks or plan.contract)
+    ).for_trainer(findings.supports or plan.contract)
     size = len(request.to_json().encode())
     if size > MAX_REQUEST_BYTES:
         raise Refused(
@@ -76,8 +76,8 @@ def _use_cache(plan: Plan, stage: Stage, findings: Findings) -> str:
 
 def _files_digest(findings: Findings) -> str | None:
     """Returns the expected digest; None for an image that compares none: its preflight reported no conversion."""
-    knows = findings.preflight is not None and findings.preflight.conversion is not None
-    return findings.converted.files_digest if knows and findings.converted else None
+    compares = findings.preflight is not None and findings.preflight.conversion is not None
+    return findings.converted.files_digest if compares and findings.converted else None
 
 
 def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict[str, str | int]]:
@@ -113,11 +113,10 @@ def _with_tokenizer(source: ModelSource, digest: str | None) -> ModelSource:
 def _data(plan: Plan, stage: Stage, findings: Findings) -> DataSpec:
     """Returns the data as preflight found it.
 
-    Only preflight reads whether the job names maxSeqLength. Later stages may run on trainer images from before the
-    contract had minor versions, which reject unknown keys.
+    Only preflight reads whether the job names maxSeqLength.
     """
-    asked = plan.data.max_seq_length_asked and stage is Stage.PREFLIGHT
-    data = plan.data.model_copy(update={"max_seq_length_asked": asked})
+    explicit = plan.data.max_seq_length_explicit and stage is Stage.PREFLIGHT
+    data = plan.data.model_copy(update={"max_seq_length_explicit": explicit})
     if findings.preflight is None:
         return data
     reports = (*findings.preflight.train, *findings.preflight.validation)

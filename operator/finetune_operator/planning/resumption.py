@@ -66,9 +66,9 @@ def refuse_folder_in_use(job: Object, neighbours: Sequence[Object]) -> None:
 
 def _runs_in(folder: str, job: Object) -> bool:
     """Returns whether it is the run folder of a job, according to its status or, if that names none, its spec."""
-    told = lookup(job.get("status") or {}, "resolved.runFolder")
-    if told is not None:
-        return bool(told == folder)
+    reported = lookup(job.get("status") or {}, "resolved.runFolder")
+    if reported is not None:
+        return bool(reported == folder)
     metadata = job["metadata"]
     own = f"/{metadata.get('namespace', 'default')}/{metadata['name']}-{metadata['uid'][:8]}"
     resumed = resumed_folder(job["spec"])

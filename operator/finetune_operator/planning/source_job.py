@@ -18,7 +18,7 @@ from finetune_operator.planning.merge import lookup
 type Object = Mapping[str, Any]
 
 _PATH = "spec.model.fromJob"
-_PLACE: TypeAdapter[str] = TypeAdapter(StorageUri)
+_URI: TypeAdapter[str] = TypeAdapter(StorageUri)
 
 
 def source_name(spec: Object) -> str | None:
@@ -69,59 +69,71 @@ def _refuse_unfinished(name: str, status: Object) -> None:
         )
     if ended.get("Succeeded") != "True":
         raise _unusable(
-            f'FineTuneJob "{name}" has ended as {status.get("phase", "Failed")} and has made no model. Mend it and '
+            f'FineTuneJob "{name}" has ended as {status.get("phase", "Failed")} and has made no model. Correct it and '
             "raise its spec.retry.generation: this job starts by itself as soon as that one has succeeded. "
             "Or create the job with another model."
         )
 
 
 def _exported_model(name: str, status: Object) -> Object:
-    whole = [each for each in status.get("artifacts", ()) if each["type"] == "HuggingFace"]
-    stored = [each for each in whole if not each["uri"].startswith("hf:")]
-    if not stored:
+    """Returns the entry of ``status.artifacts`` for the complete model in the run folder of the job ``name``.
+
+    Raises Refused if there is none: copies elsewhere do not count, since the job's own account can name any location.
+    """
+    models = [
+        each
+        for each in status.get("artifacts", ())
+        if each["type"] == "HuggingFace" and not each["uri"].startswith("hf:")
+    ]
+    if not models:
         raise _unusable(
             f'FineTuneJob "{name}" has exported no whole model, only an adapter. Set spec.export.content of that job '
             "to Both and retry it from Export: this job starts by itself as soon as that one has succeeded."
         )
-    place = RunFolder(lookup(status, "resolved.runFolder") or "").model
-    found = next((each for each in stored if each["uri"] == place), None)
-    if found is None or not _is_one_place(place):
+    uri = RunFolder(lookup(status, "resolved.runFolder") or "").model
+    found = next((each for each in models if each["uri"] == uri), None)
+    if found is None or not _is_valid_uri(uri):
         raise _unusable(
-            f'FineTuneJob "{name}" names {stored[0]["uri"]!r} as its model, and its run folder has it in {place!r} '
-            "only. Retry it from Export: the job goes on by itself when it has succeeded. Or name the model in "
+            f'FineTuneJob "{name}" names {models[0]["uri"]!r} as its model, and its run folder has it in {uri!r} '
+            "only. Retry it from Export: this job continues when it has succeeded. Or name the model in "
             "spec.model.uri."
         )
     return dict(found)
 
 
-def _is_one_place(uri: str) -> bool:
+def _is_valid_uri(uri: str) -> bool:
+    """Returns whether ``uri`` is a storage URI that every program reads as the same location."""
     try:
-        _PLACE.validate_python(uri)
+        _URI.validate_python(uri)
     except ValidationError:
         return False
     return True
 
 
-def _refuse_other_checkpoint(asked: Object, status: Object, exported: int | None) -> None:
+def _refuse_other_checkpoint(requested: Object, status: Object, exported: int | None) -> None:
     """Raises Refused unless the wanted checkpoint was exported: only the exported one is available as a model."""
-    wanted = asked.get("checkpoint")
+    wanted = requested.get("checkpoint")
     if wanted is None:
         return
-    step = asked.get("step") if wanted == "Step" else _tagged(status, wanted)
+    step = requested.get("step") if wanted == "Step" else _tagged(status, wanted)
     if step is not None and step == exported:
         return
     has = (
         f"the checkpoint of step {exported}" if exported is not None else "a checkpoint that it does not name"
     )
     what = (
-        f"that of step {step}" if step is not None else f"its {wanted.lower()} one, of which it knows nothing"
+        f"that of step {step}"
+        if step is not None
+        else f"its {wanted.lower()} checkpoint, which its status does not name,"
     )
     remedy = (
         f"Set spec.export.checkpoint of that job to {wanted} and retry it from Export, or leave checkpoint out here."
         if wanted != "Step" and step is not None
         else "Leave checkpoint out to start from what was exported."
     )
-    raise _unusable(f'FineTuneJob "{asked["name"]}" has exported {has}, and asked for is {what}. {remedy}')
+    raise _unusable(
+        f'FineTuneJob "{requested["name"]}" has exported {has}, and {what} is requested. {remedy}'
+    )
 
 
 def _tagged(status: Object, tag: str) -> int | None:

@@ -33,7 +33,8 @@ def stage_digests(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 
     Sections that never change after admission are left out.
     """
-    asked = merge(defaults, spec)
+    requested = merge(defaults, spec)
     return {
-        stage: digest({name: asked[name] for name in STAGES[stage].reads if name in asked}) for stage in Stage
+        stage: digest({name: requested[name] for name in STAGES[stage].reads if name in requested})
+        for stage in Stage
     }

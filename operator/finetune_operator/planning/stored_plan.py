@@ -15,8 +15,9 @@ from typing import Any, Self
 
 from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
 from finetune_operator.api import API_VERSION, Reason, canonical
+from finetune_operator.planning.defaulted import DefaultedProfileSpec, stored_profile_spec
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.pathways import with_pathways_images
+from finetune_operator.planning.slices.pathways import with_pathways_images
 
 type Object = Mapping[str, Any]
 
@@ -48,11 +49,16 @@ class StoredPlan:
     """The profile's spec at admission; for Pathways including the catalog's images that it does not name."""
     spec: Object
     """The merged spec at admission, with the resolved global batch and without ``LIFECYCLE``."""
-    contract: ContractVersion | None
+    contract: ContractVersion
     """Version of the contract that the operator supported at admission. The trainer image is assumed to support it
-    until it reports its own. None: not recorded."""
+    until it reports its own."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further data that a newer operator has stored: kept, so that the digest stays the same."""
+
+    @property
+    def profile_spec(self) -> DefaultedProfileSpec:
+        """Model of ``profile``. Raises Refused if this version of the operator cannot read it."""
+        return stored_profile_spec(self.profile_name, self.stored["profile.json"])
 
     @property
     def run_folder(self) -> RunFolder:
@@ -80,7 +86,6 @@ class StoredPlan:
     @cached_property
     def stored(self) -> Mapping[str, str]:
         """Data of the ConfigMap, without the digest over them."""
-        recorded = {"contract": str(self.contract)} if self.contract else {}
         return {
             "format": _FORMAT,
             "job-namespace": self.job.namespace,
@@ -92,7 +97,7 @@ class StoredPlan:
             "spec.json": json.dumps(canonical(self.spec), indent=1, sort_keys=True),
             "run-folder": self.run_folder.uri,
             "cache": self.cache.uri,
-            **recorded,
+            "contract": str(self.contract),
             **self.more,
         }
 
@@ -188,11 +193,16 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
             profile_hash=data["profile-hash"],
             profile=json.loads(data["profile.json"]),
             spec=json.loads(data["spec.json"]),
-            contract=ContractVersion.parse(data["contract"]) if "contract" in data else None,
+            contract=ContractVersion.parse(data["contract"]),
             more={name: value for name, value in data.items() if name not in _KEYS},
         )
-        if data != {**snapshot.stored, _DIGEST: snapshot.digest}:
-            raise ValueError("its data do not match its digest, or folders that follow from them")
+        stored = {name: value for name, value in data.items() if name != _DIGEST}
+        if _sha256(stored) != data[_DIGEST]:
+            raise ValueError("its data do not match its digest")
+        if (data["run-folder"], data["cache"]) != (snapshot.run_folder.uri, snapshot.cache.uri):
+            raise ValueError("its folders do not follow from its data")
+        # What was read is what would be written: formatting it again takes longer than the rest.
+        vars(snapshot).update(stored=stored, digest=data[_DIGEST])
         if metadata["name"] != plan_name(snapshot.job.uid):
             raise ValueError(f"it is the plan of the job with uid {snapshot.job.uid}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
 from weakref import WeakValueDictionary
 
 from finetune_contract import RunFolder
+from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api.timestamps import stamp
 from finetune_operator.artifacts.port import ObjectStore, StorageError
 from finetune_operator.cluster.port import (
     EVENTS,
@@ -27,10 +28,10 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, JobEvent
-from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
-from finetune_operator.lifecycle.ownership import own_jobsets
-from finetune_operator.lifecycle.pending import pending_records, with_pending
+from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
+from finetune_operator.lifecycle.children.ownership import own_jobsets
+from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete, Deletion, JobEvent, Record
+from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import Plans
@@ -88,34 +89,41 @@ class Applier:
         """
         job = observation.job
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-        if decision.retry is not None:
-            run = self._run_folder(observation, decision)
-            await self._store.write(
-                run.retry(decision.retry.generation), decision.retry.model_dump_json().encode()
-            )
-        if decision.takeover is not None:
-            await self._take_over(observation, self._run_folder(observation, decision), decision.takeover)
-        if decision.records:
+        action = decision.action
+        if isinstance(action, Admit):
+            await self._admit(observation, action)
+        if action.records:
             try:
-                await self._write_records(observation, decision)
+                await self._write_records(observation, action.records)
             except StorageError:
-                await self._stop_unrecorded(job, decision)
+                if isinstance(action, Delete):
+                    await self._stop_unrecorded(observation, action)
                 raise
-        if decision.snapshot is not None:
-            await self._plans.create(decision.snapshot)
-        if not decision.status_before_deletions:
-            await self._delete(job, decision.deletions)
-        if decision.jobset is not None:
-            await self._create_jobset(observation, decision.jobset)
-            created = decision.jobset["metadata"]["name"]
+        status_first = isinstance(action, Delete) and action.status_first
+        if isinstance(action, Delete) and not status_first:
+            await self._delete(job, action.jobsets)
+        await self._delete(job, decision.obsolete)
+        if isinstance(action, Create):
+            await self._create_jobset(observation, action.jobset)
+            created = action.jobset["metadata"]["name"]
             log.info("created JobSet %s", created)
             self._created(JobSetCreated(namespace, name, created))
-        for notice in decision.notices:
-            await self._tell(job, notice, observation.now)
-        if decision.status_before_deletions:
-            await self._write_status_then_delete(job, decision.status, decision.deletions)
+        for event in decision.events:
+            await self._create_event(job, event, observation.now)
+        if isinstance(action, Delete) and status_first:
+            await self._write_status_then_delete(job, decision.status, action.jobsets)
         else:
             await self.write_status(job, decision.status)
+
+    async def _admit(self, observation: Observation, action: Admit) -> None:
+        match action.write:
+            case RetryRecord() as record:
+                run = self._run_folder(observation)
+                await self._store.write(run.retry(record.generation), record.model_dump_json().encode())
+            case TakeoverRecord() as record:
+                await self._take_over(observation, self._run_folder(observation), record)
+            case plan:
+                await self._plans.create(plan)
 
     async def _take_over(self, observation: Observation, run: RunFolder, note: TakeoverRecord) -> None:
         """Records that this job continues in the run folder. The first of several such jobs wins.
@@ -126,36 +134,36 @@ class Applier:
         async with self._taking_over.setdefault(run.uri, asyncio.Lock()):
             noted = taken_over_by(await self._store.list(run.attempts))
             if set(noted) != {each.uid[:8] for each in observation.folder.takeovers}:
-                raise Conflict(f"{run.uri} has been taken over since")
+                raise Conflict(f"{run.uri} has been taken over by another job since the observation")
             await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
-    async def write_status(self, job: Object, status: Object) -> None:
+    async def write_status(self, job: Object, status: FineTuneJobStatus) -> None:
         """Writes the status if it differs. Raises Conflict if the job has changed since it was observed."""
-        if job.get("status") == status:
+        document = status.to_document()
+        if job.get("status") == document:
             return
         metadata = job["metadata"]
         await self._cluster.patch_status(
             JOBS,
             metadata["namespace"],
             metadata["name"],
-            status,
+            document,
             resource_version=metadata["resourceVersion"],
         )
 
-    async def _stop_unrecorded(self, job: Object, decision: Decision) -> None:
+    async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.
 
         The records are kept in the status until they can be stored. Nothing else of the decision is carried out.
         """
-        if decision.deletions:
-            status = job.get("status") or {}
-            records = {**dict(pending_records(status)), **dict(decision.records)}
-            await self._write_status_then_delete(
-                job, with_pending(status, records.items()), decision.deletions
-            )
+        status = observation.status
+        records = {**dict(pending_records(status)), **dict(action.records)}
+        await self._write_status_then_delete(
+            observation.job, with_pending(status, records.items()), action.jobsets
+        )
 
     async def _write_status_then_delete(
-        self, job: Object, status: Object, deletions: Sequence[Deletion]
+        self, job: Object, status: FineTuneJobStatus, deletions: Sequence[Deletion]
     ) -> None:
         """Stores the status before deleting the objects that it is derived from.
 
@@ -186,16 +194,15 @@ class Applier:
         for deletion in deletions:
             await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
 
-    async def _write_records(self, observation: Observation, decision: Decision) -> None:
-        run = self._run_folder(observation, decision)
-        for key, failure in decision.records:
+    async def _write_records(self, observation: Observation, records: Sequence[Record]) -> None:
+        run = self._run_folder(observation)
+        for key, failure in records:
             uri = run.failure(*key.place)
             await self._store.write(uri, failure.to_json().encode())
 
-    def _run_folder(self, observation: Observation, decision: Decision) -> RunFolder:
-        snapshot = observation.snapshot or decision.snapshot
-        assert snapshot is not None, "an attempt has failed, so the job was admitted"
-        return Folders.of(snapshot).run
+    def _run_folder(self, observation: Observation) -> RunFolder:
+        assert observation.snapshot is not None, "only an admitted job has records"
+        return Folders.of(observation.snapshot).run
 
     async def _create_jobset(self, observation: Observation, jobset: Object) -> None:
         """Creates the JobSet.
@@ -214,36 +221,36 @@ class Applier:
                 raise
             raise NameTaken("JobSet", namespace, name) from error
 
-    async def _tell(self, job: Object, notice: JobEvent, now: datetime) -> None:
+    async def _create_event(self, job: Object, event: JobEvent, now: datetime) -> None:
         """Creates one Event, with one retry.
 
         A persistent error is logged and does not stop the reconcile, since the status contains the same information.
         """
-        event = event_of(job, notice, now)
+        manifest = event_of(job, event, now)
         for final in (False, True):
             try:
-                await self._cluster.create(EVENTS, event)
+                await self._cluster.create(EVENTS, manifest)
             except AlreadyExists:
                 # The name is derived from the content, so this Event exists.
                 return
             except ClusterError as error:
                 if final:
-                    log.warning("the Event %s was not written: %s", notice.reason, error)
+                    log.warning("the Event %s was not written: %s", event.reason, error)
             else:
                 return
 
 
-def event_of(job: Object, notice: JobEvent, now: datetime) -> Object:
+def event_of(job: Object, event: JobEvent, now: datetime) -> Object:
     """Returns a core/v1 Event, the kind that ``kubectl describe`` shows. Its name contains a digest of its content."""
     metadata = job["metadata"]
-    told = "\n".join((metadata["uid"], notice.type, notice.reason, notice.message, notice.since))
-    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    event: dict[str, Any] = {
+    content = "\n".join((metadata["uid"], event.type, event.reason, event.message, event.since))
+    time = stamp(now)
+    return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
             "namespace": metadata["namespace"],
-            "name": f"{metadata['name']}.{sha256(told.encode()).hexdigest()[:16]}",
+            "name": f"{metadata['name']}.{sha256(content.encode()).hexdigest()[:16]}",
         },
         "involvedObject": {
             "apiVersion": job["apiVersion"],
@@ -253,14 +260,13 @@ def event_of(job: Object, notice: JobEvent, now: datetime) -> Object:
             "uid": metadata["uid"],
             "resourceVersion": metadata["resourceVersion"],
         },
-        "type": str(notice.type),
-        "reason": notice.reason,
+        "type": str(event.type),
+        "reason": event.reason,
         # The API server's limit for the message of an Event.
-        "message": notice.message[:1024],
+        "message": event.message[:1024],
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
+        "firstTimestamp": time,
+        "lastTimestamp": time,
         "count": 1,
     }
-    return event

@@ -13,21 +13,21 @@ class Denials:
     """
 
     def __init__(self) -> None:
-        self._looks = itertools.count()
+        self._order = itertools.count()
         self._answered: dict[str, int] = {}
         self._denied: dict[Hashable, int] = {}
 
     def answered(self, job: Hashable, uri: str) -> None:
         """Records that the job's run folder could be read."""
         self._denied.pop(job, None)
-        self._answered[urlsplit(uri).netloc] = next(self._looks)
+        self._answered[urlsplit(uri).netloc] = next(self._order)
 
     def alone(self, job: Hashable, uri: str, *, listed: bool) -> bool:
         """Records a denial and returns whether it concerns this run folder alone.
 
         ``listed`` is whether the folder's listing succeeded.
         """
-        first = self._denied.setdefault(job, next(self._looks))
+        first = self._denied.setdefault(job, next(self._order))
         return listed or self._answered.get(urlsplit(uri).netloc, -1) > first
 
     def forget(self, job: Hashable) -> None:

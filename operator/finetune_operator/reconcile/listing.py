@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle.observation import AttemptKey, TakeoverRecord, since
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.observation import TakeoverRecord, since
 
 #: Files that identify the folder of an attempt: other users may have written files there.
 _RECORDS = frozenset({"request.json", "result.json", "failure.json"})

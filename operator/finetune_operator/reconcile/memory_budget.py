@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from finetune_operator.artifacts.tenant_shares import CallSlots
 from finetune_operator.cluster.port import Object, ResponseTooLarge
-from finetune_operator.lifecycle.reduced import weight
+from finetune_operator.lifecycle.children.projection import weight
 
 #: Bytes in memory that any observation may hold: JobSets and pods of a few hundred hosts.
 _SMALL = 2**20
@@ -44,8 +44,8 @@ class MemoryShare:
         self._held += weight(found)
         if self._held > _MOST:
             raise ResponseTooLarge(
-                f"{what}: those that the job may have made take more than {_MOST >> 20} MiB. Delete those that no "
-                "controller made, or remove these labels from them"
+                f"{what}: the objects that may belong to the job take more than {_MOST >> 20} MiB. Delete those "
+                "without a controller, or remove these labels from them"
             )
         if self._held > _SMALL:
             # An observation lists several kinds concurrently, and its namespace has one slot.
@@ -57,7 +57,7 @@ class MemoryShare:
                     self.leave()
                     raise asyncio.CancelledError
 
-    def let_go(self, found: Sequence[Object]) -> None:
+    def release(self, found: Sequence[Object]) -> None:
         """Accounts for objects that are no longer held."""
         self._held -= weight(found)
 

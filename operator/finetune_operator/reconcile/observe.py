@@ -26,15 +26,15 @@ from finetune_operator.cluster.port import (
     Rejected,
     ResourceKind,
 )
-from finetune_operator.lifecycle.children import slice_kind, slice_kinds
-from finetune_operator.lifecycle.classify import settled
-from finetune_operator.lifecycle.decide import finished
-from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
-from finetune_operator.lifecycle.disruption import WINDOW
-from finetune_operator.lifecycle.known_attempts import own_attempts
-from finetune_operator.lifecycle.observation import AttemptKey, Observation, RunFolderView
-from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
-from finetune_operator.lifecycle.reduced import (
+from finetune_operator.lifecycle.attempts.classify import settled
+from finetune_operator.lifecycle.attempts.disruption import WINDOW
+from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.node import SliceNode
+from finetune_operator.lifecycle.children.object_events import ObjectEvent
+from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.projection import (
     jobset_of,
     pod_of,
     reduced_event,
@@ -42,22 +42,25 @@ from finetune_operator.lifecycle.reduced import (
     reduced_node,
     reduced_workload,
 )
+from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.lifecycle.decide import finished
+from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
-from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.first_format import first_format_name
-from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
+from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.plans import Plans
-from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
-from finetune_operator.rendering import attempt_of
+from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
 from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
 
 #: Label of each Workload with the uid of its owner.
-_OF_UID = "kueue.x-k8s.io/job-uid"
+_JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 #: Maximum number of slice kinds whose nodes are listed in one observation of a job.
 _MOST_KINDS = 4
 
@@ -115,6 +118,7 @@ class Observer:
         if job is None:
             self._folder.forget(key)
             return None
+        status = read_status(job.get("status"))
         uid = job["metadata"]["uid"]
         snapshot, labelled, labelled_pods = await asyncio.gather(
             self._plans.find(uid),
@@ -129,15 +133,18 @@ class Observer:
         first_format, template, source = await asyncio.gather(
             self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
+        own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
         workloads, view = await asyncio.gather(
-            self._workloads(key.namespace, jobsets, room), self._view(key, job, snapshot, jobsets, pods)
+            self._workloads(key.namespace, jobsets, room),
+            self._view(key, job, snapshot, own),
         )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
-        nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)], jobsets, room)
+        nodes = await self._nodes([pod for pod in pods if not _is_classified(pod, view)], jobsets, room)
         return Observation(
             now=self._utc_now(),
             job=job,
+            status=status,
             profiles=tuple(profiles),
             snapshot=snapshot,
             first_format=first_format,
@@ -169,12 +176,12 @@ class Observer:
             except Rejected as error:
                 if error.status != 410 or final:
                     raise
-                room.let_go(found)
+                room.release(found)
             else:
                 return found
         raise AssertionError("unreachable")
 
-    async def look_closer(
+    async def with_details(
         self, observation: Observation, at: DetailRequest, room: MemoryShare
     ) -> Observation:
         """Returns the observation with the requested details added. Raises ClusterError."""
@@ -192,7 +199,7 @@ class Observer:
         try:
             return await self._folder.hosts(run, count)
         except StorageError as error:
-            log.warning("it cannot be told which host lags: %s", error)
+            log.warning("the slowest host cannot be determined: %s", error)
             return {}
 
     async def job(self, key: JobKey) -> Object | None:
@@ -211,8 +218,7 @@ class Observer:
         key: JobKey,
         job: Object,
         snapshot: Object | None,
-        jobsets: Sequence[Object],
-        pods: Sequence[Object],
+        own: Own,
     ) -> RunFolderView:
         if snapshot is None:
             return RunFolderView()
@@ -220,7 +226,7 @@ class Observer:
         view = await self._folder.view(
             folders,
             of=key,
-            own=partial(own_attempts, job=job, jobsets=jobsets, pods=pods),
+            own=own,
             retry=job["spec"].get("retry", {}).get("generation", 0),
         )
         if finished(job):
@@ -228,56 +234,59 @@ class Observer:
         return view
 
     async def _nodes(
-        self, pods: Sequence[Object], jobsets: Sequence[Object], room: MemoryShare
-    ) -> Mapping[str, Object] | None:
+        self, pods: Sequence[Pod], jobsets: Sequence[JobSet], room: MemoryShare
+    ) -> Mapping[str, SliceNode] | None:
         """Returns all nodes of the kinds of slices on which pods failed recently, with one list per kind.
 
         None if no pod failed recently, or if the operator may not list nodes. Kinds that the JobSets request come
         first, since a pod may name any kind.
         """
-        kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := slice_kind(pod))}
+        kinds = {pod.slice_kind for pod in pods if pod.slice_kind and _failed_lately(pod, self._utc_now())}
         if not kinds:
             return None
-        wanted = {kind for jobset in jobsets for kind in slice_kinds(jobset)}
+        wanted = {kind for jobset in jobsets for kind in jobset.slice_kinds}
         chosen = sorted(kinds, key=lambda kind: (kind not in wanted, kind))[:_MOST_KINDS]
         try:
             found = [
                 await self._kept(NODES, None, room, keep=reduced_node, labels=dict(kind)) for kind in chosen
             ]
         except Rejected as error:
-            log.warning("nodes cannot be looked at, so crashes of their loss count as faults: %s", error)
+            log.warning(
+                "nodes cannot be listed, so the loss of a node counts as a failure of the stage: %s",
+                error,
+            )
             return None
-        return {node["metadata"]["name"]: node for nodes in found for node in nodes}
+        return {node.name: node for nodes in found for node in map(SliceNode.parse, nodes)}
 
-    async def _events(self, namespace: str, about: ObjectReference, room: MemoryShare) -> tuple[Object, ...]:
+    async def _events(
+        self, namespace: str, about: ObjectReference, room: MemoryShare
+    ) -> tuple[ObjectEvent, ...]:
         """Returns the Events about an object; empty if the operator may not list them."""
         fields = {"involvedObject.kind": about.kind, "involvedObject.name": about.name}
         try:
-            return tuple(await self._kept(EVENTS, namespace, room, keep=reduced_event, fields=fields))
+            found = await self._kept(EVENTS, namespace, room, keep=reduced_event, fields=fields)
         except Rejected as error:
-            log.warning("Events cannot be looked at, so the autoscaler's words are missing: %s", error)
+            log.warning("Events cannot be listed, so the autoscaler's messages are missing: %s", error)
             return ()
+        return tuple(map(ObjectEvent.parse, found))
 
     async def _workloads(
-        self, namespace: str, jobsets: Sequence[Object], room: MemoryShare
-    ) -> tuple[Object, ...] | None:
-        """Returns Kueue's Workloads of the JobSets that are queued or suspended; None if Kueue is not installed.
+        self, namespace: str, jobsets: Sequence[JobSet], room: MemoryShare
+    ) -> tuple[Workload, ...] | None:
+        """Returns Kueue's Workloads of the JobSets that name a queue or are suspended; None if Kueue is not installed.
 
-        Kueue may be configured to manage JobSets without a queue as well, so suspended ones are included. No request is
-        made if there is neither.
+        Kueue may be configured to manage JobSets without a queue as well, so suspended ones are included. If there is
+        no such JobSet, the result is empty and no request is made. Raises ClusterError.
         """
-        queued = frozenset(
-            jobset["metadata"]["uid"]
-            for jobset in jobsets
-            if QUEUE_LABEL in jobset["metadata"].get("labels", {}) or jobset.get("spec", {}).get("suspend")
-        )
-        if not queued:
+        managed = frozenset(jobset.uid for jobset in jobsets if jobset.queue is not None or jobset.suspended)
+        if not managed:
             return ()
         try:
-            labels = {_OF_UID: queued}
-            return tuple(await self._kept(WORKLOADS, namespace, room, keep=reduced_workload, labels=labels))
+            labels = {_JOB_UID_LABEL: managed}
+            found = await self._kept(WORKLOADS, namespace, room, keep=reduced_workload, labels=labels)
         except NotFound:
             return None
+        return tuple(map(Workload.parse, found))
 
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
         """Returns all profiles before admission; afterwards, the snapshot holds the job's copy."""
@@ -336,29 +345,19 @@ class Observer:
         return await self.job(JobKey(job["metadata"]["namespace"], name))
 
 
-def _judged(pod: Object, view: RunFolderView) -> bool:
+def _is_classified(pod: Pod, view: RunFolderView) -> bool:
     """Whether the classification of the pod's attempt is final.
 
     If so, its nodes need not be listed; there may be thousands of that kind.
     """
-    key = attempt_of(pod)
-    files = view.attempts.get(AttemptKey(*key)) if key else None
+    files = view.attempts.get(pod.key) if pod.key else None
     return files is not None and settled(files.failure)
 
 
-def _failed_lately(pod: Object, now: datetime) -> bool:
+def _failed_lately(pod: Pod, now: datetime) -> bool:
     """Whether the pod failed so recently that the state of its nodes may still show the cause."""
-    if pod.get("status", {}).get("phase") != "Failed":
+    if pod.phase != "Failed":
         return False
-    ended = [
-        datetime.fromisoformat(state["finishedAt"])
-        for container in pod["status"].get("containerStatuses", ())
-        if (state := container.get("state", {}).get("terminated")) and "finishedAt" in state
-    ]
-    if not ended:
-        # The kubelet did not start it, or its node no longer exists.
-        metadata, conditions = pod["metadata"], pod["status"].get("conditions", ())
-        told = [metadata.get("creationTimestamp"), metadata.get("deletionTimestamp")]
-        told += [each.get("lastTransitionTime") for each in conditions]
-        ended = [datetime.fromisoformat(each) for each in told if each]
-    return not ended or now - max(ended) <= 2 * WINDOW
+    # Without an end, the kubelet did not start it, or its node no longer exists.
+    ended = pod.finished_at or pod.last_change
+    return ended is None or now - ended <= 2 * WINDOW

@@ -80,10 +80,11 @@ class Plans:
             # Releases the page before the next one is fetched.
             del page
 
-    async def collect(self, key: PlanKey) -> None:
+    async def delete_orphan(self, key: PlanKey) -> None:
         """Deletes the plan if its job no longer exists. Raises ClusterError.
 
-        The job is read live: an event or a listing may be older than the job that has its name now.
+        The job is read live, because an event or a listing may be older than the job that has its name now. A job of
+        the same name with another uid does not keep the plan.
         """
         try:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
@@ -96,4 +97,4 @@ class Plans:
             return
         name, uid = plan["metadata"]["name"], plan["metadata"]["uid"]
         await self._cluster.delete(CONFIG_MAPS, self._namespace, name, uid=uid, foreground=False)
-        log.info("deleted the %s: the job is gone", key)
+        log.info("deleted the %s: the job no longer exists", key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_operator.cluster.port import PROFILES, ClusterError, KubernetesClient, NotFound
-from finetune_operator.lifecycle.profiles import profile_status
+from finetune_operator.lifecycle.status.profile import profile_status
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.reconciler import ReconcileError
@@ -58,7 +58,7 @@ class ProfileReconciler:
         except ClusterError as error:
             raise ReconcileError.of(error) from error
         except Exception as error:
-            log.exception("a fault of the operator")
+            log.exception("internal error of the operator")
             raise ReconcileError.of(error) from error
 
     async def _reconcile(self, key: ProfileKey) -> None:
@@ -67,11 +67,12 @@ class ProfileReconciler:
         except NotFound:
             return
         status = profile_status(profile, used_by=self._used_by(key.name), now=self._utc_now())
-        if profile.get("status") != status:
+        document = status.to_document()
+        if profile.get("status") != document:
             await self._cluster.patch_status(
                 PROFILES,
                 None,
                 key.name,
-                status,
+                document,
                 resource_version=profile["metadata"]["resourceVersion"],
             )

@@ -99,11 +99,13 @@ class Reconciler:
             if observation is None:
                 return None
             decision = await self._decided(observation)
-            if decision.closer is not None:
-                observation = await self._observer.look_closer(observation, decision.closer, room)
+            if decision.details is not None:
+                observation = await self._observer.with_details(observation, decision.details, room)
                 decision = await self._decided(observation)
             if decision.fault is not None:
-                log.error("a fault of the operator over what the run folder holds", exc_info=decision.fault)
+                log.error(
+                    "internal error while reading the content of the run folder", exc_info=decision.fault
+                )
             await self._applier.apply(observation, decision)
         except Conflict as error:
             # Something changed between observation and write. Users need to know only if it happens repeatedly.
@@ -116,7 +118,7 @@ class Reconciler:
             raise ReconcileError.of(error) from error
         except Exception as error:
             if not isinstance(error, ClusterError | Refused):
-                log.exception("a fault of the operator")
+                log.exception("internal error of the operator")
             await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         if decision.fault is not None:

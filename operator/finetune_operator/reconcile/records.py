@@ -25,13 +25,13 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
         major = major_of(content)
         if major is not None and major > CONTRACT_VERSION.major:
             raise NewerRecordError(
-                f"{uri} was written under version {major} of the contract, and this operator knows up to "
+                f"{uri} was written under version {major} of the contract, and this operator supports up to "
                 f"{CONTRACT_VERSION}. Upgrade the operator"
             ) from error
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise MalformedRecordError(
-            f"{uri} is no {model.__name__}: {where[:128]}: {first['msg'][:256]}"
+            f"{uri} is not a valid {model.__name__}: {where[:128]}: {first['msg'][:256]}"
         ) from error
 
 

@@ -33,10 +33,10 @@ from finetune_operator.artifacts.port import (
     StorageError,
 )
 from finetune_operator.cluster.port import Object
-from finetune_operator.lifecycle.classify import settled
+from finetune_operator.lifecycle.attempts.classify import settled
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import (
     AttemptFiles,
-    AttemptKey,
     ReadFailure,
     RetryRecord,
     RunFolderView,
@@ -83,7 +83,7 @@ _AT_ONCE = 16
 _MOST_TAKEOVERS = 100
 #: Fingerprints that are safe in a URI.
 _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,128}")
-_NOTE_FIX = "Delete it; where it is a note on a retry, raise spec.retry.generation, too."
+_NOTE_FIX = "Delete it; if it is the record of a retry, also raise spec.retry.generation."
 
 type Own = Callable[[Collection[AttemptKey], tuple[TakeoverRecord, ...]], Collection[AttemptKey]]
 """Selects the job's own attempts among those that are listed."""
@@ -126,11 +126,11 @@ class RunFolderReader:
                 None to accept any.
         """
         job = of or folders.run.uri
-        look = _Look(self._store, self._remembered, job)
+        observer = _RunFolderObserver(self._store, self._remembered, job)
         try:
-            view = await look.view(folders, own, retry)
+            view = await observer.view(folders, own, retry)
         except (StorageError, MalformedRecordError, NewerRecordError, UnreadableError) as error:
-            return RunFolderView(unreadable=self._why(error, job, folders.run, listed=look.listed))
+            return RunFolderView(unreadable=self._why(error, job, folders.run, listed=observer.listed))
         self._denials.answered(job, folders.run.uri)
         return view
 
@@ -162,14 +162,14 @@ class RunFolderReader:
 
         Invalid records are omitted, since the classification of the attempt does not depend on them.
         """
-        told: dict[int, HostProgress] = {}
+        progress: dict[int, HostProgress] = {}
         for some in batched(range(count), _AT_ONCE):
             contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
             for content in contents:
                 with contextlib.suppress(ValidationError):
-                    word = HostProgress.model_validate_json(content or b"")
-                    told[word.host] = word
-        return told
+                    record = HostProgress.model_validate_json(content or b"")
+                    progress[record.host] = record
+        return progress
 
     async def _host(self, uri: str) -> bytes | None:
         with contextlib.suppress(ObjectTooLarge):
@@ -177,7 +177,7 @@ class RunFolderReader:
         return None
 
 
-class _Look:
+class _RunFolderObserver:
     """One observation of one run folder."""
 
     def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
@@ -188,36 +188,41 @@ class _Look:
         """Whether the store has answered the folder's listing."""
 
     async def view(self, folders: Folders, own: Own, retry: int | None) -> RunFolderView:
+        """Returns what the run folder contains. The arguments are those of :meth:`RunFolderReader.view`.
+
+        Faults of single records are part of the view. Raises StorageError, MalformedRecordError, NewerRecordError or
+        UnreadableError if the folder as a whole cannot be read.
+        """
         run = folders.run
         names = await self._store.list(run.attempts)
         self.listed = True
         takeovers = await self._takeovers(run, names)
-        acted_on = [each for each in retry_generations(names) if retry is None or each <= retry]
-        files = files_by_attempt(names, takeovers)
-        mine = own(files.keys(), takeovers)
-        strangers = frozenset(files.keys() - set(mine))
-        files = {key: files[key] for key in sorted(mine)}
+        retries = [each for each in retry_generations(names) if retry is None or each <= retry]
+        listed = files_by_attempt(names, takeovers)
+        own_keys = own(listed.keys(), takeovers)
+        foreign_attempts = frozenset(listed.keys() - set(own_keys))
+        files = {key: listed[key] for key in sorted(own_keys)}
         # Releases the listing, which may have thousands of other names, before the files are read.
-        del names
+        del names, listed
         attempts = await self._attempts(run, files)
         progress, unknown = await self._progress(run, attempts, last=not takeovers)
         manifest, fault = await self._convert_manifest(folders.cache, attempts)
         return RunFolderView(
             attempts=attempts,
             takeovers=takeovers,
-            retry=await self._retry(run, max(acted_on)) if acted_on else None,
+            retry=await self._retry(run, max(retries)) if retries else None,
             progress=progress,
             progress_unknown=unknown,
             convert_manifest=manifest,
             convert_manifest_fault=fault,
-            strangers=strangers,
+            foreign_attempts=foreign_attempts,
             warnings=tuple(self._warnings),
         )
 
     async def _takeovers(self, run: RunFolder, names: Sequence[str]) -> tuple[TakeoverRecord, ...]:
         uids = taken_over_by(names)
         if len(uids) > _MOST_TAKEOVERS:
-            text = f"{run.attempts} holds {len(uids)} notes taken-over-*.json, and {_MOST_TAKEOVERS} are read"
+            text = f"{run.attempts} holds {len(uids)} files taken-over-*.json; at most {_MOST_TAKEOVERS} are read"
             raise UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
         # Errors propagate: a record that cannot be read may say that another job owns the folder now.
         notes = [await self._takeover(run.taken_over(uid), uid) for uid in uids]
@@ -231,7 +236,9 @@ class _Look:
 
         note = await self._files.read(uri, TakeoverRecord, final=named)
         if note is not None and not named(note):
-            raise MalformedRecordError(f"{uri} is no Takeover: uid: not the one in its name")
+            raise MalformedRecordError(
+                f"{uri} is not a valid TakeoverRecord: uid differs from the file's name"
+            )
         return note
 
     async def _attempts(
@@ -301,7 +308,7 @@ class _Look:
         note = await self._files.read(run.retry(generation), RetryRecord, final=named)
         if note is not None and not named(note):
             raise MalformedRecordError(
-                f"{run.retry(generation)} is no Retry: generation: not the one in its name"
+                f"{run.retry(generation)} is not a valid RetryRecord: generation differs from the file's name"
             )
         return note
 
@@ -343,7 +350,7 @@ class _Look:
             # Not cached here: users may empty the shared cache, and a hit must not outlive its files.
             return await self._files.read(cache.convert_manifest(fingerprint), ConvertManifest), ""
         except (MalformedRecordError, NewerRecordError, ObjectTooLarge) as error:
-            self._warnings.append(f"{error}; the model counts as not converted")
+            self._warnings.append(f"{error}; the model is treated as not converted")
             return None, f"its manifest in the cache cannot be read: {error}"
 
 

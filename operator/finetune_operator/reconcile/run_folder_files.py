@@ -37,7 +37,7 @@ def whole[T](record: T) -> T:
 
 
 def _too_large(uri: str, what: str, limit: int) -> UnreadableError:
-    text = f"{uri}: the records of this run folder {what} more than {limit:,} bytes together"
+    text = f"{uri}: the records of this run folder {what} more than {limit:,} bytes in total"
     return UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
 
 

@@ -10,11 +10,7 @@ from finetune_operator.rendering.labels import (
     STAGE_LABEL,
     UID_LABEL,
     attempt_of,
-    claim_of,
-    flavor_of,
     jobset_name,
-    plan_of,
-    spec_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
@@ -30,13 +26,9 @@ __all__ = [
     "UID_LABEL",
     "CpuPoolTooSmall",
     "attempt_of",
-    "claim_of",
     "cpu_memory_gib",
     "first_group",
-    "flavor_of",
     "jobset_name",
-    "plan_of",
     "plan_offline",
     "render_jobset",
-    "spec_of",
 ]

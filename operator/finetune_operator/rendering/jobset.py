@@ -87,7 +87,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "annotations": {
                 **annotations,
                 **claim,
-                SPEC_ANNOTATION: plan.asked[stage],
+                SPEC_ANNOTATION: plan.spec_digests[stage],
                 PLAN_ANNOTATION: plan.digest,
             },
             "ownerReferences": [dict(plan.owner)],

@@ -23,46 +23,15 @@ ATTEMPT_LABEL = "tpu-finetune.dev/attempt"
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 """Set by JobSet on its Jobs and pods: the number of restarts of the JobSet before they were created."""
 
-
 #: On JobSets: a digest of what the job and the profile request of the stage. It does not cover how a release renders
 #: that request, so an upgrade of the operator replaces no JobSet.
 SPEC_ANNOTATION = "tpu-finetune.dev/spec"
-
-
-def spec_of(jobset: Object) -> str | None:
-    """Returns the digest of the stage's request; None if the JobSet has no such annotation."""
-    found: str | None = jobset["metadata"].get("annotations", {}).get(SPEC_ANNOTATION)
-    return found
-
-
 #: On JobSets: the sha256 of the stored plan under which they were created.
 PLAN_ANNOTATION = "tpu-finetune.dev/plan"
-
-
-def plan_of(jobset: Object) -> str | None:
-    """Returns the digest of the plan under which the JobSet was created; None if its release did not record it."""
-    found: str | None = jobset["metadata"].get("annotations", {}).get(PLAN_ANNOTATION)
-    return found
-
-
 #: On JobSets of TPU stages: a digest of the slices and the mesh that they claim.
 CLAIM_ANNOTATION = "tpu-finetune.dev/claim"
-
-
-def claim_of(jobset: Object) -> str | None:
-    """Returns the digest of what the JobSet claims; None if it has no such annotation."""
-    found: str | None = jobset["metadata"].get("annotations", {}).get(CLAIM_ANNOTATION)
-    return found
-
-
 #: On JobSets of TPU stages: the profile's flavor for which they were rendered.
 FLAVOR_ANNOTATION = "tpu-finetune.dev/flavor"
-
-
-def flavor_of(jobset: Object) -> str | None:
-    """Returns the name of the JobSet's flavor; None if it has no such annotation."""
-    found: str | None = jobset["metadata"].get("annotations", {}).get(FLAVOR_ANNOTATION)
-    return found
 
 
 def jobset_name(job: str, stage: Stage, attempt: int) -> str:

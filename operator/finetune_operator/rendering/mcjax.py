@@ -5,7 +5,7 @@ from typing import Any
 
 from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
-from finetune_operator.planning.memory import compiler_flags
+from finetune_operator.planning.slices.memory import compiler_flags
 from finetune_operator.rendering.pod import pod_spec, with_host_access
 
 EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"

@@ -117,7 +117,7 @@ def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
     limit = limit_gib(plan)
     if limit is not None and limit < _LEAST_GIB:
         raise CpuPoolTooSmall(
-            f"the profile's cpuPool.maxMemory is {plan.cpu_pool.max_memory}, and stage {stage} needs more.",
+            f"the profile's cpuPool.maxMemory is {plan.cpu_pool.max_memory}, but stage {stage} needs more.",
             stage=stage,
             fix="Create the job under a profile with larger CPU nodes.",
         )
@@ -159,7 +159,11 @@ def _too_small(plan: Plan, needed: dict[Stage, int], model: ModelIdentity | None
     limit, most = limit_gib(plan), max(needed.values())
     assert limit is not None, "called for a profile with a limit"
     given = plan.cpu_pool.max_memory
-    allowed = f"{given}" if limit == gib(str(given)) else f"{given}, of which a node leaves {limit:g} GiB"
+    allowed = (
+        f"{given}"
+        if limit == gib(str(given))
+        else f"{given}, of which {limit:g} GiB are allocatable on a node"
+    )
     wants = " and ".join(f"{stage} needs {size} GiB" for stage, size in needed.items())
     node = next((node for node in NODE_SIZES if request_gib(node) >= most), None)
     # A value up to the size of a node is read as what that node leaves.

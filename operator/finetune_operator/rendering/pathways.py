@@ -16,7 +16,7 @@ from typing import Any
 
 from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
-from finetune_operator.planning.pathways import Pathways
+from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.mcjax import host_chips, slice_affinity, slice_annotations
 from finetune_operator.rendering.pod import (

@@ -113,10 +113,10 @@ class WatchManager:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
 
-        def watch(kind: ResourceKind, tell: Callable[[str | None, Any], None]) -> None:
+        def watch(kind: ResourceKind, handle: Callable[[str | None, Any], None]) -> None:
             async def handler(event: kopf.RawEvent, namespace: str | None, **_: Any) -> None:
                 self._ages.event(kind, namespace)
-                tell(event["type"], event["object"])
+                handle(event["type"], event["object"])
 
             kopf.on.event(
                 group=kind.group, version=kind.version, plural=kind.plural, id=kind.plural, registry=registry

@@ -40,13 +40,13 @@ class OperatorMetrics:
         )
         self._handover = Histogram(
             "finetune_stage_handover_seconds",
-            "From the watch event of a finished JobSet to the creation of the job's next one",
+            "Time from the watch event of a finished JobSet to the creation of the job's next one",
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._requests = Counter(
             "finetune_api_requests",
-            "Requests to the API server, by verb, resource and HTTP status (0: no answer)",
+            "Requests to the API server, by verb, resource and HTTP status (0: no response)",
             ["verb", "resource", "code"],
             registry=self.registry,
         )
@@ -59,13 +59,13 @@ class OperatorMetrics:
         )
         self._storage_requests = Counter(
             "finetune_storage_requests",
-            "Requests to the artifact store, by operation; a listing of more than a page counts once",
+            "Requests to the artifact store, by operation; a listing of several pages counts once",
             ["operation"],
             registry=self.registry,
         )
         self._storage_refused = Counter(
             "finetune_storage_refused",
-            "Requests to the artifact store that were not made, since it did not answer those before, by operation",
+            "Requests to the artifact store that the circuit breaker refused, by operation",
             ["operation"],
             registry=self.registry,
         )
@@ -75,16 +75,22 @@ class OperatorMetrics:
     def leads(self, *, queue: WorkQueue[Key], intake: EventHandlers, ages: WatchHealth) -> None:
         """Records that this process leads; adds gauges that read these objects when scraped."""
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "finetune_queue_depth": ("Jobs and profiles that are due and wait for a worker", queue.depth),
-            "finetune_queue_oldest_seconds": ("How long the most overdue of them has waited", queue.oldest),
-            "finetune_jobs_live": ("Jobs that are not finished", lambda: intake.live),
+            "finetune_queue_depth": (
+                "Number of jobs and profiles that are due and wait for a worker",
+                queue.depth,
+            ),
+            "finetune_queue_oldest_seconds": (
+                "Time that the longest-waiting of them has been due",
+                queue.oldest,
+            ),
+            "finetune_jobs_live": ("Number of jobs that are not finished", lambda: intake.live),
             "finetune_jobs_known": ("All jobs", lambda: intake.known),
         }
         for name, (description, value) in gauges.items():
             Gauge(name, description, registry=self.registry).set_function(value)
         age = Gauge(
             "finetune_watch_age_seconds",
-            "Since the last sign of life of a watch",
+            "Time since a watch last received anything",
             ["watch"],
             registry=self.registry,
         )

@@ -36,9 +36,9 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-async def _collect(plans: Plans, key: PlanKey) -> None:
+async def _delete_orphan(plans: Plans, key: PlanKey) -> None:
     try:
-        await plans.collect(key)
+        await plans.delete_orphan(key)
     except ClusterError as error:
         raise ReconcileError.of(error) from error
 
@@ -114,9 +114,11 @@ class Operator:
         settings = self._settings
         kueue = await serves(cluster, WORKLOADS, settings.namespaces)
         if not kueue:
-            log.info("no Kueue here; should it be installed later, its words are seen within half a minute")
+            log.info(
+                "Kueue is not installed; after a later installation, its conditions are reported in 30 s"
+            )
         wanted = watches(settings.namespaces, kueue=kueue)
-        if not await wait_for_prerequisites(cluster, wanted, self._stop, self._tell_missing):
+        if not await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing):
             return
         queue = WorkQueue[Key]()
         intake = EventHandlers(queue.add, self._metrics)
@@ -179,7 +181,7 @@ class Operator:
                 await profiles.reconcile(key)
                 return None
             if isinstance(key, PlanKey):
-                await _collect(plans, key)
+                await _delete_orphan(plans, key)
                 return None
             return await jobs.reconcile(key, retry_in=retry_in)
 
@@ -190,7 +192,7 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    def _tell_missing(self, missing: tuple[str, ...]) -> None:
+    def _set_missing(self, missing: tuple[str, ...]) -> None:
         self._missing = missing
 
     def _healthy(self) -> ProbeResult:
@@ -203,5 +205,5 @@ class Operator:
             return ProbeResult(self._missing)
         if self._election is None or not self._election.leading:
             holder = self._election.holder if self._election else None
-            return ProbeResult((f"not leading; the Lease is held by {holder or 'nobody'}",))
+            return ProbeResult((f"not leading; the Lease is held by {holder or 'no process'}",))
         return ProbeResult(() if self._ages else ("leading, but not watching yet",))

@@ -26,22 +26,22 @@ async def wait_for_prerequisites(
     cluster: KubernetesClient,
     watches: Iterable[WatchStream],
     stop: asyncio.Event,
-    tell: Callable[[tuple[str, ...]], None],
+    report: Callable[[tuple[str, ...]], None],
 ) -> bool:
     """Waits until every watched kind can be listed.
 
-    Returns True then, and False if ``stop`` is set first. ``tell`` is called with a sentence for each problem.
+    Returns True then, and False if ``stop`` is set first. ``report`` is called with a sentence for each problem.
     """
     watches = tuple(watches)
-    told: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     while not stop.is_set():
         missing = tuple([problem for watch in watches if (problem := await _problem(cluster, watch))])
-        tell(missing)
+        report(missing)
         if not missing:
             return True
-        for problem in missing if missing != told else ():
+        for problem in missing if missing != reported else ():
             log.error("%s", problem)
-        told = missing
+        reported = missing
         try:
             async with asyncio.timeout(RETRY_SECONDS):
                 await stop.wait()
@@ -68,11 +68,11 @@ async def _problem(cluster: KubernetesClient, watch: WatchStream) -> str | None:
     try:
         await cluster.list(watch.kind, watch.namespace, labels=_NOTHING)
     except NotFound:
-        return f"the API server does not know {_full_name(watch.kind)}: {_source(watch.kind)}"
+        return f"the API server does not serve {_full_name(watch.kind)}: {_source(watch.kind)}"
     except Rejected as error:
         return f"{watch} cannot be listed: {error}"
     except ClusterError as error:
-        return f"the API server cannot be asked for {watch}: {error}"
+        return f"{watch} cannot be read from the API server: {error}"
     return None
 
 

@@ -38,7 +38,7 @@ def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> ProbeResu
     """
     if longest_reconcile <= STUCK_SECONDS:
         return ProbeResult(dead_watches)
-    return ProbeResult((*dead_watches, f"a reconcile has been under way for {longest_reconcile:.0f} s"))
+    return ProbeResult((*dead_watches, f"a reconcile has been running for {longest_reconcile:.0f} s"))
 
 
 class ProbeServer:
@@ -85,9 +85,9 @@ class ProbeServer:
         await web.TCPSite(runner, host, port).start()
         return int(runner.addresses[0][1])
 
-    def _answer(self, verdict: Callable[[], ProbeResult]) -> "Handler":
+    def _answer(self, probe: Callable[[], ProbeResult]) -> "Handler":
         async def handler(_request: web.Request) -> web.Response:
-            answer = verdict()
+            answer = probe()
             text = "ok\n" if answer.good else "".join(f"{problem}\n" for problem in answer.problems)
             return web.Response(status=200 if answer.good else 503, text=text)
 

@@ -64,7 +64,7 @@ class WatchHealth:
     def dead(self) -> tuple[str, ...]:
         """Returns a sentence for each watch without activity for more than DEAD_SECONDS."""
         return tuple(
-            f"the watch of {watch} has shown no life for {age:.0f} s"
+            f"the watch of {watch} has received nothing for {age:.0f} s"
             for watch, age in self.ages().items()
             if age > DEAD_SECONDS
         )

@@ -117,15 +117,15 @@ class Workers[K: Hashable]:
                 raise
             # A task that the reconcile awaited was cancelled, not the reconcile itself.
             reason = "InternalError"
-            log.exception("a fault of the operator")
+            log.exception("internal error of the operator")
             self._queue.failed(key)
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 reason = "TooSlow"
-                log.warning("the reconcile was given up after %d s", RECONCILE_SECONDS)
+                log.warning("the reconcile was cancelled after %d s", RECONCILE_SECONDS)
             else:
                 reason = "InternalError"
-                log.exception("a fault of the operator")
+                log.exception("internal error of the operator")
             self._queue.failed(key)
         else:
             self._queue.done(key, again_after)

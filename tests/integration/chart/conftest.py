@@ -1,4 +1,4 @@
-"""helm, as the cache holds it (built on first use)."""
+"""Fixtures that run helm from the build cache (built on first use)."""
 
 import subprocess
 from collections.abc import Callable
@@ -18,7 +18,7 @@ type Render = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="session")
 def helm() -> Helm:
-    """Run helm with these arguments; its exit code is the caller's to judge."""
+    """Runs helm with the given arguments; the caller checks the exit code."""
     program = str(build.ensure()["helm"])
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The chart's bound on the metadata of jobs, at the real API server."""
+"""The chart's limit on the metadata of jobs, enforced by the real API server."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ LARGE: dict[str, tuple[Document, str]] = {
 }
 LARGEST: Document = {
     "labels": {f"l{n}": "x" * 63 for n in range(64)},
-    # what kubectl keeps of the largest manifest
+    # the annotation in which kubectl stores the last applied manifest, for the largest one
     "annotations": {f"a{n}": "x" for n in range(63)} | {"example.org/last-applied": "x" * 200 * 1024},
 }
 
@@ -38,7 +38,7 @@ def job(namespace: str, **metadata: Any) -> Document:
 
 @pytest.fixture
 def policy(cluster: LocalCluster, namespace: str) -> LocalCluster:
-    """The API server judges by the policy, which it does soon after it was installed."""
+    """A cluster whose API server enforces the policy, which it does only some time after the installation."""
     metadata, _ = LARGE["annotations"]
     for _ in range(150):
         try:
@@ -48,7 +48,7 @@ def policy(cluster: LocalCluster, namespace: str) -> LocalCluster:
         except KubeError:
             return cluster
         time.sleep(0.2)
-    raise AssertionError("the policy does not hold")
+    raise AssertionError("the API server does not enforce the policy after 150 requests")
 
 
 @pytest.fixture

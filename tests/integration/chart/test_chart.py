@@ -44,7 +44,7 @@ VARIANTS = {
 
 READ = frozenset({"get", "list", "watch"})
 WRITE = READ | {"create", "update", "patch", "delete", "deletecollection"}
-#: The roles for people -> what they give, and Kubernetes' roles that hold them.
+#: Role for people -> the rule that it grants, and Kubernetes' roles that include it.
 PEOPLE = {
     "view": (rbac.PolicyRule("tpu-finetune.dev", "finetunejobs", READ), {"view", "edit", "admin"}),
     "edit": (rbac.PolicyRule("tpu-finetune.dev", "finetunejobs", WRITE), {"edit", "admin"}),
@@ -66,7 +66,7 @@ def rules(role: dict[str, Any]) -> set[rbac.PolicyRule]:
 
 
 def roles(objects: list[dict[str, Any]], kind: str) -> dict[tuple[str, str], set[rbac.PolicyRule]]:
-    """Namespace and name -> rules, of the operator's roles."""
+    """Namespace and name of each of the operator's roles -> rules."""
     return {
         (found["metadata"].get("namespace", ""), found["metadata"]["name"]): rules(found)
         for found in objects
@@ -75,7 +75,7 @@ def roles(objects: list[dict[str, Any]], kind: str) -> dict[tuple[str, str], set
 
 
 def people(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The roles for people, by what their names add to the release's."""
+    """The roles for people, by the suffix that their names add to the release's."""
     named = {found["metadata"]["name"]: found for found in objects if found["kind"] == "ClusterRole"}
     return {
         suffix: named[f"finetune-operator-{suffix}"]
@@ -203,7 +203,7 @@ def test_crds_can_be_left_to_others_or_to_uninstall(render: Render) -> None:
     ("setting", "place"),
     [
         ("image.digets=sha256:0", "digets"),
-        # one works at a time; more would only wait
+        # only one replica is active at a time; others would only wait
         ("replicas=2", "replicas"),
         ("image.digest=latest", "/image/digest"),
         ("namespaces={Team_A}", "/namespaces/0"),
@@ -248,7 +248,7 @@ def test_the_longest_release_name_still_makes_dns_labels(helm: Helm) -> None:
 
 
 def test_the_operators_environment_is_one_that_it_takes(render: Render) -> None:
-    """As the container would read it; a name that Settings does not have would be ignored in silence."""
+    """The environment as the container reads it. A variable that Settings does not define would be ignored silently."""
     (deployment,) = (found for found in render("namespaces={team-a,team-b}") if found["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}

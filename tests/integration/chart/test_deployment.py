@@ -1,7 +1,7 @@
-"""The Deployment as helm installs it, run as its manifest says: command, environment, probes, grace, account.
+"""The Deployment that helm installs, run by its manifest: command, environment, probes, grace period and account.
 
-The nodes of the local cluster have no mounts and no pod network, so this test stands in for the kubelet with what a
-process can be given: the account's token in a folder, and free ports in place of the pod's own.
+The nodes of the local cluster have no mounts and no pod network, so this test replaces the kubelet: it starts the
+container as a process, with the account's token in a folder and with free ports in place of the pod's own.
 """
 
 import os
@@ -27,13 +27,13 @@ from tests.integration.chart.conftest import CHART, Helm
 
 PROFILE = "packaged"
 IMAGE = "localhost/finetune-operator"
-#: Stands for the pod's name.
+#: Used as the pod's name.
 POD = "operator-pod"
 
 
 @pytest.fixture
 def release(cluster: LocalCluster, helm: Helm, namespace: str) -> Iterator[str]:
-    """A release that serves its own namespace, while the cluster's own operator rests; its name."""
+    """Name of a release that serves its own namespace. The cluster's own operator is stopped meanwhile."""
     cluster.stop("operator")
     release = f"of-{namespace}"
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
@@ -85,19 +85,19 @@ def test_a_pod_whose_rights_are_gone_is_alive_but_not_ready_and_says_why(
 
 
 def finished(job: Mapping[str, Any]) -> str:
-    """Reason of the condition Finished when it is true."""
+    """Reason of the condition Finished if it is True, else empty."""
     conditions = job.get("status", {}).get("conditions", ())
     return next((c["reason"] for c in conditions if c["type"] == "Finished" and c["status"] == "True"), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """The container's process and what its manifest says about it."""
+    """The container's process and its pod's spec."""
 
     process: subprocess.Popen[bytes]
     spec: Mapping[str, Any]
     ports: Mapping[str, int]
-    """Name of the container's port -> the port that it really has."""
+    """Name of the container's port -> actual port number."""
     log: Path
 
     def probe(self, kind: str) -> int:
@@ -109,7 +109,7 @@ class Pod:
         self._await(kind, lambda status, _: status == 200)
 
     def await_text(self, kind: str, text: str) -> None:
-        """Returns when the probe's answer holds ``text``."""
+        """Returns when the probe's answer contains ``text``."""
         self._await(kind, lambda _, answer: text in answer)
 
     def fetch(self, port: str, path: str) -> bytes:
@@ -117,7 +117,7 @@ class Pod:
             return bytes(answer.read())
 
     def terminated(self) -> int:
-        """Exit code after SIGTERM. Raises TimeoutExpired where the grace period does not suffice."""
+        """Exit code after SIGTERM. Raises TimeoutExpired if the grace period does not suffice."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(self.spec["terminationGracePeriodSeconds"])
 
@@ -135,7 +135,7 @@ class Pod:
         while not good(*(seen := self._ask(kind))):
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, f"{kind}: {seen}\n{self.log.read_text()}"
-            time.sleep(0.1)  # a probe is polled: that is its nature
+            time.sleep(0.1)  # probes can only be polled
 
 
 @contextmanager
@@ -152,11 +152,11 @@ def started(
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "HOME": "/",
         **{entry["name"]: entry.get("value", "") for entry in container["env"]},
-        # what a kubelet gives and mounts
+        # set and mounted by a kubelet
         "KUBERNETES_SERVICE_HOST": str(api.hostname),
         "KUBERNETES_SERVICE_PORT": str(api.port),
         "FINETUNE_SERVICEACCOUNT_DIR": str(_account(cluster, spec["serviceAccountName"], namespace, folder)),
-        # what a pod network gives
+        # in place of a pod's name and network
         "FINETUNE_IDENTITY": POD,
         "FINETUNE_HEALTH_HOST": "127.0.0.1",
         "FINETUNE_HEALTH_PORT": str(free["health"]),
@@ -176,7 +176,7 @@ def started(
 
 
 def _account(cluster: LocalCluster, name: str, namespace: str, folder: Path) -> Path:
-    """The folder that a kubelet mounts: token, ca.crt, namespace."""
+    """Creates the folder that a kubelet mounts for the account: token, ca.crt, namespace."""
     mounted = folder / "serviceaccount"
     mounted.mkdir()
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"

@@ -1,4 +1,4 @@
-"""What the chart renders, judged by a real API server."""
+"""The chart's objects on a real API server."""
 
 import subprocess
 
@@ -49,7 +49,7 @@ def _answer(cluster: LocalCluster, *asked: str) -> str:
 
 
 def test_people_have_what_their_role_gives(cluster: LocalCluster, namespace: str) -> None:
-    """The cluster's chart is installed, and Kubernetes' own roles hold its roles."""
+    """The chart is installed on the cluster, and Kubernetes' own roles include its roles."""
     bound = {"edit": "edit", "viewer": "view", "alone": "finetune-operator-edit"}
     for user, role in bound.items():
         cluster.kubectl(
@@ -88,7 +88,7 @@ def test_people_have_what_their_role_gives(cluster: LocalCluster, namespace: str
 
 
 def test_install_upgrade_and_uninstall(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
-    """A release of its own beside the one that the cluster's operator has its rights from."""
+    """A separate release, beside the one that grants the cluster's operator its rights."""
     release = f"of-{namespace}"
     name = f"{release}-finetune-operator"
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig), "--set", "crds.install=false")
@@ -118,7 +118,7 @@ def test_install_upgrade_and_uninstall(cluster: LocalCluster, helm: Helm, namesp
 
 
 def test_crds_and_jobs_outlive_the_release(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
-    """The cluster's CRDs were applied by hand, so the release takes them over, as docs/install-gke.md says."""
+    """The cluster's CRDs were applied by hand, so the release takes them over, as docs/install-gke.md describes."""
     cluster.apply(fake_trainer.job(namespace, "kept", "nobody"))
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
     release = f"of-{namespace}"
@@ -130,7 +130,7 @@ def test_crds_and_jobs_outlive_the_release(cluster: LocalCluster, helm: Helm, na
     assert installed.returncode == 0, installed.stderr
     assert f"kubectl -n {namespace} rollout status deployment/{release}-finetune-operator" in installed.stdout
 
-    # What left the chart's hands in an upgrade is not deleted either.
+    # CRDs that an upgrade removes from the release are not deleted either.
     upgraded = helm("upgrade", release, str(CHART), *common, "--set", "crds.install=false")
     assert upgraded.returncode == 0, upgraded.stderr
     back = helm("upgrade", release, str(CHART), *common, "--set", "crds.install=true", "--take-ownership")

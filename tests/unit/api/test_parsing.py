@@ -17,6 +17,7 @@ from finetune_operator.api import (
     field_paths,
     number_paths,
     parse_job,
+    parse_merged,
     parse_profile,
 )
 from tests.unit.api.documents import JOB, PROFILE, job, profile
@@ -99,13 +100,13 @@ def test_a_bad_job_is_refused_with_the_path(document: dict[str, Any], path: str,
     assert said in faults[path]
 
 
-def test_a_list_whose_items_are_wrong_is_not_told_of_as_empty() -> None:
+def test_a_list_whose_items_are_wrong_is_not_reported_as_empty() -> None:
     with pytest.raises(InvalidObject) as caught:
         parse_job(job(datasets={"train": [{"uri": "gs://bucket/a//b"}]}))
     assert [fault.path for fault in caught.value.faults] == ["spec.datasets.train[0].uri"]
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_every_fault_is_reported_at_once() -> None:
     with pytest.raises(InvalidObject) as caught:
         parse_job(job(modell={}, cache="Maybe", hyperparameters={"seed": -1}))
     assert {fault.path for fault in caught.value.faults} == {
@@ -164,3 +165,33 @@ def test_field_paths_are_what_a_profile_may_name() -> None:
         "evaluation",
         "export",
     }
+
+
+# --- documents that consist of validated objects
+
+
+def merged(**sections: Any) -> dict[str, Any]:
+    return {**JOB["spec"], **sections}
+
+
+def test_a_merged_document_may_violate_rules_between_fields() -> None:
+    spec = parse_merged(FineTuneJobSpec, merged(hyperparameters={"epochs": 1, "steps": 2}))
+    assert spec.hyperparameters is not None
+    assert (spec.hyperparameters.epochs, spec.hyperparameters.steps) == (1, 2)
+
+
+def test_a_merged_document_may_come_from_an_older_schema() -> None:
+    given = {"learningRate": "2e-5", "steps": 10.0, "dropped": {"field": True}}
+    spec = parse_merged(FineTuneJobSpec, merged(hyperparameters=given, former=None))
+    assert spec.hyperparameters is not None
+    assert (spec.hyperparameters.learning_rate, spec.hyperparameters.steps) == (2e-5, 10)
+    assert given["learningRate"] == "2e-5"
+
+
+def test_a_fault_in_a_merged_document_has_its_path() -> None:
+    with pytest.raises(InvalidObject) as caught:
+        parse_merged(FineTuneJobSpec, merged(hyperparameters={"learningRate": "fast", "steps": "many"}))
+    assert [fault.path for fault in caught.value.faults] == [
+        "hyperparameters.steps",
+        "hyperparameters.learningRate",
+    ]

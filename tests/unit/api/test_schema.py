@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
+from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.api.schema import UnsupportedSchemaError, structural_schema
 from finetune_operator.api.string_formats import FORMS, form
@@ -168,7 +169,7 @@ def test_what_a_structural_schema_cannot_say_is_refused_with_its_place(model: ty
 
 
 @CRDS
-def test_every_pattern_of_a_spec_is_told_in_words(crd: Schema) -> None:
+def test_every_pattern_of_a_spec_is_described_in_words(crd: Schema) -> None:
     found = set(_patterns(root_schema(crd)["properties"]["spec"]))
     assert found
     assert found - set(FORMS) == set()
@@ -181,3 +182,10 @@ def _patterns(value: Any) -> Iterator[str]:
             yield item
         elif isinstance(item, dict | list):
             yield from _patterns(item)
+
+
+def test_a_copy_with_a_name_that_is_not_a_field_is_refused() -> None:
+    status = FineTuneJobStatus(observed_generation=1)
+    assert status.model_copy(update={"observed_generation": 2}).observed_generation == 2
+    with pytest.raises(TypeError, match="FineTuneJobStatus has no field observedGeneration"):
+        status.model_copy(update={"observedGeneration": 2})

@@ -1,4 +1,4 @@
-"""Time passes only where a test says so."""
+"""The circuit breaker with a clock that only the tests advance."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from finetune_operator.artifacts.port import (
 from finetune_operator.artifacts.scheme_router import SchemeRouter
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
-ERROR = "no answer in 20 s"
+ERROR = "no response within 20 s"
 
 
 class Scripted:
-    """A store that answers as it is set to."""
+    """A store whose fault or delay a test sets."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -58,7 +58,7 @@ class World:
         )
 
     async def fails(self, uri: str = "gs://b/team-a/x") -> bool:
-        """Whether the store was asked by a read that fails."""
+        """Reads with an expected failure, and returns whether the request reached the store."""
         before = len(self.bucket.asked)
         with pytest.raises(StorageUnavailable, match=f"^{uri}: {ERROR}$"):
             await self.store.read(uri)
@@ -146,8 +146,10 @@ async def test_the_calls_of_one_reconcile_have_a_common_time(world: World) -> No
     world.bucket.held = asyncio.Event()
     with calls_for_tenant("team-a", seconds=0):
         for _ in range(5):
-            with pytest.raises(StorageUnavailable, match="gs://b/team-a/x: the store answers too slowly"):
+            with pytest.raises(StorageUnavailable, match="gs://b/team-a/x: the store responds too slowly"):
                 await world.store.read("gs://b/team-a/x")
     world.bucket.held = None
     with calls_for_tenant("team-a"):
-        assert await world.store.read("gs://b/team-a/x") == b"", "it was the caller's time, and no silence"
+        assert await world.store.read("gs://b/team-a/x") == b"", (
+            "the caller's time limit is no fault of the store"
+        )

@@ -18,7 +18,7 @@ async def test_the_wait_for_a_thread_is_not_the_stores_silence() -> None:
     second = asyncio.ensure_future(calls.run("gs://a/team/y", lambda _: "answer"))
     with pytest.raises(TimeoutError):
         await first
-    assert not second.done(), "the first one's thread still works"
+    assert not second.done(), "the first call's thread is still busy"
     may_end.set()
     assert await second == "answer"
 
@@ -34,7 +34,7 @@ async def test_threads_never_exceed_the_tenants_share() -> None:
         return number
 
     with calls_for_tenant("team-a"):
-        # Whatever number of buckets it names.
+        # The share does not depend on the number of buckets that the tenant names.
         asked = [
             asyncio.ensure_future(calls.run(f"gs://bucket-{number}/x", lambda _, number=number: work(number)))
             for number in range(20)

@@ -93,9 +93,9 @@ def run(root: Path) -> Path:
 async def test_a_huge_file_is_not_read(run: Path) -> None:
     file = run / "attempts/train-1/result.json"
     with file.open("wb") as sparse:
-        # Costs its writer nothing.
+        # A sparse file costs its writer nothing.
         sparse.truncate(2**40)
-    with pytest.raises(ObjectTooLarge, match="more than 1,048,576 bytes"):
+    with pytest.raises(ObjectTooLarge, match="larger than the limit of 1,048,576 bytes"):
         await FileStore().read(f"file://{file}")
     os.truncate(file, RECORD_LIMIT)
     assert len(await FileStore().read(f"file://{file}") or b"") == RECORD_LIMIT
@@ -153,7 +153,7 @@ async def test_a_write_replaces_a_link_and_not_what_it_leads_to(root: Path, run:
 async def test_a_listing_ends_above_its_limit(run: Path, make: Callable[[Path], None]) -> None:
     for number in range(12):
         make(run / "attempts/train-1" / str(number))
-    with pytest.raises(ListingTooLarge, match="more than 10 files"):
+    with pytest.raises(ListingTooLarge, match="more files than the limit of 10"):
         await FileStore().list(f"file://{run}/attempts", limit=10)
 
 

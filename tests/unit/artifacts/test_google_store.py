@@ -1,4 +1,4 @@
-"""The real client library against a server that answers as told."""
+"""The real client library against a server with prepared responses."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ from finetune_operator.artifacts.port import (
 )
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
-#: The library leaves the answer to a download that failed to the garbage collector.
+#: The library does not close the response of a failed download; only garbage collection does.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
@@ -38,7 +38,7 @@ class Bucket:
 
     answer: Callable[[], web.Response] = lambda: web.Response(status=503)
     serve: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
-    """Instead of ``answer``, where it matters what is asked or how the answer comes."""
+    """Used instead of ``answer`` if the response depends on the request or is sent in parts."""
     paths: list[str] = field(default_factory=list)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -73,7 +73,7 @@ def store(bucket: Bucket) -> Iterator[GoogleStore]:
 
 @pytest.fixture(scope="module", autouse=True)
 def collected() -> Iterator[None]:
-    """What the library leaves behind goes here, and not in somebody else's test."""
+    """Collects the responses that the library has not closed, so that no other test reports them."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -102,10 +102,10 @@ async def test_an_object_that_is_not_there_is_none(bucket: Bucket, store: Google
 
 async def test_a_bucket_that_is_not_there_is_no_absence(bucket: Bucket, store: GoogleStore) -> None:
     bucket.answer = lambda: web.Response(status=404, text="The specified bucket does not exist.")
-    with pytest.raises(StorageError, match="gs://team/x: there is no bucket team"):
+    with pytest.raises(StorageError, match="gs://team/x: bucket team does not exist"):
         await store.read("gs://team/x")
     bucket.answer = error(404, "The specified bucket does not exist.")
-    with pytest.raises(StorageError, match="there is no bucket team"):
+    with pytest.raises(StorageError, match="bucket team does not exist"):
         await store.list("gs://team/x")
 
 
@@ -158,7 +158,7 @@ async def test_a_huge_object_is_not_read(bucket: Bucket, store: GoogleStore) -> 
         nonlocal sent
         asked.append(request.headers.get("Range"))
         response = web.StreamResponse()
-        # A server that does not know ranges sends all that there is.
+        # A server that does not support ranges sends the whole object.
         response.content_length = 2**40
         await response.prepare(request)
         try:
@@ -169,12 +169,14 @@ async def test_a_huge_object_is_not_read(bucket: Bucket, store: GoogleStore) -> 
             return response
 
     bucket.serve = serve
-    with pytest.raises(ObjectTooLarge, match=r"gs://team/x: the file has more than 1,048,576 bytes"):
+    with pytest.raises(
+        ObjectTooLarge, match=r"gs://team/x: the file is larger than the limit of 1,048,576 bytes"
+    ):
         await store.read("gs://team/x")
     with pytest.raises(ObjectTooLarge, match="65,536"):
         await store.read("gs://team/x", limit=PROGRESS_LIMIT)
     assert asked == [f"bytes=0-{RECORD_LIMIT}", f"bytes=0-{PROGRESS_LIMIT}"]
-    assert sent < 2**27, "what the kernels of both ends buffer, not what the object holds"
+    assert sent < 2**27, "only the content of the socket buffers is sent, not the whole object"
 
 
 @pytest.mark.parametrize(("size", "whole"), [(PROGRESS_LIMIT, True), (PROGRESS_LIMIT + 1, False)])
@@ -212,7 +214,7 @@ async def test_a_listing_ends_above_its_limit_and_asks_for_no_more(
         return web.json_response({"items": items, "nextPageToken": str(page.stop)})
 
     bucket.serve = serve
-    with pytest.raises(ListingTooLarge, match=r"gs://team/run: the folder holds more than 20,000 files"):
+    with pytest.raises(ListingTooLarge, match="the folder contains more files than the limit of 20,000"):
         await store.list("gs://team/run")
     assert len(bucket.paths) == NAMES_LIMIT / 1000 + 1
     bucket.paths.clear()
@@ -229,13 +231,13 @@ async def test_names_that_no_trainer_writes_are_left_out(bucket: Bucket, store: 
 
 
 async def silent(_request: web.Request) -> web.StreamResponse:
-    """Takes the request and never answers."""
+    """Accepts the request and never responds."""
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
 
 
 async def trickling(request: web.Request) -> web.StreamResponse:
-    """Every byte is in time, but there is always one more."""
+    """Sends every byte in time, but never ends the response."""
     response = web.StreamResponse()
     await response.prepare(request)
     while True:
@@ -266,7 +268,7 @@ async def test_the_deadline_ends_the_work_and_not_the_wait_alone(
     bucket.serve = None
     bucket.answer = lambda: web.Response(body=b"{}")
     assert await store.read("gs://team/y") == b"{}"
-    assert len(bucket.paths) == requests + 1, "no request of the calls before"
+    assert len(bucket.paths) == requests + 1, "the earlier calls send no more requests"
     store.close()
 
 
@@ -311,7 +313,7 @@ async def test_the_silence_of_one_tenants_folder_costs_others_nothing(
     bucket.serve = serve
     calls = [asyncio.ensure_future(store.list(f"{slow}/{number}")) for number in range(30)]
     await hanging.wait()
-    # The deadline of those that hang is 20 s: a call that waited for one of them would make this test time out.
+    # Hanging calls have a deadline of 20 s: a call that waited for one of them would exceed this timeout.
     async with asyncio.timeout(10):
         for number in range(30):
             assert await store.read(f"{other}/{number}") == b"{}"

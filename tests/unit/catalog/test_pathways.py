@@ -33,7 +33,7 @@ def test_the_pair_is_for_the_trainers_jax() -> None:
         ("mirror/server:jax-0.9", None),
     ],
 )
-def test_the_tag_tells_the_jax(image: str, jax: str | None) -> None:
+def test_the_tag_names_the_jax(image: str, jax: str | None) -> None:
     assert jax_of_image(image) == jax
 
 

@@ -47,7 +47,7 @@ def test_names_as_people_write_them(name: str, topology: str, hosts: int) -> Non
 
 @pytest.mark.parametrize("name", ["v6e-8", "v6e-2x4", "v5e-8"])
 def test_a_name_of_two_machines_is_not_guessed(name: str) -> None:
-    with pytest.raises(CatalogError, match="more than one machine") as caught:
+    with pytest.raises(CatalogError, match="several machine types") as caught:
         shape_by_name(name)
     assert caught.value.ambiguous
     assert shape_by_name(name, chips_per_host=4).hosts == 2
@@ -57,8 +57,8 @@ def test_a_name_of_two_machines_is_not_guessed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("v9-1", "Known: tpu7, tpu7x, v4, v5e, v5p, v6e"),
-        ("nonsense", "Known: "),
+        ("v9-1", "Expected one of tpu7, tpu7x, v4, v5e, v5p, v6e"),
+        ("nonsense", "Expected one of "),
         ("v6e", '"v6e"'),
         ("v6e-3", "v6e-1, v6e-4, v6e-8, v6e-16"),
         ("v6e-100000", "v6e-256"),

@@ -28,7 +28,7 @@ class Kept:
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         if not self._reachable:
-            raise StorageUnavailable(uri, "no answer in time")
+            raise StorageUnavailable(uri, "no response in time")
         content = self._logs.get(uri)
         if content is not None and len(content) > limit:
             raise ObjectTooLarge(uri, limit)
@@ -151,26 +151,26 @@ async def test_a_kept_log_may_be_larger_than_a_record(api: FakeApi, connection: 
     uri = f"{FOLDER}/attempts/export-1/log-tail.txt"
     kept = Kept({uri: b"x" * (2 * RECORD_LIMIT)})
     assert await logs(connection, store=kept) == ["x" * (2 * RECORD_LIMIT)]
-    with pytest.raises(CliError, match=r"too large to be shown: gs://.*log-tail.txt: the file has more than"):
+    with pytest.raises(CliError, match=r"too large to show: gs://.*log-tail.txt: the file is larger than"):
         await logs(connection, store=Kept({uri: b"x" * (32 * RECORD_LIMIT)}))
 
 
 @pytest.mark.parametrize(
     ("phase", "selection", "store", "told"),
     [
-        ("succeeded", LogSelection(), Kept(), "no log was kept at gs://ft-artifacts"),
+        ("succeeded", LogSelection(), Kept(), "there is no stored log at gs://ft-artifacts"),
         (
             "succeeded",
             LogSelection(),
             Kept(reachable=False),
-            "the kept log cannot be read: .*no answer in time",
+            "the stored log cannot be read: .*no response in time",
         ),
         ("pending", LogSelection(), Kept(), "has no pods and no run folder yet"),
         (
             "running",
             LogSelection(stage=Stage.EXPORT),
             Kept(),
-            "Export of quickstart has not run: Preflight, Train has",
+            "Export of quickstart has not run. Stages that ran: Preflight, Train",
         ),
     ],
 )

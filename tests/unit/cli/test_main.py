@@ -46,16 +46,16 @@ def test_the_module_is_a_program() -> None:
     assert done.stdout == f"finetune {version('finetune-operator')}\n"
 
 
-def test_plan_tells_stages_slice_batch_names_and_run_folder() -> None:
+def test_plan_shows_stages_slice_batch_names_and_run_folder() -> None:
     done = finetune("plan", "-f", QUICKSTART, "--profile", LOCAL)
     assert done.exit_code == 0, done.output
     for told in (
         "quickstart-prep-1",
         "quickstart-export-1",
         "v6e-4 2x2",
-        "8 rows a step",
+        "8 rows per step",
         "every 100 steps or 600 s; the last 2 are kept, the last is exported",
-        " tokens each, padded to a width that the TPU's attention kernel takes",
+        " tokens each, padded to a width that the TPU's attention kernel accepts",
         "Preflight compiles the train step and all other programs of the job for the slice",
         "gs://ft-artifacts/default/",
     ):
@@ -93,7 +93,7 @@ def test_plan_as_json_holds_the_facts_and_the_same_jobsets() -> None:
     assert told["stages"] == ["Preflight", "Convert", "Train", "Evaluate", "Export"]
 
 
-def test_plan_tells_what_pathways_needs() -> None:
+def test_plan_shows_what_pathways_needs() -> None:
     done = finetune("plan", "-f", PATHWAYS, "--profile", CLOUD)
     assert done.exit_code == 0, done.output
     for told in (
@@ -144,12 +144,12 @@ def test_a_profile_in_the_same_file_needs_no_option(tmp_path: Path) -> None:
 def test_plan_without_a_profile_says_how_to_get_one() -> None:
     done = finetune("plan", "-f", QUICKSTART)
     assert done.exit_code == 1
-    assert "holds no FineTuneProfile" in done.stderr
+    assert "contains no FineTuneProfile" in done.stderr
     assert "kubectl get finetuneprofile" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["plan", "validate"])
-def test_what_the_operator_would_refuse_is_told_in_its_words(command: str, tmp_path: Path) -> None:
+def test_what_the_operator_would_refuse_is_reported_in_its_words(command: str, tmp_path: Path) -> None:
     later = tmp_path / "later.yaml"
     later.write_text(LATER)
     done = finetune(
@@ -194,8 +194,8 @@ STRICT: dict[str, Any] = {
     },
 }
 ALONE = (
-    "1 file in order.\nOf bot only schema and rules were checked: a profile judges them where it is given with -f, "
-    "too, or by `finetune plan --profile FILE`.\n"
+    "1 file valid.\nOf bot only schema and rules were checked: pass their profile with -f "
+    "as well, or use `finetune plan --profile FILE`.\n"
 )
 
 
@@ -213,7 +213,7 @@ def test_validate_without_a_profile_says_what_was_not_judged(tmp_path: Path) -> 
     done = finetune("validate", "-f", written(tmp_path, JOB))
     assert (done.exit_code, done.stdout) == (0, ALONE)
     done = finetune("validate", "-f", written(tmp_path, STRICT))
-    assert (done.exit_code, done.stdout) == (0, "1 file in order.\n")
+    assert (done.exit_code, done.stdout) == (0, "1 file valid.\n")
     other = {**STRICT, "metadata": {"name": "other"}}
     assert finetune("validate", "-f", written(tmp_path, JOB, other)).stdout == ALONE
     unnamed = changed(JOB, profileRef={"name": "strict"})
@@ -222,7 +222,7 @@ def test_validate_without_a_profile_says_what_was_not_judged(tmp_path: Path) -> 
     default = {"name": "default", "annotations": {"tpu-finetune.dev/is-default-profile": "true"}}
     assert finetune(
         "validate", "-f", written(tmp_path, unnamed, STRICT, {**STRICT, "metadata": default})
-    ).stdout == ("1 file in order.\n")
+    ).stdout == ("1 file valid.\n")
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -246,7 +246,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         ("acme/Qwen3-0.6B", ["Qwen/*"], None),
     ],
 )
-def test_a_mistyped_model_is_told_by_the_allowed_one(
+def test_a_mistyped_model_is_answered_with_the_allowed_one(
     repo: str, allowed: list[str], meant: str | None, tmp_path: Path
 ) -> None:
     job, profile = (
@@ -276,7 +276,7 @@ def test_validate_with_the_profile_says_what_plan_says(
 
 
 def test_validate_judges_by_the_profile_in_the_same_file(tmp_path: Path) -> None:
-    assert finetune("validate", "-f", written(tmp_path, JOB, STRICT)).stdout == "1 file in order.\n"
+    assert finetune("validate", "-f", written(tmp_path, JOB, STRICT)).stdout == "1 file valid.\n"
     broken = changed(STRICT, storage={"artifacts": "gs://art/runs", "cache": "gs://art/runs/cache"})
     done = finetune("validate", "-f", written(tmp_path, JOB, broken))
     assert done.exit_code == 1
@@ -321,12 +321,12 @@ def test_a_job_that_starts_from_another_is_judged_by_its_profile(
 
 def test_the_source_of_a_job_is_taken_from_the_same_manifests(tmp_path: Path) -> None:
     done = finetune("validate", "-f", written(tmp_path, SECOND), written(tmp_path, ALLOWS, JOB))
-    assert (done.exit_code, done.stdout) == (0, "2 files in order.\n")
+    assert (done.exit_code, done.stdout) == (0, "2 files valid.\n")
     planned = finetune("plan", "-f", written(tmp_path, SECOND, JOB, ALLOWS))
     assert planned.exit_code == 0, planned.output
     assert "gs://art/runs/team-a/bot-<uid>/export/model, which FineTuneJob bot exports" in planned.stdout
     assert "model (from the FineTuneJob that it starts from)" in planned.stdout
-    assert "Not judged" not in planned.stdout
+    assert "Not checked" not in planned.stdout
 
 
 def test_the_model_of_the_source_and_its_export_are_judged(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_the_model_of_the_source_and_its_export_are_judged(tmp_path: Path) -> No
         (None, "is not among the manifests"),
         ({**JOB, "metadata": {"name": "bot", "namespace": "team-b"}}, "is not among the manifests"),
         (changed(JOB, profileRef={"name": "gone"}), "has no profile among the manifests"),
-        (changed(JOB, model={"huggingFace": {"repo": "evil/model"}}), "is refused itself (PolicyViolation)"),
+        (changed(JOB, model={"huggingFace": {"repo": "evil/model"}}), "is itself refused (PolicyViolation)"),
     ],
 )
 def test_what_an_unknown_source_leaves_open_is_said(
@@ -361,7 +361,7 @@ def test_what_an_unknown_source_leaves_open_is_said(
     done = finetune("plan", "-f", written(tmp_path, SECOND, *others, ALLOWS))
     assert done.exit_code == 0, done.output
     told = f'spec.model.fromJob: FineTuneJob "bot" {why}. Everything but its model was checked.'
-    assert f"Not judged   {told}" in done.stdout
+    assert f"Not checked  {told}" in done.stdout
     if source is None:
         assert f"second: {told}" in finetune("validate", "-f", written(tmp_path, SECOND, ALLOWS)).stdout
 
@@ -369,7 +369,7 @@ def test_what_an_unknown_source_leaves_open_is_said(
 def test_jobs_that_start_from_each_other_are_said(tmp_path: Path) -> None:
     first = changed(JOB, model={"fromJob": {"name": "second"}})
     done = finetune("validate", "-f", written(tmp_path, first, SECOND, ALLOWS))
-    assert done.stdout.count("starts from a job of which not everything is known") == 2
+    assert done.stdout.count("starts from a job that is only partly known") == 2
 
 
 def test_validate_remarks_what_may_not_be_meant(tmp_path: Path) -> None:
@@ -385,11 +385,11 @@ def test_validate_remarks_nodes_that_are_small_for_preflight(field: str, usual: 
     assert small.exit_code == 0
     assert f"spec.cpuPool.{field}: 4000Mi is less than the {usual} that Preflight requests" in small.stdout
     enough = finetune("validate", "-f", written(tmp_path, changed(STRICT, cpuPool={field: usual})))
-    assert enough.stdout == "1 file in order.\n"
+    assert enough.stdout == "1 file valid.\n"
 
 
 @pytest.mark.parametrize("command", ["plan", "validate"])
-def test_a_job_without_a_namespace_is_told_to_name_one(command: str, tmp_path: Path) -> None:
+def test_a_job_without_a_namespace_gets_a_hint_to_name_one(command: str, tmp_path: Path) -> None:
     file = written(tmp_path, {**JOB, "metadata": {"name": "bot"}}, STRICT)
     done = finetune(command, "-f", file)
     assert done.exit_code == 1
@@ -404,7 +404,7 @@ def test_a_job_without_a_namespace_is_told_to_name_one(command: str, tmp_path: P
 
 def test_validate_takes_many_files_and_stdin() -> None:
     done = finetune("validate", "-f", QUICKSTART, LOCAL)
-    assert (done.exit_code, done.stdout) == (0, "2 files in order.\n")
+    assert (done.exit_code, done.stdout) == (0, "2 files valid.\n")
     refused = finetune("validate", "-f", "-", stdin=LATER)
     assert refused.exit_code == 1
     assert "stdin: later: NotYetSupported" in refused.stderr
@@ -414,8 +414,8 @@ def test_validate_takes_many_files_and_stdin() -> None:
     ("text", "told"),
     [
         ("kind: [", ":1: is not valid YAML"),
-        ("- 1\n", "is no Kubernetes object"),
-        ("apiVersion: v1\nkind: Pod\n", "holds no FineTuneJob;"),
+        ("- 1\n", "is not a Kubernetes object"),
+        ("apiVersion: v1\nkind: Pod\n", "contains no FineTuneJob;"),
         (
             yaml.safe_dump({**JOB, "kind": "FinetuneJob"}),
             'unknown kind "FinetuneJob": did you mean FineTuneJob?',
@@ -464,7 +464,7 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
     )
     done = finetune("status", "quickstart", "--kubeconfig", kubeconfig)
     assert done.exit_code == 1
-    assert "The cluster at http://127.0.0.1:1 does not answer" in done.stderr
+    assert "The cluster at http://127.0.0.1:1 does not respond" in done.stderr
 
 
 def test_a_misspelt_command_gets_a_suggestion() -> None:

@@ -104,7 +104,7 @@ def test_the_page_names_units_and_the_price(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     flavors = yaml.safe_load(CLOUD.read_text())["spec"]["flavors"]
     price = flavors[0]["chipHourPrice"]
-    assert row(done, "Price") == f"{price * 4:.2f} USD an hour (4 chips x {price:.2f})"
+    assert row(done, "Price") == f"{price * 4:.2f} USD per hour (4 chips x {price:.2f})"
     assert "at most 100 USD (spec.budget.maxCost)" in row(done, "Budget")
     assert " chip hours (" in row(done, "Budget")
     assert row(done, "Length") == "1 epoch; Preflight counts the steps"
@@ -112,10 +112,10 @@ def test_the_page_names_units_and_the_price(tmp_path: Path) -> None:
         assert internal not in row(done, "Known later")
 
 
-def test_a_file_without_a_job_is_told_where_job_and_profile_are_named() -> None:
+def test_a_file_without_a_job_gets_a_hint_where_job_and_profile_are_named() -> None:
     done = CliRunner().invoke(app, ["plan", "-f", str(CLOUD)])
     assert done.exit_code == 1
-    assert "holds no FineTuneJob; plan takes one." in done.stderr
+    assert "contains no FineTuneJob; plan takes one." in done.stderr
     assert "--profile" in done.stderr
 
 

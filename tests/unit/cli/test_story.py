@@ -39,18 +39,18 @@ def test_page(path: Path) -> None:
     snapshots.check(HERE / "pages" / f"{path.stem}.txt", page(yaml.safe_load(path.read_text())))
 
 
-def test_a_job_without_any_status_has_not_been_looked_at() -> None:
+def test_a_job_without_any_status_has_not_been_observed() -> None:
     fresh = job("pending")
     del fresh["status"]
-    assert "has not looked at this job yet" in page(fresh)
+    assert "has not observed this job yet" in page(fresh)
 
 
-def test_an_edit_that_was_not_looked_at_is_told() -> None:
+def test_an_edit_that_was_not_observed_is_reported() -> None:
     edited = job("succeeded")
     edited["metadata"]["generation"] = 2
     assert not status_view.is_current(edited)
     del edited["status"]["summary"]
-    assert "has not looked at the edit yet" in page(edited)
+    assert "has not observed the edit yet" in page(edited)
 
 
 def test_a_cache_miss_names_the_inputs_that_differ() -> None:
@@ -69,7 +69,7 @@ def test_unknown_fields_and_phases_of_a_newer_operator_do_not_break_the_page() -
     assert "? Train" in page(newer)
 
 
-def test_scores_and_gates_are_told() -> None:
+def test_scores_and_gates_are_reported() -> None:
     measured = job("succeeded")
     measured["status"]["evaluation"] = {
         "baseline": {"loss": "2.0", "faq/exact_match": "0.1"},
@@ -85,7 +85,7 @@ def test_scores_and_gates_are_told() -> None:
     assert "loss ≤ 0.500: not met" in told
 
 
-def test_cost_and_the_origin_of_the_model_are_told() -> None:
+def test_cost_and_the_origin_of_the_model_are_reported() -> None:
     spent = job("running")
     spent["status"] |= {
         "cost": {"chipHours": "1.5", "amount": "4.05", "budgetRemaining": "5.95"},
@@ -95,5 +95,5 @@ def test_cost_and_the_origin_of_the_model_are_told() -> None:
     spent["status"]["stages"][1] |= {"phase": "Skipped", "reason": "ProvidedCheckpoint", "cache": None}
     told = page(spent)
     assert "1.500 chip hours, 4.050, 5.950 of the budget left, goodput 81.2 %" in told
-    assert "(made by sft of Qwen/Qwen3-0.6B)" in told
+    assert "(produced by sft from Qwen/Qwen3-0.6B)" in told
     assert "given as a MaxText checkpoint" in told

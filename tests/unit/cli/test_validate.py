@@ -85,11 +85,11 @@ def test_a_number_is_taken_however_it_is_written(number: str) -> None:
         ("24h", "Write a whole number alone, without a unit."),
     ],
 )
-def test_an_integer_in_quotes_and_one_with_a_unit_are_told_apart(value: str, said: str) -> None:
+def test_an_integer_in_quotes_and_one_with_a_unit_are_distinguished(value: str, said: str) -> None:
     assert said in str(only(HEAD + f"  activeDeadlineSeconds: {value}\n"))
 
 
-def test_a_value_of_another_type_or_form_is_told_once() -> None:
+def test_a_value_of_another_type_or_form_is_reported_once() -> None:
     assert "must be gs://" in only(HEAD.replace("gs://team-a", "s3://team-a")).message
     flavors = [PROFILE["spec"]["flavors"][0] | {"libtpuInitArgs": "--xla_tpu_a=1"}]
     assert only(yaml.safe_dump(profile(flavors=flavors))).message == 'must be a list, not "--xla_tpu_a=1"'
@@ -101,7 +101,7 @@ KNOWN = ", ".join(MethodType)
 @pytest.mark.parametrize("value", ["GRPO", "PPO", "KTO", "reinforce"])
 def test_a_method_that_there_is_not_gets_the_list_and_no_guess(value: str) -> None:
     problem = only(HEAD.replace("type: SFT", f"type: {value}"))
-    assert problem.message == f'unknown value "{value}": known are {KNOWN}'
+    assert problem.message == f'unknown value "{value}": expected one of {KNOWN}'
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_method_that_there_is_not_gets_the_list_and_no_guess(value: str) -> No
 def test_a_mistyped_method_gets_the_one_that_was_meant_and_the_list(value: str, meant: str | None) -> None:
     problem = only(HEAD.replace("type: SFT", f"type: {value}"))
     assert ("did you mean" in problem.message) is (meant is not None)
-    assert meant is None or f"did you mean {meant}? Known are {KNOWN}" in problem.message
+    assert meant is None or f"did you mean {meant}? Expected one of {KNOWN}" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -126,18 +126,18 @@ def test_a_uri_with_more_than_one_reading_is_refused_offline(uri: str) -> None:
     ("text", "line", "said"),
     [
         ("a: [1\n", 2, "not valid YAML"),
-        (HEAD + "  suspend: true\n  suspend: false\n", 9, "'suspend' stands twice"),
+        (HEAD + "  suspend: true\n  suspend: false\n", 9, "'suspend' occurs twice"),
         (HEAD + "  engineOverrides: {~: a}\n", 8, "key None is not a string"),
-        (HEAD + "  engineOverrides: {true: a, yes: a}\n", 8, "'true' stands twice"),
-        (HEAD + "  engineOverrides: {a: .inf}\n", 8, ".inf is no number that JSON knows"),
-        (HEAD + "  engineOverrides: {a: !!set {b}}\n", 8, "!!set has no place"),
-        (HEAD + "  engineOverrides: {a: !other b}\n", 8, "!other has no place"),
+        (HEAD + "  engineOverrides: {true: a, yes: a}\n", 8, "'true' occurs twice"),
+        (HEAD + "  engineOverrides: {a: .inf}\n", 8, ".inf is not a valid JSON number"),
+        (HEAD + "  engineOverrides: {a: !!set {b}}\n", 8, "!!set is not allowed"),
+        (HEAD + "  engineOverrides: {a: !other b}\n", 8, "!other is not allowed"),
         ("x: *nothing\n", 1, "undefined alias"),
         ("[" * 1500, 1, "nested too deeply"),
         ("x: 1\ny: \x00\n", 2, "character 0x0"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int, said: str) -> None:
+def test_what_cannot_be_read_is_reported_with_its_line(text: str, line: int, said: str) -> None:
     problem = only(text)
     assert problem.line == line
     assert said in problem.message
@@ -215,7 +215,7 @@ def test_a_mapping_of_columns_the_wrong_way_round_is_turned(columns: str, said: 
         parse_job(document)
 
 
-def test_all_problems_of_all_documents_are_told_in_order() -> None:
+def test_all_problems_of_all_documents_are_reported_in_order() -> None:
     found = problems(HEAD + "  cache: Sometimes\n---\n" + HEAD + "  budgets: {}\n  suspend: 1\n")
     assert [(problem.document, problem.line, problem.path) for problem in found] == [
         (1, 8, "spec.cache"),
@@ -258,7 +258,7 @@ def test_a_profile_is_checked_too() -> None:
     flavor = PROFILE["spec"]["flavors"][0]
     problem = only(yaml.safe_dump(profile(flavors=[flavor, flavor])))
     assert problem.path == "spec.flavors"
-    assert "'ondemand' stands twice" in problem.message
+    assert "'ondemand' occurs twice" in problem.message
 
 
 def test_rules_on_changes_need_the_stored_object_and_are_left_out() -> None:
@@ -284,11 +284,11 @@ def test_a_stored_object_with_its_status_can_be_checked() -> None:
         ("  resources: {tpu: v6e}\n", 'such as v6e-16 or v6e-4x4, not "v6e"'),
     ],
 )
-def test_what_has_another_form_is_told_in_words(given: str, said: str) -> None:
+def test_what_has_another_form_is_described_in_words(given: str, said: str) -> None:
     assert said in only(HEAD + given).message
 
 
-def test_an_entry_of_the_hub_without_its_kind_is_told_what_to_write() -> None:
+def test_an_entry_of_the_hub_without_its_kind_gets_the_form_to_write() -> None:
     problem = only(yaml.safe_dump(profile(constraints={"uris": {"read": ["hf://Qwen/*"]}})))
     assert "hf://models/…, hf://datasets/… or hf://benchmarks/…" in problem.message
     assert problem.fix == "For a model or tokenizer, write hf://models/Qwen/*."

@@ -1,4 +1,4 @@
-"""``finetune watch``: what is told, when it ends and with which exit code."""
+"""``finetune watch``: what is printed, when it ends and with which exit code."""
 
 import asyncio
 import copy
@@ -57,7 +57,7 @@ async def watch(connection: Connection, *, terminal: bool = False) -> tuple[int,
 
 
 @pytest.mark.parametrize(("phase", "code"), [("succeeded", 0), ("planned", 0), ("failed", 1)])
-async def test_a_finished_job_is_told_and_decides_the_exit_code(
+async def test_a_finished_job_is_reported_and_decides_the_exit_code(
     api: FakeApi, connection: Connection, phase: str, code: int
 ) -> None:
     await api.put("finetunejobs", job(phase))
@@ -94,7 +94,7 @@ async def test_a_restart_of_the_server_is_survived(api: FakeApi, connection: Con
     while api.refuse:
         await asyncio.sleep(0)
         if not api._watches:
-            await api.put("finetunejobs", job("succeeded"))  # nobody hears of it
+            await api.put("finetunejobs", job("succeeded"))  # no reader hears of it
             api.refuse = None
     code, _ = await watching
     assert code == 0
@@ -147,7 +147,7 @@ async def test_an_unknown_job_lists_close_names(api: FakeApi, connection: Connec
     assert raised.value.fix == "Did you mean quickstart-2?"
 
 
-def test_each_thing_that_happened_is_told_once() -> None:
+def test_each_thing_that_happened_is_reported_once() -> None:
     chronicle = TransitionPrinter()
     first, second = (list(chronicle.news(job("validating"), NOW)) for _ in range(2))
     assert [line[:12].strip() for line in first] == ["5 min 00 s"] * 2
@@ -164,12 +164,12 @@ def test_a_job_that_is_refused_says_why_though_it_waits_for_nothing() -> None:
     assert told[-1][14:].startswith("! InputMissing: spec.datasets.train[0].uri")
 
 
-def test_stages_that_were_not_reached_are_not_told() -> None:
+def test_stages_that_were_not_reached_are_not_reported() -> None:
     told = [line[14:] for line in TransitionPrinter().news(job("failed"), NOW)]
     assert told == ["✗ Preflight 10 s        DatasetSchemaMismatch"]
 
 
-def test_training_is_told_in_strides_and_again_after_a_step_back() -> None:
+def test_training_is_reported_in_strides_and_again_after_a_step_back() -> None:
     chronicle = TransitionPrinter()
     told = []
     for step in (1, 2, 3, 4, 30, 31, 10):

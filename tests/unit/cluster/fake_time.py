@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move; sleepers wake in order."""
+"""A clock that only the test advances; sleepers wake in the order of their times."""
 
 import asyncio
 import heapq
@@ -26,7 +26,7 @@ class FakeTime:
         await waiter
 
     async def advance(self, seconds: float) -> None:
-        """Moves on, letting everything that becomes due run."""
+        """Advances the clock and wakes every sleeper that becomes due."""
         end = self.now + seconds
         await settle()
         while self._sleepers and self._sleepers[0][0] <= end:
@@ -38,6 +38,6 @@ class FakeTime:
 
 
 async def settle() -> None:
-    """Lets every task that can run, run."""
+    """Runs all tasks that are ready."""
     for _ in range(50):
         await asyncio.sleep(0)

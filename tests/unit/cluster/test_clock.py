@@ -1,4 +1,4 @@
-"""The API server's clock: told in whole seconds, known better than that, and independent of the machine's."""
+"""The API server's clock: reported in whole seconds, known more precisely, and independent of the machine's."""
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -20,8 +20,8 @@ def date(moment: datetime) -> str:
 def test_until_the_server_has_spoken_the_machine_is_believed() -> None:
     clock = ServerClock(lambda: WRONG)
     assert clock.now() == WRONG
-    clock.told(None)
-    clock.told("yesterday")
+    clock.observe_date(None)
+    clock.observe_date("yesterday")
     assert clock.now() == WRONG
 
 
@@ -36,7 +36,7 @@ def test_it_is_right_within_a_second_and_never_goes_back(pauses: list[float], fr
     for pause in pauses:
         passed += pause
         server = begin + timedelta(seconds=passed)
-        clock.told(date(server))
+        clock.observe_date(date(server))
         assert abs(clock.now() - server) < timedelta(seconds=1.001)
         assert clock.now() >= last - timedelta(microseconds=10)
         last = clock.now()
@@ -45,6 +45,6 @@ def test_it_is_right_within_a_second_and_never_goes_back(pauses: list[float], fr
 @pytest.mark.parametrize("step", [timedelta(hours=1), timedelta(hours=-1)])
 def test_a_step_of_the_servers_own_clock_is_followed(step: timedelta) -> None:
     clock = ServerClock(lambda: WRONG, clock=lambda: 0.0)
-    clock.told(date(BEGIN))
-    clock.told(date(BEGIN + step))
+    clock.observe_date(date(BEGIN))
+    clock.observe_date(date(BEGIN + step))
     assert abs(clock.now() - (BEGIN + step)) <= timedelta(seconds=1)

@@ -1,4 +1,4 @@
-"""JSON that others have nested as deep as they like."""
+"""JSON of other clients, nested to any depth."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The adapter against a small HTTP server that answers as told."""
+"""The API server client against a small HTTP server with prepared responses."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def ok(**body: Any) -> web.Response:
 
 @dataclass
 class Server:
-    """Answers in order, the last one for ever; remembers what it was asked."""
+    """Sends the prepared responses in order and then repeats the last one; records all requests."""
 
     answers: list[Callable[[], web.StreamResponse]] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str], str, Any]] = field(default_factory=list)
@@ -154,7 +154,7 @@ async def test_a_status_is_replaced_whole_and_only_at_the_version_that_was_seen(
     assert http.seen == [("patch", "finetunejobs/status", 200)]
 
 
-async def test_a_delete_is_of_that_very_object_and_gone_is_fine(server: Both) -> None:
+async def test_a_delete_is_of_the_same_object_and_gone_is_fine(server: Both) -> None:
     http, cluster = server
     http.answers = [ok, lambda: status(404), lambda: status(409)]
     for _ in range(3):
@@ -194,7 +194,7 @@ async def test_a_list_whose_history_has_gone_begins_again_once(server: Both) -> 
     assert len(await cluster.list(JOBSETS, None)) == 2
 
 
-async def test_a_name_that_is_taken_is_told_from_other_conflicts(server: Both) -> None:
+async def test_a_name_that_is_taken_is_distinguished_from_other_conflicts(server: Both) -> None:
     http, cluster = server
     for reason, error in (("AlreadyExists", AlreadyExists), ("Conflict", Conflict)):
         http.answers = [lambda reason=reason: web.json_response({"reason": reason}, status=409)]
@@ -292,7 +292,7 @@ async def test_a_server_that_is_away_is_unavailable(unused_tcp_port: int) -> Non
 
 
 def large(count: int) -> Callable[[], web.StreamResponse]:
-    """One page of objects of about 400 KiB each, and more to come."""
+    """Returns a response with one page of objects of about 400 KiB each, which is not the last page."""
     return lambda: ok(items=[{"n": "x" * 400_000}] * count, metadata={"continue": f"after-{count}"})
 
 
@@ -360,7 +360,7 @@ async def test_an_object_that_is_too_large_alone_is_refused_by_its_collection(se
     http, cluster = server
     http.answers = [large(3)]
     with pytest.raises(
-        ResponseTooLarge, match="GET /api/v1/namespaces/team/pods: the answer has more than 1 MiB"
+        ResponseTooLarge, match="GET /api/v1/namespaces/team/pods: the response has more than 1 MiB"
     ):
         await cluster.list(PODS, "team")
     assert [query["limit"] for _, _, query, _, _ in http.requests] == ["100", "25", "6", "1"]

@@ -13,7 +13,7 @@ KEY = (LEASES, "system", "finetune-operator")
 
 
 class Candidate:
-    """One operator that wants to lead."""
+    """One operator that takes part in the leader election."""
 
     def __init__(self, cluster: FakeCluster, time: FakeTime, identity: str) -> None:
         self.working = False
@@ -40,7 +40,7 @@ class Candidate:
 
 @pytest.fixture
 async def world() -> Any:
-    """A cluster, a clock, and a way to add candidates, which are gone at the end."""
+    """Yields a cluster, a clock and a function that adds candidates, which are cancelled at the end."""
     cluster, time = FakeCluster(), FakeTime()
     candidates: list[Candidate] = []
 
@@ -89,7 +89,7 @@ async def test_the_second_takes_over_at_once_when_the_first_ends_in_order(world:
 
 async def test_a_leader_that_died_is_followed_after_its_lease_has_run_out(world: World) -> None:
     cluster, time, add = world
-    # Its last renewal says nothing about our clock: only what we have seen unchanged for 15 s has expired.
+    # renewTime is of another machine's clock: a Lease has expired only if it was observed unchanged for 15 s.
     cluster.put(
         LEASES,
         {

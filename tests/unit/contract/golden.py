@@ -2,7 +2,7 @@
 
 ``python -m tests.unit.contract.golden`` writes the folder of the current version. Where it is there already and says
 something else, the version has changed: raise ``CONTRACT_VERSION``. ``--unreleased`` writes it all the same, for a
-version that no release speaks yet.
+version that no release supports yet.
 """
 
 import argparse
@@ -74,7 +74,9 @@ def _places(layout: object) -> Object:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--unreleased", action="store_true", help="no release speaks the current version yet")
+    parser.add_argument(
+        "--unreleased", action="store_true", help="no release supports the current version yet"
+    )
     overwrite = parser.parse_args(arguments).unreleased
     folder, made = GOLDEN / str(CONTRACT_VERSION), current()
     if folder.exists() and not overwrite and read(CONTRACT_VERSION) != made:

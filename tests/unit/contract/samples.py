@@ -198,7 +198,7 @@ def _copied(document: Any) -> Any:
 def _written(record: type[Record], document: Object) -> Object:
     made = record.model_validate(document, extra="forbid")
     if isinstance(made, StageRequest):
-        made = made.spoken(CONTRACT_VERSION)
+        made = made.for_trainer(CONTRACT_VERSION)
     return made.model_dump(mode="json", exclude_defaults=True)
 
 

@@ -1,4 +1,4 @@
-"""Records hold only so much: whoever writes one cuts it, and a reader refuses one that nobody has cut."""
+"""Records hold only so much: a writer cuts it, and a reader refuses one that is not cut."""
 
 import pytest
 from pydantic import ValidationError

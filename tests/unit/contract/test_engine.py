@@ -29,7 +29,7 @@ TABLE = Path(finetune_contract.__file__).with_name("engine_settings.csv")
 SETTINGS = engine_settings().values()
 ALLOWED = [setting for setting in SETTINGS if setting.kind is SettingClass.ALLOWED]
 REFUSED = [setting for setting in SETTINGS if setting.kind is not SettingClass.ALLOWED]
-#: Parts of names that speak of places, services, ports, programs and credentials.
+#: Parts of names of places, services, ports, programs and credentials.
 REACHING = re.compile(
     r"(^|_)(paths?|dirs?|directory|files?|uri|url|project|port|hostname|access_token|gcs|upload|wandb|vertex|goodput|"
     r"flags|func_path|conversion_fn|dump|bucket|replicator|emergency|cache_dir)(_|$)"

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from finetune_contract import ContractVersion, StageRequest
-from finetune_contract.versions import CONTRACT_VERSION
+from finetune_contract.versions import CONTRACT_VERSION, FIRST_VERSION
 from tests.unit.contract import golden, samples, schemas
 
 VERSIONS = golden.versions()
@@ -62,7 +62,10 @@ def test_what_is_written_now_is_understood_by_readers_of_every_version(version: 
     """Of requests only those that say so: the others are refused by the operator."""
     checked = set()
     for name, (record, document) in samples.samples().items():
-        if record is StageRequest and ContractVersion.parse(document.get("requires", "1.0")) > version:
+        if (
+            record is StageRequest
+            and ContractVersion.parse(document.get("requires", str(FIRST_VERSION))) > version
+        ):
             continue
         schema = golden.read(version).get(f"schemas/{record.__name__}")
         if schema is not None:
@@ -82,7 +85,7 @@ def test_the_samples_set_every_field_of_every_record() -> None:
             for field in each.get("properties", ())
         }
         # What holds for all records of this version, and is left out.
-        fields -= {("StageRequest", "requires"), ("StageResult", "speaks")}
+        fields -= {("StageRequest", "requires"), ("StageResult", "supports")}
         assert sorted(fields - seen) == [], f"{name}: add a record to tests/unit/contract/samples.py"
 
 
@@ -107,13 +110,13 @@ BEFORE = properties(a=INTEGER, b=CHOICE)
         (properties(a=INTEGER, b={**CHOICE, "enum": ["A", "B", "C"]}), ["R.b has changed"]),
         (properties(a=INTEGER, b={**CHOICE, "enum": ["A"]}), ["R.b has changed"]),
         (
-            properties(a=INTEGER, b={**CHOICE, "enum": ["A", "B", "C"], "x-values-since": {"C": "1.0"}}),
+            properties(a=INTEGER, b={**CHOICE, "enum": ["A", "B", "C"], "x-values-since": {"C": "2.0"}}),
             ["R.b has changed"],
         ),
-        (properties(a=INTEGER, b={**CHOICE, "enum": ["A", "B", "C"], "x-values-since": {"C": "1.1"}}), []),
+        (properties(a=INTEGER, b={**CHOICE, "enum": ["A", "B", "C"], "x-values-since": {"C": "2.1"}}), []),
         (properties(a=INTEGER, b=CHOICE, c={**INTEGER, "default": 1}), ["R.c is new and is not annotated"]),
-        (properties(a=INTEGER, b=CHOICE, c={**INTEGER, "default": 1, "x-since": "1.0"}), ["R.c is new and is not"]),
-        (properties(a=INTEGER, b=CHOICE, c={**INTEGER, "default": 1, "x-since": "1.1"}), []),
+        (properties(a=INTEGER, b=CHOICE, c={**INTEGER, "default": 1, "x-since": "2.0"}), ["R.c is new and is not"]),
+        (properties(a=INTEGER, b=CHOICE, c={**INTEGER, "default": 1, "x-since": "2.1"}), []),
         (
             {"$defs": {"R": {"properties": BEFORE["$defs"]["R"]["properties"], "required": []}}},
             ["R.a is required in one version only"],
@@ -122,7 +125,7 @@ BEFORE = properties(a=INTEGER, b=CHOICE)
             {
                 "$defs": {
                     "R": {
-                        "properties": {**BEFORE["$defs"]["R"]["properties"], "c": {"x-since": "1.1"}},
+                        "properties": {**BEFORE["$defs"]["R"]["properties"], "c": {"x-since": "2.1"}},
                         "required": ["a", "c"],
                     }
                 }
@@ -133,7 +136,7 @@ BEFORE = properties(a=INTEGER, b=CHOICE)
     ],
 )  # fmt: skip
 def test_a_minor_version_only_adds_what_says_since_when(after: dict[str, Any], wrong: list[str]) -> None:
-    found = schemas.breaking(BEFORE, after, ContractVersion(1, 0))
+    found = schemas.breaking(BEFORE, after, ContractVersion(2, 0))
     assert len(found) == len(wrong)
     assert all(said.startswith(expected) for said, expected in zip(found, wrong, strict=True))
 
@@ -145,8 +148,8 @@ def findings(*kinds: str, **more: Any) -> dict[str, Any]:
     return properties(details={"anyOf": [{**union, **chosen}, {"type": "null"}], "default": None, **more})
 
 
-@pytest.mark.parametrize(("since", "wrong"), [({}, 1), ({"x-values-since": {"Distill": "1.1"}}, 0)])
+@pytest.mark.parametrize(("since", "wrong"), [({}, 1), ({"x-values-since": {"Distill": "2.1"}}, 0)])
 def test_a_kind_of_findings_says_since_when(since: dict[str, Any], wrong: int) -> None:
     before, after = findings("Train", "Export"), findings("Train", "Export", "Distill", **since)
-    assert len(schemas.breaking(before, after, ContractVersion(1, 0))) == wrong
-    assert len(schemas.breaking(before, findings("Train"), ContractVersion(1, 0))) == 1
+    assert len(schemas.breaking(before, after, ContractVersion(2, 0))) == wrong
+    assert len(schemas.breaking(before, findings("Train"), ContractVersion(2, 0))) == 1

@@ -1,4 +1,4 @@
-"""What a record needs its reader to speak, and who refuses it."""
+"""Which version a record requires of its reader, and which readers refuse it."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -7,6 +7,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from finetune_contract import (
+    CONTRACT_VERSION,
     METHODS,
     ContractUnsupported,
     ContractVersion,
@@ -17,6 +18,7 @@ from finetune_contract import (
     required_version,
 )
 from finetune_contract.base import Record
+from finetune_contract.versions import FIRST_VERSION
 from tests.unit.contract.samples import samples
 from tests.unit.contract.schemas import schema_of
 
@@ -25,7 +27,7 @@ REQUEST: StageRequest = StageRequest.model_validate(samples()["request"][1])
 
 class Optimizer(Record):
     name: str
-    beta: Annotated[float, Since("1.3")] = 0.9
+    beta: Annotated[float, Since("2.3")] = 0.9
 
 
 class Imitation(Record):
@@ -41,12 +43,12 @@ class Work(Record):
     """A record that has grown over five versions."""
 
     steps: int = 1
-    optimizer: Annotated[Optimizer | None, Since("1.1")] = None
+    optimizer: Annotated[Optimizer | None, Since("2.1")] = None
     others: list[Optimizer] = []
     named: dict[str, Optimizer] = {}
-    method: Annotated[Literal["SFT", "GRPO", "KTO"], Since("1.2", "GRPO"), Since("1.4", "KTO")] = "SFT"
-    metrics: Annotated[list[Literal["Loss", "Chrf"]], Since("1.2", "Chrf")] = ["Loss"]
-    objective: Annotated[Imitation | Rollouts, Field(discriminator="type"), Since("1.5", "GRPO")] = (
+    method: Annotated[Literal["SFT", "GRPO", "KTO"], Since("2.2", "GRPO"), Since("2.4", "KTO")] = "SFT"
+    metrics: Annotated[list[Literal["Loss", "Chrf"]], Since("2.2", "Chrf")] = ["Loss"]
+    objective: Annotated[Imitation | Rollouts, Field(discriminator="type"), Since("2.5", "GRPO")] = (
         Imitation()
     )
 
@@ -54,19 +56,19 @@ class Work(Record):
 @pytest.mark.parametrize(
     ("fields", "needed"),
     [
-        ({}, "1.0"),
-        ({"steps": 7}, "1.0"),
-        ({"optimizer": None, "method": "SFT", "metrics": ["Loss"]}, "1.0"),
-        ({"optimizer": {"name": "adamw"}}, "1.1"),
-        ({"optimizer": {"name": "adamw", "beta": 0.9}}, "1.1"),
-        ({"optimizer": {"name": "adamw", "beta": 0.95}}, "1.3"),
-        ({"others": [{"name": "adamw"}, {"name": "sgd", "beta": 0.95}]}, "1.3"),
-        ({"named": {"warm": {"name": "sgd", "beta": 0.95}}}, "1.3"),
-        ({"method": "GRPO"}, "1.2"),
-        ({"method": "KTO", "optimizer": {"name": "adamw"}}, "1.4"),
-        ({"metrics": ["Loss", "Chrf"]}, "1.2"),
-        ({"objective": {"type": "SFT"}}, "1.0"),
-        ({"objective": {"type": "GRPO", "group": 8}}, "1.5"),
+        ({}, "2.0"),
+        ({"steps": 7}, "2.0"),
+        ({"optimizer": None, "method": "SFT", "metrics": ["Loss"]}, "2.0"),
+        ({"optimizer": {"name": "adamw"}}, "2.1"),
+        ({"optimizer": {"name": "adamw", "beta": 0.9}}, "2.1"),
+        ({"optimizer": {"name": "adamw", "beta": 0.95}}, "2.3"),
+        ({"others": [{"name": "adamw"}, {"name": "sgd", "beta": 0.95}]}, "2.3"),
+        ({"named": {"warm": {"name": "sgd", "beta": 0.95}}}, "2.3"),
+        ({"method": "GRPO"}, "2.2"),
+        ({"method": "KTO", "optimizer": {"name": "adamw"}}, "2.4"),
+        ({"metrics": ["Loss", "Chrf"]}, "2.2"),
+        ({"objective": {"type": "SFT"}}, "2.0"),
+        ({"objective": {"type": "GRPO", "group": 8}}, "2.5"),
     ],
 )
 def test_the_version_that_a_record_needs_is_that_of_the_newest_part_it_uses(
@@ -79,10 +81,10 @@ def test_the_version_that_a_record_needs_is_that_of_the_newest_part_it_uses(
 
 def test_the_schema_says_since_when() -> None:
     fields = schema_of(Work)["$defs"]["Work"]["properties"]
-    assert fields["optimizer"]["x-since"] == "1.1"
-    assert fields["method"]["x-values-since"] == {"GRPO": "1.2", "KTO": "1.4"}
+    assert fields["optimizer"]["x-since"] == "2.1"
+    assert fields["method"]["x-values-since"] == {"GRPO": "2.2", "KTO": "2.4"}
     assert "x-since" not in fields["method"]
-    assert fields["objective"]["x-values-since"] == {"GRPO": "1.5"}
+    assert fields["objective"]["x-values-since"] == {"GRPO": "2.5"}
 
 
 def test_what_is_at_its_default_is_not_written() -> None:
@@ -94,9 +96,9 @@ def test_what_is_at_its_default_is_not_written() -> None:
 
 def test_what_a_record_is_stands_in_it_all_the_same() -> None:
     document = samples()["result-convert"][1]
-    assert document["version"] == 1
+    assert document["version"] == CONTRACT_VERSION.major
     assert document["details"]["kind"] == "Convert"
-    assert document["details"]["manifest"]["version"] == 1
+    assert document["details"]["manifest"]["version"] == CONTRACT_VERSION.major
 
 
 def test_numbers_that_are_none_survive() -> None:
@@ -110,29 +112,29 @@ def test_numbers_that_are_none_survive() -> None:
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> StageRequest:
-    """A request with a part that has come with 1.2."""
-    monkeypatch.setattr(StageRequest.model_fields["engine_overrides"], "metadata", [Since("1.2")])
+    """A request with a part that has come with 2.2."""
+    monkeypatch.setattr(StageRequest.model_fields["engine_overrides"], "metadata", [Since("2.2")])
     return REQUEST.model_copy(update={"engine_overrides": {"remat_policy": "full"}})
 
 
 def test_a_request_says_what_it_requires(newer: StageRequest) -> None:
-    assert REQUEST.spoken(ContractVersion(1, 0)).requires == "1.0"
-    assert REQUEST.spoken(ContractVersion(1, 7)).requires == "1.0"
-    assert newer.spoken(ContractVersion(1, 2)).requires == "1.2"
+    assert REQUEST.for_trainer(ContractVersion(2, 0)).requires == "2.0"
+    assert REQUEST.for_trainer(ContractVersion(2, 7)).requires == "2.0"
+    assert newer.for_trainer(ContractVersion(2, 2)).requires == "2.2"
 
 
-@pytest.mark.parametrize("by", ["1.0", "1.1"])
+@pytest.mark.parametrize("by", ["2.0", "2.1"])
 def test_a_request_is_not_made_for_those_who_do_not_understand_it(newer: StageRequest, by: str) -> None:
     with pytest.raises(
-        ContractUnsupported, match=r"needs version 1\.2 .*\(engine_overrides\).* speaks " + by
+        ContractUnsupported, match=r"needs version 2\.2 .*\(engine_overrides\).* supports " + by
     ):
-        newer.spoken(ContractVersion.parse(by))
+        newer.for_trainer(ContractVersion.parse(by))
 
 
-@pytest.mark.parametrize("by", ["0.9", "2.0"])
+@pytest.mark.parametrize("by", ["1.0", "1.9", "3.0"])
 def test_no_request_is_made_for_another_major_version(by: str) -> None:
-    with pytest.raises(ContractUnsupported, match=f"speaks {by}"):
-        REQUEST.spoken(ContractVersion.parse(by))
+    with pytest.raises(ContractUnsupported, match=f"supports {by}"):
+        REQUEST.for_trainer(ContractVersion.parse(by))
 
 
 def environment(**changes: Any) -> dict[str, str]:
@@ -141,17 +143,28 @@ def environment(**changes: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"requires": "1.999"}, {"requires": "2.0"}, {"version": 2}, {"version": 3, "requires": "3.1"}],
+    [{"requires": "2.999"}, {"requires": "3.0"}, {"version": 3}, {"version": 4, "requires": "4.1"}],
 )
 @pytest.mark.parametrize("unlike", [{}, {"method": {"type": "Newest"}}, {"job": None}])
-def test_a_reader_refuses_what_is_newer_before_it_looks_at_the_rest(
+def test_a_reader_refuses_what_is_newer_before_it_reads_the_rest(
     changes: dict[str, Any], unlike: dict[str, Any]
 ) -> None:
-    with pytest.raises(ContractUnsupported, match=f"needs version {changes.get('requires', '2.0')}"):
+    with pytest.raises(ContractUnsupported, match=f"needs version {changes.get('requires', '3.0')}"):
         StageRequest.of_environment(environment(**changes, **unlike))
 
 
-@pytest.mark.parametrize("changes", [{}, {"requires": "1.0"}, {"unheard_of": {"deep": [1]}}])
+@pytest.mark.parametrize(
+    ("changes", "needed"), [({"version": 1}, "1.0"), ({"version": 1, "requires": "1.4"}, "1.4")]
+)
+@pytest.mark.parametrize("unlike", [{}, {"method": {"type": "SFT", "lora_rank": 8}}])
+def test_a_reader_refuses_an_earlier_major_version_before_it_reads_the_rest(
+    changes: dict[str, Any], needed: str, unlike: dict[str, Any]
+) -> None:
+    with pytest.raises(ContractUnsupported, match=f"needs version {needed}"):
+        StageRequest.of_environment(environment(**changes, **unlike))
+
+
+@pytest.mark.parametrize("changes", [{}, {"requires": "2.0"}, {"unheard_of": {"deep": [1]}}])
 def test_a_reader_takes_what_it_speaks(changes: dict[str, Any]) -> None:
     assert StageRequest.of_environment(environment(**changes)) == REQUEST
 
@@ -205,7 +218,7 @@ def test_findings_that_are_malformed_are_an_error(details: Any) -> None:
     [
         (b'{"version": 1, "step": 3}', 1),
         (b'{"version": 2}', 2),
-        (b'{"reason": "Broken"}', 1),
+        (b'{"reason": "Broken"}', CONTRACT_VERSION.major),
         ('{"version": 17}', 17),
         (b'{"version": "2.0"}', None),
         (b'{"version": true}', None),
@@ -217,7 +230,7 @@ def test_findings_that_are_malformed_are_an_error(details: Any) -> None:
         (b"[" * 100_000, None),
     ],
 )
-def test_the_major_version_of_a_record_is_told_before_it_is_understood(
+def test_the_major_version_of_a_record_is_known_before_it_is_understood(
     content: bytes | str, major: int | None
 ) -> None:
     assert major_of(content) == major
@@ -225,7 +238,7 @@ def test_the_major_version_of_a_record_is_told_before_it_is_understood(
 
 #: Values that a request may leave out although they are no absence: neutral ones, which no user is given by default.
 NEUTRAL = {
-    "StageRequest": {"version": 1, "requires": "1.0"},
+    "StageRequest": {"version": CONTRACT_VERSION.major, "requires": str(FIRST_VERSION)},
     "HubRef": {"revision": "main"},
     "DatasetSpec": {"split": "train", "format": "Auto"},
     "MeshSpec": {"slices": 1, "data": 1, "tensor": 1, "controller": "McJAX"},

@@ -89,7 +89,7 @@ def test_what_a_request_needs(
         ("GET", f"{OBJECTS}/team-a/x", b""),
     ],
 )
-def test_what_is_not_understood_is_given_to_nobody(method: str, path: str, body: bytes) -> None:
+def test_what_is_not_understood_is_granted_to_no_account(method: str, path: str, body: bytes) -> None:
     (asked,) = required_permissions(method, path, {}, body)
     assert asked.permission == UNKNOWN
 

@@ -64,5 +64,7 @@ def test_optional_programs_are_asked_for_by_name() -> None:
     names = [program.name for program in selection(["kwok"])]
     assert "kwok" in names
     assert "kueue" not in names
-    with pytest.raises(ValueError, match="--with kueu: no such optional program; there are kueue, kwok"):
+    with pytest.raises(
+        ValueError, match="--with kueu: unknown optional program; expected one of kueue, kwok"
+    ):
         selection(["kueu"])

@@ -90,7 +90,7 @@ def test_secrets_and_config_maps_fill_variables() -> None:
         ({"resourceFieldRef": {"resource": "limits.cpu"}}, "resourceFieldRef is not supported"),
     ],
 )
-def test_what_is_missing_is_told_in_a_kubelets_words(source: dict[str, Any], message: str) -> None:
+def test_what_is_missing_is_reported_in_a_kubelets_words(source: dict[str, Any], message: str) -> None:
     sources = EnvSources(secrets={"s": None, "there": {}}, config_maps={"c": None})
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         spec_environment({"env": [{"name": "A", "valueFrom": source}]}, POD, sources)
@@ -112,7 +112,7 @@ def test_a_single_host_is_alone() -> None:
     assert workers(POD, hosts=1) == {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
 
 
-def test_several_slices_are_told_of_each_other() -> None:
+def test_several_slices_know_each_others_address() -> None:
     labels = POD["metadata"]["labels"] | {
         "jobset.sigs.k8s.io/replicatedjob-replicas": "3",
         "jobset.sigs.k8s.io/job-index": "2",

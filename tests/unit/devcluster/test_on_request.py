@@ -1,4 +1,4 @@
-"""What a cluster with Kueue or fake nodes is told, before any of them runs."""
+"""The options of a cluster with Kueue or fake nodes, before any of them runs."""
 
 import base64
 from pathlib import Path

@@ -67,7 +67,7 @@ def test_every_slices_name_is_understood() -> None:
         (["--server_port=1", SCRATCH], "--resource_manager_address"),
         (
             ["--server_port=1", "--gcs_scratch_location=/tmp", "--resource_manager_address=h:1"],
-            "not in gs://",
+            "not a gs:// URI",
         ),
         (["--server_port=1", SCRATCH, "--resource_manager_address=h"], "not HOST:PORT"),
         (
@@ -78,7 +78,7 @@ def test_every_slices_name_is_understood() -> None:
                 "--instance_count=1",
                 "--instance_type=v6e-8",
             ],
-            "v6e-8 is no slice",
+            "v6e-8 is not a slice",
         ),
     ],
 )
@@ -155,7 +155,7 @@ def worker(host: int, hosts: str = "a,b", slice_number: int = 0) -> Coroutine[No
 
 
 async def devices() -> int:
-    """What the proxy tells a client, as soon as it does."""
+    """What the proxy sends to a client, as soon as it does."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(ADDRESS, PROXY_PORT)

@@ -1,4 +1,4 @@
-"""Samples in the cache: made once, whole, whoever else makes the same at the same time."""
+"""Samples in the cache: made once, whole, even if several processes make the same."""
 
 from pathlib import Path
 from threading import Barrier, Thread

@@ -124,7 +124,7 @@ async def test_a_fork_looks_like_a_fresh_process(server: WarmServer, tmp_path: P
     }
 
 
-async def test_a_fork_hears_signals_and_its_code_is_told(server: WarmServer, tmp_path: Path) -> None:
+async def test_a_fork_hears_signals_and_its_code_is_reported(server: WarmServer, tmp_path: Path) -> None:
     process = await server.start(launch(tmp_path, "wait"))
     await logged(tmp_path, "waiting")
     process.signal(signal.SIGTERM)

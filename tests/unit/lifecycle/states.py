@@ -1,7 +1,7 @@
-"""Every state that a job can be in, how to get there, and what each tool then says of it.
+"""Every state of a job, how to reach it, and what each tool then reports.
 
-One table, judged here by the conditions and by kubectl's rule, and by kstatus and Argo CD themselves in
-tests/integration/test_states.py.
+The unit tests check the conditions and kubectl's rule against this table; tests/integration/test_states.py runs kstatus
+and Argo CD themselves.
 """
 
 import copy
@@ -21,7 +21,7 @@ type Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is said of a job in one state. The four conditions are None where it was not looked at."""
+    """What tools report of a job in one state. The four conditions are None before the first reconcile."""
 
     reconciling: str | None
     stalled: str | None
@@ -106,7 +106,7 @@ def _pending() -> World:
 
 
 def _queued(reason: str, message: str) -> World:
-    """Training's JobSet waits in a queue."""
+    """The JobSet of training waits in a queue."""
     world = World(profiles=[profile(queue={"localQueue": "team-tpu"})])
     for stage in (Stage.PREFLIGHT, Stage.CONVERT):
         world.succeed(world.until(stage))
@@ -211,7 +211,7 @@ def _error_while_invalid() -> World:
 
 def _meet_error(world: World) -> None:
     error = Unavailable("etcd is away", status=503)
-    world.job["status"] = status_with_error(world.job, error, now=world.now, retry_in=30)
+    world.job["status"] = status_with_error(world.job, error, now=world.now, retry_in=30).to_document()
 
 
 def _edit_refused_while_running() -> World:
@@ -382,13 +382,13 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
 
 
 def reach(state: str) -> Object:
-    """The job in that state, as the API server holds it."""
+    """Returns the job in that state, as the API server stores it."""
     to, _ = STATES[state]
     return copy.deepcopy(to().job)
 
 
 def waits_end(obj: Object, kind: str) -> bool:
-    """Whether ``kubectl wait --for=condition=KIND`` returns: kubectl skips what an older generation says."""
+    """Whether ``kubectl wait --for=condition=KIND`` returns: kubectl ignores conditions of older generations."""
     return any(
         each["type"] == kind
         and each["status"] == "True"

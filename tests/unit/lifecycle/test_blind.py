@@ -1,4 +1,4 @@
-"""What a job does while its run folder cannot be read, and what is made of damaged and foreign files in it."""
+"""Jobs while their run folder cannot be read, and damaged and foreign files in it."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,8 +9,10 @@ import pytest
 from finetune_contract import Failure, Outcome, Stage
 from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.lifecycle import AttemptFiles, AttemptKey, ReadFailure, RetryRecord, decide
-from finetune_operator.lifecycle.pending import pending_records
+from finetune_operator.lifecycle.attempts.pending_records import pending_records
+from finetune_operator.lifecycle.status.fitting import read_status
 from tests.unit.lifecycle.world import ConflictError, Crash, World, job, profile
+from tests.unit.lifecycle.writes import writes
 
 AWAY = "gs://artifacts: no answer in 20 s"
 MALFORMED = ReadFailure(
@@ -42,14 +44,14 @@ def reasons(world: World) -> list[str]:
 
 
 def broken(world: World) -> None:
-    """A record that no reader lets through, over which judging the folder raises."""
+    """Adds a record that no reader accepts, so that evaluating the run folder raises an error."""
     failure = Failure(code=69, reason="Lost", message="x").model_copy(update={"seconds": "an hour"})
     world.attempts[AttemptKey(Stage.TRAIN, 1)] = AttemptFiles(failure=failure)
 
 
 @WAYS
-def test_silence_counts_from_the_return_of_the_run_folder(why: str | ReadFailure) -> None:
-    """The trainer cannot write while the store is away, and writes again after the operator has read."""
+def test_hang_timeout_counts_from_when_the_run_folder_is_readable_again(why: str | ReadFailure) -> None:
+    """The trainer cannot write during an outage of the store, and writes again after the operator has read."""
     world, name = training()
     world.unreadable = why
     world.reconcile()
@@ -67,7 +69,7 @@ def test_silence_counts_from_the_return_of_the_run_folder(why: str | ReadFailure
     assert not deleting(world, name)
 
 
-def test_a_training_that_stays_silent_after_the_return_of_the_run_folder_is_hung() -> None:
+def test_training_without_progress_after_an_outage_is_hung() -> None:
     world, name = training()
     world.unreadable = AWAY
     world.reconcile()
@@ -86,8 +88,8 @@ def test_a_training_that_stays_silent_after_the_return_of_the_run_folder_is_hung
     assert reasons(world) == ["Hung"]
 
 
-def test_a_store_that_is_away_now_and_then_does_not_hold_a_hung_training_for_ever() -> None:
-    """One failed look in ten minutes, each of which would begin the silence anew."""
+def test_short_outages_do_not_postpone_the_hang_timeout_forever() -> None:
+    """One read in ten minutes fails; each failure could restart the hang timeout."""
     world, name = training()
     begun = world.now
     while not deleting(world, name):
@@ -98,40 +100,55 @@ def test_a_store_that_is_away_now_and_then_does_not_hold_a_hung_training_for_eve
         assert (world.now - begun).total_seconds() < 7 * HOUR
 
 
-def test_a_fault_over_the_folder_keeps_no_job_from_being_suspended() -> None:
+def test_suspension_works_despite_an_error_from_the_run_folder() -> None:
     world, name = training()
     broken(world)
     world.wait(HOUR)
     world.edit(suspend=True)
     decision = decide(world.observe())
-    assert [each.name for each in decision.deletions] == [name]
+    assert [each.name for each in writes(decision).deletions] == [name]
     assert isinstance(decision.fault, TypeError)
-    told = next(each for each in decision.status["conditions"] if each["type"] == "RunFolderReadable")
-    assert (told["status"], told["reason"]) == ("False", "RecordMalformed")
-    assert "TypeError" in told["message"]
+    reported = next(
+        each for each in decision.status.to_document()["conditions"] if each["type"] == "RunFolderReadable"
+    )
+    assert (reported["status"], reported["reason"]) == ("False", "RecordMalformed")
+    assert "TypeError" in reported["message"]
 
 
 @pytest.mark.parametrize("limit", ["deadline", "budget"])
-def test_a_fault_over_the_folder_keeps_no_limit_from_acting(limit: str) -> None:
+def test_limits_act_despite_an_error_from_the_run_folder(limit: str) -> None:
     spec = {"activeDeadlineSeconds": HOUR} if limit == "deadline" else {"budget": {"maxChipHours": 4}}
     world, name = training(World(job=job(**spec)))
     broken(world)
-    assert decide(world.observe()).deletions == ()
+    assert writes(decide(world.observe())).deletions == ()
     world.wait(2 * HOUR)
-    assert [each.name for each in decide(world.observe()).deletions] == [name]
+    assert [each.name for each in writes(decide(world.observe())).deletions] == [name]
 
 
-def test_a_fault_without_anything_of_the_folder_is_raised() -> None:
+def test_an_error_unrelated_to_the_run_folder_is_raised() -> None:
     world, _ = training()
     world.unreadable = AWAY
     world.job["spec"]["hyperparameters"] = None
-    world.job["status"]["activeTime"] = {"asOf": "no time"}
+    world.job["metadata"]["creationTimestamp"] = "no time"
     with pytest.raises(ValueError, match="no time"):
         decide(world.observe())
 
 
+def test_suspension_works_despite_a_damaged_status() -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    world.job["status"] |= {
+        "activeTime": {"asOf": "no time"},
+        "stages": "none",
+        "conditions": [{}],
+        "cost": 3,
+    }
+    world.edit(suspend=True)
+    assert [each.name for each in writes(decide(world.observe())).deletions] == [name]
+
+
 @WAYS
-def test_a_suspended_job_stops_at_once(why: str | ReadFailure) -> None:
+def test_suspension_acts_despite_an_unreadable_run_folder(why: str | ReadFailure) -> None:
     world, name = training()
     world.unreadable = why
     world.reconcile()
@@ -154,7 +171,7 @@ def test_a_suspended_job_stops_at_once(why: str | ReadFailure) -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_stop_while_blind_is_not_charged_where_the_trainer_wrote_nothing() -> None:
+def test_a_stop_with_an_unreadable_folder_and_no_record_is_not_charged() -> None:
     world, name = training()
     world.unreadable = AWAY
     world.edit(suspend=True)
@@ -171,7 +188,7 @@ def test_a_stop_while_blind_is_not_charged_where_the_trainer_wrote_nothing() -> 
 
 
 @WAYS
-def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str | ReadFailure) -> None:
+def test_the_deadline_stops_and_fails_a_job_with_an_unreadable_run_folder(why: str | ReadFailure) -> None:
     world, name = training(World(job=job(activeDeadlineSeconds=HOUR)))
     world.unreadable = why
     world.wait(HOUR + 1)
@@ -179,7 +196,7 @@ def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str
     assert deleting(world, name)
     world.stop(name)
     world.reconcile()
-    assert world.status["phase"] not in ("Failed", "Running"), "how it ended is not known yet"
+    assert world.status["phase"] not in ("Failed", "Running"), "the result is not known yet"
     world.unreadable = None
     world.reconcile()
     assert world.status["phase"] == "Failed"
@@ -188,7 +205,9 @@ def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str
 
 @WAYS
 @pytest.mark.parametrize("platforms", [False, True])
-def test_what_a_budget_allows_is_all_that_is_used(why: str | ReadFailure, platforms: bool) -> None:
+def test_usage_does_not_exceed_the_budget_with_an_unreadable_run_folder(
+    why: str | ReadFailure, platforms: bool
+) -> None:
     profiles = [profile(constraints={"maxChipHours": 8} if platforms else {})]
     spec = {} if platforms else {"budget": {"maxChipHours": 8}}
     world, name = training(World(job=job(**spec), profiles=profiles))
@@ -211,7 +230,7 @@ def test_what_a_budget_allows_is_all_that_is_used(why: str | ReadFailure, platfo
         assert world.status["failure"]["reason"] == "BudgetExhausted"
 
 
-def test_a_job_that_its_budget_has_suspended_stays_so_while_blind() -> None:
+def test_a_suspension_by_the_budget_remains_with_an_unreadable_folder() -> None:
     world, name = training(World(job=job(budget={"maxChipHours": 4})))
     world.unreadable = AWAY
     world.wait(HOUR)
@@ -224,8 +243,8 @@ def test_a_job_that_its_budget_has_suspended_stays_so_while_blind() -> None:
         assert world.condition("Suspended")["reason"] == "BudgetExhausted"
 
 
-def test_hours_go_on_from_what_the_status_said_last() -> None:
-    """Those of an earlier attempt, whose record cannot be read, count too."""
+def test_hours_continue_from_the_last_status() -> None:
+    """Earlier attempts, whose records cannot be read, also count."""
     world, name = training(World(job=job(budget={"maxChipHours": 12})))
     world.wait(HOUR)
     world.reconcile()
@@ -246,21 +265,21 @@ def test_hours_go_on_from_what_the_status_said_last() -> None:
 
 
 @pytest.mark.parametrize("crash_after", range(4))
-@pytest.mark.parametrize("asked_again", [True, False])
-def test_a_crash_at_any_write_loses_no_record(crash_after: int, asked_again: bool) -> None:
+@pytest.mark.parametrize("requested_again", [True, False])
+def test_a_crash_after_any_write_loses_no_record(crash_after: int, requested_again: bool) -> None:
     world, name = training()
     world.unreadable = AWAY
     world.edit(suspend=True)
     with suppress(Crash):
         world.reconcile(crash_after=crash_after)
-    if not asked_again:
+    if not requested_again:
         world.edit(suspend=False)
     world.reconcile()
     if deleting(world, name):
         world.kill(name)
     else:
-        assert not asked_again
-        assert pending_records(world.status) == (), "what goes on has not been stopped"
+        assert not requested_again
+        assert pending_records(read_status(world.status)) == (), "the running stage has not been stopped"
         world.stop(name)
     world.reconcile()
     world.unreadable = None
@@ -276,8 +295,8 @@ def test_a_crash_at_any_write_loses_no_record(crash_after: int, asked_again: boo
     assert world.status["phase"] == "Succeeded"
 
 
-def test_an_operator_that_was_down_meanwhile_reads_the_record_in_the_status() -> None:
-    """The JobSet and its pods are gone when it comes back, and so is the reason to stop."""
+def test_a_restarted_operator_reads_the_pending_record_in_the_status() -> None:
+    """When the run folder is readable again, the JobSet, its pods and the reason to stop no longer exist."""
     world, name = training()
     world.unreadable = AWAY
     world.edit(suspend=True)
@@ -292,7 +311,7 @@ def test_an_operator_that_was_down_meanwhile_reads_the_record_in_the_status() ->
 
 
 @pytest.mark.parametrize("why", [MALFORMED, DENIED, HUGE])
-def test_a_blind_job_is_suspended_after_the_time_that_its_user_allows(why: ReadFailure) -> None:
+def test_a_job_is_suspended_if_its_run_folder_stays_unreadable(why: ReadFailure) -> None:
     world, name = training()
     world.edit(hangPolicy={"blindSeconds": 600})
     world.unreadable = why
@@ -320,7 +339,7 @@ def test_a_blind_job_is_suspended_after_the_time_that_its_user_allows(why: ReadF
 
 
 @pytest.mark.parametrize("why", [AWAY, NEWER])
-def test_the_time_does_not_run_while_the_store_is_away(why: str | ReadFailure) -> None:
+def test_the_limit_for_an_unreadable_run_folder_excludes_outages(why: str | ReadFailure) -> None:
     world, name = training()
     world.edit(hangPolicy={"blindSeconds": 600})
     world.unreadable = why
@@ -331,7 +350,7 @@ def test_the_time_does_not_run_while_the_store_is_away(why: str | ReadFailure) -
     assert world.condition("RunFolderReadable")["status"] == "Unknown"
 
 
-def test_without_a_limit_a_blind_training_goes_on() -> None:
+def test_training_continues_without_a_limit_for_an_unreadable_run_folder() -> None:
     world, name = training()
     world.unreadable = MALFORMED
     for _ in range(48):
@@ -341,7 +360,7 @@ def test_without_a_limit_a_blind_training_goes_on() -> None:
     assert world.status["phase"] == "Running"
 
 
-def test_a_malformed_progress_record_is_no_hang_and_blinds_nothing() -> None:
+def test_a_malformed_progress_record_is_neither_a_hang_nor_an_outage() -> None:
     world, name = training()
     world.progress_unknown = MALFORMED
     for _ in range(24):
@@ -355,7 +374,7 @@ def test_a_malformed_progress_record_is_no_hang_and_blinds_nothing() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_training_whose_progress_stays_malformed_is_suspended_once() -> None:
+def test_training_with_persistently_malformed_progress_is_suspended_once() -> None:
     world, name = training()
     world.edit(hangPolicy={"blindSeconds": 600})
     world.progress_unknown = MALFORMED
@@ -375,7 +394,7 @@ def test_a_training_whose_progress_stays_malformed_is_suspended_once() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_store_that_comes_back_lets_nothing_be_forgotten() -> None:
+def test_nothing_is_forgotten_after_an_outage() -> None:
     world, name = training()
     before = world.status
     world.unreadable = AWAY
@@ -393,7 +412,7 @@ def test_a_store_that_comes_back_lets_nothing_be_forgotten() -> None:
     assert world.live() == [name]
 
 
-def test_pods_that_end_while_blind_are_not_said_to_run() -> None:
+def test_pods_that_end_with_an_unreadable_folder_are_not_reported_as_running() -> None:
     world, name = training()
     world.unreadable = AWAY
     world.succeed(name)
@@ -402,11 +421,11 @@ def test_pods_that_end_while_blind_are_not_said_to_run() -> None:
     assert world.status["phase"] != "Running"
 
 
-def test_a_retry_that_cannot_be_noted_does_not_keep_a_suspension_waiting() -> None:
+def test_suspension_does_not_wait_for_a_retry_that_cannot_be_recorded() -> None:
     world, name = training()
     world.edit(suspend=True, retry={"generation": 1})
     decision = world.reconcile()
-    assert decision.retry is None
+    assert writes(decision).retry is None
     assert deleting(world, name)
     world.stop(name)
     world.reconcile()
@@ -437,7 +456,7 @@ def test_a_malformed_result_is_a_failure_of_its_attempt() -> None:
     assert world.status["attempts"]["infrastructure"] == 1
 
 
-def test_malformed_results_use_up_the_budget_of_faults() -> None:
+def test_malformed_results_exhaust_the_retry_budget() -> None:
     world, name = training()
     for _ in range(40):
         if world.finished:
@@ -453,7 +472,7 @@ def test_malformed_results_use_up_the_budget_of_faults() -> None:
     assert world.status["failure"]["class"] == "Infrastructure"
 
 
-def test_an_old_attempts_malformed_result_is_ignored_with_a_warning() -> None:
+def test_a_malformed_result_of_an_old_attempt_is_ignored_with_a_warning() -> None:
     world, name = training()
     world.stop(name)
     world.fail(world.until(Stage.TRAIN), 69)
@@ -493,12 +512,12 @@ def test_a_result_of_a_newer_major_version_is_unknown() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-# --- attempts that nobody made
+# --- attempts of unknown owners
 
 
 def failed_files(world: World, key: AttemptKey) -> AttemptFiles:
     succeeded = next(each.result for each in world.attempts.values() if each.result)
-    failure = Failure(code=65, reason="BadData", message="somebody says so")
+    failure = Failure(code=65, reason="BadData", message="claimed by another client")
     record = succeeded.model_copy(
         update={
             "stage": key.stage,
@@ -527,7 +546,7 @@ FOREIGN = [
 
 @pytest.mark.parametrize("key", FOREIGN, ids=str)
 @pytest.mark.parametrize("what", ["request", "failed", "malformed", "newer"])
-def test_an_attempt_that_the_job_has_not_made_changes_nothing(key: AttemptKey, what: str) -> None:
+def test_an_attempt_that_the_job_did_not_create_changes_nothing(key: AttemptKey, what: str) -> None:
     world, name = training()
     world.attempts[key] = {
         "request": AttemptFiles(),
@@ -536,7 +555,7 @@ def test_an_attempt_that_the_job_has_not_made_changes_nothing(key: AttemptKey, w
         "newer": AttemptFiles(newer="gs://a was written under version 2"),
     }[what]
     decision = world.reconcile()
-    assert decision.deletions == ()
+    assert writes(decision).deletions == ()
     assert world.live() == [name]
     assert world.status["phase"] == "Running"
     assert world.condition("RunFolderReadable")["reason"] == "RecordsIgnored"
@@ -547,7 +566,7 @@ def test_an_attempt_that_the_job_has_not_made_changes_nothing(key: AttemptKey, w
     assert all(int(each.rpartition("-")[2]) <= 2 for each in world.created)
 
 
-def test_a_folder_full_of_foreign_numbers_does_not_stop_a_job() -> None:
+def test_foreign_attempts_in_the_run_folder_do_not_stop_a_job() -> None:
     world, name = training()
     for number in range(2, 1000):
         world.attempts[AttemptKey(Stage.TRAIN, number)] = AttemptFiles()
@@ -562,9 +581,7 @@ def wiped(world: World) -> None:
 
 @pytest.mark.parametrize("stage", list(Stage))
 @pytest.mark.parametrize("plan_lost", [True, False])
-def test_a_job_whose_status_and_children_were_lost_knows_its_attempts_by_their_numbers(
-    stage: Stage, plan_lost: bool
-) -> None:
+def test_attempts_are_recovered_by_number_without_status_and_children(stage: Stage, plan_lost: bool) -> None:
     world = World()
     name = world.until(stage)
     for each in [each for each in world.jobsets if each != name]:
@@ -587,7 +604,7 @@ def test_a_job_whose_status_and_children_were_lost_knows_its_attempts_by_their_n
     assert world.status["attempts"]["infrastructure"] == 0
 
 
-def test_a_long_history_that_the_status_has_cut_still_counts() -> None:
+def test_attempts_beyond_the_truncated_history_still_count() -> None:
     world = World(job=job(recovery={"maxInfrastructureRetries": 100}))
     for index in range(13):
         name = world.until(Stage.TRAIN)
@@ -603,7 +620,7 @@ def test_a_long_history_that_the_status_has_cut_still_counts() -> None:
     assert world.status["attempts"]["total"] == total >= 13
 
 
-def test_a_retry_note_that_nobody_asked_for_changes_nothing() -> None:
+def test_an_unrequested_retry_record_changes_nothing() -> None:
     world = World()
     world.to_the_end()
     created = list(world.created)
@@ -621,7 +638,9 @@ STATES: list[tuple[str, Callable[[World], None]]] = [
 
 
 @pytest.mark.parametrize(("state", "to"), STATES, ids=[name for name, _ in STATES])
-def test_a_second_blind_look_changes_nothing(state: str, to: Callable[[World], None]) -> None:
+def test_a_second_reconcile_with_an_unreadable_folder_changes_nothing(
+    state: str, to: Callable[[World], None]
+) -> None:
     world, _ = training()
     to(world)
     world.reconcile()
@@ -630,29 +649,29 @@ def test_a_second_blind_look_changes_nothing(state: str, to: Callable[[World], N
     assert world.status == before
 
 
-def test_a_job_whose_plan_is_lost_is_suspended_all_the_same() -> None:
+def test_a_job_with_a_lost_plan_can_be_suspended() -> None:
     world, name = training()
     world.config_map = None
     world.profiles.clear()
     world.reconcile()
-    assert not deleting(world, name), "what runs goes on"
+    assert not deleting(world, name), "the running stage continues"
     world.edit(suspend=True)
     world.reconcile()
     assert deleting(world, name)
-    assert [record.reason for _, record in pending_records(world.status)] == ["Suspended"]
+    assert [record.reason for _, record in pending_records(read_status(world.status))] == ["Suspended"]
 
 
-def test_a_budget_holds_while_a_retry_waits_to_be_noted() -> None:
+def test_the_budget_holds_while_a_retry_record_is_pending() -> None:
     world, name = training(World(job=job(budget={"maxChipHours": 4})))
     world.edit(retry={"generation": 1})
     world.wait(HOUR)
     decision = world.reconcile()
-    assert decision.retry is None
+    assert writes(decision).retry is None
     assert deleting(world, name)
 
 
-def test_what_is_used_while_blind_is_written_now_and_then() -> None:
-    """So that little is lost where the pods go, and nothing is written at every look."""
+def test_usage_with_an_unreadable_run_folder_is_written_periodically() -> None:
+    """Little is lost if the pods are deleted, and not every reconcile writes."""
     world, _ = training()
     world.unreadable = AWAY
     world.reconcile()
@@ -666,7 +685,7 @@ def test_what_is_used_while_blind_is_written_now_and_then() -> None:
     assert float(world.status["cost"]["chipHours"]) == pytest.approx(4 * 600 / HOUR, rel=0.15)
 
 
-def test_hours_never_fall_though_every_witness_goes_while_blind() -> None:
+def test_hours_never_decrease_when_evidence_disappears_unseen() -> None:
     world, name = training()
     world.unreadable = AWAY
     hours = 0.0
@@ -685,7 +704,7 @@ def test_hours_never_fall_though_every_witness_goes_while_blind() -> None:
     assert float(world.status["cost"]["chipHours"]) == pytest.approx(28, abs=0.2)
 
 
-def test_a_stage_that_reports_no_steps_has_its_limit_while_blind() -> None:
+def test_a_stage_without_steps_has_its_time_limit_with_an_unreadable_folder() -> None:
     world = World()
     world.edit(hangPolicy={"stageSeconds": HOUR})
     name = world.until(Stage.EVALUATE)
@@ -710,19 +729,19 @@ def test_a_malformed_result_is_recorded_once() -> None:
     world.end_jobset(name, "Completed")
     world.reconcile()
     for _ in range(3):
-        assert AttemptKey(Stage.TRAIN, 1) not in dict(world.reconcile().records)
+        assert AttemptKey(Stage.TRAIN, 1) not in dict(writes(world.reconcile()).records)
 
 
-def test_of_a_job_that_has_ended_nothing_is_recorded_any_more() -> None:
+def test_nothing_is_recorded_for_a_finished_job() -> None:
     world = World()
     world.to_the_end()
     malformed(world, AttemptKey(Stage.EXPORT, 1))
     decision = world.reconcile()
-    assert decision.records == ()
+    assert writes(decision).records == ()
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_restart_that_came_and_went_between_two_looks_counts() -> None:
+def test_a_restart_between_two_reconciles_counts() -> None:
     world = World()
     name = world.until(Stage.EVALUATE)
     world.stop(name)
@@ -732,3 +751,15 @@ def test_a_restart_that_came_and_went_between_two_looks_counts() -> None:
     assert world.status["phase"] == "Succeeded"
     assert "support-bot-eval-2" not in world.created
     assert world.status["attempts"]["infrastructure"] == 0
+
+
+@pytest.mark.parametrize("since", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
+def test_a_job_can_be_stopped_whatever_times_its_status_has(since: str) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.unreadable = ReadFailure(reason=Reason.STORAGE_PERMISSION_DENIED, message="denied")
+    world.reconcile()
+    world.condition("RunFolderReadable")["lastTransitionTime"] = since
+    world.edit(hangPolicy={"blindSeconds": 600}, suspend=True)
+    world.reconcile()
+    assert name not in world.jobsets or "deletionTimestamp" in world.jobsets[name]["metadata"]

@@ -26,9 +26,9 @@ ALONE = [
     ReadFailure(reason=Reason.RUN_FOLDER_TOO_LARGE, message="gs://artifacts/x: more than 20,000 files"),
 ]
 NEWER = ReadFailure(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x was written under version 2.")
-#: So long that no hang is found, and no wait for nodes ends, in the times that pass here.
+#: Longer than the times that pass here, so that no hang is found and no wait for nodes ends.
 LONG = 10**8
-#: Ends that the user's own limits bring.
+#: Failures caused by the user's limits.
 LIMITS = ("DeadlineExceeded", "BudgetExhausted", "BudgetTooSmall")
 HOUR = 3600
 
@@ -37,7 +37,7 @@ class BlindMachine(Machine):
     def __init__(self) -> None:
         super().__init__()
         self.plan: Any = None
-        """As it was stored last: of an edited job it cannot be made again."""
+        """Restores the plan as it was last stored: the plan of an edited job cannot be recreated."""
 
     @initialize(
         hosts=st.sampled_from(["v6e-4", "v6e-8"]),
@@ -48,7 +48,7 @@ class BlindMachine(Machine):
         ),
         queued=st.booleans(),
         kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
-        standing_still=st.none(),
+        stalled=st.none(),
         gives_up=st.booleans(),
     )
     def start(self, reached: Stage | None, **chosen: Any) -> None:
@@ -89,11 +89,11 @@ class BlindMachine(Machine):
 
     @precondition(lambda self: self.blind and self.taken is None and not self.world.finished)
     @rule()
-    def look_while_blind(self) -> None:
+    def reconcile_while_unreadable(self) -> None:
         before, spec = list(self.world.created), self.world.job["spec"]
         self.world.reconcile()
-        assert self.world.created == before, "nothing is created while blind"
-        assert not self.world.finished, "how the job ended cannot be known"
+        assert self.world.created == before, "nothing is created while the run folder is unreadable"
+        assert not self.world.finished, "the result of the job is unknown"
         running = [
             name
             for name in self.world.live()
@@ -107,7 +107,7 @@ class BlindMachine(Machine):
         hours = float(self.world.status.get("cost", {}).get("chipHours", 0))
         if hours > float(spec.get("budget", {}).get("maxChipHours", LONG)):
             assert [name for name in running if self.world.key_of(name).stage in TPU] == [], (
-                "so does the budget"
+                "the budget acts at once"
             )
 
     @invariant()
@@ -115,9 +115,9 @@ class BlindMachine(Machine):
         self.plan = self.world.config_map or self.plan
 
     @invariant()
-    def who_is_charged(self) -> None:
+    def charged_attempts_match_the_faults(self) -> None:
         if self.world.status.get("failure", {}).get("reason") not in LIMITS:
-            super().who_is_charged()
+            super().charged_attempts_match_the_faults()
 
     def lift_limits(self) -> None:
         self.world.job["spec"].pop("budget", None)

@@ -1,12 +1,12 @@
-"""What waits for nodes, what only seems to, and how every wait ends."""
+"""Waits for nodes, states that only resemble them, and how every wait ends."""
 
 from typing import Any
 
 import pytest
 
 from finetune_contract import Failure, Stage
+from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.lifecycle import AttemptKey
-from finetune_operator.lifecycle.times import parse, stamp
 from tests.unit.lifecycle.test_blind import MALFORMED
 from tests.unit.lifecycle.test_endings import DISRUPTED, add_worker, pathways
 from tests.unit.lifecycle.test_limits import (
@@ -18,21 +18,22 @@ from tests.unit.lifecycle.test_limits import (
 )
 from tests.unit.lifecycle.test_queueing import ADMITTED, RESERVED, evict, queued, resume
 from tests.unit.lifecycle.world import World, job, profile
+from tests.unit.lifecycle.writes import writes
 
 pytestmark = pytest.mark.slow
 
-#: How long Kueue had admitted a Workload before.
+#: Seconds for which Kueue admitted a Workload before.
 PAST = "accumulatedPastExecutionTimeSeconds"
 #: Longer than spec.preRunningDeadlineSeconds is by default.
 HOURS = 3 * 3600
 
 
 def pass_time(world: World, seconds: float) -> None:
-    """A hundred looks at most; what is deleted ends when it is told to."""
+    """Reconciles at most a hundred times; deleted JobSets end when their pods receive SIGTERM."""
     end = world.now.timestamp() + seconds
     while world.now.timestamp() < end:
-        asked = max(world.requeue_after or 30.0, seconds / 100)
-        world.wait(max(1.0, min(asked, end - world.now.timestamp())))
+        requested = max(world.requeue_after or 30.0, seconds / 100)
+        world.wait(max(1.0, min(requested, end - world.now.timestamp())))
         world.reconcile()
         for name, jobset in list(world.jobsets.items()):
             if "deletionTimestamp" in jobset["metadata"]:
@@ -40,7 +41,7 @@ def pass_time(world: World, seconds: float) -> None:
 
 
 def in_training(world: World, *, stepped: bool = True) -> str:
-    """Training has run for hours; ``stepped``: and has told of its steps."""
+    """Training has run for hours; ``stepped``: whether it has reported steps."""
     name = world.until(Stage.TRAIN)
     end = world.now.timestamp() + HOURS
     step = 0
@@ -66,8 +67,8 @@ def admitted(world: World) -> str:
 def remove(world: World, pod: str) -> None:
     del world.pods[pod]
     decision = world.reconcile()
-    assert decision.deletions == ()
-    assert decision.records == ()
+    assert writes(decision).deletions == ()
+    assert writes(decision).records == ()
 
 
 def run_worker(world: World, name: str) -> None:
@@ -89,8 +90,8 @@ def unplaced_worker(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("tpu", ["v6e-4", "v6e-8"])
 @pytest.mark.parametrize("evictions", [None, 0, 1])
-def test_a_pod_that_vanishes_after_hours_leaves_the_job_to_jobset(tpu: str, evictions: int | None) -> None:
-    """``evictions``: None: in no queue; else so many before."""
+def test_a_pod_that_vanishes_after_hours_is_replaced_by_jobset(tpu: str, evictions: int | None) -> None:
+    """``evictions`` is the number of earlier evictions; None means that there is no queue."""
     if evictions is None:
         world = World(job=job(resources={"tpu": tpu}))
         name = in_training(world)
@@ -112,7 +113,7 @@ def test_a_pod_that_vanishes_after_hours_leaves_the_job_to_jobset(tpu: str, evic
         assert world.requeue_after is not None
         assert world.requeue_after <= 10
         assert world.status["phase"] == "Recovering"
-        assert "makes no pods" not in world.status["summary"]
+        assert "creates no pods" not in world.status["summary"]
     world.restart(name)
     world.reconcile()
     assert world.live() == [name]
@@ -121,7 +122,7 @@ def test_a_pod_that_vanishes_after_hours_leaves_the_job_to_jobset(tpu: str, evic
     assert charged(world)["infrastructure"] == 0
 
 
-def test_an_evaluation_whose_pod_vanishes_after_hours_is_left_to_jobset() -> None:
+def test_an_evaluation_pod_that_vanishes_after_hours_is_replaced_by_jobset() -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}))
     name = world.until(Stage.EVALUATE)
     for _ in range(HOURS // 600):
@@ -131,14 +132,12 @@ def test_an_evaluation_whose_pod_vanishes_after_hours_is_left_to_jobset() -> Non
     assert world.status["phase"] == "Recovering"
     assert world.requeue_after is not None
     assert world.requeue_after <= 10
-    assert "makes no pods" not in world.status["summary"]
+    assert "creates no pods" not in world.status["summary"]
 
 
 @pytest.mark.parametrize("trace", [True, False], ids=["its old pod stays", "its old pod is gone"])
 @pytest.mark.parametrize("stepped", [True, False])
-def test_a_pathways_worker_that_is_replaced_after_hours_is_no_lack_of_capacity(
-    trace: bool, stepped: bool
-) -> None:
+def test_replacing_a_pathways_worker_after_hours_is_not_a_capacity_wait(trace: bool, stepped: bool) -> None:
     world = pathways()
     world.edit(hangPolicy={"startupSeconds": 10 * HOURS})
     name = world.until(Stage.TRAIN)
@@ -155,19 +154,19 @@ def test_a_pathways_worker_that_is_replaced_after_hours_is_no_lack_of_capacity(
         world.pods[f"{name}-worker-0-old"] = old
     unplaced_worker(world, name)
     decision = world.reconcile()
-    assert decision.deletions == ()
-    assert decision.records == ()
+    assert writes(decision).deletions == ()
+    assert writes(decision).records == ()
 
 
 def lose_worker(world: World, name: str, *, trace: bool = True) -> None:
-    """Spot takes the worker's node; its Job makes another pod, which finds none. ``trace``: the old pod stays."""
+    """The worker's Spot node is preempted; the replacement pod finds no node. ``trace``: the old pod remains."""
     old = world.pods.pop(f"{name}-worker-0")
     if trace:
-        told = {**DISRUPTED["conditions"][0], "lastTransitionTime": stamp(world.now)}
+        reported = {**DISRUPTED["conditions"][0], "lastTransitionTime": stamp(world.now)}
         world.pods[f"{name}-{world.now.timestamp()}"] = {
             **old,
             "metadata": {**old["metadata"], "name": f"{name}-{world.now.timestamp()}"},
-            "status": {**old["status"], "phase": "Failed", "conditions": [told]},
+            "status": {**old["status"], "phase": "Failed", "conditions": [reported]},
         }
     unplaced_worker(world, name)
 
@@ -197,7 +196,7 @@ def deleting(world: World, name: str) -> bool:
 
 
 def until_deleted(world: World, name: str, seconds: float) -> float:
-    """Seconds until it is told to end; at most so many."""
+    """Returns the seconds until the JobSet is deleted, at most ``seconds``."""
     for passed in range(60, int(seconds) + 60, 60):
         world.wait(60)
         world.reconcile()
@@ -207,7 +206,7 @@ def until_deleted(world: World, name: str, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("trace", [True, False], ids=["its old pod stays", "its old pod is gone"])
-def test_while_the_successor_of_a_preempted_worker_waits_for_a_node_no_silence_is_counted(
+def test_waiting_for_a_replacement_worker_is_not_counted_as_a_hang(
     trace: bool,
 ) -> None:
     world, name = on_pathways()
@@ -215,7 +214,7 @@ def test_while_the_successor_of_a_preempted_worker_waits_for_a_node_no_silence_i
     assert until_deleted(world, name, 7000) == 7000
     assert world.status["phase"] == "Recovering"
     place_worker(world, name)
-    # Pathways connects it again and loads; that has the time of a start.
+    # Pathways reconnects the worker and loads again, which has the time limit of a start.
     assert until_deleted(world, name, 1700) == 1700
     world.train(name, 16)
     world.reconcile()
@@ -226,20 +225,18 @@ def test_while_the_successor_of_a_preempted_worker_waits_for_a_node_no_silence_i
 
 @pytest.mark.parametrize("stage", [Stage.TRAIN, Stage.EVALUATE])
 @pytest.mark.parametrize("trace", [True, False], ids=["its old pod stays", "its old pod is gone"])
-def test_a_preempted_worker_whose_successor_finds_no_node_ends_as_no_capacity(
-    stage: Stage, trace: bool
-) -> None:
+def test_a_replacement_worker_without_a_node_ends_as_no_capacity(stage: Stage, trace: bool) -> None:
     world, name = on_pathways(stage)
     lose_worker(world, name, trace=trace)
     assert 7200 <= until_deleted(world, name, 9000) <= 7300
-    noted = world.attempts[AttemptKey(stage, 1)].failure
-    assert noted is not None
-    assert noted.reason == "NoCapacity"
+    recorded = world.attempts[AttemptKey(stage, 1)].failure
+    assert recorded is not None
+    assert recorded.reason == "NoCapacity"
 
 
 @pytest.mark.parametrize("placed", [True, False], ids=["placed in between", "one after the other"])
-def test_a_worker_that_is_lost_again_and_again_does_not_wait_for_ever(placed: bool) -> None:
-    """Without a step in between, waits and silences come to an end."""
+def test_repeated_worker_losses_do_not_wait_forever(placed: bool) -> None:
+    """If training makes no step in between, waits and hang timeouts end."""
     world, name = on_pathways()
     total = 0.0
     while not deleting(world, name) and total < 48 * 3600:
@@ -251,15 +248,15 @@ def test_a_worker_that_is_lost_again_and_again_does_not_wait_for_ever(placed: bo
     assert total <= 900 + 7200 + 1800 + 120
 
 
-def test_a_worker_is_not_said_to_wait_too_long_because_the_progress_record_is_damaged() -> None:
+def test_a_damaged_progress_record_does_not_end_the_wait_for_a_worker() -> None:
     world, name = on_pathways()
     world.progress_unknown = MALFORMED
     lose_worker(world, name)
     assert until_deleted(world, name, 7000) == 7000
 
 
-def test_a_training_that_stands_still_after_a_worker_was_taken_is_charged_as_a_preemption() -> None:
-    """Also where nothing takes the worker's place."""
+def test_training_stalled_by_a_preempted_worker_is_charged_as_a_preemption() -> None:
+    """This also holds if no pod replaces the worker."""
     world, name = on_pathways()
     lose_worker(world, name)
     del world.pods[f"{name}-worker-0"]
@@ -271,7 +268,7 @@ def test_a_training_that_stands_still_after_a_worker_was_taken_is_charged_as_a_p
     assert world.status["attempts"]["history"][-1]["reason"] == "Preempted"
 
 
-def test_a_training_that_stands_still_long_after_a_worker_was_taken_hangs() -> None:
+def test_training_stalled_long_after_a_worker_preemption_is_hung() -> None:
     world, name = on_pathways()
     lose_worker(world, name)
     place_worker(world, name)
@@ -280,35 +277,35 @@ def test_a_training_that_stands_still_long_after_a_worker_was_taken_hangs() -> N
         world.train(name, step)
         world.reconcile()
     until_deleted(world, name, 1200)
-    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
-    assert noted is not None
-    assert noted.reason == "Hung"
+    recorded = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert recorded is not None
+    assert recorded.reason == "Hung"
 
 
-def test_on_several_hosts_too_a_pod_that_takes_the_place_of_another_waits_for_a_node() -> None:
+def test_a_replacement_pod_on_several_hosts_waits_for_a_node() -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = in_training(world)
     del world.pods[f"{name}-1"]
     waiting(world, name)
     assert 7200 <= until_deleted(world, name, 9000) <= 7300
-    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
-    assert noted is not None
-    assert noted.reason == "NoCapacity"
+    recorded = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert recorded is not None
+    assert recorded.reason == "NoCapacity"
 
 
-def test_a_training_that_has_told_of_steps_waits_for_no_capacity_though_its_folder_is_not_listed() -> None:
+def test_training_with_reported_steps_hangs_instead_of_waiting_for_capacity() -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}))
     name = in_training(world)
     del world.attempts[world.key_of(name)]
     remove(world, f"{name}-0")
     until_deleted(world, name, 1200)
-    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
-    assert noted is not None
-    assert noted.reason == "Hung"
+    recorded = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert recorded is not None
+    assert recorded.reason == "Hung"
 
 
-def test_pathways_workers_that_never_find_nodes_end_the_wait() -> None:
-    """The head, which asks for no chips, runs meanwhile."""
+def test_the_capacity_wait_of_unplaced_pathways_workers_ends() -> None:
+    """The head, which requests no chips, runs meanwhile."""
     world = pathways()
     name = world.until(Stage.TRAIN)
     unplaced_worker(world, name)
@@ -332,9 +329,7 @@ def two_kinds(**spec: Any) -> World:
 
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("pods", [True, False], ids=["pods wait", "no pods are made"])
-def test_after_a_preemption_the_wait_for_nodes_has_its_deadline_and_the_next_kind_follows(
-    saved: bool, pods: bool
-) -> None:
+def test_the_next_flavor_follows_a_capacity_timeout_after_a_preemption(saved: bool, pods: bool) -> None:
     world = two_kinds()
     name = world.until(Stage.TRAIN)
     for step in range(1, 20):
@@ -363,7 +358,7 @@ def test_after_a_preemption_the_wait_for_nodes_has_its_deadline_and_the_next_kin
     assert charged(world) == {**NOT_CHARGED, "preemption": 1}
 
 
-def test_a_restart_on_the_second_kind_that_finds_no_nodes_names_that_kind() -> None:
+def test_a_restart_without_nodes_on_the_second_flavor_names_that_flavor() -> None:
     world = two_kinds()
     until_placed(world, Stage.TRAIN)
     pass_time(world, 700)
@@ -371,24 +366,23 @@ def test_a_restart_on_the_second_kind_that_finds_no_nodes_names_that_kind() -> N
     world.run(second)
     world.train(second, 20)
     world.reconcile()
-    # As rendered then, so that the spec does not ask for another one.
-    content = world.jobsets[second]["metadata"]["annotations"]
+    annotations = world.jobsets[second]["metadata"]["annotations"]
     world.stop(second)
     world.profiles = []
     world.reconcile()
     names = world.live()
-    assert content["tpu-finetune.dev/flavor"] == "ondemand"
+    assert annotations["tpu-finetune.dev/flavor"] == "ondemand"
     if names == [second]:
         waiting(world, second)
         pass_time(world, 700)
-        noted = world.attempts[AttemptKey(Stage.TRAIN, 2, 1)].failure
-        assert noted is not None
-        assert noted.saw == "OnDemand"
+        recorded = world.attempts[AttemptKey(Stage.TRAIN, 2, 1)].failure
+        assert recorded is not None
+        assert recorded.actual == "OnDemand"
 
 
 @pytest.mark.parametrize("stage", [None, "Train"])
 @pytest.mark.parametrize("later", [0, 7 * HOURS])
-def test_a_retry_by_hand_tries_every_kind_again(stage: str | None, later: float) -> None:
+def test_a_manual_retry_tries_every_flavor_again(stage: str | None, later: float) -> None:
     world = two_kinds()
     waiting(world, until_placed(world, Stage.TRAIN))
     pass_time(world, 700)
@@ -411,7 +405,7 @@ def test_a_retry_by_hand_tries_every_kind_again(stage: str | None, later: float)
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_stage_that_is_asked_for_again_while_a_later_one_runs_does_not_wait_for_ever() -> None:
+def test_retrying_an_earlier_stage_during_a_later_one_does_not_wait_forever() -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}))
     name = world.until(Stage.EVALUATE)
     world.edit(retry={"generation": 1, "fromStage": "Train"})
@@ -442,14 +436,14 @@ def two_kinds_in_a_queue() -> World:
 
 
 def admit(world: World, name: str) -> None:
-    told = (world.workloads or {}).get(name, {}).get("status", {})
-    kept = {key: told[key] for key in ("schedulingStats", PAST) if key in told}
+    reported = (world.workloads or {}).get(name, {}).get("status", {})
+    kept = {key: reported[key] for key in ("schedulingStats", PAST) if key in reported}
     world.workload(name, RESERVED, ADMITTED, **kept)
     world.hold(name, held=False)
 
 
 def give_up(world: World, name: str, reason: str = "PodsReadyTimeout") -> None:
-    """Kueue takes the quota back and counts how long it had been given."""
+    """Kueue revokes the quota and counts how long it was assigned."""
     status = world.workloads[name]["status"] if world.workloads else {}
     since = next(each for each in status["conditions"] if each["type"] == "Admitted")["lastTransitionTime"]
     past = status.get(PAST, 0) + int((world.now - parse(since)).total_seconds())
@@ -464,7 +458,7 @@ def give_up(world: World, name: str, reason: str = "PodsReadyTimeout") -> None:
 
 
 def waiting_in_turns(world: World, name: str, *, seconds: float = 1800, most: int = 20) -> int:
-    """How often it was admitted until the operator ended it."""
+    """Returns how often the Workload was admitted until the operator deleted the JobSet."""
     for times in range(1, most):
         admit(world, name)
         waiting(world, name)
@@ -473,7 +467,7 @@ def waiting_in_turns(world: World, name: str, *, seconds: float = 1800, most: in
         if not deleting(world, name):
             give_up(world, name)
         if deleting(world, name):
-            # Its pods take their time, and the Workload is still there.
+            # Its pods terminate slowly, and the Workload still exists.
             world.reconcile()
             world.lose(name)
             world.reconcile()
@@ -493,26 +487,26 @@ def until_queued(world: World, stage: Stage) -> str:
             world.succeed(name)
 
 
-def test_a_queue_that_gives_up_waiting_for_pods_again_and_again_does_not_begin_the_wait_anew() -> None:
+def test_repeated_pods_ready_timeouts_do_not_restart_the_capacity_wait() -> None:
     world = two_kinds_in_a_queue()
     assert until_queued(world, Stage.TRAIN) == "support-bot-train-1"
     assert waiting_in_turns(world, "support-bot-train-1") == 2
     assert world.live() == ["support-bot-train-2"]
     assert world.status["resolved"]["resources"]["capacity"] == "OnDemand"
-    # A wait of its own.
+    # The wait of the next attempt is separate.
     assert waiting_in_turns(world, "support-bot-train-2", seconds=1000) == 4
     assert world.status["failure"]["reason"] == "NoCapacity"
     assert charged(world) == NOT_CHARGED
 
 
-def test_on_cpu_too_a_queue_does_not_begin_the_wait_anew() -> None:
+def test_pods_ready_timeouts_do_not_restart_the_capacity_wait_on_cpu() -> None:
     world = two_kinds_in_a_queue()
     assert waiting_in_turns(world, until_queued(world, Stage.CONVERT)) == 2
     assert world.status["failure"]["reason"] == "NoCapacity"
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_after_an_attempt_has_run_only_what_follows_is_waiting(restarted: bool) -> None:
+def test_only_the_time_after_an_attempt_ran_counts_as_waiting(restarted: bool) -> None:
     world = two_kinds_in_a_queue()
     name = until_queued(world, Stage.TRAIN)
     for step in range(1, 8):
@@ -534,7 +528,7 @@ def test_after_an_attempt_has_run_only_what_follows_is_waiting(restarted: bool) 
         world.reconcile()
         give_up(world, name, "Preempted")
     assert waiting_in_turns(world, name) == 1
-    # It was given up: what waits from now on has never run.
+    # The attempt has ended: the next one has never run.
     (second,) = world.live()
     assert second == "support-bot-train-2"
     assert world.status["resolved"]["resources"]["capacity"] == "Spot"
@@ -546,7 +540,7 @@ def test_after_an_attempt_has_run_only_what_follows_is_waiting(restarted: bool) 
 
 
 @pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.EXPORT])
-def test_a_stage_on_cpu_that_finds_no_node_ends_the_job(stage: Stage) -> None:
+def test_a_cpu_stage_without_a_node_fails_the_job(stage: Stage) -> None:
     world = World()
     world.edit(preRunningDeadlineSeconds=600)
     name = until_placed(world, stage)
@@ -564,7 +558,7 @@ def test_a_stage_on_cpu_that_finds_no_node_ends_the_job(stage: Stage) -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_on_cpu_too_waiting_for_quota_is_not_waiting_for_nodes() -> None:
+def test_waiting_for_quota_on_cpu_is_not_waiting_for_nodes() -> None:
     world = queued(cpuLocalQueue="team-cpu")
     world.edit(preRunningDeadlineSeconds=600)
     world.reconcile()
@@ -583,7 +577,7 @@ def test_on_cpu_too_waiting_for_quota_is_not_waiting_for_nodes() -> None:
     assert world.status["failure"]["reason"] == "NoCapacity"
 
 
-def test_a_missing_secret_or_image_on_cpu_is_no_lack_of_nodes() -> None:
+def test_a_missing_secret_or_image_on_cpu_is_not_a_capacity_wait() -> None:
     world = World()
     world.edit(preRunningDeadlineSeconds=600)
     name = until_placed(world, Stage.CONVERT)
@@ -604,7 +598,7 @@ NO_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "hub" no
 
 
 def placed(world: World, stage: Stage, held: dict[str, str]) -> str:
-    """The stage's pods have nodes and do not start."""
+    """The pods of the stage have nodes but do not start."""
     name = until_placed(world, stage)
     since = stamp(world.now)
     for pod in world.pods_of(name):
@@ -620,13 +614,13 @@ def placed(world: World, stage: Stage, held: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.TRAIN])
-def test_a_placed_pod_that_is_never_started_ends_the_attempt_and_the_wait_is_named(stage: Stage) -> None:
+def test_an_attempt_with_a_pod_that_never_starts_ends_with_the_reason(stage: Stage) -> None:
     world = World(job=job(recovery={"maxInfrastructureRetries": 1}))
     world.edit(preRunningDeadlineSeconds=600)
     for number in (1, 2):
         name = placed(world, stage, CREATING)
         assert name.endswith(f"-{number}")
-        assert "waiting" not in world.status, "it takes a moment"
+        assert "waiting" not in world.status, "pods need time to start"
         world.object_events = [
             {
                 "metadata": {"name": "e"},
@@ -652,9 +646,7 @@ def test_a_placed_pod_that_is_never_started_ends_the_attempt_and_the_wait_is_nam
 
 
 @pytest.mark.parametrize(("held", "reason"), [(NO_IMAGE, "WaitingForImage"), (NO_SECRET, "SecretNotFound")])
-def test_what_is_missing_on_cpu_is_waited_for_and_stalls_the_job_visibly(
-    held: dict[str, str], reason: str
-) -> None:
+def test_a_missing_object_on_cpu_stalls_the_job_until_it_exists(held: dict[str, str], reason: str) -> None:
     world = World()
     world.edit(preRunningDeadlineSeconds=600)
     name = placed(world, Stage.CONVERT, held)
@@ -670,7 +662,7 @@ def test_what_is_missing_on_cpu_is_waited_for_and_stalls_the_job_visibly(
 
 
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
-def test_a_jobset_that_somebody_has_suspended_waits_for_that_person(stage: Stage) -> None:
+def test_an_externally_suspended_jobset_waits_for_its_resumption(stage: Stage) -> None:
     world = World()
     name = world.until(stage)
     world.wait(60)
@@ -694,7 +686,9 @@ def test_a_jobset_that_somebody_has_suspended_waits_for_that_person(stage: Stage
 
 @pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.EVALUATE, Stage.EXPORT])
 @pytest.mark.parametrize("limit", [None, 1200])
-def test_a_stage_that_does_not_end_is_started_again_and_charged(stage: Stage, limit: int | None) -> None:
+def test_a_stage_that_exceeds_its_time_limit_is_restarted_and_charged(
+    stage: Stage, limit: int | None
+) -> None:
     world = World()
     if limit:
         world.edit(hangPolicy={"stageSeconds": limit})
@@ -704,14 +698,14 @@ def test_a_stage_that_does_not_end_is_started_again_and_charged(stage: Stage, li
     assert world.live() == [name]
     pass_time(world, 200)
     assert name not in world.live()
-    told = world.status["attempts"]["history"][-1]
-    assert (told["reason"], told["class"]) == ("StageTimeout", "Infrastructure")
+    reported = world.status["attempts"]["history"][-1]
+    assert (reported["reason"], reported["class"]) == ("StageTimeout", "Infrastructure")
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
     assert charged(world)["infrastructure"] == 1
 
 
-def test_a_stage_that_never_ends_fails_the_job_in_the_end_and_says_what_to_raise() -> None:
+def test_a_stage_that_never_ends_fails_the_job_and_names_the_limit_to_raise() -> None:
     world = World(job=job(recovery={"maxInfrastructureRetries": 1}))
     for _ in range(2):
         world.until(Stage.EVALUATE)
@@ -722,14 +716,14 @@ def test_a_stage_that_never_ends_fails_the_job_in_the_end_and_says_what_to_raise
     assert "spec.hangPolicy.stageSeconds" in world.status["failure"]["suggestion"]
 
 
-def test_training_is_watched_by_its_steps_alone() -> None:
+def test_only_steps_determine_whether_training_hangs() -> None:
     world = World()
     world.edit(hangPolicy={"stageSeconds": 600})
     name = in_training(world)
     assert world.live() == [name]
 
 
-def test_an_interrupted_training_that_jobset_never_restarts_is_ended() -> None:
+def test_interrupted_training_that_jobset_never_restarts_is_ended() -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}))
     name = in_training(world)
     remove(world, f"{name}-0")
@@ -739,16 +733,14 @@ def test_an_interrupted_training_that_jobset_never_restarts_is_ended() -> None:
 
 
 @pytest.mark.parametrize(("others", "seconds"), [(1, 5), (1_000_000, 15)])
-def test_other_tenants_jobs_keep_nobody_long_from_looking_at_an_interrupted_training(
-    others: int, seconds: float
-) -> None:
+def test_interrupted_training_is_reconciled_soon_despite_many_other_jobs(others: int, seconds: float) -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}), live_jobs=others)
     remove(world, f"{in_training(world)}-0")
     world.reconcile()
     assert world.requeue_after == seconds
 
 
-# --- disruptions of long ago
+# --- old disruptions
 
 
 @pytest.mark.parametrize(
@@ -761,7 +753,7 @@ def test_other_tenants_jobs_keep_nobody_long_from_looking_at_an_interrupted_trai
         (60, "The node was low on resource: memory.", "StorageUnavailable"),
     ],
 )
-def test_a_disruption_explains_only_an_end_that_follows_it(ago: float, message: str, reason: str) -> None:
+def test_a_disruption_explains_only_a_later_failure(ago: float, message: str, reason: str) -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     target = {
@@ -784,7 +776,7 @@ def test_a_disruption_explains_only_an_end_that_follows_it(ago: float, message: 
     assert world.status["attempts"]["history"][-1]["reason"] == reason
 
 
-def test_a_pod_that_saved_for_its_whole_grace_period_was_taken_away_all_the_same() -> None:
+def test_a_pod_that_saves_for_its_whole_grace_period_was_preempted() -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}))
     name = world.until(Stage.TRAIN)
     taken = stamp(world.now)
@@ -795,6 +787,6 @@ def test_a_pod_that_saved_for_its_whole_grace_period_was_taken_away_all_the_same
     assert world.status["attempts"]["history"][-1]["reason"] == "Preempted"
 
 
-def test_a_record_without_the_newer_fields_is_understood() -> None:
+def test_a_record_without_newer_fields_is_read() -> None:
     old = Failure(code=75, reason="Evicted", message="m", seconds=3.0)
     assert Failure.model_validate_json(old.to_json()) == old

@@ -1,4 +1,4 @@
-"""The slice that preflight chooses for a job that names none: what is made on it, and what is said of it."""
+"""The slice that preflight chooses for a job that names none: the JobSets on it, and the status."""
 
 from dataclasses import dataclass
 from typing import Any, override
@@ -10,6 +10,7 @@ from finetune_operator.lifecycle import Observation
 from tests.stage_outcomes import DOES_NOT_FIT, memory
 from tests.unit.lifecycle.test_limits import until_placed
 from tests.unit.lifecycle.world import World, job, profile
+from tests.unit.lifecycle.writes import writes
 
 type Object = dict[str, Any]
 
@@ -28,7 +29,7 @@ FLAVORS = [
 
 @dataclass
 class Choosing(World):
-    """Its preflight finds that slices need at least so many chips."""
+    """Preflight finds that the job needs at least ``chips`` chips."""
 
     chips: int = 8
     forged: MemoryOutcome | None = None
@@ -51,7 +52,7 @@ def choosing(chips: int = 8, forged: MemoryOutcome | None = None, **spec: Any) -
 
 
 def slice_of(world: World, name: str) -> tuple[Any, Any, int, int]:
-    """Topology, flavor and pods of a JobSet, and the devices of its request."""
+    """Returns the topology, the flavor and the number of pods of a JobSet, and the number of devices in its request."""
     jobset = world.jobsets[name]
     template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     selector = template["template"]["spec"]["nodeSelector"]
@@ -63,7 +64,7 @@ def slice_of(world: World, name: str) -> tuple[Any, Any, int, int]:
     )
 
 
-def test_training_and_evaluation_are_made_on_the_slice_that_preflight_chose() -> None:
+def test_training_and_evaluation_run_on_the_slice_that_preflight_chose() -> None:
     world = choosing()
     assert world.until(Stage.PREFLIGHT) == "support-bot-prep-1"
     assert world.status["resolved"]["resources"]["tpu"] == "v6e-4"
@@ -75,7 +76,7 @@ def test_training_and_evaluation_are_made_on_the_slice_that_preflight_chose() ->
     assert world.request("support-bot-train-1").tuning == {"remat_policy": "full"}
 
 
-def test_the_status_says_which_slice_and_why_and_what_it_costs() -> None:
+def test_the_status_reports_the_chosen_slice_its_reason_and_cost() -> None:
     world = choosing()
     world.until(Stage.TRAIN)
     resources = world.status["resolved"]["resources"]
@@ -90,19 +91,19 @@ def test_the_status_says_which_slice_and_why_and_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN, Stage.EVALUATE])
-def test_the_choice_is_the_same_at_every_look_whatever_the_status_said(stage: Stage) -> None:
-    """As after a restart of the operator, and where the status was lost."""
+def test_the_choice_is_the_same_at_every_reconcile_whatever_the_status(stage: Stage) -> None:
+    """This covers a restart of the operator and a loss of the status."""
     world = choosing()
     name = world.until(stage)
     world.run(name)
     world.reconcile()
     world.job["status"] = {"observedGeneration": -1}
-    assert world.reconcile().deletions == ()
+    assert writes(world.reconcile()).deletions == ()
     assert world.status["resolved"]["resources"]["tpu"] == "v6e-8"
     assert world.live() == [name]
 
 
-def test_a_failed_training_is_tried_again_on_the_same_slice() -> None:
+def test_failed_training_is_retried_on_the_same_slice() -> None:
     world = choosing(recovery={"maxInfrastructureRetries": 3})
     name = world.until(Stage.TRAIN)
     world.run(name)
@@ -115,7 +116,7 @@ def test_a_failed_training_is_tried_again_on_the_same_slice() -> None:
 @pytest.mark.parametrize(
     ("stage", "begins"), [("Train", "support-bot-train-2"), ("Preflight", "support-bot-prep-2")]
 )
-def test_a_retry_by_hand_keeps_the_choice_or_makes_it_anew(stage: str, begins: str) -> None:
+def test_a_manual_retry_keeps_the_slice_unless_it_repeats_preflight(stage: str, begins: str) -> None:
     world = choosing()
     name = world.until(Stage.TRAIN)
     world.run(name)
@@ -127,9 +128,9 @@ def test_a_retry_by_hand_keeps_the_choice_or_makes_it_anew(stage: str, begins: s
     while begins not in world.created:
         world.reconcile()
     if stage == "Preflight":
-        asked = world.request(begins).memory
-        assert asked is not None
-        assert [asked.slice.name, *(each.slice.name for each in asked.candidates)] == [
+        requested = world.request(begins).memory
+        assert requested is not None
+        assert [requested.slice.name, *(each.slice.name for each in requested.candidates)] == [
             "v6e-4",
             "v6e-8",
             "v6e-16",
@@ -138,7 +139,7 @@ def test_a_retry_by_hand_keeps_the_choice_or_makes_it_anew(stage: str, begins: s
     assert slice_of(world, "support-bot-train-2")[3] == (16 if stage == "Preflight" else 8)
 
 
-def test_capacity_that_gives_no_nodes_leads_to_the_same_slice_of_another_kind() -> None:
+def test_a_capacity_timeout_leads_to_the_same_slice_of_another_flavor() -> None:
     world = choosing(preRunningDeadlineSeconds=600)
     until_placed(world, Stage.TRAIN)
     world.wait(700)
@@ -160,7 +161,7 @@ def shape(name: str, topology: str, hosts: int) -> SliceShape:
     )
 
 
-def test_a_forged_record_of_a_slice_that_is_not_offered_changes_nothing() -> None:
+def test_a_forged_record_with_an_unavailable_slice_changes_nothing() -> None:
     forged = MemoryOutcome(
         source="Compile", slice="v6e-256", chosen=shape("v6e-256", "16x16", 64), peak_bytes=1, limit_bytes=2
     )
@@ -169,7 +170,7 @@ def test_a_forged_record_of_a_slice_that_is_not_offered_changes_nothing() -> Non
     assert world.condition("MemoryFits")["status"] == "Unknown"
 
 
-def test_what_a_forged_record_chooses_is_judged_by_the_budget_before_a_slice_is_held() -> None:
+def test_a_slice_from_a_forged_record_is_checked_against_the_budget() -> None:
     forged = MemoryOutcome(
         source="Compile", slice="v6e-16", chosen=shape("v6e-16", "4x4", 4), peak_bytes=1, limit_bytes=2,
         step_seconds=(3600.0, 7200.0),
@@ -181,7 +182,7 @@ def test_what_a_forged_record_chooses_is_judged_by_the_budget_before_a_slice_is_
     assert not any("train" in name for name in world.created)
 
 
-def test_a_later_edit_that_names_a_slice_is_followed() -> None:
+def test_an_edit_that_names_a_slice_applies_after_preflight() -> None:
     world = choosing(hyperparameters={"steps": 100, "globalBatchSize": 16})
     world.until(Stage.CONVERT)
     world.edit(resources={"tpu": "v6e-16"})
@@ -190,7 +191,7 @@ def test_a_later_edit_that_names_a_slice_is_followed() -> None:
 
 
 @pytest.mark.parametrize("resources", [{}, {"tpu": "v6e-8"}])
-def test_a_check_that_is_switched_off_after_preflight_leaves_training_as_it_was(resources: Object) -> None:
+def test_disabling_the_check_after_preflight_does_not_change_training(resources: Object) -> None:
     world = choosing(resources=resources, recovery={"maxInfrastructureRetries": 3})
     name = world.until(Stage.TRAIN)
     world.edit(preflight={"memory": "Off"})
@@ -204,7 +205,7 @@ def test_a_check_that_is_switched_off_after_preflight_leaves_training_as_it_was(
     assert world.request(second).tuning == {"remat_policy": "full"}
 
 
-def test_a_retry_from_preflight_does_without_a_check_that_is_switched_off() -> None:
+def test_a_retry_from_preflight_skips_a_disabled_check() -> None:
     world = choosing()
     name = world.until(Stage.TRAIN)
     world.run(name)
@@ -216,12 +217,12 @@ def test_a_retry_from_preflight_does_without_a_check_that_is_switched_off() -> N
     assert world.request("support-bot-prep-2").memory is None
 
 
-def test_a_slice_that_waits_in_a_queue_is_not_replaced_for_the_choice() -> None:
+def test_the_choice_does_not_replace_a_queued_slice() -> None:
     world = choosing()
     world.profiles = [profile(flavors=FLAVORS, currency="USD", queue={"localQueue": "team"})]
     name = until_queued(world)
     world.edit(checkpointing={"everySteps": 7})
-    assert world.reconcile().deletions == ()
+    assert writes(world.reconcile()).deletions == ()
     assert world.live() == [name]
 
 
@@ -234,13 +235,13 @@ def until_queued(world: World) -> str:
             world.succeed(name)
 
 
-def test_while_the_run_folder_cannot_be_read_the_status_keeps_the_choice() -> None:
+def test_the_status_keeps_the_choice_with_an_unreadable_run_folder() -> None:
     world = choosing()
     name = world.until(Stage.TRAIN)
     world.run(name)
     world.reconcile()
     world.unreadable = "the bucket does not answer"
     seen: Observation = world.observe()
-    assert world.reconcile(observation=seen).deletions == ()
+    assert writes(world.reconcile(observation=seen)).deletions == ()
     assert world.status["resolved"]["resources"]["tpu"] == "v6e-8"
     assert world.live() == [name]

@@ -1,4 +1,4 @@
-"""Whether the model is converted already, and what is said where it is not."""
+"""Whether the model is already converted, and what the status says if it is not."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ DIGEST = "1" * 64
 
 
 def cached(world: World, **changes: Any) -> ConvertManifest:
-    """Another job's conversion, which lies in the cache."""
+    """Adds a conversion of another job to the cache and returns its manifest."""
     manifest = world.manifest(uid="another-job").model_copy(update={"files_digest": DIGEST, **changes})
     world.cache["f1"] = manifest
     return manifest
@@ -32,12 +32,12 @@ def hit(manifest: ConvertManifest) -> ConversionCacheUse:
     )
 
 
-def told(world: World) -> dict[str, Any]:
+def reported(world: World) -> dict[str, Any]:
     cache: dict[str, Any] = world.status["stages"][1].get("cache", {})
     return cache
 
 
-def test_what_preflight_compared_is_taken_and_pinned_for_the_stages_that_load_it() -> None:
+def test_the_conversion_that_preflight_verified_is_pinned_for_later_stages() -> None:
     world = World()
     manifest = cached(world)
     world.conversion = hit(manifest)
@@ -45,36 +45,36 @@ def test_what_preflight_compared_is_taken_and_pinned_for_the_stages_that_load_it
     assert "support-bot-conv-1" not in world.created
     request = world.request(train)
     assert (request.converted, request.converted_files_digest) == (manifest.items, DIGEST)
-    assert told(world)["result"] == "Hit"
+    assert reported(world)["result"] == "Hit"
     evaluate = world.until(Stage.EVALUATE)
     assert world.request(evaluate).converted_files_digest == DIGEST
 
 
-def test_a_miss_says_what_preflight_found_while_the_stage_runs_and_after_it() -> None:
+def test_a_cache_miss_keeps_the_reason_that_preflight_found() -> None:
     world = World()
     world.conversion = ConversionCacheUse(result="Miss", miss_because=["engine: maxtext 1 -> maxtext 2"])
     world.until(Stage.CONVERT)
-    assert told(world)["missBecause"] == ["engine: maxtext 1 -> maxtext 2"]
-    assert told(world)["result"] == "Miss"
+    assert reported(world)["missBecause"] == ["engine: maxtext 1 -> maxtext 2"]
+    assert reported(world)["result"] == "Miss"
     world.to_the_end()
-    assert told(world)["missBecause"] == ["engine: maxtext 1 -> maxtext 2"]
-    assert told(world)["sourceURI"].startswith("gs://cache/team-a/convert/f1/0b5e3a52-1")
+    assert reported(world)["missBecause"] == ["engine: maxtext 1 -> maxtext 2"]
+    assert reported(world)["sourceURI"].startswith("gs://cache/team-a/convert/f1/0b5e3a52-1")
 
 
-def test_a_first_conversion_has_no_reason_to_give() -> None:
+def test_a_first_conversion_has_no_miss_reason() -> None:
     world = World()
     world.conversion = ConversionCacheUse(result="Miss")
     world.to_the_end()
-    assert "missBecause" not in told(world)
+    assert "missBecause" not in reported(world)
 
 
-def test_an_entry_that_preflight_found_damaged_is_not_taken_whatever_its_manifest_says() -> None:
+def test_an_entry_that_preflight_found_damaged_is_not_used() -> None:
     world = World()
     cached(world)
-    reason = "the entry in the cache is damaged: 0/items/d/1 has other content than was saved"
+    reason = "the entry in the cache is damaged: 0/items/d/1 has other content than the saved one"
     world.conversion = ConversionCacheUse(result="Miss", miss_because=[reason])
     world.until(Stage.CONVERT)
-    assert told(world)["missBecause"] == [reason]
+    assert reported(world)["missBecause"] == [reason]
 
 
 @pytest.mark.parametrize(
@@ -86,20 +86,24 @@ def test_an_entry_that_preflight_found_damaged_is_not_taken_whatever_its_manifes
     ],
     ids=["another list of files", "another entry", "no list of files"],
 )
-def test_an_entry_that_was_replaced_since_preflight_compared_it_is_not_taken(change: dict[str, Any]) -> None:
+def test_an_entry_replaced_after_preflight_verified_it_is_not_used(change: dict[str, Any]) -> None:
     world = World()
     world.conversion = hit(cached(world))
     cached(world, **change)
     world.until(Stage.CONVERT)
-    assert told(world)["missBecause"] == ["the entry that preflight compared was replaced or removed since"]
+    assert reported(world)["missBecause"] == [
+        "the entry that preflight compared was replaced or removed since"
+    ]
 
 
-def test_an_entry_that_is_gone_since_preflight_compared_it_is_converted_again() -> None:
+def test_an_entry_deleted_after_preflight_verified_it_is_converted_again() -> None:
     world = World()
     world.conversion = hit(cached(world))
     world.cache.clear()
     world.until(Stage.CONVERT)
-    assert told(world)["missBecause"] == ["the entry that preflight compared was replaced or removed since"]
+    assert reported(world)["missBecause"] == [
+        "the entry that preflight compared was replaced or removed since"
+    ]
 
 
 ELSEWHERE = pytest.mark.parametrize(
@@ -119,8 +123,8 @@ ELSEWHERE = pytest.mark.parametrize(
 
 @ELSEWHERE
 @pytest.mark.parametrize("digest", [DIGEST, None])
-def test_a_record_of_convert_sends_no_stage_out_of_the_cache(items: str, digest: str | None) -> None:
-    """It lies where the job's own account may write."""
+def test_a_convert_record_cannot_point_stages_outside_the_cache(items: str, digest: str | None) -> None:
+    """The job's service account can write the record."""
     world = World(job=job(recovery={"maxInfrastructureRetries": 1}))
     for _ in range(2):
         name = world.until(Stage.CONVERT)
@@ -144,12 +148,12 @@ def test_a_record_of_convert_sends_no_stage_out_of_the_cache(items: str, digest:
 @pytest.mark.parametrize(
     "compared", [True, False], ids=["compared by preflight", "preflight of an earlier release"]
 )
-def test_a_manifest_that_points_out_of_its_folder_is_a_miss(items: str, compared: bool) -> None:
+def test_a_manifest_that_points_outside_its_folder_is_a_miss(items: str, compared: bool) -> None:
     world = World()
     manifest = cached(world, items=items)
     world.conversion = hit(manifest) if compared else None
     name = world.until(Stage.CONVERT)
-    assert told(world)["missBecause"] == ["its manifest in the cache names a folder outside of its own"]
+    assert reported(world)["missBecause"] == ["its manifest in the cache names a folder outside of its own"]
     world.succeed(name)
     assert items != world.request(world.until(Stage.TRAIN)).converted
 
@@ -160,7 +164,7 @@ def test_a_manifest_of_another_fingerprint_is_a_miss() -> None:
     world.until(Stage.CONVERT)
 
 
-def test_a_preflight_of_an_earlier_release_leaves_the_decision_to_the_manifest() -> None:
+def test_the_manifest_decides_if_preflight_is_of_an_earlier_release() -> None:
     world = World()
     manifest = cached(world, files_digest=None)
     request = world.request(world.until(Stage.TRAIN))
@@ -168,15 +172,15 @@ def test_a_preflight_of_an_earlier_release_leaves_the_decision_to_the_manifest()
     assert "support-bot-conv-1" not in world.created
 
 
-def test_a_manifest_that_cannot_be_read_is_a_miss_with_the_reason() -> None:
+def test_an_unreadable_manifest_is_a_miss_with_the_reason() -> None:
     world = World()
     world.manifest_fault = "its manifest is not a ConvertManifest"
     world.until(Stage.CONVERT)
-    assert told(world)["missBecause"] == ["its manifest is not a ConvertManifest"]
+    assert reported(world)["missBecause"] == ["its manifest is not a ConvertManifest"]
 
 
-def test_a_stage_that_found_it_in_the_cache_is_a_hit() -> None:
-    """Another job converted the model after preflight had looked."""
+def test_a_conversion_that_convert_finds_in_the_cache_is_a_hit() -> None:
+    """Another job converted the model after preflight read the cache."""
     world = World()
     world.conversion = ConversionCacheUse(result="Miss")
     name = world.until(Stage.CONVERT)
@@ -186,19 +190,19 @@ def test_a_stage_that_found_it_in_the_cache_is_a_hit() -> None:
     world.end_pods(name, 0)
     world.end_jobset(name, "Completed")
     assert world.request(world.until(Stage.TRAIN)).converted == manifest.items
-    assert told(world)["result"] == "Hit"
-    assert told(world)["savedSeconds"] == "12"
+    assert reported(world)["result"] == "Hit"
+    assert reported(world)["savedSeconds"] == "12"
 
 
-# --- damage that is found where it is used
+# --- damage that is found when the model is loaded
 
 
 def damaged(world: World, name: str, items: str | None = None, *, clipped: bool = False) -> None:
-    """The stage finds that the converted model is not what was written."""
+    """The stage finds that the converted model differs from what was written."""
     request = world.request(name)
     where = items or str(request.converted)
     failure = Failure(
-        code=ExitCode.UNAVAILABLE, reason=CONVERTED_MODEL_DAMAGED, message="it is damaged", saw="d/1 is missing",
+        code=ExitCode.UNAVAILABLE, reason=CONVERTED_MODEL_DAMAGED, message="it is damaged", actual="d/1 is missing",
         where=f"{where[:511]}…" if clipped else where,
     )  # fmt: skip
     world._write_result(name, Outcome.FAILED, failure.code, failure=failure)
@@ -207,7 +211,7 @@ def damaged(world: World, name: str, items: str | None = None, *, clipped: bool 
 
 
 @pytest.mark.parametrize("stage", [Stage.TRAIN, Stage.EVALUATE])
-def test_a_hit_that_a_stage_finds_damaged_is_converted_anew_and_the_stage_tried_again(stage: Stage) -> None:
+def test_a_hit_that_a_stage_finds_damaged_is_reconverted_and_retried(stage: Stage) -> None:
     world = World()
     manifest = cached(world)
     world.conversion = hit(manifest)
@@ -215,7 +219,7 @@ def test_a_hit_that_a_stage_finds_damaged_is_converted_anew_and_the_stage_tried_
     damaged(world, name)
     convert = world.until(Stage.CONVERT)
     assert world.request(convert).use_cache == "Refresh"
-    assert told(world)["missBecause"] == [f"{stage} found the converted model damaged: d/1 is missing"]
+    assert reported(world)["missBecause"] == [f"{stage} found the converted model damaged: d/1 is missing"]
     again = world.until(stage)
     assert again != name
     assert world.request(again).converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
@@ -227,7 +231,7 @@ def test_a_hit_that_a_stage_finds_damaged_is_converted_anew_and_the_stage_tried_
     )
 
 
-def test_a_jobs_own_conversion_that_a_stage_finds_damaged_is_made_again() -> None:
+def test_a_damaged_conversion_of_the_job_itself_is_repeated() -> None:
     world = World()
     first = world.until(Stage.TRAIN)
     damaged(world, first)
@@ -240,7 +244,7 @@ def test_a_jobs_own_conversion_that_a_stage_finds_damaged_is_made_again() -> Non
     assert world.status["stages"][1]["cache"]["result"] == "Miss"
 
 
-def test_a_long_address_that_the_record_clipped_is_recognised() -> None:
+def test_a_truncated_address_in_a_record_is_recognized() -> None:
     long = "gs://cache/team-a/convert/f1/0b5e3a52-1/" + "/".join(["0" * 120] * 5)
     world = World()
     world.conversion = hit(cached(world, items=long))
@@ -248,7 +252,7 @@ def test_a_long_address_that_the_record_clipped_is_recognised() -> None:
     world.until(Stage.CONVERT)
 
 
-def test_damage_without_end_uses_up_the_budget() -> None:
+def test_repeated_damage_exhausts_the_retry_budget() -> None:
     world = World(job=job(recovery={"maxInfrastructureRetries": 2}))
     for _ in range(3):
         damaged(world, world.until(Stage.TRAIN))
@@ -262,14 +266,14 @@ def test_damage_without_end_uses_up_the_budget() -> None:
     ]
 
 
-def test_a_stage_that_names_another_conversion_does_not_undo_this_one() -> None:
+def test_damage_of_another_conversion_does_not_invalidate_this_one() -> None:
     world = World()
     damaged(world, world.until(Stage.TRAIN), "gs://cache/team-a/convert/f1/0b5e3a52-9/0/items")
     world.until(Stage.TRAIN)
     assert [name for name in world.created if "-conv-" in name] == ["support-bot-conv-1"]
 
 
-def test_a_retry_by_hand_does_not_bring_a_damaged_conversion_back() -> None:
+def test_a_manual_retry_does_not_use_a_damaged_conversion() -> None:
     world = World(job=job(recovery={"maxInfrastructureRetries": 0}))
     damaged(world, world.until(Stage.TRAIN))
     world.reconcile()

@@ -1,4 +1,4 @@
-"""How attempts end, and who is charged."""
+"""How attempts end, and the class that is charged."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from finetune_contract.failure import PEER_LOST
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle import AttemptKey, ReadFailure
 from tests.unit.lifecycle.world import World, job
+from tests.unit.lifecycle.writes import writes
 
 DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}
 RACED = {
@@ -22,7 +23,7 @@ def counters(world: World) -> dict[str, int]:
 
 
 def add_worker(world: World, name: str, **status: Any) -> None:
-    """The first of Pathways' workers, which the world itself does not make."""
+    """Adds the first Pathways worker, which the world does not create."""
     labels = {
         **world.jobsets[name]["metadata"]["labels"],
         "jobset.sigs.k8s.io/replicatedjob-name": "worker",
@@ -58,7 +59,7 @@ USERS = {"preemption": 0, "infrastructure": 0, "user": 1}
         (134, CHARGED, "Recovering"),
     ],
 )
-def test_the_trainers_own_record_decides(code: int, charged: dict[str, int], phase: str) -> None:
+def test_the_trainers_record_decides_the_result(code: int, charged: dict[str, int], phase: str) -> None:
     world = World()
     world.fail(world.until(Stage.TRAIN), code)
     world.reconcile()
@@ -79,7 +80,7 @@ def test_the_trainers_own_record_decides(code: int, charged: dict[str, int], pha
         (64, {}, USERS, "BadRequest"),
     ],
 )
-def test_without_a_record_the_pods_tell(
+def test_without_a_record_the_pods_decide_the_result(
     code: int, status: dict[str, Any], charged: dict[str, int], reason: str
 ) -> None:
     world = World()
@@ -90,18 +91,18 @@ def test_without_a_record_the_pods_tell(
 
 
 def shown(world: World, name: str) -> None:
-    """JobSet restarts, and the pods of the attempt that was disrupted can still be seen."""
+    """The JobSet restarts while the pods of the disrupted attempt still exist."""
     world.jobsets[name]["status"] = {"restarts": 1}
 
 
-def evicted_by_kubelet(told: str) -> dict[str, Any]:
+def evicted_by_kubelet(expected: str) -> dict[str, Any]:
     condition = {
         "type": "DisruptionTarget",
         "status": "True",
         "reason": "TerminationByKubelet",
-        "message": told,
+        "message": expected,
     }
-    return {"reason": "Evicted", "message": told, "conditions": [condition]}
+    return {"reason": "Evicted", "message": expected, "conditions": [condition]}
 
 
 LOW_ON_DISK = (
@@ -111,7 +112,7 @@ LOW_ON_DISK = (
 
 
 @pytest.mark.parametrize(
-    ("told", "reason", "charged"),
+    ("expected", "reason", "charged"),
     [
         (LOW_ON_DISK, "DiskPressure", CHARGED),
         ("Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. ", "DiskPressure", CHARGED),
@@ -122,17 +123,17 @@ LOW_ON_DISK = (
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
-def test_a_node_that_ran_full_is_no_preemption(
-    stage: Stage, told: str, reason: str, charged: dict[str, int]
+def test_eviction_from_a_node_without_disk_space_is_not_a_preemption(
+    stage: Stage, expected: str, reason: str, charged: dict[str, int]
 ) -> None:
     world = World()
     name = world.until(stage)
-    world.end_pods(name, 137, **evicted_by_kubelet(told))
+    world.end_pods(name, 137, **evicted_by_kubelet(expected))
     shown(world, name)
     world.reconcile()
     assert world.status["attempts"]["history"][-1]["reason"] == reason
     assert counters(world) == charged
-    # The record stands when the pods are gone.
+    # The record remains after the pods are deleted.
     world.pods.clear()
     world.reconcile()
     assert counters(world) == charged
@@ -146,9 +147,7 @@ def test_a_node_that_ran_full_is_no_preemption(
         ('Container trainer exceeded its local ephemeral storage limit "54Gi". ', "LimitRange"),
     ],
 )
-def test_a_pod_beyond_its_own_limit_of_scratch_space_is_distinguished_from_a_full_node(
-    message: str, fix: str
-) -> None:
+def test_a_pod_over_its_scratch_limit_differs_from_a_full_node(message: str, fix: str) -> None:
     world = World(job=job(recovery={"maxInfrastructureRetries": 0}))
     name = world.until(Stage.EXPORT)
     world.end_pods(name, 137, **evicted_by_kubelet(message))
@@ -160,7 +159,7 @@ def test_a_pod_beyond_its_own_limit_of_scratch_space_is_distinguished_from_a_ful
     assert fix in world.status["failure"]["suggestion"]
 
 
-def test_a_killed_container_that_was_out_of_memory_is_the_users() -> None:
+def test_an_oom_killed_container_is_charged_to_the_user() -> None:
     world = World()
     name = world.until(Stage.CONVERT)
     world.end_pods(name, 137)
@@ -171,7 +170,7 @@ def test_a_killed_container_that_was_out_of_memory_is_the_users() -> None:
     assert world.status["failure"]["class"] == "User"
 
 
-def test_a_verdict_from_pods_outlives_them() -> None:
+def test_a_result_derived_from_pods_is_kept_after_their_deletion() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.kill(name, 137, **DISRUPTED)
@@ -182,15 +181,15 @@ def test_a_verdict_from_pods_outlives_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "told"),
+    ("status", "reason", "expected"),
     [
-        (DISRUPTED, "Preempted", "Kubernetes took a pod away (TerminationByKubelet)"),
-        (RACED, "PlacementRace", "had landed in another node pool"),
-        ({}, "Preempted", "JobSet started all of them again"),
+        (DISRUPTED, "Preempted", "Kubernetes disrupted a pod (TerminationByKubelet)"),
+        (RACED, "PlacementRace", "were scheduled to another node pool"),
+        ({}, "Preempted", "JobSet restarted all pods"),
     ],
 )
-def test_a_restart_inside_the_jobset_is_an_attempt_that_tells_its_cause(
-    status: dict[str, Any], reason: str, told: str
+def test_a_restart_inside_the_jobset_is_an_attempt_with_a_cause(
+    status: dict[str, Any], reason: str, expected: str
 ) -> None:
     world = World()
     name = world.until(Stage.TRAIN)
@@ -200,7 +199,7 @@ def test_a_restart_inside_the_jobset_is_an_attempt_that_tells_its_cause(
     record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
     assert record is not None
     assert (record.reason, record.failure_class) == (reason, "Preemption")
-    assert told in record.message
+    assert expected in record.message
     assert world.status["attempts"]["history"][-1] == {
         "stage": "Train",
         "attempt": 1,
@@ -218,7 +217,7 @@ def test_a_restart_inside_the_jobset_is_an_attempt_that_tells_its_cause(
     assert world.created.count(name) == 1
 
 
-def test_while_the_old_pods_still_save_nothing_is_judged() -> None:
+def test_a_restart_is_not_classified_while_its_old_pods_save() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     shown(world, name)
@@ -248,10 +247,10 @@ MAINTAINED = NODE | {
         ({}, 600, CHARGED),
         (None, 1, CHARGED),
     ],
-    ids=["sound", "not ready", "leaving", "maintained", "gone", "gone much later", "not looked at"],
+    ids=["ready", "not ready", "terminating", "maintained", "gone", "gone much later", "not listed"],
 )
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_crash_of_hosts_whose_node_was_taken_is_a_preemption(
+def test_a_crash_of_hosts_on_a_preempted_node_is_a_preemption(
     recorded: bool, nodes: dict[str, Any] | None, seconds: int, charged: dict[str, int]
 ) -> None:
     world = World()
@@ -263,7 +262,7 @@ def test_a_crash_of_hosts_whose_node_was_taken_is_a_preemption(
     world.nodes = nodes
     world.reconcile()
     assert counters(world) == charged
-    # The nodes are as they were again; what was found out stays.
+    # The nodes are as before again; the result remains.
     world.nodes = {"n0": NODE}
     world.reconcile()
     assert counters(world) == charged
@@ -284,9 +283,9 @@ def in_pool(pool: str, ready: str = "True") -> dict[str, Any]:
         ({"n0": in_pool("a"), "n1": in_pool("a", "Unknown")}, NOT_CHARGED),
         ({"n0": in_pool("a"), "n1": in_pool("a"), "n2": in_pool("b", "Unknown")}, CHARGED),
     ],
-    ids=["sound", "gone", "not ready", "of another slice"],
+    ids=["ready", "gone", "not ready", "of another slice"],
 )
-def test_a_crash_beside_a_host_that_was_lost_is_a_preemption_also_when_its_pod_is_gone(
+def test_a_crash_beside_a_lost_host_without_a_pod_is_a_preemption(
     nodes: dict[str, Any], charged: dict[str, int]
 ) -> None:
     world = World()
@@ -301,7 +300,7 @@ def test_a_crash_beside_a_host_that_was_lost_is_a_preemption_also_when_its_pod_i
     assert counters(world) == charged
 
 
-def test_a_node_that_is_seen_to_be_gone_only_after_the_crash_was_charged_still_counts() -> None:
+def test_a_node_found_gone_after_the_crash_was_charged_still_counts() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     for pod in world.pods_of(name):
@@ -316,16 +315,16 @@ def test_a_node_that_is_seen_to_be_gone_only_after_the_crash_was_charged_still_c
     assert counters(world) == NOT_CHARGED
 
 
-def test_training_that_is_interrupted_again_and_again_before_it_saves_is_given_up() -> None:
+def test_training_interrupted_repeatedly_before_it_saves_fails() -> None:
     world = World()
     for number in range(10):
         world.train(name := world.until(Stage.TRAIN), 5)
-        # Five steps into every attempt; a checkpoint would be due after ten.
+        # Every attempt makes five steps; a checkpoint would be due after ten.
         world.checkpoint = 0
         world.kill(name, 137, **DISRUPTED)
         assert not world.finished, number
     world.reconcile()
-    assert name not in world.jobsets, "JobSet was about to start it once more"
+    assert name not in world.jobsets, "JobSet was about to restart it"
     world.reconcile()
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "NoProgress"
@@ -345,43 +344,43 @@ def preempted_unwatched(times: int) -> tuple[World, str]:
     return world, name
 
 
-def test_training_that_made_progress_while_the_operator_was_away_goes_on() -> None:
+def test_training_that_progressed_without_the_operator_continues() -> None:
     world, name = preempted_unwatched(12)
     world.train(name, 85)
     for _ in range(3):
-        assert not world.reconcile().deletions
+        assert not writes(world.reconcile()).deletions
     assert world.status["phase"] == "Running"
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
-def test_preemptions_after_the_newest_progress_record_count_though_earlier_ones_are_not_recorded() -> None:
+def test_preemptions_after_the_newest_progress_record_count() -> None:
     world, name = preempted_unwatched(12)
     world.train(name, 85)
     world.reconcile()
     for number in range(11):
         # Killed before the first step: the progress record stays as it is.
-        assert not world.reconcile().deletions, number
+        assert not writes(world.reconcile()).deletions, number
         world.restart(name)
         world.run(name)
-    assert world.reconcile().deletions
+    assert writes(world.reconcile()).deletions
     world.kill(name)
     world.lose(name)
     world.reconcile()
     assert world.status["failure"]["reason"] == "NoProgress"
 
 
-def test_training_is_not_given_up_while_its_progress_is_unknown() -> None:
+def test_training_does_not_fail_while_its_progress_is_unknown() -> None:
     world, name = preempted_unwatched(12)
     world.progress_unknown = ReadFailure(
         reason=Reason.CONTRACT_NEWER, message="train/progress.json is newer."
     )
     for _ in range(3):
-        assert not world.reconcile().deletions
+        assert not writes(world.reconcile()).deletions
     assert world.live() == [name]
 
 
-def test_suspensions_are_no_bad_ends_without_a_checkpoint() -> None:
+def test_suspensions_do_not_count_as_interruptions_without_a_checkpoint() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.train(name, 50)
@@ -399,12 +398,12 @@ def test_suspensions_are_no_bad_ends_without_a_checkpoint() -> None:
         name = world.until(Stage.TRAIN)
     world.train(name, 52)
     world.restart(name)
-    assert not world.reconcile().deletions
+    assert not writes(world.reconcile()).deletions
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
-def test_training_that_is_killed_after_each_checkpoint_goes_on() -> None:
+def test_training_killed_after_each_checkpoint_continues() -> None:
     world = World()
     for number in range(12):
         world.train(name := world.until(Stage.TRAIN), min(95, 10 * (number + 1)))
@@ -419,7 +418,7 @@ def test_training_that_is_killed_after_each_checkpoint_goes_on() -> None:
     assert world.attempts[AttemptKey(Stage.TRAIN, 1, 3)].failure.checkpoint == 40  # type: ignore[union-attr]
 
 
-def test_a_host_that_crashes_because_another_was_taken_is_no_fault() -> None:
+def test_a_host_crash_caused_by_the_preemption_of_another_is_no_fault() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.fail(name, 1, "PeerLost")
@@ -431,7 +430,7 @@ def test_a_host_that_crashes_because_another_was_taken_is_no_fault() -> None:
 
 
 BAD_ROW = Failure(code=ExitCode.BAD_DATA, reason="BadRow", message="row 41", host=1)
-CRASHED = Failure(code=1, reason="UnexpectedError", message="what nobody foresaw", host=1)
+CRASHED = Failure(code=1, reason="UnexpectedError", message="unforeseen", host=1)
 PEER_GONE = Failure(code=ExitCode.UNAVAILABLE, reason=PEER_LOST, message="host 1 does not answer")
 
 
@@ -443,7 +442,7 @@ def two_hosts() -> tuple[World, str]:
 
 
 @pytest.mark.parametrize(
-    ("noted", "status", "charged", "reason"),
+    ("failure_record", "status", "charged", "reason"),
     [
         (BAD_ROW, {}, USERS, "BadRow"),
         (BAD_ROW, DISRUPTED, USERS, "BadRow"),
@@ -451,28 +450,32 @@ def two_hosts() -> tuple[World, str]:
         (CRASHED, DISRUPTED, NOT_CHARGED, "Preempted"),
         (None, {}, NOT_CHARGED, "Preempted"),
     ],
-    ids=["its own fault", "its own fault, and then taken", "crashed", "crashed of it", "nobody failed"],
+    ids=["user error", "user error, then preempted", "crashed", "crashed by preemption", "no host failed"],
 )
 @pytest.mark.parametrize(
-    "recorded", [True, False], ids=["the first says it was stopped", "the first says nothing"]
+    "recorded", [True, False], ids=["the first records its stop", "the first records nothing"]
 )
-def test_the_host_that_failed_is_judged_and_not_the_first_that_was_stopped_because_of_it(
-    recorded: bool, noted: Failure | None, status: dict[str, Any], charged: dict[str, int], reason: str
+def test_the_host_that_failed_decides_not_those_stopped_because_of_it(
+    recorded: bool,
+    failure_record: Failure | None,
+    status: dict[str, Any],
+    charged: dict[str, int],
+    reason: str,
 ) -> None:
     world, name = two_hosts()
-    world.note(name, noted)
+    world.note(name, failure_record)
     if recorded:
-        world.stop(name, of_another=noted is not None)
+        world.stop(name, of_another=failure_record is not None)
         for pod in world.pods_of(name):
             pod["status"].update(status)
     else:
-        world.kill(name, 75, of_another=noted is not None, **status)
+        world.kill(name, 75, of_another=failure_record is not None, **status)
     world.reconcile()
     assert counters(world) == charged
     assert world.status["attempts"]["history"][-1]["reason"] == reason
 
 
-def test_a_first_host_that_misses_another_is_asked_whether_that_ran_out_of_memory() -> None:
+def test_an_oom_killed_host_explains_the_failure_of_the_first_host() -> None:
     world, name = two_hosts()
     world.fail(name, PEER_GONE.code, PEER_GONE.reason, PEER_GONE.message)
     state = world.pods_of(name)[1]["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -482,9 +485,7 @@ def test_a_first_host_that_misses_another_is_asked_whether_that_ran_out_of_memor
     assert counters(world) == USERS
 
 
-def test_a_first_host_that_misses_another_of_which_nothing_is_known_is_a_fault_of_the_infrastructure() -> (
-    None
-):
+def test_a_missing_host_of_unknown_fate_is_an_infrastructure_fault() -> None:
     world, name = two_hosts()
     world.fail(name, PEER_GONE.code, PEER_GONE.reason, PEER_GONE.message)
     world.reconcile()
@@ -502,7 +503,7 @@ def test_a_first_host_that_misses_another_of_which_nothing_is_known_is_a_fault_o
         ((134, 1), CHARGED, "ProcessDied"),
     ],
 )
-def test_of_two_pods_without_a_record_the_one_that_tells_more_is_believed(
+def test_of_two_pods_without_a_record_the_more_specific_one_decides(
     codes: tuple[int, int], charged: dict[str, int], reason: str
 ) -> None:
     world, name = two_hosts()
@@ -514,7 +515,7 @@ def test_of_two_pods_without_a_record_the_one_that_tells_more_is_believed(
     assert world.status["attempts"]["history"][-1]["reason"] == reason
 
 
-def test_a_success_is_believed_though_a_process_crashed_at_its_exit() -> None:
+def test_a_success_record_counts_if_a_process_crashes_at_exit() -> None:
     world = World()
     name = world.until(Stage.EXPORT)
     world.write_success(name)
@@ -523,7 +524,7 @@ def test_a_success_is_believed_though_a_process_crashed_at_its_exit() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_success_without_findings_is_not_believed() -> None:
+def test_a_success_record_without_findings_does_not_count() -> None:
     world = World()
     name = world.until(Stage.PREFLIGHT)
     world.details = lambda request: None  # type: ignore[method-assign,assignment]
@@ -532,7 +533,7 @@ def test_a_success_without_findings_is_not_believed() -> None:
     assert world.status["failure"]["reason"] == "ResultIncomplete"
 
 
-def test_a_jobset_deleted_by_hand_is_followed_by_one_new_attempt() -> None:
+def test_a_manually_deleted_jobset_is_followed_by_one_new_attempt() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.train(name, 40)
@@ -556,7 +557,7 @@ def test_a_jobset_that_is_being_deleted_counts_as_live() -> None:
     assert world.created[-1] == name
 
 
-def test_a_pod_that_lingers_without_its_jobset_blocks_the_next_attempt() -> None:
+def test_a_remaining_pod_of_a_deleted_jobset_blocks_the_next_attempt() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     del world.jobsets[name]
@@ -567,7 +568,7 @@ def test_a_pod_that_lingers_without_its_jobset_blocks_the_next_attempt() -> None
     assert world.created[-1] == "support-bot-train-2"
 
 
-def test_preemptions_do_not_touch_the_retry_budget() -> None:
+def test_preemptions_do_not_use_the_retry_budget() -> None:
     world = World()
     for number in range(20):
         world.train(name := world.until(Stage.TRAIN), 4 * (number + 1))
@@ -582,7 +583,7 @@ def test_preemptions_do_not_touch_the_retry_budget() -> None:
     ("recovery", "code", "tries"),
     [({"maxInfrastructureRetries": 2}, 69, 3), ({"maxUserRetries": 1}, 70, 2), ({}, 70, 1)],
 )
-def test_a_budget_that_is_used_up_fails_the_job(recovery: dict[str, int], code: int, tries: int) -> None:
+def test_an_exhausted_retry_budget_fails_the_job(recovery: dict[str, int], code: int, tries: int) -> None:
     world = World()
     world.edit(recovery=recovery)
     while True:
@@ -605,7 +606,7 @@ def test_a_budget_that_is_used_up_fails_the_job(recovery: dict[str, int], code: 
     assert world.condition("Succeeded")["status"] == "False"
 
 
-def test_waits_double_between_faults_and_start_at_the_last_end() -> None:
+def test_the_backoff_doubles_with_faults_and_starts_at_the_last_end() -> None:
     world = World()
     waits = []
     for _ in range(4):
@@ -624,7 +625,7 @@ def pathways() -> World:
     return World(job=job(resources={"tpu": "v6e-4", "controller": "Pathways"}))
 
 
-def test_the_end_of_pathways_server_is_not_told_in_the_trainers_codes() -> None:
+def test_exit_codes_of_the_pathways_server_are_not_the_trainers() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     state = {"terminated": {"exitCode": int(ExitCode.BAD_REQUEST)}}
@@ -635,7 +636,7 @@ def test_the_end_of_pathways_server_is_not_told_in_the_trainers_codes() -> None:
     assert world.status["attempts"]["history"][-1]["reason"] == "ProcessDied"
 
 
-def test_a_worker_that_is_taken_away_explains_the_heads_end() -> None:
+def test_a_preempted_worker_explains_the_failure_of_the_head() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     add_worker(world, name, **DISRUPTED)
@@ -644,19 +645,19 @@ def test_a_worker_that_is_taken_away_explains_the_heads_end() -> None:
     assert counters(world) == NOT_CHARGED
 
 
-def test_the_node_of_a_head_is_not_gone_because_it_is_none_of_the_slices() -> None:
+def test_the_node_of_a_head_outside_the_slice_is_not_missing() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     for pod in world.pods_of(name):
         pod["spec"] = pod["spec"] | {"nodeName": "cpu-node"}
-    add_worker(world, name)  # it ended because the head did
+    add_worker(world, name)  # ended because of the head
     world.nodes = {"tpu-node": NODE}
     world.kill(name, 1)
     world.reconcile()
     assert counters(world) == CHARGED
 
 
-def test_the_node_of_an_attempt_under_pathways_is_the_heads() -> None:
+def test_the_node_of_an_attempt_under_pathways_is_that_of_the_head() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     for pod in world.pods_of(name):
@@ -671,7 +672,7 @@ def test_the_node_of_an_attempt_under_pathways_is_the_heads() -> None:
 
 
 def given_up(world: World, name: str) -> None:
-    """A worker's Job has failed, and the JobSet with it."""
+    """The Job of a worker has failed, and therefore the JobSet has failed."""
     world.end_jobset(name, "Failed")
     world.jobsets[name]["status"]["replicatedJobsStatus"] = [
         {"name": "pathways-head", "failed": 0},
@@ -680,7 +681,7 @@ def given_up(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_workers_that_keep_ending_are_a_fault_and_not_the_heads_preemption(saved: bool) -> None:
+def test_workers_that_keep_failing_are_a_fault_not_a_preemption(saved: bool) -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     ended = {"terminated": {"exitCode": 139, "message": "out of luck"}}
@@ -690,7 +691,7 @@ def test_workers_that_keep_ending_are_a_fault_and_not_the_heads_preemption(saved
     else:
         world.kill(name, 143, of_another=True)
     given_up(world, name)
-    for _ in range(2):  # the evidence is gone the second time
+    for _ in range(2):  # the evidence no longer exists the second time
         world.reconcile()
         assert counters(world) == CHARGED
         assert world.status["attempts"]["history"][-1]["reason"] == "WorkersFailed"
@@ -700,7 +701,7 @@ def test_workers_that_keep_ending_are_a_fault_and_not_the_heads_preemption(saved
     assert record.evidence == "exit code 139: out of luck"
 
 
-def test_workers_whose_pods_were_taken_away_are_a_preemption() -> None:
+def test_preempted_worker_pods_are_a_preemption() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     add_worker(world, name, **DISRUPTED)
@@ -710,7 +711,7 @@ def test_workers_whose_pods_were_taken_away_are_a_preemption() -> None:
     assert counters(world) == NOT_CHARGED
 
 
-def test_a_head_that_fails_by_itself_tells_so_though_workers_fail_of_it() -> None:
+def test_a_head_that_fails_by_itself_decides_though_workers_fail_too() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     world.fail(name, ExitCode.DIVERGED)
@@ -719,7 +720,7 @@ def test_a_head_that_fails_by_itself_tells_so_though_workers_fail_of_it() -> Non
     assert counters(world) == USERS
 
 
-def test_restarts_of_workers_are_told_and_charged_to_nobody() -> None:
+def test_worker_restarts_are_reported_and_not_charged() -> None:
     def restarts(seen: int) -> tuple[int | None, str]:
         worker = world.pods[f"{name}-worker-0"]
         worker["status"] = {"phase": "Running", "containerStatuses": [{"restartCount": seen, "state": {}}]}
@@ -733,10 +734,10 @@ def test_restarts_of_workers_are_told_and_charged_to_nobody() -> None:
     add_worker(world, name)
     assert restarts(0)[0] is None
     assert restarts(1)[0] == 1
-    told, summary = restarts(2)
-    assert told == 2
+    reported, summary = restarts(2)
+    assert reported == 2
     assert "Recovered from 2 restarts of workers." in summary
-    # Another pod in its place knows of none.
+    # A replacement pod has no restarts.
     assert restarts(0)[0] == 2
     world.pods.pop(f"{name}-worker-0")
     world.fail(name, 1)
@@ -747,7 +748,7 @@ def test_restarts_of_workers_are_told_and_charged_to_nobody() -> None:
     assert restarts(0)[0] is None
 
 
-def test_a_server_that_does_not_come_up_is_what_the_head_waits_for() -> None:
+def test_a_head_without_its_server_reports_that_it_waits_for_it() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
     world.schedule(name)
@@ -758,5 +759,5 @@ def test_a_server_that_does_not_come_up_is_what_the_head_waits_for() -> None:
     world.reconcile()
     assert world.status["waiting"]["reason"] == "WaitingForRetry"
     assert world.status["waiting"]["message"] == (
-        "container pathways-rm keeps ending (exit code 1): no permission to write /tmp."
+        "container pathways-rm keeps exiting (exit code 1): no permission to write /tmp."
     )

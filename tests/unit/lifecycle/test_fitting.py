@@ -1,4 +1,4 @@
-"""Whatever a trainer measures, writes or is called: the status is one that the API server stores."""
+"""The API server accepts the status for any measurements, records and names of a trainer."""
 
 import math
 from copy import deepcopy
@@ -11,16 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from finetune_contract import Failure, Outcome, Progress, Stage, StageResult
+from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.crd import job_crd, root_schema
+from finetune_operator.api.status_results import EvaluationStatus
+from finetune_operator.api.status_stages import MetricPoint, ProgressStatus
+from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.cli.schema_check import check_rules, check_schema
 from finetune_operator.lifecycle import AttemptFiles
-from finetune_operator.lifecycle.fitting import fit_schema
-from finetune_operator.lifecycle.times import parse, stamp
+from finetune_operator.lifecycle.status.fitting import fit_schema, read_status
 from tests.unit.lifecycle.world import World
 
 STATUS = root_schema(job_crd())["properties"]["status"]
 
-#: More than once each: hypothesis seldom draws the values that hurt.
+#: Lists problematic values explicitly because hypothesis seldom draws them.
 floats = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 0.0])
 integers = st.integers(0, 2000) | st.sampled_from([2**31, 2**53])
 seconds = st.floats(0, 1e12) | st.sampled_from([0.0, 1e-320, 1e12])
@@ -167,7 +170,7 @@ progresses = record(
 
 
 def complaints(status: Any) -> list[str]:
-    """What the API server would say."""
+    """Returns the errors that the API server would report."""
     found = check_schema(status, STATUS) or check_rules(status, STATUS, sound=True)
     return [f"{finding.place}: {finding.message}" for finding in found]
 
@@ -180,8 +183,12 @@ def _reached(stage: Stage) -> World:
 
 
 def world_at(stage: Stage) -> tuple[World, str]:
-    """A world whose job has reached that stage, and the name of the stage's JobSet."""
+    """Returns a world whose job has reached the stage, and the name of the stage's JobSet."""
     return deepcopy(_reached(stage)), f"support-bot-{stage.short}-1"
+
+
+def fitted(document: dict[str, Any]) -> dict[str, Any]:
+    return read_status(document).to_document()
 
 
 few = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=25)
@@ -190,7 +197,7 @@ few = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too
 @pytest.mark.slow
 @few
 @given(progresses)
-def test_any_progress_gives_a_status_that_is_stored(document: dict[str, Any]) -> None:
+def test_any_progress_gives_a_status_that_the_api_server_accepts(document: dict[str, Any]) -> None:
     world, _ = world_at(Stage.TRAIN)
     world.progress = Progress.model_validate(document)
     for _ in range(2):
@@ -202,7 +209,7 @@ def test_any_progress_gives_a_status_that_is_stored(document: dict[str, Any]) ->
 @pytest.mark.slow
 @few
 @given(data=st.data())
-def test_any_result_gives_a_status_that_is_stored(stage: Stage, data: st.DataObject) -> None:
+def test_any_result_gives_a_status_that_the_api_server_accepts(stage: Stage, data: st.DataObject) -> None:
     world, name = world_at(stage)
     outcome = data.draw(st.sampled_from(Outcome))
     document = {
@@ -215,7 +222,7 @@ def test_any_result_gives_a_status_that_is_stored(stage: Stage, data: st.DataObj
         "details": data.draw(details[stage] if outcome is Outcome.SUCCEEDED else st.none() | details[stage]),
         "failure": data.draw(failures) if outcome is Outcome.FAILED else None,
     }
-    # By way of JSON, as it is read.
+    # The operator reads a result from JSON.
     result = StageResult.model_validate_json(StageResult.model_validate(document).to_json())
     world.attempts[world.key_of(name)] = AttemptFiles(result=result, failure=result.failure)
     world.end_pods(name, 0 if outcome is Outcome.SUCCEEDED else 1)
@@ -229,7 +236,7 @@ def test_any_result_gives_a_status_that_is_stored(stage: Stage, data: st.DataObj
 @pytest.mark.slow
 @few
 @given(failures, st.sampled_from(["", "m" * 9000]))
-def test_any_bad_end_gives_a_status_that_is_stored(document: dict[str, Any], words: str) -> None:
+def test_any_failure_gives_a_status_that_the_api_server_accepts(document: dict[str, Any], words: str) -> None:
     world, name = world_at(Stage.TRAIN)
     world.attempts[world.key_of(name)] = AttemptFiles(failure=Failure.model_validate(document))
     world.end_pods(name, 1)
@@ -239,7 +246,7 @@ def test_any_bad_end_gives_a_status_that_is_stored(document: dict[str, Any], wor
     assert complaints(world.status) == []
 
 
-def test_a_jobset_that_ends_with_many_words_is_told_in_part() -> None:
+def test_a_long_message_of_a_jobset_is_truncated() -> None:
     world, name = world_at(Stage.TRAIN)
     world.end_pods(name, 0)
     world.end_jobset(name, "Failed")
@@ -250,7 +257,7 @@ def test_a_jobset_that_ends_with_many_words_is_told_in_part() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_none_is_left_out_and_survives_the_files(value: float) -> None:
+def test_a_metric_that_is_not_finite_is_omitted_from_the_status(value: float) -> None:
     world, name = world_at(Stage.TRAIN)
     world.train(name, 10)
     assert world.progress is not None
@@ -261,31 +268,71 @@ def test_a_number_that_is_none_is_left_out_and_survives_the_files(value: float) 
     assert repr(world.progress.metrics.perplexity) == repr(value)
     world.wait(60)
     world.reconcile()
-    told = world.status["progress"]
-    assert [each["name"] for each in told["metrics"]] == ["loss"]
-    assert told["curve"]["points"] == [{"step": 10, "value": "1.5"}]
+    reported = world.status["progress"]
+    assert [each["name"] for each in reported["metrics"]] == ["loss"]
+    assert reported["curve"]["points"] == [{"step": 10, "value": "1.5"}]
 
 
-def test_what_fits_is_unchanged_and_fitting_is_idempotent() -> None:
+def test_a_valid_status_is_unchanged_and_fitting_is_idempotent() -> None:
     world = World()
     world.to_the_end()
-    assert fit_schema(world.status) == world.status
+    assert fitted(world.status) == world.status
     spoilt = world.status | {"summary": "s" * 2000, "stage": "Nowhere"}
-    once = fit_schema(spoilt)
-    assert once == fit_schema(once)
+    once = fitted(spoilt)
+    assert once == fitted(once)
     assert "stage" not in once
     assert once["summary"] == "s" * 1023 + "…"
 
 
-def test_an_object_that_lacks_what_makes_it_goes_alone() -> None:
+def test_a_status_with_arbitrary_values_is_fitted() -> None:
+    status = FineTuneJobStatus.model_construct(
+        observed_generation=1,
+        summary="s" * 2000,
+        start_time=parse("9999-12-31T23:59:59Z"),
+        progress=ProgressStatus.model_construct(
+            step=2**80,
+            total_steps=5,
+            metrics=(MetricPoint.model_construct(name="loss", value="nan", step=1),),
+        ),
+        evaluation=EvaluationStatus.model_construct(samples_uri="gs://", result={"x" * 300: "1"}),
+    )
+    assert fit_schema(status).to_document() == {
+        "observedGeneration": 1,
+        "summary": "s" * 1023 + "…",
+        "startTime": "9999-12-31T23:59:59Z",
+        "evaluation": {"result": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        (None, {}),
+        ({}, {}),
+        ({"observedGeneration": "many", "phase": "Running"}, {"phase": "Running"}),
+        ({"phase": "Lost", "startTime": "yesterday", "made": 3, "summary": "fine"}, {"summary": "fine"}),
+        ({"stages": "none", "attempts": {"total": 2, "history": [{"stage": "Train"}]}}, {"attempts": [2]}),
+        ({"conditions": [{"type": "Finished"}], "cost": {"chipHours": 3}}, {"conditions": []}),
+    ],
+)
+def test_the_valid_parts_of_a_foreign_status_are_read(stored: Any, read: dict[str, Any]) -> None:
+    found = read_status(stored).to_document()
+    assert found.pop("observedGeneration") == -1
+    if "attempts" in found:
+        assert found["attempts"].pop("history") == []
+        found["attempts"] = [found["attempts"]["total"]]
+    assert found == read
+
+
+def test_invalid_points_of_a_curve_are_dropped_alone() -> None:
     points = [{"step": step, "value": value} for step, value in enumerate(["1", "nan", "2", "inf", "3"])]
     curve = {"metric": "loss", "points": points}
     progress = {"step": 1, "totalSteps": 5, "curve": curve}
-    told = fit_schema({"observedGeneration": 1, "progress": progress})["progress"]["curve"]["points"]
-    assert [each["value"] for each in told] == ["1", "2", "3"]
+    reported = fitted({"observedGeneration": 1, "progress": progress})["progress"]["curve"]["points"]
+    assert [each["value"] for each in reported] == ["1", "2", "3"]
 
 
-def test_an_address_is_left_out_rather_than_cut() -> None:
+def test_an_address_is_omitted_instead_of_truncated() -> None:
     long = "gs://bucket/" + "u" * 2000
     model = {"name": "model", "type": "HuggingFace"}
     status = {
@@ -293,14 +340,14 @@ def test_an_address_is_left_out_rather_than_cut() -> None:
         "evaluation": {"samplesURI": long},
         "artifacts": [{**model, "uri": long}, {**model, "uri": "gs://bucket/model"}],
     }
-    assert fit_schema(status) == {
+    assert fitted(status) == {
         "observedGeneration": 1,
         "evaluation": {},
         "artifacts": [{**model, "uri": "gs://bucket/model"}],
     }
 
 
-def test_a_clock_that_is_ahead_delays_no_retry() -> None:
+def test_a_clock_that_is_ahead_does_not_delay_a_retry() -> None:
     world, name = world_at(Stage.TRAIN)
     world.fail(name, 69)
     key = world.key_of(name)
@@ -314,12 +361,12 @@ def test_a_clock_that_is_ahead_delays_no_retry() -> None:
 
 
 @given(st.datetimes(timezones=st.timezones()))
-def test_every_time_has_a_stamp_of_one_form(time: Any) -> None:
+def test_every_time_is_formatted_alike(time: Any) -> None:
     assert len(stamp(time)) == len("2026-11-21T12:00:00Z")
     parse(stamp(time))
 
 
-def test_a_metric_whose_name_stands_already_takes_no_other_with_it() -> None:
+def test_a_duplicate_metric_does_not_remove_another() -> None:
     world = World()
     world.train(world.until(Stage.TRAIN), 10)
     assert world.progress is not None

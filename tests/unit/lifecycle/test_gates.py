@@ -1,4 +1,4 @@
-"""Gates: what a tuned model must reach before it is handed over. Here every metric is 2 before and 1 after."""
+"""Gates: conditions on metrics that a tuned model must meet. Here every metric is 2 before and 1 after training."""
 
 from typing import Any
 
@@ -30,19 +30,19 @@ def test_a_model_that_meets_all_gates_is_exported() -> None:
     ]
 
 
-def test_a_model_that_misses_one_is_not_exported_and_its_user_is_told_why() -> None:
+def test_a_model_that_misses_a_gate_is_not_exported_and_the_status_says_why() -> None:
     world = ended(evaluation={"gates": [MET, MISSED]})
     assert "support-bot-export-1" not in world.created
     assert world.created.count("support-bot-eval-1") == 1
     assert world.status["phase"] == "Failed"
     failure = world.status["failure"]
     assert (failure["class"], failure["reason"], failure["stage"]) == ("User", "GateNotMet", "Evaluate")
-    assert "perplexity is 1, at most 0.5 is asked for" in failure["message"]
+    assert "perplexity is 1, at most 0.5 is required" in failure["message"]
     assert condition(world, "GatePassed")[:2] == ("False", "GateNotMet")
-    assert world.status["attempts"]["user"] == 0, "the attempt did what it was asked"
+    assert world.status["attempts"]["user"] == 0, "the attempt succeeded"
 
 
-def test_it_is_exported_all_the_same_where_the_user_wants_that() -> None:
+def test_a_model_that_misses_a_gate_is_exported_if_the_job_says_so() -> None:
     world = ended(evaluation={"gates": [MISSED]}, export={"onGateFailure": "Export"})
     assert world.status["phase"] == "Succeeded"
     assert condition(world, "GatePassed")[:2] == ("False", "GateNotMet")
@@ -61,7 +61,7 @@ def test_it_is_exported_all_the_same_where_the_user_wants_that() -> None:
         ),
     ],
 )
-def test_a_retry_goes_on_from_there(edit: dict[str, Any], again: list[str]) -> None:
+def test_a_retry_continues_after_a_missed_gate(edit: dict[str, Any], again: list[str]) -> None:
     world = ended(evaluation={"gates": [MISSED]})
     before = len(world.created)
     world.edit(**edit)
@@ -70,7 +70,7 @@ def test_a_retry_goes_on_from_there(edit: dict[str, Any], again: list[str]) -> N
     assert world.status["phase"] == "Succeeded"
 
 
-def test_an_edit_alone_starts_nothing() -> None:
+def test_an_edit_of_the_gates_alone_starts_nothing() -> None:
     world = ended(evaluation={"gates": [MISSED]})
     before = list(world.created)
     world.edit(export={"onGateFailure": "Export"})
@@ -78,14 +78,14 @@ def test_an_edit_alone_starts_nothing() -> None:
     assert (world.created, world.status["phase"]) == (before, "Failed")
 
 
-def test_before_the_model_is_measured_nothing_is_known() -> None:
+def test_gates_are_unknown_before_the_evaluation() -> None:
     world = World(job=job(evaluation={"gates": [MET]}))
     world.reconcile()
     world.reconcile()
     assert condition(world, "GatePassed")[:2] == ("Unknown", "NotStarted")
 
 
-def test_the_best_checkpoint_is_told() -> None:
+def test_the_status_reports_the_best_checkpoint() -> None:
     world = World(job=job(evaluation={"everySteps": 50}, checkpointing={"everySteps": 50}), best=50)
     world.to_the_end()
     assert [(each["step"], each["tags"]) for each in world.status["checkpoints"]] == [

@@ -1,4 +1,4 @@
-"""What status tells of where training's time went, and of checkpoints that were damaged."""
+"""How the status accounts for the time of training, and reports damaged checkpoints."""
 
 from datetime import UTC, datetime
 
@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
+from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle import AttemptKey
-from finetune_operator.lifecycle.progress import goodput_status, progress_status
-from finetune_operator.lifecycle.times import stamp
-from finetune_operator.lifecycle.wait_times import WaitTimes
+from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
+from finetune_operator.lifecycle.status.progress import goodput_status, progress_status
 from tests.unit.lifecycle.world import World, job, profile
 
 SECONDS = {
@@ -33,7 +33,9 @@ def progress(**seconds: float) -> Progress:
 
 
 def test_goodput_is_the_share_of_steps_that_count() -> None:
-    assert goodput_status(progress(**SECONDS), WaitTimes(queued=70.0, provisioning=30.0)) == {
+    status = goodput_status(progress(**SECONDS), WaitTimes(queued=70.0, provisioning=30.0))
+    assert status is not None
+    assert status.to_document() == {
         "percent": "30.0",
         "seconds": {
             "queued": 70,
@@ -47,31 +49,33 @@ def test_goodput_is_the_share_of_steps_that_count() -> None:
     }
 
 
-def test_the_time_to_the_first_step_is_told_by_what_took_it() -> None:
+def test_the_time_to_the_first_step_is_reported_by_cause() -> None:
     trained = progress(**SECONDS).model_copy(update={"compilations": 3})
-    told = goodput_status(trained, WaitTimes(provisioning=30.0, pods=12.0))
-    assert told is not None
-    assert (told["startup"]["pods"], told["compilations"]) == (12, 3)
+    reported = goodput_status(trained, WaitTimes(provisioning=30.0, pods=12.0))
+    assert reported is not None
+    assert reported.startup is not None
+    assert (reported.startup.pods, reported.compilations) == (12, 3)
     before = {kind: value for kind, value in SECONDS.items() if kind != "first_step"}
     earlier_release = goodput_status(progress(**before), WaitTimes())
     assert earlier_release is not None
-    assert earlier_release["startup"]["firstStep"] == 0
-    assert "compilations" not in earlier_release
+    assert earlier_release.startup is not None
+    assert earlier_release.startup.first_step == 0
+    assert earlier_release.compilations is None
 
 
 @pytest.mark.parametrize("nothing", [None, progress(), progress(productive=0.0)])
-def test_nothing_measured_tells_nothing(nothing: Progress | None) -> None:
+def test_nothing_is_reported_without_measurements(nothing: Progress | None) -> None:
     assert goodput_status(nothing, WaitTimes(queued=5.0)) is None
 
 
 @given(st.dictionaries(st.sampled_from(sorted(SECONDS)), st.floats(0, 1e12)))
 @example({"productive": 1e12})
-def test_whatever_was_written_the_share_is_between_none_and_all(seconds: dict[str, float]) -> None:
-    told = goodput_status(progress(**seconds), WaitTimes())
-    assert told is None or 0 <= float(told["percent"]) <= 100
+def test_goodput_is_between_zero_and_one_for_any_record(seconds: dict[str, float]) -> None:
+    reported = goodput_status(progress(**seconds), WaitTimes())
+    assert reported is None or 0 <= float(reported.percent) <= 100
 
 
-def test_a_damaged_checkpoint_is_told_with_the_stage() -> None:
+def test_a_damaged_checkpoint_is_reported_with_the_stage() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.run(name)
@@ -83,11 +87,11 @@ def test_a_damaged_checkpoint_is_told_with_the_stage() -> None:
     world.wait(60)
     world.reconcile()
     train = next(each for each in world.status["stages"] if each["name"] == "Train")
-    assert train["message"].startswith(f"the checkpoint of step 8 was not what had been saved ({why})")
+    assert train["message"].startswith(f"the checkpoint of step 8 was damaged ({why})")
     assert world.status["goodput"]["percent"] == "60.0"
 
 
-def test_tensors_that_training_left_as_they_were_are_named_with_the_stage(
+def test_unchanged_tensors_are_reported_with_the_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -107,18 +111,18 @@ QUEUE = {"localQueue": "team-tpu"}
 
 
 def trained(world: World, name: str, step: int = 5) -> dict[str, int]:
-    """Where the time went, as the status tells it after a report of training."""
+    """Returns the seconds by use, as the status reports them after a record of training."""
     world.train(name, step)
     assert world.progress is not None
     world.progress = world.progress.model_copy(update={"seconds": SECONDS})
     world.wait(60)
     world.reconcile()
-    told: dict[str, int] = world.status["goodput"]["seconds"]
-    return told
+    reported: dict[str, int] = world.status["goodput"]["seconds"]
+    return reported
 
 
 def queued_training() -> tuple[World, str]:
-    """Training has just been put into the queue."""
+    """Training has just entered the queue."""
     world = World(profiles=[profile(queue=QUEUE)])
     for _ in range(20):
         world.reconcile()
@@ -140,14 +144,14 @@ def let_run(world: World, name: str, *, queued: float, provisioning: float) -> N
     world.run(name)
 
 
-def test_waiting_for_quota_and_for_nodes_is_told_apart() -> None:
+def test_waits_for_quota_and_for_nodes_are_distinguished() -> None:
     world, name = queued_training()
     let_run(world, name, queued=300, provisioning=40)
-    told = trained(world, name)
-    assert (told["queued"], told["provisioning"]) == (300, 40)
+    reported = trained(world, name)
+    assert (reported["queued"], reported["provisioning"]) == (300, 40)
 
 
-def test_of_the_waiting_for_nodes_the_pods_own_start_is_told() -> None:
+def test_the_start_of_pods_is_reported_within_the_wait_for_nodes() -> None:
     world, name = queued_training()
     world.wait(300)
     world.hold(name, held=False)
@@ -158,8 +162,8 @@ def test_of_the_waiting_for_nodes_the_pods_own_start_is_told() -> None:
         pod["status"]["startTime"] = stamp(world.now)
     world.wait(10)
     world.run(name)
-    told = trained(world, name)
-    assert (told["provisioning"], world.status["goodput"]["startup"]["pods"]) == (40, 10)
+    reported = trained(world, name)
+    assert (reported["provisioning"], world.status["goodput"]["startup"]["pods"]) == (40, 10)
 
 
 def test_without_a_queue_all_waiting_is_for_nodes() -> None:
@@ -168,12 +172,12 @@ def test_without_a_queue_all_waiting_is_for_nodes() -> None:
     for pod in world.pods_of(name):
         pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = "2026-11-21T12:01:00Z"
     world.now = datetime(2026, 11, 21, 12, 2, tzinfo=UTC)
-    told = trained(world, name)
-    assert (told["queued"], told["provisioning"]) == (0, 60)
+    reported = trained(world, name)
+    assert (reported["queued"], reported["provisioning"]) == (0, 60)
 
 
 @pytest.mark.parametrize("gone", [1, 2], ids=["one pod is gone", "all pods are gone"])
-def test_a_training_that_ends_while_pods_are_missing_was_not_being_provisioned(gone: int) -> None:
+def test_missing_pods_at_the_end_of_training_are_not_provisioning(gone: int) -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
     before = trained(world, name)
@@ -183,12 +187,12 @@ def test_a_training_that_ends_while_pods_are_missing_was_not_being_provisioned(g
     assert trained(world, name, 7)["provisioning"] == before["provisioning"]
     world.edit(suspend=True)
     world.reconcile()
-    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
-    assert noted is not None
-    assert noted.provisioning == before["provisioning"] == 0
+    recorded = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert recorded is not None
+    assert recorded.provisioning == before["provisioning"] == 0
 
 
-def test_what_a_suspended_attempt_waited_counts_when_its_jobset_is_gone() -> None:
+def test_the_wait_of_a_suspended_attempt_counts_without_its_jobset() -> None:
     world, first = queued_training()
     let_run(world, first, queued=100, provisioning=20)
     trained(world, first)
@@ -202,11 +206,11 @@ def test_what_a_suspended_attempt_waited_counts_when_its_jobset_is_gone() -> Non
     (second,) = world.live()
     world.hold(second, held=True)
     let_run(world, second, queued=50, provisioning=5)
-    told = trained(world, second, 7)
-    assert (told["queued"], told["provisioning"]) == (150, 25)
+    reported = trained(world, second, 7)
+    assert (reported["queued"], reported["provisioning"]) == (150, 25)
 
 
-def test_the_time_of_a_run_that_was_evicted_is_no_waiting() -> None:
+def test_the_time_of_an_evicted_run_is_not_a_wait() -> None:
     world, name = queued_training()
     let_run(world, name, queued=100, provisioning=20)
     world.wait(1000)
@@ -218,19 +222,19 @@ def test_the_time_of_a_run_that_was_evicted_is_no_waiting() -> None:
         schedulingStats={"evictions": [{"reason": "Preempted", "count": 1}]},
     )
     let_run(world, name, queued=70, provisioning=30)
-    told = trained(world, name)
-    assert (told["queued"], told["provisioning"]) == (0, 30)
+    reported = trained(world, name)
+    assert (reported["queued"], reported["provisioning"]) == (0, 30)
 
 
 @pytest.mark.parametrize(("mfu", "percent"), [(0.4137, "41.37"), (None, None)])
-def test_mfu_is_told_where_the_trainer_knows_its_chips(mfu: float | None, percent: str | None) -> None:
-    told = Progress(attempt=1, step=5, total_steps=10, updated=NOW, mfu=mfu)
-    status = progress_status(told, None, None, pace=10, moved=False)
+def test_mfu_is_reported_if_the_trainer_knows_its_chips(mfu: float | None, percent: str | None) -> None:
+    reported = Progress(attempt=1, step=5, total_steps=10, updated=NOW, mfu=mfu)
+    status = progress_status(reported, None, None, pace=10, moved=False)
     assert status is not None
-    assert status.get("mfuPercent") == percent
+    assert status.mfu_percent == percent
 
 
-def test_the_curves_of_tensorboard_are_handed_over_as_soon_as_there_are_steps() -> None:
+def test_the_tensorboard_folder_is_reported_with_the_first_steps() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.run(name)

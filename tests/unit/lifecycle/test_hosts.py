@@ -1,19 +1,22 @@
-"""Of training that stands still, the host that holds up the others is named; where none does, none is."""
+"""If training stalls, the host that delays the others is named, if there is one."""
 
 from datetime import timedelta
 
 import pytest
 
 from finetune_contract import HostProgress, Stage
-from finetune_operator.lifecycle import AttemptKey, children
+from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.pods import node_of_host, pod_of_host
 from tests.unit.lifecycle.world import World, job
+from tests.unit.lifecycle.writes import writes
 
 type Words = dict[int, tuple[int, int] | None]
-"""By host: step begun and batches evaluated, None where it says nothing."""
+"""By host: the step begun and the batches evaluated; None without a record."""
 
 
 def hung(words: Words, *, stepped: bool = True, chips: str = "v6e-8") -> World:
-    """Training on two hosts of four chips, which stands still and has been judged."""
+    """Training on two hosts of four chips, which has stalled and whose result is recorded."""
     world = World(job=job(resources={"tpu": chips}))
     world.edit(hangPolicy={"noStepSeconds": 300, "startupSeconds": 300})
     name = world.until(Stage.TRAIN)
@@ -31,19 +34,19 @@ def hung(words: Words, *, stepped: bool = True, chips: str = "v6e-8") -> World:
                 attempt=1, host=host, step=step, evaluated=evaluated, updated=world.now
             )
     world.wait(301)
-    world._collect = lambda name: None  # type: ignore[method-assign]  # its pods take their time to end
+    world._collect = lambda name: None  # type: ignore[method-assign]  # its pods terminate slowly
     world.reconcile()
     return world
 
 
-def judged(world: World) -> tuple[int, str]:
+def recorded_result(world: World) -> tuple[int, str]:
     record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
     assert record is not None
     return record.host, record.message
 
 
 @pytest.mark.parametrize(
-    ("words", "host", "says"),
+    ("words", "host", "expected"),
     [
         (
             {0: (22, 0), 1: (20, 0)},
@@ -57,33 +60,33 @@ def judged(world: World) -> tuple[int, str]:
         ({0: (22, 0), 1: (22, 0)}, 0, "All 2 hosts were at step 22, so none of them lags"),
     ],
 )
-def test_the_host_that_got_least_far_is_named_with_its_pod_and_node(
-    words: Words, host: int, says: str
+def test_the_host_with_the_least_progress_is_named_with_pod_and_node(
+    words: Words, host: int, expected: str
 ) -> None:
     world = hung(words)
-    assert judged(world)[0] == host
-    assert says in judged(world)[1]
-    assert judged(world)[1].startswith("Training stands still: step 20 of 100")
+    assert recorded_result(world)[0] == host
+    assert expected in recorded_result(world)[1]
+    assert recorded_result(world)[1].startswith("Training hangs: step 20 of 100")
 
 
-def test_where_no_host_says_anything_none_is_blamed() -> None:
-    assert "ost" not in judged(hung({}))[1]
+def test_no_host_is_blamed_if_none_reports_progress() -> None:
+    assert "ost" not in recorded_result(hung({}))[1]
 
 
-def test_a_host_that_does_not_get_ready_for_the_first_step_is_named() -> None:
-    _, says = judged(hung({0: (1, 0), 1: (0, 0)}, stepped=False))
-    assert "tpu-1) got no further than the preparation of the first step" in says
+def test_a_host_that_is_not_ready_for_the_first_step_is_named() -> None:
+    _, message = recorded_result(hung({0: (1, 0), 1: (0, 0)}, stepped=False))
+    assert "tpu-1) got no further than the preparation of the first step" in message
 
 
-def test_the_history_tells_the_node_of_the_host_that_lagged() -> None:
+def test_the_history_names_the_node_of_the_lagging_host() -> None:
     world = hung({0: (22, 0), 1: (20, 0)})
     world.stop("support-bot-train-1")
     world.reconcile()
-    told = world.status["attempts"]["history"][-1]
-    assert (told["reason"], told["node"]) == ("Hung", "tpu-1")
+    reported = world.status["attempts"]["history"][-1]
+    assert (reported["reason"], reported["node"]) == ("Hung", "tpu-1")
 
 
-def test_what_hosts_said_in_an_earlier_attempt_or_run_does_not_count() -> None:
+def test_host_records_of_an_earlier_attempt_or_run_do_not_count() -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     world.edit(hangPolicy={"noStepSeconds": 300})
     name = world.until(Stage.TRAIN)
@@ -95,45 +98,47 @@ def test_what_hosts_said_in_an_earlier_attempt_or_run_does_not_count() -> None:
     }
     world.wait(301)
     world.reconcile()
-    assert "ost 1" not in judged(world)[1]
-    assert "step 90" not in judged(world)[1]
+    assert "ost 1" not in recorded_result(world)[1]
+    assert "step 90" not in recorded_result(world)[1]
 
 
-def test_the_judgement_is_made_once() -> None:
+def test_the_lagging_host_is_determined_once() -> None:
     world = hung({0: (22, 0), 1: (20, 0)})
-    before = judged(world)
+    before = recorded_result(world)
     world.hosts = {1: HostProgress(attempt=1, host=1, step=23, updated=world.now)}
     world.wait(5)
-    assert world.reconcile().records == ()
-    assert judged(world) == before
+    assert writes(world.reconcile()).records == ()
+    assert recorded_result(world) == before
 
 
-def test_hosts_are_asked_only_when_training_stands_still_on_several() -> None:
+def test_host_records_are_read_only_if_training_on_several_hosts_stalls() -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}))
     world.edit(hangPolicy={"noStepSeconds": 300})
     world.train(world.until(Stage.TRAIN), 20)
     world.wait(301)
     world.hosts = {0: HostProgress(attempt=1, host=0, step=21, updated=world.now)}
     world.reconcile()
-    assert "ost" not in judged(world)[1]
+    assert "ost" not in recorded_result(world)[1]
 
 
 @pytest.mark.parametrize(("host", "found"), [(0, "0-0"), (1, "0-1"), (2, "1-0"), (3, "1-1"), (4, None)])
 def test_hosts_are_counted_slice_by_slice(host: int, found: str | None) -> None:
     pods = [
-        {
-            "metadata": {
-                "name": f"{index}-{place}",
-                "labels": {
-                    "jobset.sigs.k8s.io/job-index": str(index),
-                    "batch.kubernetes.io/job-completion-index": str(place),
+        Pod.parse(
+            {
+                "metadata": {
+                    "name": f"{index}-{place}",
+                    "labels": {
+                        "jobset.sigs.k8s.io/job-index": str(index),
+                        "batch.kubernetes.io/job-completion-index": str(place),
+                    },
                 },
-            },
-            "spec": {"nodeName": f"node-{index}-{place}"},
-        }
+                "spec": {"nodeName": f"node-{index}-{place}"},
+            }
+        )
         for index in (1, 0)
         for place in (1, 0)
     ]
-    pod = children.pod_of(pods, host, per_slice=2)
-    assert (pod["metadata"]["name"] if pod else None) == found
-    assert children.node_of(pods, host, per_slice=2) == f"node-{found or '1-1'}"
+    pod = pod_of_host(pods, host, per_slice=2)
+    assert (pod.name if pod else None) == found
+    assert node_of_host(pods, host, per_slice=2) == f"node-{found or '1-1'}"

@@ -1,4 +1,4 @@
-"""What takes too long is ended and told; what a person asks for again is done again, once."""
+"""Time limits end attempts and are reported; a retry by the user runs once."""
 
 import contextlib
 import copy
@@ -8,12 +8,15 @@ import pytest
 
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey, RetryRecord, children, decide
-from finetune_operator.lifecycle.attempts import MOST_ATTEMPTS, attempts_of
-from finetune_operator.lifecycle.known_attempts import own_attempts
+from finetune_operator.lifecycle import AttemptKey, RetryRecord, decide
+from finetune_operator.lifecycle.attempts.attempt import MOST_ATTEMPTS, attempts_of
+from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
+from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.observation import ReadFailure
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests.unit.lifecycle.world import Crash, World, job, profile
+from tests.unit.lifecycle.writes import writes
 
 NOT_CHARGED = {"preemption": 0, "infrastructure": 0, "user": 0}
 
@@ -23,7 +26,7 @@ def charged(world: World) -> dict[str, int]:
 
 
 def wait_step_by_step(world: World, seconds: float) -> None:
-    """Time passes as the operator asks to look again; what is deleted ends when it is told to."""
+    """Advances time from one requested reconcile to the next; deleted JobSets end when their pods receive SIGTERM."""
     end = world.now.timestamp() + seconds
     while world.now.timestamp() < end:
         world.wait(max(1.0, min(world.requeue_after or 30.0, end - world.now.timestamp())))
@@ -36,7 +39,7 @@ def wait_step_by_step(world: World, seconds: float) -> None:
 # --- deadlines
 
 
-def test_running_time_is_counted_over_all_attempts_and_not_while_suspended() -> None:
+def test_running_time_covers_all_attempts_and_excludes_suspension() -> None:
     world = World()
     world.edit(activeDeadlineSeconds=600)
     name = world.until(Stage.TRAIN)
@@ -64,14 +67,14 @@ def test_running_time_is_counted_over_all_attempts_and_not_while_suspended() -> 
     assert charged(world) == NOT_CHARGED
 
 
-def test_a_job_that_is_done_in_time_is_done() -> None:
+def test_a_job_that_finishes_before_its_deadline_succeeds() -> None:
     world = World()
     world.edit(activeDeadlineSeconds=10_000)
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
-def test_the_time_of_an_attempt_that_left_no_record_is_kept_with_its_verdict() -> None:
+def test_the_time_of_an_attempt_without_a_record_is_kept_with_its_result() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.wait(120)
@@ -82,7 +85,7 @@ def test_the_time_of_an_attempt_that_left_no_record_is_kept_with_its_verdict() -
     assert record.seconds == 120
 
 
-# --- training that stands still
+# --- training that stalls
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_the_time_of_an_attempt_that_left_no_record_is_kept_with_its_verdict() -
         (False, {"startupSeconds": 300}, "StartupTimeout"),
     ],
 )
-def test_training_that_stands_still_is_started_again_and_charged(
+def test_training_that_stalls_is_restarted_and_charged(
     stepped: bool, policy: dict[str, int], reason: str
 ) -> None:
     world = World()
@@ -104,8 +107,8 @@ def test_training_that_stands_still_is_started_again_and_charged(
     assert world.live() == [name]
     wait_step_by_step(world, 60)
     world.reconcile()
-    told = world.status["attempts"]["history"][-1]
-    assert (told["reason"], told["class"]) == (reason, "Infrastructure")
+    reported = world.status["attempts"]["history"][-1]
+    assert (reported["reason"], reported["class"]) == (reason, "Infrastructure")
     wait_step_by_step(world, 10)
     assert world.live() == ["support-bot-train-2"]
     world.to_the_end()
@@ -122,9 +125,7 @@ def test_training_that_stands_still_is_started_again_and_charged(
         (Stage.EVALUATE, False, "stageSeconds"),
     ],
 )
-def test_silence_is_noticed_in_time_however_many_jobs_there_are(
-    stage: Stage, stepped: bool, limit: str
-) -> None:
+def test_a_hang_is_noticed_in_time_with_any_number_of_jobs(stage: Stage, stepped: bool, limit: str) -> None:
     world = World(live_jobs=1_000_000)
     world.edit(hangPolicy={limit: 300})
     name = world.until(stage)
@@ -140,7 +141,7 @@ def test_silence_is_noticed_in_time_however_many_jobs_there_are(
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
 
 
-def test_silence_that_is_not_believed_is_no_reason_to_look_more_often() -> None:
+def test_unreadable_progress_does_not_shorten_the_requeue_time() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.run(name)
@@ -151,14 +152,14 @@ def test_silence_that_is_not_believed_is_no_reason_to_look_more_often() -> None:
     assert world.requeue_after == 10
 
 
-def test_the_last_words_of_a_hung_trainer_do_not_make_it_a_preemption() -> None:
+def test_the_exit_of_a_hung_trainer_does_not_make_it_a_preemption() -> None:
     world = World()
     world.edit(hangPolicy={"noStepSeconds": 60})
     name = world.until(Stage.TRAIN)
     world.train(name, 20)
     lingering = world.jobsets[name]
     world.wait(61)
-    world._collect = lambda name: None  # type: ignore[method-assign]  # its pods take their grace period
+    world._collect = lambda name: None  # type: ignore[method-assign]  # its pods use their grace period
     world.reconcile()
     assert "deletionTimestamp" in lingering["metadata"]
     del world.__dict__["_collect"]
@@ -167,7 +168,7 @@ def test_the_last_words_of_a_hung_trainer_do_not_make_it_a_preemption() -> None:
     assert world.status["attempts"]["history"][-1]["reason"] == "Hung"
 
 
-def test_a_stage_on_cpu_is_not_watched_for_steps() -> None:
+def test_a_cpu_stage_has_no_hang_timeout() -> None:
     world = World()
     world.edit(hangPolicy={"startupSeconds": 60})
     name = world.until(Stage.CONVERT)
@@ -197,7 +198,7 @@ def waiting(world: World, name: str) -> None:
 
 
 def until_placed(world: World, stage: Stage) -> str:
-    """The stage's JobSet is there and its pods find no node."""
+    """The stage's JobSet exists, and its pods find no node."""
     while True:
         world.reconcile()
         for name in world.live():
@@ -207,7 +208,7 @@ def until_placed(world: World, stage: Stage) -> str:
             world.succeed(name)
 
 
-def test_where_there_are_no_nodes_the_next_kind_of_capacity_is_taken_and_after_the_last_it_is_over() -> None:
+def test_without_nodes_each_flavor_is_tried_and_then_the_job_fails() -> None:
     world = World(
         job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
         profiles=[profile(flavors=flavors("OnDemand", "Spot"))],
@@ -229,7 +230,7 @@ def test_where_there_are_no_nodes_the_next_kind_of_capacity_is_taken_and_after_t
     assert charged(world) == NOT_CHARGED
 
 
-def test_after_it_ran_on_the_second_kind_the_first_is_tried_again() -> None:
+def test_after_a_run_on_the_second_flavor_the_first_is_tried_again() -> None:
     world = World(
         job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
         profiles=[profile(flavors=flavors("OnDemand", "Spot"))],
@@ -251,7 +252,7 @@ def test_after_it_ran_on_the_second_kind_the_first_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, 3600])
-def test_children_of_a_finished_job_go_when_it_is_time(ttl: int) -> None:
+def test_children_of_a_finished_job_are_deleted_after_the_ttl(ttl: int) -> None:
     world = World()
     world.edit(childTTLSecondsAfterFinished=ttl)
     world.to_the_end()
@@ -269,7 +270,7 @@ def test_children_of_a_finished_job_go_when_it_is_time(ttl: int) -> None:
     assert world.status == status
 
 
-def test_without_a_time_children_stay() -> None:
+def test_children_stay_without_a_ttl() -> None:
     world = World()
     world.to_the_end()
     world.wait(10**8)
@@ -277,7 +278,7 @@ def test_without_a_time_children_stay() -> None:
     assert len(world.jobsets) == len(Stage)
 
 
-# --- retry by hand
+# --- manual retries
 
 
 def failed() -> World:
@@ -288,7 +289,7 @@ def failed() -> World:
     return world
 
 
-def test_a_retry_goes_on_from_the_stage_that_failed_with_fresh_budgets() -> None:
+def test_a_retry_continues_from_the_failed_stage_with_new_budgets() -> None:
     world = failed()
     world.edit(retry={"generation": 1})
     world.reconcile()
@@ -333,7 +334,7 @@ def test_a_retry_survives_a_crash_between_any_two_writes(crash_after: int) -> No
     assert "support-bot-train-3" not in world.created
 
 
-def test_a_retry_of_a_named_stage_does_it_and_all_after_it_again() -> None:
+def test_a_retry_repeats_the_named_stage_and_all_later_ones() -> None:
     world = World()
     world.to_the_end()
     world.edit(retry={"generation": 1, "fromStage": "Evaluate"})
@@ -356,7 +357,7 @@ def test_a_job_that_succeeded_has_nothing_to_retry() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_generation_that_the_job_is_born_with_changes_nothing() -> None:
+def test_the_retry_generation_at_creation_changes_nothing() -> None:
     world = World(job=job(retry={"generation": 7}))
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
@@ -364,7 +365,7 @@ def test_a_generation_that_the_job_is_born_with_changes_nothing() -> None:
 
 
 def renumbered(world: World, name: str, number: int) -> str:
-    """The JobSet as if so many had been made of its stage."""
+    """Renames the JobSet as if it were the stage's attempt ``number``."""
     old = world.jobsets.pop(name)
     key = attempt_of(old)
     assert key is not None
@@ -378,7 +379,7 @@ def renumbered(world: World, name: str, number: int) -> str:
 
 
 @pytest.mark.parametrize("missing", [True, False], ids=["an input is missing", "it fails"])
-def test_after_the_last_number_the_job_fails_by_its_name_and_is_not_retried(missing: bool) -> None:
+def test_a_job_fails_after_the_last_attempt_number_and_is_not_retried(missing: bool) -> None:
     world = World()
     name = world.until(Stage.PREFLIGHT)
     code = ExitCode.INPUT_MISSING if missing else ExitCode.BAD_DATA
@@ -398,7 +399,7 @@ def test_after_the_last_number_the_job_fails_by_its_name_and_is_not_retried(miss
     assert world.created == [name]
 
 
-def test_a_later_stage_is_retried_though_an_earlier_one_has_no_number_left() -> None:
+def test_a_stage_is_retried_though_an_earlier_one_has_no_number_left() -> None:
     world = World()
     name = world.until(Stage.PREFLIGHT)
     world.succeed(name)
@@ -413,7 +414,7 @@ def test_a_later_stage_is_retried_though_an_earlier_one_has_no_number_left() -> 
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_retry_that_cannot_be_leaves_what_runs_alone() -> None:
+def test_an_impossible_retry_leaves_the_running_stage_alone() -> None:
     world = World()
     name = world.until(Stage.PREFLIGHT)
     world.succeed(name)
@@ -429,7 +430,7 @@ def test_a_retry_that_cannot_be_leaves_what_runs_alone() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_stage_whose_numbers_are_used_up_is_not_begun_after_a_retry_that_is_noted_already() -> None:
+def test_a_recorded_retry_does_not_start_a_stage_without_numbers() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.fail(name, ExitCode.DIVERGED, "Diverged")
@@ -445,7 +446,7 @@ def test_a_stage_whose_numbers_are_used_up_is_not_begun_after_a_retry_that_is_no
     assert "another name" in world.status["failure"]["suggestion"]
 
 
-def test_an_input_is_looked_for_over_weeks() -> None:
+def test_a_missing_input_is_retried_for_weeks() -> None:
     world = World()
     waited = []
     for _ in range(12):
@@ -457,7 +458,7 @@ def test_an_input_is_looked_for_over_weeks() -> None:
     assert waited[-1] == 1800
 
 
-def test_while_the_store_is_away_no_retry_is_acted_on() -> None:
+def test_no_retry_starts_during_an_outage_of_the_store() -> None:
     world = failed()
     world.unreadable = "gs://artifacts: timed out"
     world.edit(retry={"generation": 1})
@@ -468,12 +469,12 @@ def test_while_the_store_is_away_no_retry_is_acted_on() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_run_after_an_eviction_is_not_called_hung_because_the_one_before_it_ended_long_ago() -> None:
+def test_the_hang_timeout_of_a_run_after_an_eviction_starts_anew() -> None:
     world = World()
     world.edit(hangPolicy={"noStepSeconds": 300})
     name = world.until(Stage.TRAIN)
     world.train(name, 20)
-    # Kueue takes the slice away and gives it again hours later: the same attempt, with new pods.
+    # Kueue revokes the quota and assigns it again hours later: the same attempt, with new pods.
     world.hold(name, held=True)
     world.wait(10_000)
     world.hold(name, held=False)
@@ -485,7 +486,7 @@ def test_a_run_after_an_eviction_is_not_called_hung_because_the_one_before_it_en
     assert world.live() == [name]
 
 
-def test_a_restart_label_on_a_jobset_makes_no_attempts() -> None:
+def test_a_restart_label_on_a_jobset_adds_no_attempts() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     before = len(attempts_of(world.observe()))
@@ -493,7 +494,7 @@ def test_a_restart_label_on_a_jobset_makes_no_attempts() -> None:
     assert len(attempts_of(world.observe())) == before
 
 
-def test_restarts_beyond_all_measure_are_bounded_and_end_the_stage() -> None:
+def test_an_excessive_restart_count_is_bounded_and_ends_the_stage() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     for number in range(2, 30):
@@ -505,7 +506,7 @@ def test_restarts_beyond_all_measure_are_bounded_and_end_the_stage() -> None:
     found = attempts_of(world.observe())
     assert len(found) == MOST_ATTEMPTS
     assert {each.key.number for each in found if each.live} == set(range(1, 30))
-    status = decide(world.observe()).status
+    status = decide(world.observe()).status.to_document()
     readable = next(each for each in status["conditions"] if each["type"] == "RunFolderReadable")
     assert "more than 1000 attempts" in readable["message"]
 
@@ -515,19 +516,20 @@ def test_a_jobset_that_has_restarted_too_often_ends_its_stage() -> None:
     name = world.until(Stage.TRAIN)
     world.jobsets[name]["status"] = {"restarts": 2**31 - 1}
     decision = decide(world.observe())
-    assert [each.name for each in decision.deletions] == [name]
+    assert [each.name for each in writes(decision).deletions] == [name]
     world.reconcile()
     world.stop(name)
     world.reconcile()
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "RetriesExhausted"
-    assert "the number of restarts of a JobSet" in str(world.status["failure"])
+    assert "the limit for restarts of a JobSet" in str(world.status["failure"])
 
 
-def test_restarts_that_a_listing_alone_tells_of_are_bounded() -> None:
+def test_restarts_known_only_from_a_listing_are_bounded() -> None:
     listed = [AttemptKey(Stage.TRAIN, 1, restart) for restart in range(2000)]
-    status = {"attempts": {"total": 1, "history": [{"stage": "Train", "jobSet": "x-train-1"}]}}
-    own = own_attempts(listed, (), job={"status": status}, jobsets=(), pods=())
+    ended = {"stage": "Train", "attempt": 1, "jobSet": "x-train-1", "reason": "Hang"}
+    status = read_status({"attempts": {"total": 1, "history": [ended]}})
+    own = own_attempts(listed, (), job={}, status=status, jobsets=(), pods=())
     assert max(key.restart for key in own) == 999
 
 
@@ -548,14 +550,14 @@ def test_restarts_that_a_listing_alone_tells_of_are_bounded() -> None:
         ("-1", None),
     ],
 )
-def test_any_quantity_of_chips_is_understood_or_unknown(limit: object, chips: int | None) -> None:
+def test_any_quantity_of_chips_is_parsed_or_unknown(limit: object, chips: int | None) -> None:
     world = World()
     jobset = world.jobsets[world.until(Stage.TRAIN)]
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     for container in pod["containers"]:
         container["resources"] = {}
     pod["containers"][0]["resources"] = {"limits": {"google.com/tpu": limit}}
-    assert children.chips(jobset) == chips
+    assert JobSet.parse(jobset).chips == chips
     world.wait(600)
     assert decide(world.observe()).fault is None
 
@@ -565,4 +567,4 @@ def test_a_jobset_without_jobs_raises_nothing() -> None:
     world.jobsets[world.until(Stage.TRAIN)]["spec"].pop("replicatedJobs")
     world.wait(600)
     world.edit(suspend=True)
-    assert len(decide(world.observe()).deletions) == 1
+    assert len(writes(decide(world.observe())).deletions) == 1

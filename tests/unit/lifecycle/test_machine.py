@@ -1,5 +1,5 @@
-"""Anything may crash, vanish, be repeated or come late. Whatever happens, the promises hold, and when the faults
-stop the job comes to its end."""
+"""A state machine in which anything may crash, vanish, be repeated or be late. The invariants always hold, and once the
+faults stop, the job ends."""
 
 import copy
 from typing import Any
@@ -11,23 +11,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from finetune_contract import ExitCode, Failure, Outcome, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import AttemptKey, Decision, Observation, children, decide
-from finetune_operator.lifecycle.deadlines import (
+from finetune_operator.lifecycle import AttemptKey, Decision, Observation, decide
+from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
+from finetune_operator.lifecycle.attempts.deadlines import (
     HUNG,
-    NO_CAPACITY,
     POD_NOT_STARTED,
     PODS_MISSING,
     STAGE_TIMEOUT,
     STARTUP_TIMEOUT,
 )
-from finetune_operator.lifecycle.kueue import admitted_before, evictions
-from finetune_operator.lifecycle.pending import pending_records
-from finetune_operator.lifecycle.retry_budget import MOST_STUCK
-from finetune_operator.lifecycle.times import parse
+from finetune_operator.lifecycle.attempts.pending_records import pending_records
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.object_condition import find_condition
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.pod_blocker import lacks_input
+from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.lifecycle.stages.retry_budget import MOST_STUCK
 from finetune_operator.planning.defaults import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from finetune_operator.rendering import ATTEMPT_LABEL, STAGE_LABEL
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
+from tests.unit.lifecycle.writes import writes
 
 pytestmark = pytest.mark.slow
 
@@ -38,43 +42,43 @@ TPU = {Stage.TRAIN, Stage.EVALUATE}
 MAX_INFRASTRUCTURE = 5
 PRICES = {"Spot": 0.8, "OnDemand": 2.7}
 DAY = 86400
-#: What of a child is forged badly: nothing else of it differs from a real one.
+#: The flaw of a forged child; otherwise it equals a real one.
 FLAWS = {
-    "jobset": ["nobody's", "no controller", "another job's", "of another kind", "of another name"],
-    "pod": ["nobody's", "of no Job", "of another Job", "of another JobSet", "of no stage"],
+    "jobset": ["no owner", "no controller", "another job's", "of another kind", "of another name"],
+    "pod": ["no owner", "of no Job", "of another Job", "of another JobSet", "of no stage"],
 }
 #: Why a pod that has a node does not start.
 HELD = ["ContainerCreating", "ImagePullBackOff", "CreateContainerConfigError"]
-#: By the reason of a verdict that something takes too long: how long at least nothing has moved. As by default.
+#: Default seconds without progress before a timeout, by its reason.
 SILENCE = {HUNG: 900, STARTUP_TIMEOUT: 1800}
 
 
 class WatchedWorld(World):
-    """Checks each creation of a JobSet, and each verdict on one, against what is true at that moment, and counts what
-    is really used."""
+    """Checks each creation of a JobSet, and each recorded result, against the true state at that moment, and
+    counts the real usage."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ran: dict[tuple[str, int], Any] = {}
-        """When the present run of an attempt last moved, by JobSet and restart; those that have run alone."""
+        """When the current run of an attempt last progressed, by JobSet and restart; only attempts that have run."""
         self.chips: dict[str, tuple[int, float]] = {}
-        """Of each JobSet on TPU: chips, and the price of an hour."""
+        """Chips and price of an hour, by JobSet on TPU."""
         self.chip_hours = 0.0
         self.cost = 0.0
         self.silent: set[AttemptKey] = set()
-        """Attempts that the operator has ended because nothing moved."""
+        """Attempts that the operator has ended because they made no progress."""
         self.unplaced: set[AttemptKey] = set()
-        """Because there were no nodes."""
+        """Attempts that the operator has ended because there were no nodes."""
         self.purposes: dict[str, str] = {}
-        """Why the operator has ended a JobSet."""
-        self.strange_jobsets: list[Any] = []
-        self.strange_pods: list[Any] = []
+        """Why the operator has deleted a JobSet, by name."""
+        self.foreign_jobsets: list[Any] = []
+        self.foreign_pods: list[Any] = []
 
     def observe(self) -> Observation:
-        """With what strangers have put the job's labels on."""
+        """Includes foreign objects with the job's labels."""
         own = self.jobsets, self.pods
-        self.jobsets = {**own[0], **{f"stranger-{n}": each for n, each in enumerate(self.strange_jobsets)}}
-        self.pods = {**own[1], **{f"stranger-{n}": each for n, each in enumerate(self.strange_pods)}}
+        self.jobsets = {**own[0], **{f"foreign-{n}": each for n, each in enumerate(self.foreign_jobsets)}}
+        self.pods = {**own[1], **{f"foreign-{n}": each for n, each in enumerate(self.foreign_pods)}}
         try:
             return super().observe()
         finally:
@@ -82,11 +86,11 @@ class WatchedWorld(World):
 
     def forge_jobset(self, name: str, flaw: str) -> None:
         made = copy.deepcopy(self.jobsets[name])
-        made["metadata"] |= {"name": f"{name[:-1]}999", "uid": f"stranger-{len(self.strange_jobsets)}"}
+        made["metadata"] |= {"name": f"{name[:-1]}999", "uid": f"foreign-{len(self.foreign_jobsets)}"}
         made["metadata"]["labels"][ATTEMPT_LABEL] = f"{name.rpartition('-')[2][:-1]}999"
         (owner,) = made["metadata"]["ownerReferences"]
         match flaw:
-            case "nobody's":
+            case "no owner":
                 made["metadata"]["ownerReferences"] = []
             case "no controller":
                 owner["controller"] = False
@@ -95,32 +99,32 @@ class WatchedWorld(World):
             case "of another kind":
                 owner["kind"] = "FineTuneProfile"
             case "of another name":
-                made["metadata"]["name"] = "somebody-elses"
-        self.strange_jobsets.append(made)
+                made["metadata"]["name"] = "another-owners"
+        self.foreign_jobsets.append(made)
 
     def forge_pod(self, name: str, flaw: str) -> None:
         pod = copy.deepcopy(self.pods_of(name)[0])
-        pod["metadata"]["name"] = f"stranger-{len(self.strange_pods)}"
+        pod["metadata"]["name"] = f"foreign-{len(self.foreign_pods)}"
         labels, (owner,) = pod["metadata"]["labels"], pod["metadata"]["ownerReferences"]
         match flaw:
-            case "nobody's":
+            case "no owner":
                 pod["metadata"]["ownerReferences"] = []
             case "of no Job":
                 owner["kind"] = "ReplicaSet"
             case "of another Job":
-                owner["name"] = "somebody-elses-0"
+                owner["name"] = "another-owners-0"
             case "of another JobSet":
-                labels["jobset.sigs.k8s.io/jobset-name"] = "somebody-elses"
+                labels["jobset.sigs.k8s.io/jobset-name"] = "another-owners"
             case "of no stage":
                 labels[STAGE_LABEL] = "Destroy"
         pod["status"] = {"phase": "Running"}
-        self.strange_pods.append(pod)
+        self.foreign_pods.append(pod)
 
     def wait(self, seconds: float) -> None:
         for name in {pod.rpartition("-")[0] for pod, each in self.pods.items() if self._runs(each)}:
             chips, price = self.chips.get(name, (0, 0.0))
             if name not in self.jobsets:
-                # Its price is not known any more.
+                # Its price is no longer known.
                 price = max(PRICES.values())
             self.chip_hours += chips * seconds / 3600
             self.cost += chips * price * seconds / 3600
@@ -139,8 +143,8 @@ class WatchedWorld(World):
         self.ran.pop((name, self.restarts(name)), None)
 
     def interrupted(self, name: str) -> bool:
-        """A pod has vanished, and JobSet has not started all of them again."""
-        expected = children.pods_expected(self.jobsets[name])
+        """Whether a pod has vanished and JobSet has not restarted all pods."""
+        expected = JobSet.parse(self.jobsets[name]).pods_expected
         return (name, self.restarts(name)) in self.ran and len(self.pods_of(name)) < expected
 
     def _record(self, key: AttemptKey, failure: Failure) -> None:
@@ -151,7 +155,7 @@ class WatchedWorld(World):
         if before is not None and before.reason == failure.reason:
             return
         if failure.reason == NO_CAPACITY:
-            assert moved is None, f"{name} has run, and does not wait for capacity"
+            assert moved is None, f"{name} has run and does not wait for capacity"
             self.unplaced.add(key)
         if failure.reason == POD_NOT_STARTED:
             assert moved is None, f"{name} has run"
@@ -162,17 +166,18 @@ class WatchedWorld(World):
         if failure.reason in (*SILENCE, STAGE_TIMEOUT):
             self.silent.add(key)
             limit = SILENCE.get(failure.reason, EVALUATE_SECONDS if key.stage in TPU else CPU_STAGE_SECONDS)
-            assert moved is not None, f"{name} has never run, and does not hang"
-            assert (self.now - moved).total_seconds() > limit, f"{name} moved a moment ago"
+            assert moved is not None, f"{name} has never run and does not hang"
+            assert (self.now - moved).total_seconds() > limit, f"{name} made progress a moment ago"
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
-        records = (*pending_records(decision.status), *decision.records)
-        noted = {key: failure.reason for key, failure in records}
-        strangers = {each["metadata"]["uid"] for each in self.strange_jobsets}
-        assert strangers.isdisjoint(each.uid for each in decision.deletions), (
-            "what is not the job's is left alone"
+        records = (*pending_records(decision.status), *writes(decision).records)
+        recorded = {key: failure.reason for key, failure in records}
+        status = decision.status.to_document()
+        foreign = {each["metadata"]["uid"] for each in self.foreign_jobsets}
+        assert foreign.isdisjoint(each.uid for each in writes(decision).deletions), (
+            "foreign objects are left alone"
         )
-        for deletion in decision.deletions:
+        for deletion in writes(decision).deletions:
             jobset = self.jobsets.get(deletion.name)
             if jobset is None or self._ended(jobset):
                 continue
@@ -181,14 +186,14 @@ class WatchedWorld(World):
             written = files.failure.reason if files and files.failure else None
             over = any(
                 each["type"] in ("Finished", "Succeeded", "Suspended") and each["status"] == "True"
-                for each in decision.status.get("conditions", ())
+                for each in status.get("conditions", ())
             )
-            why = noted.get(key) or written
+            why = recorded.get(key) or written
             decided = any(
                 each["name"] == key.stage and each["phase"] in ("Succeeded", "Failed")
-                for each in decision.status.get("stages", ())
+                for each in status.get("stages", ())
             )
-            assert over or why or decided, f"{deletion.name} is deleted and nothing says why"
+            assert over or why or decided, f"{deletion.name} is deleted without a recorded reason"
             if why:
                 self.purposes.setdefault(deletion.name, why)
         super().apply(decision, crash_after=crash_after)
@@ -205,16 +210,18 @@ class WatchedWorld(World):
                 if jobset["metadata"]["annotations"]["tpu-finetune.dev/flavor"] == "spot"
                 else "OnDemand"
             )
-            self.chips[name] = (children.chips(jobset), PRICES[capacity])
+            self.chips[name] = (JobSet.parse(jobset).chips, PRICES[capacity])
         others = [other for other in self.live() if other != name]
         assert not others, f"{name} was created while {others} could still run"
         running = [pod for pod in self.pods.values() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
         assert not running, f"{name} was created while {[pod['metadata']['name'] for pod in running]} ran"
         assert key not in self.attempts, f"{name} was created twice"
         if key.stage in TPU:
-            assert self.green(Stage.PREFLIGHT), "no TPU before preflight is green"
-            assert self.cache, "no TPU before a conversion"
-            assert all(manifest.export_proven for manifest in self.cache.values()), "no TPU before the proof"
+            assert self.green(Stage.PREFLIGHT), "no TPU before preflight has succeeded"
+            assert self.cache, "no TPU before a conversion exists"
+            assert all(manifest.export_proven for manifest in self.cache.values()), (
+                "no TPU before the export proof"
+            )
         for stage in Stage:
             if stage is key.stage:
                 break
@@ -222,27 +229,27 @@ class WatchedWorld(World):
             assert optional or self.green(stage), f"{name} was created before {stage} was done"
 
     def run(self, name: str) -> None:
-        """No pod of a JobSet runs before its queue lets it go."""
+        """No pod of a JobSet runs before its queue admits it."""
         if self.jobsets[name]["spec"]["suspend"]:
             self.admit(name)
         super().run(name)
         self.ran.setdefault((name, self.restarts(name)), self.now)
 
     def admit(self, name: str) -> None:
-        told = (self.workloads or {}).get(name, {}).get("status", {})
-        kept = {key: told[key] for key in ("schedulingStats", PAST) if key in told}
+        reported = (self.workloads or {}).get(name, {}).get("status", {})
+        kept = {key: reported[key] for key in ("schedulingStats", PAST) if key in reported}
         self.workload(name, RESERVED, ADMITTED, **kept)
         self.hold(name, held=False)
 
     def evict(self, name: str, reason: str = "Preempted") -> None:
-        """Kueue takes the quota back; a trainer that runs saves and says so."""
-        before = (self.workloads or {}).get(name)
-        times = len(evictions(before)) + 1
+        """Kueue revokes the quota; a running trainer saves and writes its record."""
+        before = Workload.parse((self.workloads or {}).get(name, {}))
+        times = len(before.evictions) + 1
         stats = {"evictions": [{"reason": reason, "underlyingCause": "", "count": times}]}
-        given = children.condition(before, "Admitted") if before else None
-        past = admitted_before(before)
-        if given:
-            past += self.now - parse(given["lastTransitionTime"])
+        given = find_condition(before.conditions, "Admitted")
+        past = before.past_execution
+        if given and given.last_transition_time:
+            past += self.now - given.last_transition_time
         waits = ("QuotaReserved", "False", "Pending", "insufficient unused quota, 4 more needed")
         evicted = ("Evicted", "True", reason, "it gave way")
         self.workload(name, waits, evicted, schedulingStats=stats, **{PAST: int(past.total_seconds())})
@@ -262,23 +269,23 @@ class WatchedWorld(World):
 
 
 class Machine(RuleBasedStateMachine):
-    """The world moves by rules; the operator looks, and acts later, and may die between any two writes."""
+    """Rules change the world; the operator observes, acts later, and may crash between any two writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.world = WatchedWorld()
         self.taken: tuple[object, Decision] | None = None
-        """A decision that is not carried out yet, and the version of the job that it was taken from."""
+        """A decision that is not applied yet, with the version of the observed job."""
         self.wiped = 0
         self.infrastructure = 0
         self.user = 0
         self.preemptions = 0
         self.profile = profile()
-        self.standing_still: str | None = None
+        self.stalled: str | None = None
         self.gives_up = False
-        """Kueue's waitForPodsReady is on."""
-        self.told = (0.0, 0.0, 0.0, 0)
-        """What the status said of hours, money and seconds, and how often it had been lost before."""
+        """Whether Kueue's waitForPodsReady is on."""
+        self.reported = (0.0, 0.0, 0.0, 0)
+        """Hours, money and seconds of the last status, and how often a status had been lost before."""
 
     @initialize(
         hosts=st.sampled_from(["v6e-4", "v6e-8"]),
@@ -289,7 +296,7 @@ class Machine(RuleBasedStateMachine):
         ),
         queued=st.booleans(),
         kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
-        standing_still=st.sampled_from([None, None, "no nodes", "nodes that start nothing"]),
+        stalled=st.sampled_from([None, None, "no nodes", "nodes that start nothing"]),
         gives_up=st.booleans(),
     )
     def start(
@@ -300,7 +307,7 @@ class Machine(RuleBasedStateMachine):
         reached: Stage | None,
         queued: bool,
         kinds: list[str],
-        standing_still: str | None,
+        stalled: str | None,
         gives_up: bool,
     ) -> None:
         offered = [
@@ -309,7 +316,7 @@ class Machine(RuleBasedStateMachine):
         ]
         queues = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
         self.profile = profile(flavors=offered, currency="USD", **queues)
-        self.standing_still, self.gives_up = standing_still, gives_up and queued
+        self.stalled, self.gives_up = stalled, gives_up and queued
         self.world.profiles = [self.profile]
         evaluation = {"prompts": ["hello"]} if prompts else {}
         self.world.job = job(resources={"tpu": hosts, "capacity": kinds}, evaluation=evaluation)
@@ -323,12 +330,12 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.taken is None)
     @rule()
-    def look(self) -> None:
+    def observe_and_decide(self) -> None:
         self.taken = (self.version, decide(self.world.observe()))
 
     @property
     def version(self) -> object:
-        """Of the job, as others than the operator change it."""
+        """The version of the job, which clients other than the operator change."""
         return self.world.job["metadata"]["generation"], self.wiped
 
     @precondition(lambda self: self.taken is not None)
@@ -344,7 +351,7 @@ class Machine(RuleBasedStateMachine):
             return
         finally:
             if version != self.version:
-                # The API server refuses a status for an object that has moved on.
+                # The API server refuses a status for an object that has changed.
                 self.world.job["status"] = kept
                 self.world.untold.clear()
 
@@ -355,10 +362,11 @@ class Machine(RuleBasedStateMachine):
             decision = self.world.reconcile()
         except ConflictError:
             return
-        self.a_wait_has_an_end(decision)
-        wrote = (decision.jobset, decision.records, decision.deletions, decision.snapshot, decision.retry)
-        if not any(wrote):
-            assert decide(self.world.observe()).status == self.world.status, "a second look changes nothing"
+        self.a_wait_ends(decision)
+        made = writes(decision)
+        if not any((made.jobset, made.records, made.deletions, made.plan, made.retry)):
+            again = decide(self.world.observe()).status.to_document()
+            assert again == self.world.status, "a second reconcile changes nothing"
 
     # --- Kubernetes and the trainer
 
@@ -368,11 +376,15 @@ class Machine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.world.live())))
 
-    def a_wait_has_an_end(self, decision: Decision) -> None:
-        """Whatever the job waits for: it is looked at again, unless a person has to act first."""
-        told = {each["type"]: each["status"] for each in decision.status.get("conditions", ())}
+    def a_wait_ends(self, decision: Decision) -> None:
+        """Any waiting job is reconciled again, unless a user has to act first."""
+        reported = {
+            each["type"]: each["status"] for each in decision.status.to_document().get("conditions", ())
+        }
         person = (
-            told.get("Finished") == "True" or told.get("Suspended") == "True" or told.get("Valid") == "False"
+            reported.get("Finished") == "True"
+            or reported.get("Suspended") == "True"
+            or reported.get("Valid") == "False"
         )
         assert person or decision.requeue_after is not None
 
@@ -388,7 +400,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data(), held=st.sampled_from(HELD))
-    def nodes_are_found_and_start_nothing(self, data: st.DataObject, held: str) -> None:
+    def nodes_are_found_and_no_pod_starts(self, data: st.DataObject, held: str) -> None:
         for pod in self.world.pods_of(self.pick(data)):
             if pod["status"]["phase"] == "Pending":
                 self.hold_pod(pod, held)
@@ -408,21 +420,21 @@ class Machine(RuleBasedStateMachine):
         pod["spec"] = {**pod["spec"], "nodeName": "node-1"}
         pod["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
 
-    @precondition(lambda self: self.any_live() and len(self.world.strange_jobsets) < 3)
+    @precondition(lambda self: self.any_live() and len(self.world.foreign_jobsets) < 3)
     @rule(data=st.data(), flaw=st.sampled_from(FLAWS["jobset"]))
-    def a_stranger_forges_a_jobset(self, data: st.DataObject, flaw: str) -> None:
+    def forge_a_jobset(self, data: st.DataObject, flaw: str) -> None:
         self.world.forge_jobset(self.pick(data), flaw)
 
-    @precondition(lambda self: self.any_live() and len(self.world.strange_pods) < 3)
+    @precondition(lambda self: self.any_live() and len(self.world.foreign_pods) < 3)
     @rule(data=st.data(), flaw=st.sampled_from(FLAWS["pod"]))
-    def a_stranger_forges_a_pod(self, data: st.DataObject, flaw: str) -> None:
+    def forge_a_pod(self, data: st.DataObject, flaw: str) -> None:
         name = self.pick(data)
         if self.world.pods_of(name):
             self.world.forge_pod(name, flaw)
 
     @precondition(lambda self: self.any_live() and self.gives_up)
     @rule(data=st.data())
-    def kueue_waits_no_longer_for_pods(self, data: st.DataObject) -> None:
+    def kueue_times_out_waiting_for_pods(self, data: st.DataObject) -> None:
         name = self.pick(data)
         if not self.world.jobsets[name]["spec"]["suspend"] and not self.running(name):
             self.give_up(name)
@@ -445,7 +457,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(any_live)
     @rule(data=st.data())
     def a_pod_vanishes(self, data: st.DataObject) -> None:
-        """Evicted or deleted by a hand, and counted: its object goes before the others have ended."""
+        """A pod is evicted or deleted manually, and counted: its object vanishes before the others have ended."""
         name = self.pick(data)
         running = [pod for pod in self.world.pods_of(name) if pod["status"]["phase"] == "Running"]
         if running and not self.recorded(name):
@@ -474,14 +486,14 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data())
-    def the_record_is_written_and_the_process_lingers(self, data: st.DataObject) -> None:
+    def the_record_is_written_and_the_process_remains(self, data: st.DataObject) -> None:
         name = self.pick(data)
         if self.running(name) and not self.recorded(name):
             self.world.write_success(name)
 
     @precondition(any_live)
     @rule(data=st.data(), step=st.integers(1, TOTAL_STEPS - 1))
-    def training_moves(self, data: st.DataObject, step: int) -> None:
+    def training_progresses(self, data: st.DataObject, step: int) -> None:
         name = self.pick(data)
         if self.running(name) and self.world.key_of(name).stage is Stage.TRAIN and not self.recorded(name):
             self.world.train(name, step)
@@ -503,15 +515,15 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.taken is None)
     @rule(seconds=st.sampled_from([60, 1800, 3600, 7300, DAY]))
-    def time_passes_and_is_seen(self, seconds: int) -> None:
+    def time_passes_and_is_observed(self, seconds: int) -> None:
         for _ in range(2):
             self.world.wait(seconds)
             self.reconcile()
 
     @precondition(any_live)
     @rule(data=st.data())
-    def kueue_takes_the_quota_back_and_gives_it_again(self, data: st.DataObject) -> None:
-        """Between two looks."""
+    def kueue_revokes_and_reassigns_the_quota(self, data: st.DataObject) -> None:
+        """Both happen between two reconciles."""
         name = self.pick(data)
         if self.running(name) and not self.recorded(name) and "queue" in self.profile["spec"]:
             self.world.evict(name)
@@ -522,7 +534,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data())
-    def the_stage_is_asked_to_stop(self, data: st.DataObject) -> None:
+    def the_stage_receives_sigterm(self, data: st.DataObject) -> None:
         name = self.pick(data)
         if self.running(name) and not self.recorded(name):
             self.preemptions += 1
@@ -530,21 +542,21 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data())
-    def kueue_takes_the_quota_back(self, data: st.DataObject) -> None:
+    def kueue_revokes_the_quota(self, data: st.DataObject) -> None:
         name = self.pick(data)
         if self.running(name) and not self.recorded(name) and "queue" in self.profile["spec"]:
             self.world.evict(name)
 
     @precondition(any_live)
     @rule(data=st.data())
-    def kueue_gives_quota(self, data: st.DataObject) -> None:
+    def kueue_assigns_quota(self, data: st.DataObject) -> None:
         name = self.pick(data)
         if self.world.jobsets[name]["spec"]["suspend"]:
             self.world.admit(name)
 
     @precondition(any_live)
     @rule(data=st.data(), code=st.sampled_from([69, 1, 134]))
-    def the_stage_fails_of_its_surroundings(self, data: st.DataObject, code: int) -> None:
+    def the_stage_fails_because_of_its_environment(self, data: st.DataObject, code: int) -> None:
         name = self.pick(data)
         if self.running(name) and not self.recorded(name):
             self.infrastructure += 1
@@ -552,7 +564,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data())
-    def the_stage_fails_of_its_input(self, data: st.DataObject) -> None:
+    def the_stage_fails_because_of_its_input(self, data: st.DataObject) -> None:
         name = self.pick(data)
         if self.running(name) and not self.recorded(name):
             self.user += 1
@@ -560,7 +572,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data())
-    def preflight_misses_its_input(self, data: st.DataObject) -> None:
+    def preflight_finds_no_input(self, data: st.DataObject) -> None:
         name = self.pick(data)
         if (
             self.running(name)
@@ -571,7 +583,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data(), disrupted=st.booleans())
-    def the_process_dies_without_a_word(self, data: st.DataObject, disrupted: bool) -> None:
+    def the_process_dies_without_a_record(self, data: st.DataObject, disrupted: bool) -> None:
         name = self.pick(data)
         if not self.running(name):
             return
@@ -585,25 +597,25 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data())
-    def everything_of_it_is_deleted_by_force(self, data: st.DataObject) -> None:
+    def jobset_and_pods_are_deleted_by_force(self, data: st.DataObject) -> None:
         name = self.pick(data)
         self.infrastructure += 1
         self.world.lose(name)
 
     @precondition(any_live)
     @rule(data=st.data())
-    def the_jobset_is_gone_and_its_pods_linger(self, data: st.DataObject) -> None:
+    def the_jobset_is_deleted_and_its_pods_remain(self, data: st.DataObject) -> None:
         self.infrastructure += 1
         del self.world.jobsets[self.pick(data)]
 
     @precondition(any_live)
     @rule(data=st.data())
-    def someone_deletes_it_politely(self, data: st.DataObject) -> None:
+    def the_jobset_is_deleted_in_the_foreground(self, data: st.DataObject) -> None:
         name = self.pick(data)
         self.infrastructure += 1
         self.world._delete(name, self.world.jobsets[name]["metadata"]["uid"])
 
-    # --- users and the rest of the world
+    # --- users and other clients
 
     @rule(value=st.booleans())
     def suspend(self, value: bool) -> None:
@@ -611,7 +623,7 @@ class Machine(RuleBasedStateMachine):
             self.world.edit(suspend=value)
 
     @rule(stage=st.sampled_from([None, *Stage]))
-    def retry_by_hand(self, stage: Stage | None) -> None:
+    def retry_manually(self, stage: Stage | None) -> None:
         generation = self.world.job["spec"].get("retry", {}).get("generation", 0) + 1
         self.world.edit(retry={"generation": generation, **({"fromStage": str(stage)} if stage else {})})
 
@@ -620,7 +632,7 @@ class Machine(RuleBasedStateMachine):
         self.world.wait(seconds)
 
     @rule(what=st.sampled_from(["store", "profile", "status", "plan", "past", "lingering pods"]))
-    def something_else_happens(self, what: str) -> None:
+    def an_unrelated_change_happens(self, what: str) -> None:
         world = self.world
         match what:
             case "store":
@@ -638,17 +650,17 @@ class Machine(RuleBasedStateMachine):
                     if (files and files.result) or world.finished:
                         world.lose(name)
             case "lingering pods":
-                self.end_lingering_pods()
+                self.end_remaining_pods()
 
-    def end_lingering_pods(self) -> None:
+    def end_remaining_pods(self) -> None:
         for pod in list(self.world.pods):
             if pod.rpartition("-")[0] not in self.world.jobsets:
                 del self.world.pods[pod]
 
-    # --- what holds at every moment
+    # --- invariants
 
     @invariant()
-    def who_is_charged(self) -> None:
+    def charged_attempts_match_the_faults(self) -> None:
         attempts = self.world.status.get("attempts", {})
         assert attempts.get("user", 0) <= self.user
         assert attempts.get("infrastructure", 0) <= self.faults
@@ -665,35 +677,38 @@ class Machine(RuleBasedStateMachine):
         return bool(self.user or self.faults > MAX_INFRASTRUCTURE or stuck or self.world.unplaced)
 
     @invariant()
-    def what_is_used_never_falls_and_is_never_more_than_was_used(self) -> None:
+    def usage_never_decreases_and_never_exceeds_the_real_usage(self) -> None:
         cost, active = self.world.status.get("cost", {}), self.world.status.get("activeTime", {})
-        told = (
+        reported = (
             float(cost.get("chipHours", 0)),
             float(cost.get("amount", 0)),
             float(active.get("seconds", 0)),
             self.wiped,
         )
-        if told[3] == self.told[3]:
-            assert all(now >= before for now, before in zip(told, self.told, strict=True)), (self.told, told)
-        self.told = told
+        if reported[3] == self.reported[3]:
+            assert all(now >= before for now, before in zip(reported, self.reported, strict=True)), (
+                self.reported,
+                reported,
+            )
+        self.reported = reported
         if not self.wiped:
-            assert told[0] <= self.world.chip_hours + 1e-3
-            assert told[1] <= self.world.cost + 1e-3
+            assert reported[0] <= self.world.chip_hours + 1e-3
+            assert reported[1] <= self.world.cost + 1e-3
 
     @invariant()
-    def what_the_operator_has_ended_it_names(self) -> None:
+    def ended_attempts_have_a_specific_reason(self) -> None:
         for entry in self.world.status.get("attempts", {}).get("history", ()):
             if entry.get("jobSet") in self.world.purposes:
                 assert entry["reason"] not in ("JobSetDeleted", "PodLost"), entry
 
     @invariant()
-    def what_a_person_is_to_be_told(self) -> None:
+    def events_and_conditions_are_complete(self) -> None:
         assert self.world.untold == []
         if "conditions" in self.world.status:
             assert [each["type"] for each in self.world.status["conditions"]] == list(ConditionType)
 
     def recorded(self, name: str) -> bool:
-        """Its end; that it was stopped is none where it waits for quota, and may run again."""
+        """Whether the result is recorded; a stop does not count, since the attempt may run again with new quota."""
         files = self.world.attempts.get(self.world.key_of(name))
         return files is not None and files.result is not None and files.result.outcome is not Outcome.STOPPED
 
@@ -701,22 +716,22 @@ class Machine(RuleBasedStateMachine):
         return any(pod["status"]["phase"] == "Running" for pod in self.world.pods_of(name))
 
     def teardown(self) -> None:
-        """Faults stop, and the job comes to an end, and to the right one; or nothing moves any more but time, and it
-        comes to an end all the same."""
+        """Faults stop, and the job ends with the correct result. If it is stalled, only time passes, and the job still
+        ends."""
         self.taken = None
         self.world.unreadable = None
         self.world.profiles = [self.profile]
-        self.end_lingering_pods()
+        self.end_remaining_pods()
         for name in self.world.live():
-            if self.world.interrupted(name) and not self.standing_still:
+            if self.world.interrupted(name) and not self.stalled:
                 self.end_interrupted(name)
             elif self.recorded(name):
                 self.world.end_pods(name, 0)
                 self.world.end_jobset(name, "Completed")
         if self.world.job["spec"].get("suspend"):
             self.world.edit(suspend=False)
-        if self.standing_still:
-            self.nothing_moves()
+        if self.stalled:
+            self.time_passes_without_progress()
         else:
             self.world.to_the_end()
         FineTuneJobStatus.model_validate(self.world.status, by_alias=True, by_name=False)
@@ -728,14 +743,16 @@ class Machine(RuleBasedStateMachine):
         self.world.reconcile()
         assert self.world.created == before, "deleting children of a finished job changes nothing"
 
-    def nothing_moves(self) -> None:
-        """Quota is given, and no node comes. What is told to end ends. Nothing is missing that would be waited for."""
+    def time_passes_without_progress(self) -> None:
+        """Quota is assigned, no node appears, deleted JobSets end, and no required object is missing."""
         for pod in self.world.pods.values():
-            if pod["status"]["phase"] == "Pending" and children.lacks_input(pod):
+            if pod["status"]["phase"] == "Pending" and lacks_input(Pod.parse(pod)):
                 self.hold_pod(pod, "ContainerCreating")
         for name in self.world.live():
             if self.gives_up and self.running(name) and not self.recorded(name):
                 self.world.evict(name)
+        # Timestamps have whole seconds: a run that begins in the second of the last step would count as the same.
+        self.world.wait(1)
         for _ in range(200):
             self.world.reconcile()
             if self.world.finished and self.world.requeue_after != 0:
@@ -748,10 +765,10 @@ class Machine(RuleBasedStateMachine):
                     self.world.admit(name)
                 elif self.gives_up and not self.running(name):
                     self.give_up(name)
-                if self.standing_still == "nodes that start nothing":
+                if self.stalled == "nodes that start nothing":
                     self.place(name)
             self.world.wait(max(self.world.requeue_after or 0, 1800))
-        raise AssertionError(f"it waits for ever: {self.world.status.get('summary')}")
+        raise AssertionError(f"the job waits forever: {self.world.status.get('summary')}")
 
 
 TestMachine = Machine.TestCase
@@ -760,6 +777,6 @@ TestMachine.settings = settings(
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    # Shrinking takes minutes here, and a failure of thirty steps reads well enough.
+    # No shrinking, which takes minutes here: a failure of thirty steps is readable.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

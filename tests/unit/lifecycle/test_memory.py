@@ -1,4 +1,4 @@
-"""What preflight found out about memory, in the status and in what later stages are told."""
+"""Results of preflight about memory, in the status and in the requests of later stages."""
 
 from dataclasses import dataclass, replace
 from typing import Any, override
@@ -20,7 +20,7 @@ PROVED = MemoryOutcome(
 
 @dataclass
 class Proving(World):
-    """A world whose preflight has found this out."""
+    """A world whose preflight reports ``found``."""
 
     found: MemoryOutcome | None = None
 
@@ -38,34 +38,34 @@ def after_preflight(found: MemoryOutcome | None, **spec: Any) -> Proving:
     return world
 
 
-def test_preflight_alone_is_asked_and_told_what_else_the_profile_offers() -> None:
+def test_only_preflights_request_lists_the_candidate_slices() -> None:
     world = Proving(found=PROVED)
     world.to_the_end()
-    told = {world.key_of(name).stage: world.request(name).memory for name in world.created}
-    asked = told.pop(Stage.PREFLIGHT)
-    assert asked is not None
-    assert (asked.source, asked.slice.name, asked.slice.family) == ("Compile", "v6e-4", "v6e")
-    assert [(each.topology, each.devices, each.hbm_gib) for each in asked.larger] == [("2x4", 8, 32)]
-    assert set(told.values()) == {None}
+    received = {world.key_of(name).stage: world.request(name).memory for name in world.created}
+    requested = received.pop(Stage.PREFLIGHT)
+    assert requested is not None
+    assert (requested.source, requested.slice.name, requested.slice.family) == ("Compile", "v6e-4", "v6e")
+    assert [(each.topology, each.devices, each.hbm_gib) for each in requested.larger] == [("2x4", 8, 32)]
+    assert set(received.values()) == {None}
 
 
-def test_training_runs_what_was_compiled() -> None:
+def test_training_uses_the_compiled_configuration() -> None:
     world = after_preflight(PROVED)
-    told = world.request(f"support-bot-{Stage.TRAIN.short}-1")
-    assert (told.mesh, told.tuning) == (MESH, TUNING)
+    received = world.request(f"support-bot-{Stage.TRAIN.short}-1")
+    assert (received.mesh, received.tuning) == (MESH, TUNING)
 
 
-def test_the_users_own_mesh_is_kept() -> None:
+def test_a_mesh_set_by_the_job_is_kept() -> None:
     resources = {"tpu": "v6e-4", "parallelism": {"data": 1, "fsdp": 4, "tensor": 1}}
     world = after_preflight(PROVED, resources=resources)
-    told = world.request(f"support-bot-{Stage.TRAIN.short}-1")
-    assert (told.mesh.fsdp, told.mesh.tensor) == (4, 1)
+    received = world.request(f"support-bot-{Stage.TRAIN.short}-1")
+    assert (received.mesh.fsdp, received.mesh.tensor) == (4, 1)
 
 
-def test_what_was_found_for_another_slice_counts_for_nothing() -> None:
+def test_a_proof_for_another_slice_is_ignored() -> None:
     world = after_preflight(PROVED.model_copy(update={"slice": "v6e-8"}))
-    told = world.request(f"support-bot-{Stage.TRAIN.short}-1")
-    assert (told.mesh.fsdp, told.tuning) == (4, {})
+    received = world.request(f"support-bot-{Stage.TRAIN.short}-1")
+    assert (received.mesh.fsdp, received.tuning) == (4, {})
     assert world.condition("MemoryFits")["status"] == "Unknown"
     assert "estimate" not in world.status
 
@@ -78,19 +78,19 @@ OTHER_MESHES = [
 
 
 @pytest.mark.parametrize("mesh", OTHER_MESHES, ids=str)
-def test_a_recorded_mesh_that_does_not_cover_the_slice_is_not_taken(mesh: MeshSpec) -> None:
-    told = after_preflight(PROVED.model_copy(update={"mesh": mesh})).request(
+def test_a_recorded_mesh_that_does_not_cover_the_slice_is_ignored(mesh: MeshSpec) -> None:
+    received = after_preflight(PROVED.model_copy(update={"mesh": mesh})).request(
         f"support-bot-{Stage.TRAIN.short}-1"
     )
-    assert (told.mesh.fsdp, told.mesh.tensor) == (4, 1)
+    assert (received.mesh.fsdp, received.mesh.tensor) == (4, 1)
 
 
 def test_a_recorded_mesh_changes_only_what_preflight_may_choose() -> None:
     mesh = MESH.model_copy(update={"hosts": 64, "slices": 9, "controller": "Pathways"})
-    told = after_preflight(PROVED.model_copy(update={"mesh": mesh})).request(
+    received = after_preflight(PROVED.model_copy(update={"mesh": mesh})).request(
         f"support-bot-{Stage.TRAIN.short}-1"
     )
-    assert told.mesh == MESH
+    assert received.mesh == MESH
 
 
 UNKNOWN = MemoryOutcome(source="Compile", slice="v6e-4", unknown="This trainer image holds no libtpu.")
@@ -104,7 +104,7 @@ CASES: list[tuple[MemoryOutcome | None, str, str]] = [
 
 
 @pytest.mark.parametrize(("found", "status", "text"), CASES)
-def test_the_condition_tells_peak_and_limit_or_why_not(
+def test_the_condition_reports_peak_and_limit_or_why_they_are_unknown(
     found: MemoryOutcome | None, status: str, text: str
 ) -> None:
     condition = after_preflight(found).condition("MemoryFits")
@@ -112,7 +112,7 @@ def test_the_condition_tells_peak_and_limit_or_why_not(
     assert text in condition["message"]
 
 
-def test_peak_limit_and_estimate_stand_in_the_status() -> None:
+def test_the_status_has_peak_limit_and_estimate() -> None:
     prices = [
         {
             "name": "on-demand", "capacity": "OnDemand", "accelerator": "tpu-v6e-slice", "topologies": ["2x2"],
@@ -133,7 +133,7 @@ def test_peak_limit_and_estimate_stand_in_the_status() -> None:
     }
 
 
-def test_a_step_that_does_not_fit_fails_the_job_before_any_slice() -> None:
+def test_a_step_that_does_not_fit_fails_the_job_before_claiming_a_slice() -> None:
     world = Proving()
     name = world.until(Stage.PREFLIGHT)
     world.run(name)
@@ -147,7 +147,7 @@ def test_a_step_that_does_not_fit_fails_the_job_before_any_slice() -> None:
     assert world.created == [name]
 
 
-def test_off_asks_nothing_and_says_so() -> None:
+def test_a_disabled_memory_check_is_reported() -> None:
     world = after_preflight(None, preflight={"memory": "Off"})
     assert world.request("support-bot-prep-1").memory is None
     assert "is Off" in world.condition("MemoryFits")["message"]
@@ -158,7 +158,7 @@ def test_off_asks_nothing_and_says_so() -> None:
 
 
 class Sized(World):
-    """Its model is one that has been published."""
+    """A world whose job has a published model."""
 
     model: ModelIdentity
 
@@ -182,7 +182,7 @@ def sized(name: str, limit: str | None, disk: str | None = None, **spec: Any) ->
 
 @pytest.mark.parametrize(("rank", "phase"), [(16, "Succeeded"), (256, "Failed")])
 @pytest.mark.parametrize("content", ["Adapter", "Both"])
-def test_the_export_of_an_adapter_is_judged_by_its_rank(content: str, rank: int, phase: str) -> None:
+def test_the_memory_of_an_adapter_export_depends_on_its_rank(content: str, rank: int, phase: str) -> None:
     world = sized(
         "Llama-3.1-70B", "32Gi", method={"type": "SFT", "lora": {"rank": rank}}, export={"content": content}
     )
@@ -191,7 +191,7 @@ def test_the_export_of_an_adapter_is_judged_by_its_rank(content: str, rank: int,
 
 
 @pytest.mark.parametrize("limit", ["12Gi", "16Gi", "20Gi"])
-def test_a_conversion_that_no_cpu_node_could_hold_fails_the_job_before_anything_runs(limit: str) -> None:
+def test_a_conversion_too_large_for_cpu_nodes_fails_the_job_at_once(limit: str) -> None:
     world = sized("gemma-3-27b", limit)
     world.to_the_end()
     assert list(world.jobsets) == ["support-bot-prep-1"]
@@ -206,7 +206,7 @@ def test_a_conversion_that_no_cpu_node_could_hold_fails_the_job_before_anything_
     assert (phases["Convert"], phases["Train"], phases["Export"]) == ("Failed", "Skipped", "Skipped")
 
 
-def test_an_export_that_no_disk_could_hold_fails_the_job_before_anything_runs() -> None:
+def test_an_export_too_large_for_any_disk_fails_the_job_at_once() -> None:
     world = sized("Llama-3.1-70B", "32Gi", "200Gi", method={"type": "SFT", "lora": {"rank": 16}})
     world.to_the_end()
     assert list(world.jobsets) == ["support-bot-prep-1"]
@@ -216,13 +216,13 @@ def test_an_export_that_no_disk_could_hold_fails_the_job_before_anything_runs() 
     assert "cpuPool.maxEphemeralStorage 272Gi" in failure["suggestion"]
 
 
-def test_a_plan_alone_says_that_the_export_would_not_fit() -> None:
+def test_a_plan_only_job_reports_that_the_export_does_not_fit() -> None:
     world = sized("gemma-3-27b", "16Gi", planOnly=True)
     world.to_the_end()
     assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
 
 
-def test_a_conversion_that_is_in_the_cache_is_not_judged() -> None:
+def test_the_memory_of_a_cached_conversion_is_not_checked() -> None:
     world = sized("gemma-3-27b", "16Gi")
     world.cache[world.fingerprint] = world.manifest(uid="another-job")
     world.to_the_end()
@@ -230,7 +230,7 @@ def test_a_conversion_that_is_in_the_cache_is_not_judged() -> None:
     assert "Convert" not in world.status["failure"]["message"]
 
 
-def test_the_status_says_what_the_stages_request_as_soon_as_the_model_is_known() -> None:
+def test_the_status_reports_stage_resources_once_the_model_is_known() -> None:
     world = sized("Llama-3.1-70B", "250Gi")
     world.until(Stage.PREFLIGHT)
     assert "hostMemory" not in world.status["resolved"]
@@ -241,8 +241,8 @@ def test_the_status_says_what_the_stages_request_as_soon_as_the_model_is_known()
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_stage_that_already_runs_is_not_stopped_for_the_memory_of_a_later_one() -> None:
-    """As under an operator that judged memory when the stage began."""
+def test_a_running_stage_is_not_stopped_for_the_memory_of_a_later_one() -> None:
+    """As under an operator that checked memory when the stage started."""
     world = sized("Llama-3.1-8B", "16Gi", method={"type": "SFT", "lora": {"rank": 16}})
     name = world.until(Stage.TRAIN)
     for key, files in world.attempts.items():
@@ -258,7 +258,7 @@ def test_a_stage_that_already_runs_is_not_stopped_for_the_memory_of_a_later_one(
     assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
 
 
-def test_a_model_that_fits_requests_what_a_node_leaves_and_the_scratch_space_for_its_weights() -> None:
+def test_a_model_that_fits_requests_allocatable_memory_and_scratch_space() -> None:
     world = sized("Llama-3.1-8B", "16Gi", method={"type": "SFT", "lora": {"rank": 16}})
     world.until(Stage.EXPORT)
     resources = {
@@ -274,7 +274,7 @@ def test_a_model_that_fits_requests_what_a_node_leaves_and_the_scratch_space_for
     assert export["limits"] == {"memory": "12Gi", "ephemeral-storage": "54Gi"}
 
 
-def test_a_limit_under_which_not_even_preflight_runs_is_said_at_once() -> None:
+def test_a_memory_limit_too_small_for_preflight_is_reported_at_once() -> None:
     world = sized("Llama-3.1-8B", "100Mi")
     world.to_the_end()
     assert not world.jobsets

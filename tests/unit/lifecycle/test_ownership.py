@@ -1,4 +1,4 @@
-"""Objects in a job's namespace that only claim to be its children, and the worst that a perfect forgery does."""
+"""Objects in a job's namespace that only claim to be its children, and the effect of a perfect forgery."""
 
 import copy
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.rendering import ATTEMPT_LABEL, PLAN_ANNOTATION, RESTART_LABEL, STAGE_LABEL, UID_LABEL
 from tests.unit.lifecycle.world import UID, World, stamped
+from tests.unit.lifecycle.writes import writes
 
 
 @pytest.fixture
@@ -17,29 +18,29 @@ def training() -> World:
     return world
 
 
-def stranger(world: World, name: str = "somebody-elses-training", **labels: str) -> dict[str, Any]:
-    """A running JobSet of somebody else with the job's labels on it."""
+def add_foreign_jobset(world: World, name: str = "another-owners-training", **labels: str) -> dict[str, Any]:
+    """Adds a running JobSet of another owner with the job's labels."""
     made = copy.deepcopy(world.jobsets["support-bot-train-1"])
-    made["metadata"] |= {"name": name, "uid": "js-of-a-stranger"}
+    made["metadata"] |= {"name": name, "uid": "js-of-another-owner"}
     made["metadata"]["labels"] |= {UID_LABEL: UID, **labels}
     del made["metadata"]["ownerReferences"]
     world.jobsets[name] = made
     return made
 
 
-def pods_of_a_stranger(world: World, **labels: str) -> None:
+def add_foreign_pods(world: World, **labels: str) -> None:
     (pod,) = copy.deepcopy(world.pods_of("support-bot-train-1"))
-    pod["metadata"] |= {"name": "stranger", "ownerReferences": []}
+    pod["metadata"] |= {"name": "foreign", "ownerReferences": []}
     pod["metadata"]["labels"] |= labels
-    world.pods["stranger-0"] = pod
+    world.pods["foreign-0"] = pod
 
 
 def test_a_jobset_with_the_jobs_labels_is_neither_adopted_nor_deleted(training: World) -> None:
-    stranger(training, **{ATTEMPT_LABEL: "2"})
+    add_foreign_jobset(training, **{ATTEMPT_LABEL: "2"})
     training.succeed("support-bot-train-1")
     training.to_the_end()
     assert training.status["phase"] == "Succeeded"
-    assert "deletionTimestamp" not in training.jobsets["somebody-elses-training"]["metadata"]
+    assert "deletionTimestamp" not in training.jobsets["another-owners-training"]["metadata"]
 
 
 OWNER = {
@@ -77,13 +78,13 @@ OWNER = {
         "controller of another group",
     ],
 )
-def test_a_jobset_whose_controller_is_not_the_job_is_a_stranger(
+def test_a_jobset_whose_controller_is_not_the_job_is_foreign(
     training: World, owners: list[dict[str, Any]]
 ) -> None:
-    """Also under the name that its labels come to, with the digest of the job's plan."""
-    made = stranger(training, "support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
+    """This also holds for a JobSet with the name that matches its labels and with the digest of the job's plan."""
+    made = add_foreign_jobset(training, "support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
     made["metadata"]["ownerReferences"] = owners
-    assert made["metadata"]["name"] not in {each["metadata"]["name"] for each in training.observe().jobsets}
+    assert made["metadata"]["name"] not in {each.name for each in training.observe().jobsets}
     training.reconcile()
     assert training.status["phase"] == "Running"
     training.edit(suspend=True)
@@ -91,8 +92,8 @@ def test_a_jobset_whose_controller_is_not_the_job_is_a_stranger(
     assert "deletionTimestamp" not in made["metadata"]
 
 
-def test_a_pod_with_the_jobs_labels_does_not_hold_the_job_up(training: World) -> None:
-    pods_of_a_stranger(training, **{STAGE_LABEL: "Export", ATTEMPT_LABEL: "7"})
+def test_a_foreign_pod_with_the_jobs_labels_does_not_delay_the_job(training: World) -> None:
+    add_foreign_pods(training, **{STAGE_LABEL: "Export", ATTEMPT_LABEL: "7"})
     training.succeed("support-bot-train-1")
     training.to_the_end()
     assert training.status["phase"] == "Succeeded"
@@ -113,13 +114,13 @@ def test_a_pod_with_the_jobs_labels_does_not_hold_the_job_up(training: World) ->
 )
 @pytest.mark.parametrize("kind", ["pod", "jobset"])
 def test_numbers_in_labels_are_bounded(training: World, kind: str, labels: dict[str, str]) -> None:
-    """Also on an object whose owner references are forged with its labels."""
+    """This also holds for an object with forged owner references and labels."""
     if kind == "pod":
         (pod,) = copy.deepcopy(training.pods_of("support-bot-train-1"))
         pod["metadata"]["labels"] |= labels
         training.pods["forged-0"] = pod
     else:
-        made = stranger(training, **labels)
+        made = add_foreign_jobset(training, **labels)
         made["metadata"]["ownerReferences"] = training.jobsets["support-bot-train-1"]["metadata"][
             "ownerReferences"
         ]
@@ -129,15 +130,15 @@ def test_numbers_in_labels_are_bounded(training: World, kind: str, labels: dict[
     assert training.status["attempts"]["total"] == 3
 
 
-def test_a_jobset_that_claims_a_million_restarts_costs_a_thousand_attempts_at_most(training: World) -> None:
+def test_a_claim_of_a_million_restarts_counts_as_a_thousand_attempts(training: World) -> None:
     training.jobsets["support-bot-train-1"]["status"] = {"restarts": 10**6}
     training.reconcile()
     assert training.status["attempts"]["total"] <= 1002
 
 
-def test_a_jobset_without_a_plan_is_a_stranger_unless_it_is_older_than_the_plan(training: World) -> None:
+def test_a_jobset_without_a_plan_is_foreign_if_younger_than_the_plan(training: World) -> None:
     training.wait(60)
-    made = stranger(training, name="support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
+    made = add_foreign_jobset(training, name="support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
     made["metadata"]["ownerReferences"] = training.jobsets["support-bot-train-1"]["metadata"][
         "ownerReferences"
     ]
@@ -147,17 +148,17 @@ def test_a_jobset_without_a_plan_is_a_stranger_unless_it_is_older_than_the_plan(
     assert training.status["stages"][3]["phase"] == "Pending"
 
 
-def test_the_worst_that_a_perfect_forgery_does_is_done_to_the_job_that_it_claims(training: World) -> None:
-    """Whoever may create JobSets in the namespace can run anything there; the operator stops the job's training and
-    goes by the forged attempt. Nothing outside the namespace is read, written, stopped or deleted."""
-    made = stranger(training, name="support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
+def test_a_perfect_forgery_harms_only_the_job_that_it_claims(training: World) -> None:
+    """A client that may create JobSets in the namespace can run anything there; the operator stops the job's training
+    and uses the forged attempt. Nothing outside the namespace is read, written, stopped or deleted."""
+    made = add_foreign_jobset(training, name="support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
     made["metadata"]["ownerReferences"] = training.jobsets["support-bot-train-1"]["metadata"][
         "ownerReferences"
     ]
     decision = training.reconcile()
-    assert decision.jobset is None
-    assert {each.name for each in decision.deletions} <= {"support-bot-eval-1", "support-bot-train-1"}
-    # The namespace's owner takes the forgery away, and the job comes to its end.
+    assert writes(decision).jobset is None
+    assert {each.name for each in writes(decision).deletions} <= {"support-bot-eval-1", "support-bot-train-1"}
+    # The owner of the namespace deletes the forgery, and the job finishes.
     training.lose("support-bot-eval-1")
     if training.live():
         training.succeed(training.live()[0])
@@ -165,8 +166,8 @@ def test_the_worst_that_a_perfect_forgery_does_is_done_to_the_job_that_it_claims
     assert training.status["phase"] == "Succeeded"
 
 
-def test_a_jobset_that_a_rolled_back_operator_made_is_the_jobs_own(training: World) -> None:
-    """A release without digests has made ``train-2``, which is younger than the stored plan, and has reported it."""
+def test_a_jobset_created_by_a_rolled_back_operator_is_a_child(training: World) -> None:
+    """A release without digests has created ``train-2``, which is younger than the stored plan, and reported it."""
     training.wait(3600)
     training.fail("support-bot-train-1", 1)
     training.reconcile()

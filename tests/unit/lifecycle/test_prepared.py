@@ -1,11 +1,11 @@
-"""What the status tells of data that were prepared before."""
+"""How the status reports data that was prepared before."""
 
 from typing import Any
 
 from finetune_contract import BenchmarkReport, DataCacheUse, DatasetReport, ModelIdentity, PreflightOutcome
-from finetune_operator.lifecycle.conditions import data_found
-from finetune_operator.lifecycle.data_cache import data_cache
-from finetune_operator.lifecycle.resolved import dataset_status, resolved_status
+from finetune_operator.lifecycle.status.conditions import data_found
+from finetune_operator.lifecycle.status.resolved import dataset_status, resolved_status
+from finetune_operator.lifecycle.status.stage_status import data_cache
 from finetune_operator.planning import Findings, admit
 from tests.unit.lifecycle.world import job, profile
 
@@ -38,48 +38,51 @@ def found(*reports: DatasetReport, **fields: Any) -> PreflightOutcome:
     )  # fmt: skip
 
 
-def test_a_stage_hits_only_where_every_source_was_there() -> None:
+def test_a_stage_is_a_hit_only_if_every_source_was_prepared() -> None:
     assert data_cache(found()) is None
-    assert data_cache(found(prepared=[HIT])) == {
+    hit = data_cache(found(prepared=[HIT]))
+    assert hit is not None
+    assert hit.to_document() == {
         "result": "Hit", "fingerprint": "f1", "sourceURI": "gs://c/1", "sizeBytes": 10, "savedSeconds": "2.5",
     }  # fmt: skip
-    told = data_cache(found(prepared=[HIT, MISS]))
-    assert told is not None
-    assert (told["result"], told["fingerprint"], told["sizeBytes"]) == ("Miss", "f2", 15)
-    assert told["missBecause"] == [
+    reported = data_cache(found(prepared=[HIT, MISS]))
+    assert reported is not None
+    assert (reported.result, reported.fingerprint, reported.size_bytes) == ("Miss", "f2", 15)
+    assert reported.miss_because == (
         "spec.datasets.train[1]: maxSeqLength: 128 -> 64", "spec.datasets.train[1]: tokenizer: a -> b",
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
-def test_the_condition_says_what_was_read_and_the_first_thing_worth_a_look() -> None:
+def test_the_condition_reports_the_data_and_the_first_warning() -> None:
     assert data_found(found()) == "10 training rows with 100 tokens were read and checked."
-    told = data_found(found(report(), report(), warnings=["faq: 3 rows stand in chats, too.", "more"]))
-    assert told == (
+    reported = data_found(found(report(), report(), warnings=["faq: 3 rows stand in chats, too.", "more"]))
+    assert reported == (
         "20 training rows of 2 sources with 200 tokens were read and checked. faq: 3 rows stand in chats, too."
     )
     assert data_found(found(report(checked="Sample"))).startswith("The first 10 training rows")
     assert "no row was read" in data_found(found(report(checked="Off", rows=0, tokens=0, format="")))
 
 
-def test_what_is_evaluated_on_is_told_like_what_is_trained_on() -> None:
+def test_evaluation_data_is_reported_like_training_data() -> None:
     benchmark = BenchmarkReport(path="p", name="mmlu_anatomy", uri="hf://d", revision="abc", rows=135)
     plan = admit(job(), [profile()]).plan
     faq = report(name="faq")
-    told = resolved_status(plan, Findings(preflight=found(evaluation=[faq], benchmarks=[benchmark])))
-    assert [each["name"] for each in told["datasets"]] == ["chats", "faq"]
-    assert told["benchmarks"] == [{"name": "mmlu_anatomy", "revision": "abc", "rows": 135}]
-    assert "benchmarks" not in resolved_status(plan, Findings(preflight=found()))
+    findings = Findings(preflight=found(evaluation=[faq], benchmarks=[benchmark]))
+    reported = resolved_status(plan, findings).to_document()
+    assert [each["name"] for each in reported["datasets"]] == ["chats", "faq"]
+    assert reported["benchmarks"] == [{"name": "mmlu_anatomy", "revision": "abc", "rows": 135}]
+    assert resolved_status(plan, Findings(preflight=found())).benchmarks is None
 
 
-def test_only_what_was_counted_is_told_as_a_count() -> None:
-    told = dataset_status(report(weight=2.0, sequences=5, epoch_sequences=7, truncated_rows=1), "gs://r")
-    assert (told["rows"], told["truncatedPercent"], told["sequences"], told["epochSequences"]) == (
+def test_only_counted_values_are_reported_as_counts() -> None:
+    reported = dataset_status(report(weight=2.0, sequences=5, epoch_sequences=7, truncated_rows=1), "gs://r")
+    assert (reported.rows, reported.truncated_percent, reported.sequences, reported.epoch_sequences) == (
         10,
         "10",
         5,
         7,
     )
-    assert "rows" not in dataset_status(report(checked="Sample"), "gs://r")
-    assert "format" not in dataset_status(report(checked="Off", format=""), "gs://r")
+    assert dataset_status(report(checked="Sample"), "gs://r").rows is None
+    assert dataset_status(report(checked="Off", format=""), "gs://r").format is None
     of_messages = dataset_status(report(format="PromptCompletion of messages"), "gs://r")
-    assert of_messages["format"] == "PromptCompletion"
+    assert of_messages.format == "PromptCompletion"

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.api import FineTuneProfileStatus
-from finetune_operator.lifecycle.profiles import profile_status
+from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.world import profile
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -22,17 +22,21 @@ def conditions(status: dict[str, Any]) -> dict[str, str]:
     return {each["type"]: each["status"] for each in status["conditions"]}
 
 
+def status_of(stored: dict[str, Any], *, used_by: int | None, now: datetime) -> dict[str, Any]:
+    return profile_status(stored, used_by=used_by, now=now).to_document()
+
+
 FLAVOR = profile()["spec"]["flavors"][0]
 
 
-def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
-    status = profile_status(stored(), used_by=2, now=NOW)
+def test_a_usable_profile_is_valid() -> None:
+    status = status_of(stored(), used_by=2, now=NOW)
     assert conditions(status) == {"Valid": "True", "Stalled": "False"}
     assert (status["observedGeneration"], status["usedBy"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected"),
     [
         ({"constraints": {"mode": "Strict"}}, "spec.namespaces lists none, so no job can run under it"),
         (
@@ -49,14 +53,14 @@ def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
         ),
     ],
 )
-def test_what_is_valid_and_may_not_be_meant_is_remarked(spec: dict[str, Any], said: str) -> None:
-    status = profile_status(stored(**spec), used_by=0, now=NOW)
+def test_a_valid_setting_that_may_be_unintended_gives_a_warning(spec: dict[str, Any], expected: str) -> None:
+    status = status_of(stored(**spec), used_by=0, now=NOW)
     assert conditions(status) == {"Valid": "True", "Stalled": "False"}
-    assert said in status["conditions"][0]["message"]
+    assert expected in status["conditions"][0]["message"]
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason", "said"),
+    ("spec", "reason", "expected"),
     [
         (
             {"constraints": {"locked": ["resources.contoller"]}},
@@ -76,27 +80,27 @@ def test_what_is_valid_and_may_not_be_meant_is_remarked(spec: dict[str, Any], sa
             "spec.constraints.limits[0].path",
         ),
     ],
-    ids=["path", "later", "rule", "schema", "many"],
+    ids=["path", "not yet supported", "rule", "schema", "many"],
 )
-def test_what_is_wrong_with_a_profile_is_said_with_its_path(
-    spec: dict[str, Any], reason: str, said: str
+def test_errors_of_a_profile_are_reported_with_their_path(
+    spec: dict[str, Any], reason: str, expected: str
 ) -> None:
-    status = profile_status(stored(**spec), used_by=0, now=NOW)
+    status = status_of(stored(**spec), used_by=0, now=NOW)
     assert conditions(status) == {"Valid": "False", "Stalled": "True"}
     valid = status["conditions"][0]
     assert valid["reason"] == reason
-    assert said in valid["message"]
+    assert expected in valid["message"]
 
 
-def test_a_second_look_says_the_same_and_a_mended_profile_tells_since_when() -> None:
-    first = profile_status(stored(constraints={"locked": ["x"]}), used_by=0, now=NOW)
+def test_transition_times_change_only_when_the_profile_is_fixed() -> None:
+    first = status_of(stored(constraints={"locked": ["x"]}), used_by=0, now=NOW)
     later = NOW + timedelta(hours=1)
-    again = profile_status(stored(status=first, constraints={"locked": ["x"]}), used_by=0, now=later)
+    again = status_of(stored(status=first, constraints={"locked": ["x"]}), used_by=0, now=later)
     assert again == first
-    mended = profile_status(stored(2, status=first), used_by=0, now=later)
-    assert {each["lastTransitionTime"] for each in mended["conditions"]} == {"2026-11-21T13:00:00Z"}
-    assert mended["observedGeneration"] == 2
+    fixed = status_of(stored(2, status=first), used_by=0, now=later)
+    assert {each["lastTransitionTime"] for each in fixed["conditions"]} == {"2026-11-21T13:00:00Z"}
+    assert fixed["observedGeneration"] == 2
 
 
-def test_who_does_not_know_all_jobs_does_not_count_them() -> None:
-    assert "usedBy" not in profile_status(stored(), used_by=None, now=NOW)
+def test_jobs_are_not_counted_if_not_all_are_known() -> None:
+    assert "usedBy" not in status_of(stored(), used_by=None, now=NOW)

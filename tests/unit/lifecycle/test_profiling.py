@@ -1,4 +1,4 @@
-"""A profile is asked of training, and told among the artefacts."""
+"""A profiler trace is requested of training and reported among the artifacts."""
 
 from finetune_contract import ProfilingSpec, Stage, StageRequest, TrainOutcome
 from finetune_operator.api import FineTuneJobStatus
@@ -6,7 +6,7 @@ from tests.unit.lifecycle.world import World, job
 
 
 class Profiled(World):
-    """Training has recorded a profile."""
+    """A world whose training has recorded a profile."""
 
     def details(self, request: StageRequest) -> object:
         details = super().details(request)
@@ -15,12 +15,12 @@ class Profiled(World):
         return details
 
 
-def test_the_profile_is_asked_for_and_shown() -> None:
+def test_a_profiler_trace_is_requested_and_listed_as_an_artifact() -> None:
     world = Profiled(job=job(profiling={"startStep": 20}))
     world.to_the_end()
-    told = {world.key_of(name).stage: world.request(name).profiling for name in world.created}
-    assert told[Stage.TRAIN] == ProfilingSpec(start_step=20, steps=5)
+    received = {world.key_of(name).stage: world.request(name).profiling for name in world.created}
+    assert received[Stage.TRAIN] == ProfilingSpec(start_step=20, steps=5)
     # Preflight knows how many steps there are.
-    assert told[Stage.PREFLIGHT] == told[Stage.TRAIN]
+    assert received[Stage.PREFLIGHT] == received[Stage.TRAIN]
     status = FineTuneJobStatus.model_validate(world.status)
     assert [each.uri for each in status.artifacts or () if each.type == "Trace"] == [world.folder.profile]

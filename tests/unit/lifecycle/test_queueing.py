@@ -1,4 +1,4 @@
-"""Every state of a Workload: what the job's conditions, phase and waiting say, and who is charged."""
+"""Every state of a Workload: the job's conditions, phase and waiting, and the class that is charged."""
 
 from datetime import timedelta
 from typing import Any
@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle import kueue
-from finetune_operator.lifecycle.kueue import UNSEEN_SECONDS, QuotaState
+from finetune_operator.lifecycle.children import kueue
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.kueue import UNSEEN_SECONDS, QueueStatus, QuotaState
+from finetune_operator.lifecycle.children.workload import Workload
 from tests.unit.lifecycle.world import World, job, profile
 
 type Condition = tuple[str, str, str, str]
 
 RESERVED: Condition = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpu")
 ADMITTED: Condition = ("Admitted", "True", "Admitted", "The workload is admitted")
-#: As Kueue 0.19 words them: coarse reasons by default, fine ones with UnadmittedWorkloadsObservability.
+#: Conditions of Kueue 0.19: coarse reasons by default, detailed ones with UnadmittedWorkloadsObservability.
 USED_UP = (
     "couldn't assign flavors to pod set slice: insufficient unused quota for google.com/tpu in flavor v6e, "
     "4 more needed"
@@ -32,12 +34,17 @@ def waits(reason: str, message: str) -> Condition:
     return ("QuotaReserved", "False", reason, message)
 
 
+def queue_status(world: World, jobset: dict[str, Any], workload: dict[str, Any] | None) -> QueueStatus | None:
+    made = Workload.parse(workload) if workload else None
+    return kueue.queue_status(JobSet.parse(jobset), made, served=True, now=world.now)
+
+
 def queued(**queue: Any) -> World:
     return World(profiles=[profile(queue={"localQueue": "team-tpu", **queue})])
 
 
 @pytest.mark.parametrize(
-    ("conditions", "standing", "reason"),
+    ("conditions", "quota_state", "reason"),
     [
         ([], QuotaState.WAITING, "PendingEvaluation"),
         ([waits("Pending", USED_UP)], QuotaState.WAITING, "WaitingForQuota"),
@@ -70,44 +77,42 @@ def queued(**queue: Any) -> World:
         ([("Finished", "True", "FailedToStart", "pod sets differ")], QuotaState.NEVER, "FailedToStart"),
     ],
 )  # fmt: skip
-def test_a_workload_says_where_the_attempt_stands(
-    conditions: list[Condition], standing: QuotaState, reason: str
+def test_a_workload_determines_the_queue_state_of_an_attempt(
+    conditions: list[Condition], quota_state: QuotaState, reason: str
 ) -> None:
     world = queued()
     name = world.until(Stage.TRAIN)
-    found = kueue.queue_status(
-        world.jobsets[name], world.workload(name, *conditions), served=True, now=world.now
-    )
+    found = queue_status(world, world.jobsets[name], world.workload(name, *conditions))
     assert found is not None
-    assert (found.standing, found.reason, found.queue) == (standing, reason, "team-tpu")
+    assert (found.quota_state, found.reason, found.queue) == (quota_state, reason, "team-tpu")
     if conditions:
         assert found.message
 
 
-def test_a_deactivated_workload_does_not_come_back_by_itself() -> None:
+def test_a_deactivated_workload_does_not_resume_by_itself() -> None:
     world = queued()
     name = world.until(Stage.TRAIN)
     workload = world.workload(name, RESERVED, ADMITTED, EVICTED)
     workload["spec"]["active"] = False
-    found = kueue.queue_status(world.jobsets[name], workload, served=True, now=world.now)
+    found = queue_status(world, world.jobsets[name], workload)
     assert found is not None
-    assert (found.standing, found.reason, found.message) == (QuotaState.NEVER, "Deactivated", PREEMPTED)
+    assert (found.quota_state, found.reason, found.message) == (QuotaState.NEVER, "Deactivated", PREEMPTED)
 
 
-def test_a_jobset_that_ends_while_it_is_looked_at_is_not_called_stuck() -> None:
+def test_a_jobset_that_ends_during_the_reconcile_is_not_reported_as_stuck() -> None:
     world = queued()
     name = world.until(Stage.TRAIN)
     world.hold(name, held=False)
     over = world.workload(name, RESERVED, ADMITTED, ("Finished", "True", "Succeeded", "jobset completed"))
-    found = kueue.queue_status(world.jobsets[name], over, served=True, now=world.now)
+    found = queue_status(world, world.jobsets[name], over)
     assert found is not None
-    assert found.standing is QuotaState.ADMITTED
+    assert found.quota_state is QuotaState.ADMITTED
 
 
-def test_without_a_queue_there_is_nothing_to_say() -> None:
+def test_without_a_queue_no_queue_state_is_reported() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
-    assert kueue.queue_status(world.jobsets[name], None, served=True, now=world.now) is None
+    assert queue_status(world, world.jobsets[name], None) is None
     assert world.condition("QuotaReserved")["reason"] == "NotQueued"
 
 
@@ -115,7 +120,7 @@ def test_without_a_queue_there_is_nothing_to_say() -> None:
 
 
 def in_queue(*conditions: Condition, **status: Any) -> World:
-    """Training's JobSet is made, and Kueue says that of it."""
+    """The JobSet of training exists, and its Workload has these conditions."""
     world = queued()
     name = world.until(Stage.TRAIN)
     world.hold(name, held=True)
@@ -124,22 +129,22 @@ def in_queue(*conditions: Condition, **status: Any) -> World:
     return world
 
 
-def told(world: World) -> tuple[str, ...]:
+def reported(world: World) -> tuple[str, ...]:
     kinds = ("QuotaReserved", "Running", "Reconciling", "Stalled", "Succeeded", "Finished")
     return (world.status["phase"], *(world.condition(kind)["status"] for kind in kinds))
 
 
-def test_waiting_for_quota_is_told_with_kueues_own_words() -> None:
+def test_a_wait_for_quota_is_reported_with_kueues_message() -> None:
     world = in_queue(waits("Pending", USED_UP))
-    assert told(world) == ("Queued", "False", "False", "True", "False", "Unknown", "False")
+    assert reported(world) == ("Queued", "False", "False", "True", "False", "Unknown", "False")
     assert world.condition("QuotaReserved")["message"] == USED_UP
     assert world.status["waiting"]["reason"] == "WaitingForQuota"
     assert world.status["waiting"]["message"] == f'LocalQueue "team-tpu": {USED_UP}.'
-    assert "waits" in world.status["summary"]
+    assert "is waiting" in world.status["summary"]
     assert [each.reason for each in world.events].count("WaitingForQuota") == 1
 
 
-def test_waiting_counts_from_kueues_own_time() -> None:
+def test_a_wait_starts_at_kueues_transition_time() -> None:
     world = in_queue(waits("Pending", USED_UP))
     since = world.status["waiting"]["since"]
     world.wait(600)
@@ -148,9 +153,9 @@ def test_waiting_counts_from_kueues_own_time() -> None:
     assert [each.reason for each in world.events].count("WaitingForQuota") == 1
 
 
-def test_what_can_never_be_admitted_is_stalled_until_it_can() -> None:
+def test_a_workload_that_cannot_be_admitted_stalls_the_job() -> None:
     world = in_queue(waits("ExceedsMaxQuota", TOO_MUCH))
-    assert told(world) == ("Queued", "False", "False", "False", "True", "Unknown", "False")
+    assert reported(world) == ("Queued", "False", "False", "False", "True", "Unknown", "False")
     assert world.condition("Stalled")["reason"] == "ExceedsMaxQuota"
     assert "platform team" in world.condition("Stalled")["message"]
     (name,) = world.live()
@@ -158,16 +163,16 @@ def test_what_can_never_be_admitted_is_stalled_until_it_can() -> None:
     world.hold(name, held=False)
     world.run(name)
     world.reconcile()
-    assert told(world) == ("Running", "True", "True", "True", "False", "Unknown", "False")
+    assert reported(world) == ("Running", "True", "True", "True", "False", "Unknown", "False")
     assert "waiting" not in world.status
 
 
-def test_admission_checks_are_a_wait_for_capacity_with_their_own_words() -> None:
+def test_admission_checks_are_a_wait_for_capacity_with_their_message() -> None:
     check = {"name": "provision", "state": "Pending", "message": "no capacity in us-east5-b"}
     world = in_queue(
         RESERVED, ("Admitted", "False", "UnsatisfiedAdmissionChecks", ""), admissionChecks=[check]
     )
-    assert told(world)[:2] == ("Provisioning", "True")
+    assert reported(world)[:2] == ("Provisioning", "True")
     assert world.status["waiting"]["reason"] == "WaitingForCapacity"
     assert "provision: no capacity in us-east5-b" in world.status["waiting"]["message"]
     world.wait(3600)
@@ -175,33 +180,33 @@ def test_admission_checks_are_a_wait_for_capacity_with_their_own_words() -> None
     assert world.status["waiting"]["reason"] == "WaitingForCapacity"
 
 
-def test_between_kueues_word_and_the_jobset_controllers_deed_nothing_is_missed() -> None:
+def test_an_admitted_jobset_that_is_still_suspended_is_provisioning() -> None:
     world = in_queue(waits("Pending", USED_UP))
     world.wait(3600)
     (name,) = world.live()
     world.workload(name, RESERVED, ADMITTED)
     world.reconcile()
-    assert told(world)[:2] == ("Provisioning", "True")
+    assert reported(world)[:2] == ("Provisioning", "True")
     assert "waiting" not in world.status
     world.jobsets[name]["spec"]["suspend"] = False
     world.reconcile()
     assert "waiting" not in world.status
 
 
-def test_kueue_is_given_a_moment_before_its_silence_is_told() -> None:
+def test_a_missing_workload_is_reported_after_a_delay() -> None:
     world = queued()
     name = world.until(Stage.TRAIN)
     world.hold(name, held=True)
     world.reconcile()
-    assert told(world)[:2] == ("Queued", "Unknown")
+    assert reported(world)[:2] == ("Queued", "Unknown")
     world.wait(UNSEEN_SECONDS + 1)
     world.reconcile()
-    assert told(world)[:2] == ("Queued", "False")
+    assert reported(world)[:2] == ("Queued", "False")
     assert world.condition("QuotaReserved")["reason"] == "NoWorkload"
     assert "jobset.x-k8s.io/jobset" in world.status["waiting"]["message"]
 
 
-def test_where_kueue_is_not_installed_a_queued_stage_is_stalled() -> None:
+def test_a_queued_stage_without_kueue_is_stalled() -> None:
     world = queued()
     world.workloads = None
     name = world.until(Stage.TRAIN)
@@ -209,7 +214,7 @@ def test_where_kueue_is_not_installed_a_queued_stage_is_stalled() -> None:
     assert world.condition("Stalled")["reason"] == "KueueNotInstalled"
 
 
-def test_stages_on_cpu_go_to_the_scheduler_where_they_have_no_queue() -> None:
+def test_cpu_stages_without_a_queue_go_to_the_scheduler() -> None:
     world = queued()
     name = world.until(Stage.CONVERT)
     assert world.jobsets[name]["spec"]["suspend"] is False
@@ -220,7 +225,7 @@ def test_stages_on_cpu_go_to_the_scheduler_where_they_have_no_queue() -> None:
 
 
 def evicted(times: int = 1) -> tuple[World, str]:
-    """Training ran to step 40, was told to stop, saved, and waits again."""
+    """Training ran to step 40, received SIGTERM, saved, and waits again."""
     world = queued()
     name = world.until(Stage.TRAIN)
     world.workload(name, RESERVED, ADMITTED)
@@ -256,9 +261,9 @@ def resume(world: World, name: str) -> None:
     world.reconcile()
 
 
-def test_an_eviction_is_recorded_and_charged_to_nobody() -> None:
+def test_an_eviction_is_recorded_and_not_charged() -> None:
     world, name = evicted()
-    assert told(world)[:3] == ("Queued", "False", "False")
+    assert reported(world)[:3] == ("Queued", "False", "False")
     (entry,) = [each for each in world.status["attempts"]["history"] if each["stage"] == "Train"]
     assert entry == {
         "stage": "Train",
@@ -290,7 +295,7 @@ def test_a_second_eviction_is_a_second_entry_and_a_second_event() -> None:
     assert [each.reason for each in world.events].count("KueuePreempted") == 2
 
 
-def test_a_run_after_an_eviction_is_not_judged_by_what_the_run_before_it_said() -> None:
+def test_a_run_after_an_eviction_ignores_records_of_the_run_before() -> None:
     world, name = evicted()
     resume(world, name)
     world.wait(60)
@@ -301,9 +306,9 @@ def test_a_run_after_an_eviction_is_not_judged_by_what_the_run_before_it_said() 
     assert world.status["failure"]["reason"] == "HostOutOfMemory"
 
 
-def test_a_jobset_that_restarts_because_its_quota_was_taken_away_charges_nobody() -> None:
-    """Where the Job controller counts the pods that it deletes for a suspension, the Job fails of it, and JobSet starts
-    all pods again when it is let go."""
+def test_a_restart_of_a_jobset_that_lost_its_quota_is_not_charged() -> None:
+    """If the Job controller counts the pods that it deletes for a suspension, the Job fails, and JobSet restarts
+    all pods after the resumption."""
     world = queued()
     name = world.until(Stage.TRAIN)
     world.workload(name, RESERVED, ADMITTED)
@@ -322,7 +327,7 @@ def test_a_jobset_that_restarts_because_its_quota_was_taken_away_charges_nobody(
     assert (entry["class"], entry["reason"]) == ("Quota", "Evicted")
 
 
-def test_an_admitted_jobset_is_given_time_to_make_its_pods() -> None:
+def test_an_admitted_jobset_has_time_to_create_its_pods() -> None:
     world, name = evicted()
     world.wait(3600)
     world.workload(name, RESERVED, ADMITTED)
@@ -331,10 +336,10 @@ def test_an_admitted_jobset_is_given_time_to_make_its_pods() -> None:
     assert "waiting" not in world.status
     world.now += timedelta(seconds=30)
     world.reconcile()
-    assert "makes no pods" in world.status["waiting"]["message"]
+    assert "creates no pods" in world.status["waiting"]["message"]
 
 
-def test_a_suspended_job_gives_up_its_place() -> None:
+def test_a_suspended_job_leaves_the_queue() -> None:
     world, name = evicted()
     world.edit(suspend=True)
     world.reconcile()
@@ -343,7 +348,7 @@ def test_a_suspended_job_gives_up_its_place() -> None:
     assert world.status["phase"] == "Suspended"
 
 
-def test_the_jobs_own_labels_choose_the_queue_where_the_profile_lets_them() -> None:
+def test_labels_of_the_job_select_the_queue_if_the_profile_allows_it() -> None:
     wanted = job()
     wanted["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine"}
     world = World(job=wanted, profiles=[profile(queue={"localQueue": "team-tpu", "allowJobLabels": True})])
@@ -356,7 +361,7 @@ def test_the_jobs_own_labels_choose_the_queue_where_the_profile_lets_them() -> N
         assert part in refused.condition("Valid")["message"]
 
 
-# --- what people do to a JobSet that waits
+# --- users and a waiting JobSet
 
 
 def slice_of(world: World, name: str) -> str:
@@ -366,7 +371,7 @@ def slice_of(world: World, name: str) -> str:
 
 
 def never_ran(*conditions: Condition) -> tuple[World, str]:
-    """Training's JobSet waits in its queue, and nothing of it has run."""
+    """The JobSet of training waits in its queue and has never run."""
     world = queued()
     for stage in (Stage.PREFLIGHT, Stage.CONVERT):
         world.succeed(world.until(stage))
@@ -395,7 +400,7 @@ def test_an_edit_of_the_slice_replaces_a_jobset_that_has_not_run() -> None:
 @pytest.mark.parametrize(
     "edit", [{"resources": {"tpu": "v6e-2x2"}}, {"checkpointing": {"everySteps": 7}}, {"cache": "Refresh"}]
 )
-def test_an_edit_that_leaves_the_slice_as_it_is_keeps_the_place_in_the_queue(edit: dict[str, Any]) -> None:
+def test_an_edit_that_keeps_the_slice_keeps_the_place_in_the_queue(edit: dict[str, Any]) -> None:
     world, name = never_ran(waits("Pending", USED_UP))
     world.edit(**edit)
     for _ in range(3):
@@ -403,7 +408,7 @@ def test_an_edit_that_leaves_the_slice_as_it_is_keeps_the_place_in_the_queue(edi
     assert world.live() == [name]
 
 
-def test_another_releases_words_for_the_same_slice_keep_the_place_in_the_queue() -> None:
+def test_another_rendering_of_the_same_slice_keeps_the_place_in_the_queue() -> None:
     world, name = never_ran(waits("Pending", USED_UP))
     world.jobsets[name]["metadata"]["annotations"]["tpu-finetune.dev/content"] = "of another release"
     world.jobsets[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
@@ -413,7 +418,7 @@ def test_another_releases_words_for_the_same_slice_keep_the_place_in_the_queue()
     assert world.live() == [name]
 
 
-def test_one_that_has_run_keeps_its_place_and_its_slice() -> None:
+def test_a_jobset_that_has_run_keeps_its_place_and_slice() -> None:
     world, name = evicted()
     world.edit(resources={"tpu": "v6e-8"})
     world.reconcile()
@@ -421,7 +426,7 @@ def test_one_that_has_run_keeps_its_place_and_its_slice() -> None:
     assert slice_of(world, name) == "2x2"
 
 
-def test_deleting_a_jobset_that_waits_after_an_eviction_charges_nobody() -> None:
+def test_deleting_a_jobset_that_waits_after_an_eviction_is_not_charged() -> None:
     world, name = evicted()
     world.lose(name)
     assert world.workloads is not None
@@ -433,7 +438,7 @@ def test_deleting_a_jobset_that_waits_after_an_eviction_charges_nobody() -> None
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_restart_that_an_eviction_came_to_is_charged_to_nobody_when_it_is_let_go() -> None:
+def test_a_restart_interrupted_by_an_eviction_is_not_charged() -> None:
     world, name = evicted()
     resume(world, name)
     world.restart(name)
@@ -448,10 +453,28 @@ def test_a_restart_that_an_eviction_came_to_is_charged_to_nobody_when_it_is_let_
     assert [each.reason for each in world.events].count("KueuePreempted") == 1
 
 
-def test_a_preemption_after_an_eviction_is_charged_as_ever() -> None:
+def test_a_preemption_after_an_eviction_is_charged() -> None:
     world, name = evicted()
     resume(world, name)
     world.wait(60)
     world.stop(name)
     world.reconcile()
     assert world.status["attempts"]["preemption"] == 1
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
+def test_decisions_succeed_with_any_times_of_a_jobset(time: str) -> None:
+    world = queued()
+    name = world.until(Stage.TRAIN)
+    world.workload(name, RESERVED, ADMITTED)
+    world.workloads[name]["status"]["accumulatedPastExecutionTimeSeconds"] = 60
+    world.hold(name, held=False)
+    for pod in world.pods_of(name):
+        del world.pods[pod["metadata"]["name"]]
+    world.jobsets[name]["status"] = {
+        "conditions": [{"type": "Suspended", "status": "False", "lastTransitionTime": time}]
+    }
+    world.reconcile()
+    world.edit(suspend=True)
+    world.reconcile()
+    assert name not in world.jobsets or "deletionTimestamp" in world.jobsets[name]["metadata"]

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 PAIRS = 24
 
 
-def test_a_recording_is_the_same_each_time_and_replays_to_what_was_decided(
+def test_a_recording_is_reproducible_and_replays_to_the_same_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pairs = list(recordings.record(PAIRS))

@@ -1,4 +1,4 @@
-"""One rule of the job's course at a time."""
+"""Rules of a job's lifecycle, one per test."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import AttemptFiles, decide
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
+from tests.unit.lifecycle.writes import writes
 
 
 def test_five_stages_run_one_after_the_other() -> None:
@@ -19,17 +20,17 @@ def test_five_stages_run_one_after_the_other() -> None:
     assert "Loss 2 before, 1 after." in world.status["summary"]
 
 
-def test_each_stage_is_told_what_the_earlier_ones_found() -> None:
+def test_each_stage_request_has_the_findings_of_earlier_stages() -> None:
     world = World()
     world.to_the_end()
-    told = {world.key_of(name).stage: world.request(name) for name in world.created}
-    assert (told[Stage.PREFLIGHT].fingerprint, told[Stage.PREFLIGHT].converted) == (None, None)
-    assert told[Stage.CONVERT].fingerprint == "f1"
-    assert told[Stage.TRAIN].converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
-    assert told[Stage.EXPORT].train_step == TOTAL_STEPS
+    received = {world.key_of(name).stage: world.request(name) for name in world.created}
+    assert (received[Stage.PREFLIGHT].fingerprint, received[Stage.PREFLIGHT].converted) == (None, None)
+    assert received[Stage.CONVERT].fingerprint == "f1"
+    assert received[Stage.TRAIN].converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
+    assert received[Stage.EXPORT].train_step == TOTAL_STEPS
 
 
-def test_evaluate_is_skipped_where_nothing_is_asked_for() -> None:
+def test_evaluate_is_skipped_if_nothing_is_requested() -> None:
     world = World(job=job(evaluation={}))
     world.to_the_end()
     assert "support-bot-eval-1" not in world.created
@@ -47,7 +48,7 @@ def test_epochs_become_the_steps_that_preflight_counted() -> None:
 # --- conditions
 
 
-def test_all_conditions_are_there_from_the_first_look() -> None:
+def test_all_conditions_are_set_by_the_first_reconcile() -> None:
     world = World()
     world.reconcile()
     assert [each["type"] for each in world.status["conditions"]] == list(ConditionType)
@@ -65,7 +66,7 @@ def test_transition_times_move_only_with_the_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "expected"),
     [
         (lambda: states.at(Stage.TRAIN), ("True", "False", "Unknown", "False")),
         (states.born_suspended, ("True", "False", "Unknown", "False")),
@@ -75,17 +76,17 @@ def test_transition_times_move_only_with_the_status() -> None:
         (states.failed, ("False", "True", "False", "True")),
     ],
 )
-def test_tools_read_the_state_off_four_conditions(make: Any, told: tuple[str, ...]) -> None:
+def test_four_conditions_give_the_state_to_tools(make: Any, expected: tuple[str, ...]) -> None:
     world = make()
     found = [world.condition(kind)["status"] for kind in ("Reconciling", "Stalled", "Succeeded", "Finished")]
-    assert tuple(found) == told
+    assert tuple(found) == expected
     FineTuneJobStatus.model_validate(world.status, by_alias=True, by_name=False)
 
 
 # --- preflight
 
 
-def test_a_missing_input_is_looked_for_again_with_growing_patience_and_charged_to_nobody() -> None:
+def test_a_missing_input_is_retried_with_backoff_and_not_charged() -> None:
     world = World()
     waits = []
     for _ in range(7):
@@ -100,14 +101,14 @@ def test_a_missing_input_is_looked_for_again_with_growing_patience_and_charged_t
         world.wait(world.requeue_after or 0)
     assert waits == [15, 30, 60, 120, 240, 480, 960]
     assert world.status["attempts"]["user"] == 0
-    # Those that looked in vain are cleared away, but for the newest.
+    # Attempts that found no input are deleted, except for the newest.
     world.reconcile()
     assert sorted(world.jobsets) == ["support-bot-prep-7", "support-bot-prep-8"]
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
-def test_bad_data_ends_the_job_before_any_tpu() -> None:
+def test_bad_data_fails_the_job_before_any_tpu() -> None:
     world = World()
     world.fail(world.until(Stage.PREFLIGHT), ExitCode.BAD_DATA)
     world.reconcile()
@@ -127,7 +128,7 @@ def test_plan_only_ends_after_preflight() -> None:
 # --- convert
 
 
-def test_a_conversion_in_the_cache_is_used_and_says_what_it_saved() -> None:
+def test_a_cached_conversion_is_used_and_the_saved_time_reported() -> None:
     world = World()
     world.cache["f1"] = world.manifest(uid="another-job")
     world.to_the_end()
@@ -140,7 +141,7 @@ def test_a_conversion_in_the_cache_is_used_and_says_what_it_saved() -> None:
 
 
 @pytest.mark.parametrize("setting", ["Refresh", "Off"])
-def test_a_cache_that_is_not_to_be_used_is_not(setting: str) -> None:
+def test_a_disabled_cache_is_not_used(setting: str) -> None:
     world = World(job=job(cache=setting))
     world.cache["f1"] = world.manifest(uid="another-job")
     name = world.until(Stage.TRAIN)
@@ -149,13 +150,13 @@ def test_a_cache_that_is_not_to_be_used_is_not(setting: str) -> None:
     assert world.status["stages"][1]["cache"]["missBecause"] == [f"spec.cache is {setting}"]
 
 
-def test_an_unproven_conversion_is_no_hit() -> None:
+def test_an_unproven_conversion_is_not_a_hit() -> None:
     world = World()
     world.cache["f1"] = world.manifest(uid="another-job", proven=False)
     world.until(Stage.CONVERT)
 
 
-def test_a_conversion_that_died_after_its_manifest_is_done() -> None:
+def test_a_conversion_that_died_after_writing_its_manifest_is_complete() -> None:
     world = World()
     name = world.until(Stage.CONVERT)
     world.cache["f1"] = world.manifest()
@@ -168,7 +169,7 @@ def test_a_conversion_that_died_after_its_manifest_is_done() -> None:
 # --- suspend
 
 
-def test_suspending_stops_the_stage_and_charges_nobody() -> None:
+def test_suspending_stops_the_stage_and_is_not_charged() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.train(name, 33)
@@ -189,7 +190,7 @@ def test_suspending_stops_the_stage_and_charges_nobody() -> None:
     assert world.status["stages"][2]["resumedFromStep"] == 33
 
 
-def test_a_job_that_is_born_suspended_starts_nothing() -> None:
+def test_a_job_created_suspended_starts_nothing() -> None:
     world = states.born_suspended()
     assert world.created == []
     assert world.status["phase"] == "Suspended"
@@ -197,7 +198,7 @@ def test_a_job_that_is_born_suspended_starts_nothing() -> None:
     world.to_the_end()
 
 
-def test_a_suspended_attempt_that_dies_without_a_word_is_charged_to_nobody() -> None:
+def test_a_suspended_attempt_without_a_record_is_not_charged() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.edit(suspend=True)
@@ -209,7 +210,7 @@ def test_a_suspended_attempt_that_dies_without_a_word_is_charged_to_nobody() -> 
     assert world.status["attempts"]["infrastructure"] == 0
 
 
-# --- what stands in the way
+# --- obstacles
 
 
 def _pending(world: World, status: dict[str, Any]) -> None:
@@ -241,25 +242,29 @@ def test_a_missing_secret_is_named_with_its_key() -> None:
         (Stage.TRAIN, "Pathways", "ft-train", "pathways-head"),
     ],
 )
-def test_a_jobset_that_makes_no_pods_is_told_with_what_may_be_missing(
+def test_a_jobset_without_pods_is_reported_with_possible_causes(
     stage: Stage, controller: str, account: str, group: str
 ) -> None:
     world = World(job=job(resources={"tpu": "v6e-4", "controller": controller}))
     name = world.until(stage)
     world.pods.clear()
     world.reconcile()
-    assert "makes no pods" not in world.status["summary"]
+    assert "creates no pods" not in world.status["summary"]
     world.wait(30)
     world.reconcile()
     assert world.status["waiting"]["reason"] == "WaitingForInput"
-    for part in (name, f'ServiceAccount "{account}" in namespace "team-a"', f"describe job {name}-{group}-0"):
+    for part in (
+        name,
+        f'ServiceAccount "{account}" exists in namespace "team-a"',
+        f"describe job {name}-{group}-0",
+    ):
         assert part in world.status["summary"]
     world.run(name)
     world.reconcile()
     assert "waiting" not in world.status
 
 
-def test_a_job_that_finds_no_node_says_what_the_scheduler_says() -> None:
+def test_a_job_without_a_node_reports_the_schedulers_message() -> None:
     world = World()
     message = "0/4 nodes are available: 2 Insufficient google.com/tpu."
     scheduled = {
@@ -275,7 +280,7 @@ def test_a_job_that_finds_no_node_says_what_the_scheduler_says() -> None:
     assert message in waiting["message"]
 
 
-def test_an_image_that_cannot_be_pulled_is_named() -> None:
+def test_an_image_that_cannot_be_pulled_is_named_in_the_status() -> None:
     world = World()
     state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}
     _pending(world, {"containerStatuses": [{"name": "trainer", "image": "trainer:v9", "state": state}]})
@@ -283,15 +288,15 @@ def test_an_image_that_cannot_be_pulled_is_named() -> None:
     assert "trainer:v9" in world.status["waiting"]["message"]
 
 
-def test_a_store_that_cannot_be_read_is_waited_for() -> None:
+def test_a_job_waits_for_an_unreadable_store() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     before = world.status
     world.succeed(name)
     world.unreadable = "gs://artifacts/team-a: timed out after 10 s"
     decision = world.reconcile()
-    assert decision.jobset is None
-    assert decision.records == ()
+    assert writes(decision).jobset is None
+    assert writes(decision).records == ()
     assert "gs://artifacts" in world.status["waiting"]["message"]
     assert world.status["stages"] == before["stages"]
     assert world.condition("Reconciling")["reason"] == "StoreUnavailable"
@@ -300,7 +305,7 @@ def test_a_store_that_cannot_be_read_is_waited_for() -> None:
     assert "waiting" not in world.status
 
 
-def test_a_missing_profile_is_named_and_its_arrival_noticed() -> None:
+def test_a_missing_profile_is_named_and_noticed_when_created() -> None:
     world = World(job=job(profileRef={"name": "late"}))
     world.reconcile()
     assert world.condition("Valid")["reason"] == "ProfileNotFound"
@@ -311,7 +316,7 @@ def test_a_missing_profile_is_named_and_its_arrival_noticed() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_profile_deleted_after_admission_is_not_missed() -> None:
+def test_a_profile_deleted_after_admission_is_not_needed() -> None:
     world = World()
     world.until(Stage.CONVERT)
     world.profiles.clear()
@@ -319,7 +324,7 @@ def test_a_profile_deleted_after_admission_is_not_missed() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_an_edit_that_is_refused_starts_nothing_new_and_stops_nothing() -> None:
+def test_a_refused_edit_starts_and_stops_nothing() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.edit(resources={"tpu": "v6e-256"})
@@ -340,10 +345,10 @@ def test_an_edit_of_the_slice_keeps_the_global_batch() -> None:
     assert world.request(name).hyperparameters.global_batch_size == 8
     world.edit(resources={"tpu": "v6e-8"})
     world.reconcile()
-    assert "deletionTimestamp" not in world.jobsets[name]["metadata"], "what runs goes on"
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"], "the running stage continues"
     world.stop(name)
     world.reconcile()
-    assert name not in world.jobsets, "JobSet was about to start the old slice again"
+    assert name not in world.jobsets, "JobSet was about to restart the old slice"
     world.reconcile()
     request = world.request("support-bot-train-2")
     assert request.mesh.hosts == 2
@@ -352,7 +357,7 @@ def test_an_edit_of_the_slice_keeps_the_global_batch() -> None:
 
 
 def test_the_controller_of_an_admitted_job_cannot_be_edited() -> None:
-    """Converted model and checkpoints are laid out for it."""
+    """The converted model and the checkpoints have the layout of the slice."""
     world = World()
     name = world.until(Stage.TRAIN)
     world.edit(resources={"tpu": "v6e-4", "controller": "Pathways"})
@@ -373,7 +378,7 @@ def test_the_status_names_the_controller_and_all_images() -> None:
     assert set(resolved["images"]) == {"trainer", "pathwaysServer", "pathwaysProxy"}
 
 
-def test_the_status_names_the_image_for_cpu_of_the_profile() -> None:
+def test_the_status_names_the_profiles_cpu_image() -> None:
     images = {"trainer": "registry.example/t:1", "cpu": "registry.example/t:1-cpu"}
     world = World(profiles=[profile(images=images)])
     world.until(Stage.CONVERT)
@@ -381,7 +386,7 @@ def test_the_status_names_the_image_for_cpu_of_the_profile() -> None:
     world.to_the_end()
 
 
-def test_the_sequence_length_of_the_status_is_what_the_models_limit_left_of_it() -> None:
+def test_the_sequence_length_in_the_status_is_bounded_by_the_model() -> None:
     world = World()
     world.until(Stage.CONVERT)
     assert world.status["resolved"]["hyperparameters"]["maxSeqLength"] == 512
@@ -395,14 +400,14 @@ def test_a_model_too_large_for_the_cpu_nodes_fails_before_conversion() -> None:
     assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
     assert world.condition("MemoryFits")["status"] == "False"
     assert world.status["stages"][1]["phase"] == "Failed", (
-        "the stage that could not be started, as failure.stage says"
+        "the stage that could not start, as in failure.stage"
     )
 
 
 # --- the end
 
 
-def test_a_finished_job_stays_finished_whatever_becomes_of_its_children() -> None:
+def test_a_finished_job_stays_finished_whatever_happens_to_its_children() -> None:
     for make in (states.succeeded, states.failed, states.planned):
         world = make()
         before = world.status
@@ -410,9 +415,26 @@ def test_a_finished_job_stays_finished_whatever_becomes_of_its_children() -> Non
         world.pods.clear()
         world.attempts.clear()
         decision = world.reconcile()
-        assert decision.jobset is None
+        assert writes(decision).jobset is None
         assert decision.requeue_after is None
         assert world.status == before
+
+
+@pytest.mark.parametrize("make", [states.succeeded, states.failed, states.planned])
+def test_a_finished_job_stays_finished_with_an_invalid_time_in_its_condition(make: Any) -> None:
+    world = make()
+    created, reason = len(world.created), world.status["phase"]
+    (finished,) = [each for each in world.status["conditions"] if each["type"] == ConditionType.FINISHED]
+    # The API server accepts any two digits in an offset.
+    finished["lastTransitionTime"] = "2026-11-21T12:00:00+99:00"
+    world.jobsets.clear()
+    world.pods.clear()
+    world.attempts.clear()
+    for _ in range(3):
+        world.reconcile()
+    assert len(world.created) == created
+    assert world.condition("Finished")["status"] == "True"
+    assert world.condition("Finished")["reason"] == reason
 
 
 def test_a_finished_job_acknowledges_an_edit() -> None:
@@ -424,7 +446,7 @@ def test_a_finished_job_acknowledges_an_edit() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_the_end_is_found_again_without_status_and_children() -> None:
+def test_the_result_is_recovered_without_status_and_children() -> None:
     for make, phase in ((states.succeeded, "Succeeded"), (states.failed, "Failed")):
         world = make()
         world.job["status"] = {"observedGeneration": -1}
@@ -442,13 +464,14 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     world.job["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
     world.jobsets.clear()
     decision = decide(world.observe())
-    assert (decision.jobset, decision.deletions, decision.status) == (None, (), world.status)
+    assert (writes(decision).jobset, writes(decision).deletions) == (None, ())
+    assert decision.status.to_document() == world.status
 
 
-# --- telling
+# --- reporting
 
 
-def test_progress_is_told_at_most_every_ten_seconds_while_only_steps_move() -> None:
+def test_progress_is_reported_at_most_every_ten_seconds() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.train(name, 10)
@@ -470,7 +493,7 @@ def test_many_live_jobs_report_less_often() -> None:
 
 
 @pytest.mark.parametrize("unreadable", [None, "the store is away"])
-def test_any_number_of_other_jobs_leaves_a_look_in_each_minute(unreadable: str | None) -> None:
+def test_a_job_is_reconciled_each_minute_with_any_number_of_other_jobs(unreadable: str | None) -> None:
     world = World(live_jobs=1_000_000)
     world.train(world.until(Stage.TRAIN), 10)
     world.unreadable = unreadable
@@ -478,14 +501,14 @@ def test_any_number_of_other_jobs_leaves_a_look_in_each_minute(unreadable: str |
     assert world.requeue_after == 60
 
 
-def test_any_number_of_other_jobs_leaves_a_job_without_a_profile_a_look_in_each_minute() -> None:
+def test_a_job_without_a_profile_is_reconciled_each_minute() -> None:
     world = World(live_jobs=1_000_000, profiles=())
     world.reconcile()
     assert world.requeue_after == 60
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_only_training_is_looked_at_where_no_watch_tells(stage: Stage) -> None:
+def test_training_is_reconciled_more_often_than_other_stages(stage: Stage) -> None:
     world = World()
     name = world.until(stage)
     world.run(name)
@@ -493,7 +516,7 @@ def test_only_training_is_looked_at_where_no_watch_tells(stage: Stage) -> None:
     assert world.requeue_after == (10 if stage is Stage.TRAIN else 30)
 
 
-def test_a_jobset_without_pods_is_looked_at_when_that_becomes_strange() -> None:
+def test_a_jobset_without_pods_is_reconciled_when_it_becomes_suspicious() -> None:
     world = World()
     world.reconcile()
     world.reconcile()
@@ -501,14 +524,14 @@ def test_a_jobset_without_pods_is_looked_at_when_that_becomes_strange() -> None:
     assert world.requeue_after == 20
 
 
-def test_one_event_tells_each_transition() -> None:
+def test_each_transition_has_one_event() -> None:
     world = World()
     world.to_the_end()
     world.reconcile()
     assert [notice.reason for notice in world.events] == ["Checked", "Proven", "Succeeded"]
 
 
-def test_a_bad_end_is_told_once() -> None:
+def test_a_failed_attempt_is_reported_once() -> None:
     world = World()
     world.stop(world.until(Stage.TRAIN))
     for _ in range(3):
@@ -516,7 +539,7 @@ def test_a_bad_end_is_told_once() -> None:
     assert [notice.reason for notice in world.events].count("Preempted") == 1
 
 
-def test_the_history_tells_the_node_of_the_host_that_failed_and_keeps_it() -> None:
+def test_the_history_names_and_keeps_the_node_of_the_failed_host() -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
     for index, pod in enumerate(world.pods_of(name)):

@@ -1,4 +1,4 @@
-"""A smoke test is asked of preflight alone, and told in its stage."""
+"""The smoke test is requested only of preflight and reported with its stage."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.unit.lifecycle.world import World, job
 
 
 class TriedOut(World):
-    """Preflight has tried the chain out where it was asked to."""
+    """A world whose preflight has run the smoke test if its request has one."""
 
     def details(self, request: StageRequest) -> object:
         details = super().details(request)
@@ -24,22 +24,24 @@ def stage(world: World, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "resolved"),
+    ("requested", "resolved"),
     [({}, SmokeSpec(steps=5, examples=64)), ({"steps": 2, "examples": 16}, SmokeSpec(steps=2, examples=16))],
 )
-def test_preflight_alone_is_asked_and_says_what_it_tried(asked: dict[str, int], resolved: SmokeSpec) -> None:
-    world = TriedOut(job=job(preflight={"smoke": asked}))
+def test_only_preflight_runs_the_smoke_test_and_reports_it(
+    requested: dict[str, int], resolved: SmokeSpec
+) -> None:
+    world = TriedOut(job=job(preflight={"smoke": requested}))
     world.to_the_end()
-    told = {world.key_of(name).stage: world.request(name).smoke for name in world.created}
-    assert told.pop(Stage.PREFLIGHT) == resolved
-    assert set(told.values()) == {None}
+    received = {world.key_of(name).stage: world.request(name).smoke for name in world.created}
+    assert received.pop(Stage.PREFLIGHT) == resolved
+    assert set(received.values()) == {None}
     assert stage(world, "Preflight")["message"] == (
-        f"The smoke test went through to its export: {resolved.steps} steps on 64 examples of at most 512 tokens, "
+        f"The smoke test ran all stages: {resolved.steps} steps on 64 examples of at most 512 tokens, "
         "in 61 s."
     )
 
 
-def test_without_one_nothing_is_said() -> None:
+def test_nothing_is_reported_without_a_smoke_test() -> None:
     world = TriedOut()
     world.to_the_end()
     assert "message" not in stage(world, "Preflight")

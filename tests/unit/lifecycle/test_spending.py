@@ -1,4 +1,4 @@
-"""What a job may spend: estimated before a slice is claimed, counted while it is held."""
+"""Budgets: estimated before a slice is claimed, counted while it is held."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -25,7 +25,7 @@ def training(budget: dict[str, str], *profiles: Any) -> tuple[World, str]:
 
 
 def held(world: World, name: str, seconds: float) -> None:
-    """Training goes on for so long."""
+    """Training continues for ``seconds``."""
     world.wait(seconds)
     world.train(name, 20)
     world.reconcile()
@@ -36,7 +36,7 @@ def held(world: World, name: str, seconds: float) -> None:
     [({"maxChipHours": 1}, ()), ({"maxCost": 2}, (PRICED,))],
     ids=["hours", "money"],
 )
-def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
+def test_an_exhausted_budget_suspends_the_job_until_it_is_raised(
     budget: dict[str, str], profiles: Any
 ) -> None:
     world, name = training(budget, *profiles)
@@ -55,7 +55,7 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
     assert f"Raise spec.budget.{next(iter(budget))}:" in world.status["summary"]
     assert world.status["attempts"]["preemption"] == world.status["attempts"]["user"] == 0
     FineTuneJobStatus.model_validate(world.status)
-    # What the JobSet's end has left in the run folder still counts when it is gone.
+    # Records in the run folder still count after the JobSet is deleted.
     world.reconcile()
     assert world.live() == []
     assert world.status["cost"]["chipHours"] == "1"
@@ -68,8 +68,8 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
     assert world.status["phase"] == "Succeeded"
 
 
-def test_what_was_counted_stays_counted_though_the_trainer_tells_less() -> None:
-    """Its record begins after its imports. The job would go on for as long, again and again."""
+def test_counted_usage_stays_if_the_trainer_reports_less() -> None:
+    """The trainer's record begins after its imports, and a job could repeat this without limit."""
     world, name = training({"maxChipHours": 1})
     held(world, name, ONE_CHIP_HOUR)
     world.stop(name)
@@ -85,7 +85,7 @@ def test_what_was_counted_stays_counted_though_the_trainer_tells_less() -> None:
     assert world.status["cost"]["chipHours"] == "1"
 
 
-def test_a_slice_that_is_held_spends_the_budget_whatever_records_are_gone() -> None:
+def test_a_held_slice_uses_the_budget_without_records() -> None:
     """Without preflight's record, preflight is due again; the training still runs."""
     world = World(job=job(budget={"maxChipHours": 1}))
     name = world.until(Stage.TRAIN)
@@ -97,7 +97,7 @@ def test_a_slice_that_is_held_spends_the_budget_whatever_records_are_gone() -> N
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
 
 
-def test_a_budget_may_end_the_job_instead() -> None:
+def test_a_budget_can_fail_the_job_instead() -> None:
     world, name = training({"maxChipHours": 1, "onExhausted": "Fail"})
     held(world, name, ONE_CHIP_HOUR)
     world.stop(name)
@@ -112,7 +112,7 @@ def test_a_budget_may_end_the_job_instead() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_what_was_used_by_other_slices_counts_by_their_own_chips() -> None:
+def test_usage_of_other_slices_counts_by_their_own_chips() -> None:
     world, name = training({"maxChipHours": 3})
     held(world, name, ONE_CHIP_HOUR)
     world.edit(resources={"tpu": "v6e-8"})
@@ -127,11 +127,11 @@ def test_what_was_used_by_other_slices_counts_by_their_own_chips() -> None:
     assert "deletionTimestamp" in world.jobsets[second]["metadata"]
 
 
-#: PROVED: 100 steps of at least 0.5 s on four chips.
+#: Chip hours of PROVED: 100 steps of at least 0.5 s on four chips.
 LEAST = 100 * 0.5 * 4 / 3600
 
 
-def test_a_training_that_is_sure_to_take_more_is_not_begun() -> None:
+def test_training_that_certainly_exceeds_the_budget_does_not_start() -> None:
     world = Proving(job=job(budget={"maxChipHours": round(LEAST * 0.9, 4)}), found=PROVED)
     for _ in range(5):
         world.reconcile()
@@ -146,14 +146,14 @@ def test_a_training_that_is_sure_to_take_more_is_not_begun() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_plan_tells_that_the_budget_is_too_small() -> None:
+def test_a_plan_reports_that_the_budget_is_too_small() -> None:
     world = Proving(job=job(budget={"maxChipHours": 0.01}, planOnly=True), found=PROVED)
     world.to_the_end()
     assert world.status["phase"] == "Planned"
     assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
 
 
-def test_the_profiles_limit_ends_the_job_since_nobody_can_raise_it_afterwards() -> None:
+def test_exceeding_the_profiles_limit_fails_the_job() -> None:
     limited = profile(constraints={"maxChipHours": 0.01})
     world = Proving(job=job(budget={"maxChipHours": 8}), profiles=[limited], found=PROVED)
     world.to_the_end()
@@ -163,7 +163,7 @@ def test_the_profiles_limit_ends_the_job_since_nobody_can_raise_it_afterwards() 
     assert "ask its owner to raise it" in world.status["failure"]["suggestion"]
 
 
-def test_stages_on_cpu_go_on_when_nothing_is_left() -> None:
+def test_cpu_stages_continue_with_an_exhausted_budget() -> None:
     world = World(job=job(budget={"maxChipHours": 1}, evaluation={}))
     name = world.until(Stage.TRAIN)
     world.train(name, 10)
@@ -176,7 +176,7 @@ def test_stages_on_cpu_go_on_when_nothing_is_left() -> None:
     assert world.condition("WithinBudget")["status"] == "False"
 
 
-def test_a_job_without_a_budget_tells_what_it_costs() -> None:
+def test_a_job_without_a_budget_reports_its_cost() -> None:
     world = World(profiles=[PRICED])
     name = world.until(Stage.TRAIN)
     world.train(name, 10)
@@ -185,7 +185,7 @@ def test_a_job_without_a_budget_tells_what_it_costs() -> None:
     assert world.condition("WithinBudget")["reason"] == "NotRequested"
 
 
-def test_the_highest_price_still_makes_a_cost_that_the_status_holds() -> None:
+def test_the_highest_price_gives_a_cost_that_the_status_accepts() -> None:
     most = 10**12
     world, name = training(
         {"maxChipHours": 8}, profile(flavors=[{**FLAVOR, "chipHourPrice": most}], currency="USD")

@@ -3,22 +3,21 @@
 import copy
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from finetune_contract import ConvertOutcome, Stage, StageResult
 from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import admit
+from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.merge import merge
-from finetune_operator.planning.stored_plan import digest
+from finetune_operator.planning.stored_plan import _sha256, digest, read_stored_plan
 from tests.unit.lifecycle.world import UID, World, job, profile
 
 
 def first_format(world: World, **changed: Any) -> dict[str, Any]:
-    """``<job>-plan`` as an earlier release kept it in the job's namespace; ``changed``: of its data."""
+    """``<job>-plan`` as an earlier release stored it in the job's namespace; ``changed`` replaces data."""
     snapshot = admit(world.job, world.profiles).snapshot
     data = {
         "format": "1",
@@ -33,10 +32,10 @@ def first_format(world: World, **changed: Any) -> dict[str, Any]:
     return {"metadata": {"name": "support-bot-plan", "namespace": "team-a"}, "data": data}
 
 
-def of_an_earlier_release(until: Stage = Stage.TRAIN, **spec: Any) -> World:
-    """A job at that stage that a release with plans in the job's namespace has admitted."""
+def of_an_earlier_release(**spec: Any) -> World:
+    """A job in training, admitted by a release that stored plans in the job's namespace."""
     world = World(job=job(**spec))
-    world.until(until)
+    world.until(Stage.TRAIN)
     for jobset in world.jobsets.values():
         del jobset["metadata"]["annotations"]["tpu-finetune.dev/plan"]
     del world.status["resolved"]["plan"]
@@ -55,7 +54,7 @@ def in_one_cache(files: AttemptFiles) -> AttemptFiles:
 
 
 def lost(**spec: Any) -> World:
-    """A job in training whose stored plan is gone."""
+    """A job in training whose stored plan is lost."""
     world = World(job=job(**spec))
     world.until(Stage.TRAIN)
     world.config_map = None
@@ -71,7 +70,7 @@ def reconciled(world: World) -> World:
 # --- lost ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_plan_is_made_again_where_it_comes_to_the_same() -> None:
+def test_a_lost_plan_is_recreated_if_the_result_is_the_same() -> None:
     world = lost()
     named = world.status["resolved"]["plan"]["digest"]
     reconciled(world)
@@ -81,7 +80,7 @@ def test_a_lost_plan_is_made_again_where_it_comes_to_the_same() -> None:
     assert world.created == ["support-bot-prep-1", "support-bot-conv-1", "support-bot-train-1"]
 
 
-def test_steering_a_job_does_not_keep_its_plan_from_being_made_again() -> None:
+def test_control_fields_do_not_prevent_recreating_a_lost_plan() -> None:
     world = lost()
     world.edit(suspend=True, retry={"generation": 3})
     world.reconcile()
@@ -104,12 +103,12 @@ def test_a_lost_plan_is_never_replaced_by_another(change: str) -> None:
     stalled = world.condition("Stalled")
     reasons = ("PlanMissing",) if change != "no profile" else ("NoDefaultProfile",)
     assert (stalled["status"], stalled["reason"]) in {("True", reason) for reason in reasons}
-    # What was known stays, and what runs is not deleted.
+    # Known values stay, and running stages are not deleted.
     assert world.status["resolved"]["plan"]["digest"]
     assert world.live() == ["support-bot-train-1"]
 
 
-def test_a_job_without_its_plan_is_still_stopped_where_the_user_asks() -> None:
+def test_a_job_without_its_plan_can_be_suspended() -> None:
     world = lost()
     world.profiles = []
     world.edit(suspend=True)
@@ -117,7 +116,7 @@ def test_a_job_without_its_plan_is_still_stopped_where_the_user_asks() -> None:
     assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
 
 
-def test_a_plan_that_was_tampered_with_is_not_believed() -> None:
+def test_a_plan_that_was_tampered_with_is_refused() -> None:
     world = World()
     world.until(Stage.TRAIN)
     assert world.config_map is not None
@@ -129,7 +128,21 @@ def test_a_plan_that_was_tampered_with_is_not_believed() -> None:
     assert world.created == created
 
 
-def test_the_plan_of_another_job_is_not_believed() -> None:
+def test_a_plan_without_a_contract_version_is_refused() -> None:
+    world = World()
+    world.reconcile()
+    assert world.config_map is not None
+    snapshot = read_stored_plan(world.config_map)
+    data = {name: value for name, value in snapshot.stored.items() if name != "contract"}
+    world.config_map["data"] = {**data, "digest": _sha256(data)}
+    reconciled(world)
+    stalled = world.condition("Stalled")
+    assert stalled["reason"] == "PlanMissing"
+    assert "KeyError('contract')" in stalled["message"]
+    assert world.created == []
+
+
+def test_the_plan_of_another_job_is_refused() -> None:
     world = World()
     world.reconcile()
     other = World(job=copy.deepcopy(job()))
@@ -141,7 +154,7 @@ def test_the_plan_of_another_job_is_not_believed() -> None:
     assert world.created == []
 
 
-def test_a_job_created_again_under_its_name_gets_a_plan_of_its_own() -> None:
+def test_a_job_recreated_under_the_same_name_gets_its_own_plan() -> None:
     first, second = World(), World(job=job())
     second.job["metadata"]["uid"] = "9" + UID[1:]
     for world in (first, second):
@@ -150,12 +163,8 @@ def test_a_job_created_again_under_its_name_gets_a_plan_of_its_own() -> None:
     assert first.config_map["metadata"]["name"] != second.config_map["metadata"]["name"]  # type: ignore[index]
 
 
-#: What the trainer of a release before the contract's minor versions reads; it refuses every key beyond these.
-BEFORE_1_0 = Path(__file__).parents[1] / "contract" / "before-1.0" / "StageRequest.json"
-
-
 def request_of(jobset: dict[str, Any]) -> dict[str, Any]:
-    """The stage request that a JobSet's container is given."""
+    """Returns the stage request of a JobSet's container."""
     (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     (text,) = [each["value"] for each in container["env"] if each["name"] == "FINETUNE_REQUEST"]
     found: dict[str, Any] = json.loads(text.replace("$$", "$"))
@@ -165,72 +174,35 @@ def request_of(jobset: dict[str, Any]) -> dict[str, Any]:
 # --- of an earlier release -----------------------------------------------------------------------------------
 
 
-def test_a_running_job_of_an_earlier_release_keeps_running_under_its_plan() -> None:
+def test_a_running_job_of_an_earlier_release_keeps_its_plan() -> None:
     world = of_an_earlier_release()
     reconciled(world)
     assert world.config_map is not None
     assert world.status["phase"] == "Running"
     assert world.live() == ["support-bot-train-1"]
-    # One cache served all namespaces then, and its converted model lies there.
+    # One cache served all namespaces then and contains the converted model.
     assert world.config_map["data"]["cache"] == "gs://cache"
     world.succeed("support-bot-train-1")
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
-@pytest.mark.parametrize("until", [Stage.PREFLIGHT, Stage.TRAIN])
-def test_every_request_of_a_job_of_an_earlier_release_is_one_that_its_trainer_understands(
-    until: Stage,
-) -> None:
-    world = of_an_earlier_release(
-        until,
-        datasets={
-            "train": [{"uri": "gs://data/chat.jsonl"}],
-            "validation": [{"uri": "gs://data/held-back.jsonl"}],
-            "maxSeqLength": 2048,
-        },
-        method={"type": "SFT", "lora": {"rank": 8}},
-        engineOverrides={"remat_policy": "full"},
-        export={"destinations": [{"uri": "gs://artifacts/team-a/exports/bot"}]},
-    )
-    reconciled(world)
-    before = len(world.created)
-    # The stage that ran at the upgrade is interrupted, so that its next attempt is rendered anew.
-    world.edit(suspend=True)
-    world.reconcile()
-    world.stop(world.created[-1])
-    world.edit(suspend=False)
-    rendered: dict[str, dict[str, Any]] = {}
-    for _ in range(60):
-        world.reconcile()
-        rendered |= {name: request_of(world.jobsets[name]) for name in world.live()}
-        if world.status["phase"] == "Succeeded":
-            break
-        for name in world.live():
-            world.succeed(name)
-    assert world.status["phase"] == "Succeeded", world.status["summary"]
-    schema = json.loads(BEFORE_1_0.read_text())
-    assert set(world.created[before:]) <= set(rendered)
-    for name in world.created[before:]:
-        jsonschema.validate(rendered[name], schema)
-
-
-def test_only_preflight_is_asked_about_the_length_of_sequences() -> None:
+def test_only_preflights_request_says_whether_the_length_is_explicit() -> None:
     world = World(job=job(datasets={"train": [{"uri": "gs://data/chat.jsonl"}], "maxSeqLength": 2048}))
     world.to_the_end()
-    asked = [
-        name for name in world.created if "max_seq_length_asked" in request_of(world.jobsets[name])["data"]
+    requested = [
+        name for name in world.created if "max_seq_length_explicit" in request_of(world.jobsets[name])["data"]
     ]
-    assert asked == ["support-bot-prep-1"]
+    assert requested == ["support-bot-prep-1"]
 
 
-def test_what_an_earlier_release_has_left_is_taken_over_once() -> None:
+def test_objects_of_an_earlier_release_are_migrated_once() -> None:
     world = of_an_earlier_release()
     reconciled(world)
     world.config_map = None
     assert world.first_format is not None
     reconciled(world)
-    # The status names the stored plan now, and the one in the job's namespace is not asked any more.
+    # The status now names the stored plan, and the one in the job's namespace is no longer read.
     assert world.condition("Stalled")["reason"] == "PlanMissing"
 
 
@@ -244,8 +216,8 @@ def test_what_an_earlier_release_has_left_is_taken_over_once() -> None:
     ],
 )
 @pytest.mark.parametrize("hashed", [False, True])
-def test_a_forged_plan_in_the_jobs_namespace_is_not_taken_over(forged: Any, hashed: bool) -> None:
-    """``hashed``: with the hash of what was forged beside it, where the status names another."""
+def test_a_forged_plan_in_the_jobs_namespace_is_not_migrated(forged: Any, hashed: bool) -> None:
+    """``hashed``: with the hash of the forgery, while the status names another."""
     world = of_an_earlier_release()
     made = forged(profile()["spec"])
     changed = {"profile.json": json.dumps(made)} | ({"profile-hash": digest(made)} if hashed else {})
@@ -257,7 +229,7 @@ def test_a_forged_plan_in_the_jobs_namespace_is_not_taken_over(forged: Any, hash
     assert world.created == created
 
 
-def test_a_forged_spec_in_a_plan_of_an_earlier_release_obeys_the_profile() -> None:
+def test_a_forged_spec_in_an_earlier_plan_obeys_the_profile() -> None:
     world = World(profiles=[profile(models={"allow": ["gs://models/*"]})])
     world.until(Stage.TRAIN)
     del world.status["resolved"]["plan"]
@@ -288,7 +260,7 @@ def test_a_forged_spec_in_a_plan_of_an_earlier_release_obeys_the_profile() -> No
         {"engineOverrides": {"base_output_directory": 1}},
     ],
 )
-def test_a_spec_that_cannot_have_been_admitted_is_not_taken_over(forged: dict[str, Any]) -> None:
+def test_a_spec_that_was_never_admissible_is_not_migrated(forged: dict[str, Any]) -> None:
     world = of_an_earlier_release()
     spec = json.loads(first_format(world)["data"]["spec.json"])
     world.first_format = first_format(world, **{"spec.json": json.dumps(merge(spec, forged))})
@@ -316,7 +288,7 @@ def test_a_forged_number_of_steps_obeys_the_profile() -> None:
 
 
 def of_an_earlier_release_that_is_refused_now(**spec: Any) -> World:
-    """A job in training that exports to a folder of its bucket that belongs to no namespace, which was allowed."""
+    """A job in training that exports to a folder of no namespace in its bucket, which was allowed."""
     world = of_an_earlier_release(**spec)
     export = {"destinations": [{"uri": "gs://artifacts/exports/bot"}]}
     world.job["spec"]["export"] = export
@@ -326,7 +298,7 @@ def of_an_earlier_release_that_is_refused_now(**spec: Any) -> World:
 
 
 @pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": 1}}])
-def test_a_job_of_an_earlier_release_that_is_refused_now_stays_within_its_limits(
+def test_an_earlier_job_that_is_refused_now_stays_within_its_limits(
     limit: dict[str, Any],
 ) -> None:
     world = of_an_earlier_release_that_is_refused_now(**limit)
@@ -339,7 +311,7 @@ def test_a_job_of_an_earlier_release_that_is_refused_now_stays_within_its_limits
     assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
 
 
-def test_an_edit_heals_a_job_of_an_earlier_release_that_is_refused_now() -> None:
+def test_an_edit_makes_an_earlier_job_that_is_refused_now_admissible() -> None:
     world = of_an_earlier_release_that_is_refused_now()
     reconciled(world)
     world.succeed("support-bot-train-1")
@@ -351,7 +323,7 @@ def test_an_edit_heals_a_job_of_an_earlier_release_that_is_refused_now() -> None
     assert world.status["phase"] == "Succeeded"
 
 
-def test_without_a_job_of_an_earlier_release_a_plan_in_its_namespace_decides_nothing() -> None:
+def test_a_plan_in_the_namespace_of_a_new_job_is_ignored() -> None:
     world = World()
     evil = {**profile()["spec"], "images": {"trainer": "docker.io/evil/miner:latest"}}
     world.first_format = first_format(
@@ -363,7 +335,7 @@ def test_without_a_job_of_an_earlier_release_a_plan_in_its_namespace_decides_not
     assert container["image"].startswith("registry.example/finetune-trainer@")
 
 
-def test_a_jobset_made_under_another_plan_is_replaced() -> None:
+def test_a_jobset_of_another_plan_is_replaced() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.jobsets[name]["metadata"]["annotations"]["tpu-finetune.dev/plan"] = "0" * 64
@@ -392,12 +364,16 @@ def test_a_job_without_its_plan_stays_within_its_limits(limit: dict[str, Any]) -
     assert world.condition("Stalled")["reason"] == "PlanMissing"
 
 
-@pytest.mark.parametrize("change", ["invalid spec", "no profile", "strict profile", "plan of another format"])
+@pytest.mark.parametrize(
+    "change", ["invalid spec", "no profile", "strict profile", "plan of another format", "narrower schema"]
+)
 @pytest.mark.parametrize(
     "limit",
     [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": 1}}, {"budget": {"maxCost": 1}}],
 )
-def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, limit: dict[str, Any]) -> None:
+def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(
+    change: str, limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     priced = copy.deepcopy(profile())
     priced["spec"]["flavors"][0]["chipHourPrice"] = 1.5
     priced["spec"]["currency"] = "USD"
@@ -408,6 +384,12 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, li
     assert world.config_map is not None
     if change == "plan of another format":
         world.config_map["data"]["format"] = "99"
+    elif change == "narrower schema":
+
+        def refuse(name: str, text: str) -> DefaultedProfileSpec:
+            return profile_spec(name, json.loads(text) | {"namespaces": [""]})
+
+        monkeypatch.setattr("finetune_operator.planning.stored_plan.stored_profile_spec", refuse)
     else:
         world.config_map = None
         world.edit(checkpointing={"everySteps": 50})
@@ -418,6 +400,8 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, li
     elif change == "strict profile":
         del world.profiles[0]["spec"]["constraints"]
     reconciled(world)
+    if change == "narrower schema":
+        assert world.condition("Stalled")["reason"] == "ProfileInvalid"
     assert world.live() == ["support-bot-train-1"]
     world.wait(3601)
     world.reconcile()
@@ -426,7 +410,7 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, li
     assert pending["reason"] in ("DeadlineExceeded", "BudgetExhausted")
 
 
-def test_a_job_without_its_plan_stays_within_the_chip_hours_of_its_profile() -> None:
+def test_a_job_without_its_plan_obeys_the_chip_hours_of_its_profile() -> None:
     world = lost()
     world.profiles = [profile(constraints={"maxChipHours": 1})]
     world.edit(engineOverrides={"nonsense": "1"}, budget={"onExhausted": "Fail"})
@@ -438,8 +422,8 @@ def test_a_job_without_its_plan_stays_within_the_chip_hours_of_its_profile() -> 
 
 
 @pytest.mark.parametrize("spec", [{}, {"budget": {"maxChipHours": 3}}])
-def test_a_job_without_its_plan_and_profile_stays_within_what_its_status_says_is_left(spec: Any) -> None:
-    """The profile allowed one chip hour, of the slice's four chips."""
+def test_a_job_without_plan_and_profile_obeys_the_limits_in_its_status(spec: Any) -> None:
+    """The profile allowed one chip hour; the slice has four chips."""
     world = World(job=job(**spec), profiles=[profile(constraints={"maxChipHours": 1})])
     world.until(Stage.TRAIN)
     world.reconcile()
@@ -451,7 +435,7 @@ def test_a_job_without_its_plan_and_profile_stays_within_what_its_status_says_is
     assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
 
 
-def test_the_status_shows_what_the_plan_says() -> None:
+def test_the_status_shows_the_plan() -> None:
     world = World(job=job(method={"type": "SFT", "lora": {"rank": 8}}))
     world.reconcile()
     world.reconcile()

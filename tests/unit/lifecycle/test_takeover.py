@@ -1,4 +1,4 @@
-"""A job that goes on in the run folder of another one: once, from where that was, and never two in one folder."""
+"""Takeovers: a run folder is taken over once, from its last state, and two jobs never write to one folder."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def second(name: str = "second", uid: str = UID, folder: str = FOLDER, **spec: A
 
 
 def interrupted(step: int = 30) -> World:
-    """A job that was deleted while it trained; what is left is its run folder."""
+    """A job that was deleted during training; its run folder remains."""
     world = World()
     name = world.until(Stage.TRAIN)
     world.train(name, step)
@@ -32,7 +32,7 @@ def interrupted(step: int = 30) -> World:
 
 
 def resumed(before: World, wanted: Any) -> World:
-    """Another job, on the same storage."""
+    """Returns the world of another job on the same storage."""
     return World(
         job=wanted,
         attempts=before.attempts,
@@ -45,7 +45,7 @@ def resumed(before: World, wanted: Any) -> World:
     )
 
 
-def test_every_stage_runs_anew_under_the_next_numbers_and_training_goes_on() -> None:
+def test_all_stages_run_under_the_next_numbers_and_training_resumes() -> None:
     world = resumed(interrupted(), second())
     world.reconcile()
     world.reconcile()
@@ -61,12 +61,12 @@ def test_every_stage_runs_anew_under_the_next_numbers_and_training_goes_on() -> 
     assert world.status["phase"] == "Succeeded"
     assert world.status["resolved"]["runFolder"] == FOLDER
     assert world.request("second-train-2").run_folder == FOLDER
-    # What the job before has used up or done is not this one's.
+    # Usage and attempts of the earlier job do not count for this one.
     assert world.status["attempts"]["total"] == len(world.created)
     assert next(each for each in world.status["stages"] if each["name"] == "Train")["attempt"] == 1
 
 
-def test_a_folder_that_a_third_namespaces_job_uses_is_taken_over_when_that_job_has_ended() -> None:
+def test_a_folder_used_from_a_third_namespace_is_taken_over_afterwards() -> None:
     world = resumed(interrupted(), second())
     world.reconcile()
     user = job(resumeFrom={"runFolder": FOLDER})
@@ -83,15 +83,15 @@ def test_a_folder_that_a_third_namespaces_job_uses_is_taken_over_when_that_job_h
     assert [(note.namespace, note.job) for note in world.takeovers] == [("team-a", "second")]
 
 
-def test_a_job_whose_note_was_deleted_keeps_its_attempts_and_writes_the_note_again() -> None:
+def test_a_deleted_takeover_record_is_rewritten_and_attempts_are_kept() -> None:
     world = resumed(interrupted(), second())
     world.until(Stage.TRAIN)
-    noted = list(world.takeovers)
+    recorded = list(world.takeovers)
     world.takeovers.clear()
     world.reconcile()
     world.reconcile()
     assert [note.uid for note in world.takeovers] == [UID]
-    assert world.takeovers[0].first[Stage.TRAIN] == noted[0].first[Stage.TRAIN] == 2
+    assert world.takeovers[0].first[Stage.TRAIN] == recorded[0].first[Stage.TRAIN] == 2
     assert world.live() == ["second-train-2"]
     assert world.status["phase"] == "Running"
     world.to_the_end()
@@ -103,7 +103,7 @@ def third() -> Any:
     return second("third", "7e570000-0000-4000-8000-000000000000")
 
 
-def test_a_job_whose_note_alone_was_deleted_is_not_taken_for_followed_by_the_job_before() -> None:
+def test_a_deleted_takeover_record_keeps_the_folder_with_its_newest_owner() -> None:
     world = resumed(interrupted(), second())
     world.until(Stage.TRAIN)
     world.jobsets.clear()
@@ -111,17 +111,17 @@ def test_a_job_whose_note_alone_was_deleted_is_not_taken_for_followed_by_the_job
     world = resumed(world, third())
     name = world.until(Stage.TRAIN)
     assert [note.job for note in world.takeovers] == ["second", "third"]
-    noted = world.takeovers.pop()
+    recorded = world.takeovers.pop()
     world.reconcile()
     world.reconcile()
     assert "deletionTimestamp" not in world.jobsets[name]["metadata"]
-    assert world.takeovers[-1].first[Stage.TRAIN] == noted.first[Stage.TRAIN]
+    assert world.takeovers[-1].first[Stage.TRAIN] == recorded.first[Stage.TRAIN]
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
-def test_attempts_of_the_job_before_are_never_taken_for_ones_of_a_job_whose_note_was_deleted() -> None:
-    """Also where the job has had so many that its status names the newest alone."""
+def test_attempts_of_the_source_do_not_count_without_a_takeover_record() -> None:
+    """This also holds if the job itself has had so many attempts that its status names only the newest."""
     world = resumed(interrupted(), second(recovery={"maxInfrastructureRetries": 20}))
     name = world.until(Stage.TRAIN)
     for times in range(12):
@@ -130,18 +130,18 @@ def test_attempts_of_the_job_before_are_never_taken_for_ones_of_a_job_whose_note
         world.fail(name, 69)
         world.reconcile()
         name = world.until(Stage.TRAIN)
-    counted, noted = dict(world.status["attempts"]), world.takeovers[-1]
+    counted, recorded = dict(world.status["attempts"]), world.takeovers[-1]
     assert len(counted["history"]) == 10
     world.takeovers.clear()
     world.reconcile()
     world.reconcile()
     for stage in (Stage.PREFLIGHT, Stage.TRAIN):
-        assert world.takeovers[-1].first[stage] >= noted.first[stage] > 1
+        assert world.takeovers[-1].first[stage] >= recorded.first[stage] > 1
     assert world.live() == [name]
     assert world.status["attempts"]["infrastructure"] == counted["infrastructure"]
 
 
-def test_a_folder_of_a_namespace_that_is_not_served_is_not_taken_over() -> None:
+def test_a_folder_of_an_unserved_namespace_is_not_taken_over() -> None:
     world = resumed(interrupted(), second())
     world.unserved = "team-c"
     world.reconcile()
@@ -151,7 +151,7 @@ def test_a_folder_of_a_namespace_that_is_not_served_is_not_taken_over() -> None:
     assert "does not serve" in world.condition("Valid")["message"]
 
 
-def test_a_folder_in_which_a_stage_has_no_number_left_is_not_gone_on_in() -> None:
+def test_a_folder_without_attempt_numbers_left_is_not_taken_over() -> None:
     before = interrupted()
     first = before.attempts[AttemptKey(Stage.TRAIN, 1)]
     before.attempts |= {AttemptKey(Stage.TRAIN, number): first for number in range(2, 1000)}
@@ -164,17 +164,17 @@ def test_a_folder_in_which_a_stage_has_no_number_left_is_not_gone_on_in() -> Non
     assert "without spec.resumeFrom" in world.condition("Valid")["message"]
 
 
-def test_an_operator_that_dies_after_the_note_goes_on_from_it() -> None:
+def test_an_operator_that_crashes_after_the_takeover_record_continues() -> None:
     world = resumed(interrupted(), second())
     world.reconcile()
     world.reconcile()
-    world.config_map = None  # deleted by hand: the job is admitted again
+    world.config_map = None  # deleted manually: the job is admitted again
     world.to_the_end()
     assert len(world.takeovers) == 1
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_chain_of_jobs_counts_on() -> None:
+def test_a_chain_of_jobs_continues_the_attempt_numbers() -> None:
     first = resumed(interrupted(), second())
     first.to_the_end()
     third = resumed(first, second("third", "c0ffee00-0000-4000-8000-000000000000"))
@@ -184,7 +184,7 @@ def test_a_chain_of_jobs_counts_on() -> None:
     assert AttemptKey(Stage.TRAIN, 3) in third.attempts
 
 
-def test_a_folder_that_another_job_has_taken_is_left_to_it() -> None:
+def test_a_folder_taken_by_another_job_is_left_alone() -> None:
     first = World()
     first.to_the_end()
     taken = resumed(first, second())
@@ -197,11 +197,11 @@ def test_a_folder_that_another_job_has_taken_is_left_to_it() -> None:
     first.reconcile()
     first.reconcile()
     assert first.status["phase"] == ended["phase"] == "Succeeded"
-    assert first.status["summary"].startswith('Not retried: FineTuneJob "second" goes on in this job')
+    assert first.status["summary"].startswith('Not retried: FineTuneJob "second" continues in this job')
     assert first.retry is None
 
 
-def test_a_folder_in_which_nothing_ran_is_waited_for() -> None:
+def test_a_job_waits_for_a_folder_in_which_nothing_ran() -> None:
     world = World(job=second(folder="gs://artifacts/team-a/mistyped"))
     world.reconcile()
     world.reconcile()
@@ -226,14 +226,14 @@ NEIGHBOURS: list[tuple[Any, bool]] = [
     # Its status was lost, or is not written yet.
     (job(), False),
     ({**job(), "status": None}, False),
-    # A note of it lies there, and its status was lost.
+    # Its takeover record exists, and its status was lost.
     (second("noted", "00000000-0000-4000-8000-000000000000"), False),
     (second(), True),
 ]
 
 
 @pytest.mark.parametrize(("other", "free"), NEIGHBOURS)
-def test_no_two_jobs_write_into_one_folder(other: Any, free: bool) -> None:
+def test_two_jobs_never_write_to_one_folder(other: Any, free: bool) -> None:
     if free:
         assert admit(second(), [profile()], neighbours=[other]).plan.resumes
         return
@@ -261,7 +261,7 @@ def test_a_live_owner_in_another_namespace_keeps_its_folder() -> None:
         assert 'FineTuneJob "support-bot" in namespace team-b uses' in caught.value.message
 
 
-def test_a_job_whose_note_is_gone_from_the_folder_that_another_one_has_taken_stops_writing() -> None:
+def test_a_job_without_its_record_in_a_folder_taken_over_stops_writing() -> None:
     world = resumed(interrupted(), second())
     name = world.until(Stage.TRAIN)
     third = resumed(world, second("third", "c0ffee00-0000-4000-8000-000000000000"))
@@ -277,20 +277,20 @@ def test_a_job_whose_note_is_gone_from_the_folder_that_another_one_has_taken_sto
 
 
 @pytest.mark.parametrize("uid", ["00000000-1", "ffffffff-1"])
-def test_a_folder_that_a_job_took_and_ran_nothing_in_is_taken_over_like_any_other(uid: str) -> None:
+def test_a_folder_taken_over_without_attempts_is_taken_over_again(uid: str) -> None:
     idle = resumed(interrupted(), second("idle", uid))
     idle.reconcile()
     idle.reconcile()
     assert [note.job for note in idle.takeovers] == ["idle"]
     world = resumed(idle, second())
-    # As they are listed: by the names of their files.
+    # The reader lists takeover records by file name.
     world.takeovers.sort(key=lambda note: note.uid)
     world.to_the_end()
     assert [note.job for note in in_order(reversed(world.takeovers))] == ["idle", "second"]
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_job_that_lost_its_folder_while_it_ran_stops_writing() -> None:
+def test_a_job_that_lost_its_folder_while_running_stops_writing() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     taken = resumed(world, second())
@@ -302,7 +302,7 @@ def test_a_job_that_lost_its_folder_while_it_ran_stops_writing() -> None:
     assert world.condition("Valid")["reason"] == "RunFolderTaken"
 
 
-def test_a_folder_of_another_namespace_is_refused_but_where_the_profile_opens_it() -> None:
+def test_a_folder_of_another_namespace_needs_permission_of_the_profile() -> None:
     elsewhere = "gs://artifacts/team-b/support-bot-0b5e3a52"
     with pytest.raises(Refused) as caught:
         admit(second(folder=elsewhere), [profile()])

@@ -1,4 +1,4 @@
-"""Hours and money add up over every run, at their own price, and never fall."""
+"""Chip hours and cost add up over all runs, each at its own price, and never decrease."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def amount(world: World) -> float:
 
 
 def in_queue(**spec: Any) -> tuple[World, str]:
-    """Training runs, let go by its queue."""
+    """Training runs, admitted by its queue."""
     constraints = spec.pop("constraints", {})
     world = World(
         job=job(**spec), profiles=[profile(queue={"localQueue": "team-tpu"}, constraints=constraints)]
@@ -48,7 +48,7 @@ def work(world: World, name: str, seconds: float, *, step: int = 10, looks: int 
 
 
 def unseen_eviction(world: World, name: str, *, saved: bool) -> None:
-    """The quota is taken away and given again between two looks."""
+    """The quota is revoked and assigned again between two reconciles."""
     if saved:
         world.save(name)
     world.hold(name, held=True)
@@ -60,7 +60,7 @@ def unseen_eviction(world: World, name: str, *, saved: bool) -> None:
 
 
 @pytest.mark.parametrize("wiped", [False, True], ids=["", "the status is lost"])
-def test_every_run_that_a_queue_ended_and_began_again_counts(wiped: bool) -> None:
+def test_every_run_between_evictions_counts(wiped: bool) -> None:
     world, name = in_queue()
     for number in range(1, 9):
         work(world, name, 10 * HOUR, step=number)
@@ -75,7 +75,7 @@ def test_every_run_that_a_queue_ended_and_began_again_counts(wiped: bool) -> Non
     assert hours(world) == pytest.approx(8 * 10 * CHIPS, rel=1e-3)
 
 
-def test_the_platforms_ceiling_is_reached_over_several_runs() -> None:
+def test_the_chip_hour_limit_of_the_profile_covers_several_runs() -> None:
     world, name = in_queue(constraints={"maxChipHours": 100})
     for number in range(1, 9):
         work(world, name, 10 * HOUR, step=number)
@@ -90,7 +90,7 @@ def test_the_platforms_ceiling_is_reached_over_several_runs() -> None:
     assert world.status["failure"]["reason"] == "BudgetExhausted"
 
 
-def test_running_time_is_limited_over_several_runs() -> None:
+def test_the_running_time_limit_covers_several_runs() -> None:
     world, name = in_queue(activeDeadlineSeconds=25 * HOUR)
     for number in range(1, 9):
         work(world, name, 10 * HOUR, step=number)
@@ -104,7 +104,7 @@ def test_running_time_is_limited_over_several_runs() -> None:
 
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("seen", ["while it runs again", "not at all until it runs again"])
-def test_runs_that_end_between_two_looks_count_as_far_as_anything_tells(saved: bool, seen: str) -> None:
+def test_runs_that_end_between_reconciles_count_as_far_as_known(saved: bool, seen: str) -> None:
     world, name = in_queue()
     for number in range(1, 6):
         work(world, name, HOUR, step=number)
@@ -115,7 +115,7 @@ def test_runs_that_end_between_two_looks_count_as_far_as_anything_tells(saved: b
     assert hours(world) == pytest.approx(5 * CHIPS, abs=0.2)
 
 
-def test_several_short_runs_whose_records_replace_each_other_count() -> None:
+def test_several_short_runs_with_overwritten_records_count() -> None:
     world, name = in_queue()
     for _ in range(20):
         world.wait(90)
@@ -127,7 +127,7 @@ def test_several_short_runs_whose_records_replace_each_other_count() -> None:
     assert hours(world) == pytest.approx(20 * 90 * CHIPS / HOUR, rel=0.02)
 
 
-def test_a_run_is_counted_once_though_record_note_and_pods_all_tell_of_it() -> None:
+def test_a_run_with_several_records_and_pods_counts_once() -> None:
     world, name = in_queue()
     work(world, name, HOUR)
     stats = {"evictions": [{"reason": "Preempted", "underlyingCause": "", "count": 1}]}
@@ -168,15 +168,13 @@ def test_restarts_inside_the_jobset_add_up(saved: bool) -> None:
 
 @pytest.mark.parametrize("chip_hour_price", [1, 0.03])
 @pytest.mark.parametrize("pause", [10.0, 10.1, 10.999])
-def test_hours_and_money_add_up_over_many_writes_though_an_earlier_run_left_no_record(
-    pause: float, chip_hour_price: float
-) -> None:
+def test_usage_accumulates_though_an_earlier_run_left_no_record(pause: float, chip_hour_price: float) -> None:
     flavor = {**profile()["spec"]["flavors"][0], "chipHourPrice": chip_hour_price}
     world = World(profiles=[profile(flavors=[flavor], currency="USD")])
     world.now = world.now.replace(microsecond=150_000)
     name = world.until(Stage.TRAIN)
     work(world, name, HOUR)
-    # What is known of the first run is the status alone.
+    # Only the status records the first run.
     world.restart(name)
     world.reconcile()
     world.wait(60)
@@ -195,7 +193,7 @@ def test_hours_and_money_add_up_over_many_writes_though_an_earlier_run_left_no_r
     assert amount(world) - before[2] == pytest.approx(ran * CHIPS / HOUR * chip_hour_price, rel=3e-3)
 
 
-def test_an_evaluation_that_tells_of_no_steps_is_counted_while_it_runs() -> None:
+def test_an_evaluation_without_steps_counts_while_it_runs() -> None:
     world = World()
     name = world.until(Stage.EVALUATE)
     before = hours(world)
@@ -208,14 +206,14 @@ def test_an_evaluation_that_tells_of_no_steps_is_counted_while_it_runs() -> None
     assert hours(world) - before == pytest.approx(CHIPS, rel=0.05)
 
 
-def test_nothing_falls_where_pods_records_and_jobsets_go_and_what_follows_adds_to_it() -> None:
+def test_usage_never_decreases_when_pods_records_or_jobsets_are_deleted() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     work(world, name, HOUR)
     world.succeed(name)
     world.reconcile()
     assert hours(world) == pytest.approx(CHIPS, rel=1e-3)
-    told = hours(world)
+    reported = hours(world)
     (key,) = (key for key in world.attempts if key.stage is Stage.TRAIN)
     result = world.attempts[key].result
     assert result is not None
@@ -223,7 +221,7 @@ def test_nothing_falls_where_pods_records_and_jobsets_go_and_what_follows_adds_t
     world.attempts[key] = AttemptFiles(result=shorter)
     world.lose(name)
     world.reconcile()
-    assert hours(world) >= told
+    assert hours(world) >= reported
     (evaluation,) = world.live()
     world.run(evaluation)
     world.reconcile()
@@ -254,7 +252,7 @@ def on_the_second_kind(**spec: Any) -> tuple[World, str]:
 
 @pytest.mark.parametrize("gone", [False, True], ids=["", "its JobSet is gone"])
 @pytest.mark.parametrize("wiped", [False, True], ids=["", "the status is lost"])
-def test_each_hour_costs_what_its_capacity_cost(gone: bool, wiped: bool) -> None:
+def test_each_hour_has_the_price_of_its_capacity(gone: bool, wiped: bool) -> None:
     world, second = on_the_second_kind()
     work(world, second, 10 * HOUR)
     assert amount(world) == pytest.approx(10 * CHIPS * 2.7, rel=1e-3)
@@ -273,7 +271,7 @@ def test_each_hour_costs_what_its_capacity_cost(gone: bool, wiped: bool) -> None
     assert hours(world) == pytest.approx(20 * CHIPS, rel=1e-2)
 
 
-def test_a_budget_in_money_is_used_up_at_the_price_of_each_capacity() -> None:
+def test_a_monetary_budget_is_used_at_the_price_of_each_capacity() -> None:
     world, second = on_the_second_kind(budget={"maxCost": 140})
     work(world, second, 10 * HOUR)
     world.fail(second, 69)
@@ -281,7 +279,7 @@ def test_a_budget_in_money_is_used_up_at_the_price_of_each_capacity() -> None:
     (third,) = world.live()
     world.run(third)
     world.reconcile()
-    # 32 are left, of 3.2 an hour.
+    # 32 of the budget are left, at 3.2 per hour.
     work(world, third, 9.5 * HOUR, step=20)
     assert world.live() == [third]
     assert "deletionTimestamp" not in world.jobsets[third]["metadata"]
@@ -292,7 +290,7 @@ def test_a_budget_in_money_is_used_up_at_the_price_of_each_capacity() -> None:
 
 
 @pytest.mark.parametrize("end", ["fails", "dies", "is stopped"])
-def test_an_attempt_on_a_larger_slice_keeps_its_chips_when_its_jobset_is_gone(end: str) -> None:
+def test_an_attempt_on_a_larger_slice_keeps_its_chips_without_a_jobset(end: str) -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
     work(world, name, HOUR)
@@ -316,7 +314,7 @@ def test_an_attempt_on_a_larger_slice_keeps_its_chips_when_its_jobset_is_gone(en
     assert hours(world) == pytest.approx(8, rel=1e-2)
 
 
-def test_a_record_with_an_impossible_start_counts_from_the_jobset_on() -> None:
+def test_a_record_with_an_impossible_start_counts_from_the_jobsets_start() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     work(world, name, HOUR)
@@ -330,7 +328,7 @@ def test_a_record_with_an_impossible_start_counts_from_the_jobset_on() -> None:
     assert hours(world) == pytest.approx(CHIPS, rel=1e-2)
 
 
-def test_jobsets_of_an_older_release_cost_what_the_present_flavor_costs() -> None:
+def test_jobsets_of_an_older_release_have_the_price_of_the_current_flavor() -> None:
     world, second = on_the_second_kind()
     for jobset in world.jobsets.values():
         jobset["metadata"]["annotations"].pop("tpu-finetune.dev/flavor", None)
@@ -339,18 +337,29 @@ def test_jobsets_of_an_older_release_cost_what_the_present_flavor_costs() -> Non
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["", "the JobSet is gone"])
-def test_records_that_say_more_than_has_passed_count_as_far_as_time_has(gone: bool) -> None:
+def test_usage_in_records_is_bounded_by_the_elapsed_time(gone: bool) -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     work(world, name, HOUR)
     world.fail(name, 69)
-    judged = world.attempts[world.key_of(name)]
-    assert judged.failure is not None
-    forged = judged.failure.model_copy(update={"seconds": 1e8, "seconds_before": 9e7, "chips": CHIPS})
-    world.attempts[world.key_of(name)] = AttemptFiles(result=judged.result, failure=forged)
+    files = world.attempts[world.key_of(name)]
+    assert files.failure is not None
+    forged = files.failure.model_copy(update={"seconds": 1e8, "seconds_before": 9e7, "chips": CHIPS})
+    world.attempts[world.key_of(name)] = AttemptFiles(result=files.result, failure=forged)
     if gone:
         world.lose(name)
     world.reconcile()
     passed = HOUR + 60
     assert HOUR <= world.status["activeTime"]["seconds"] <= passed
     assert CHIPS <= hours(world) <= CHIPS * passed / HOUR
+
+
+@pytest.mark.parametrize("amount", ["1e400", "1e308", "9e99"])
+def test_a_job_with_an_impossible_amount_in_its_status_can_be_stopped(amount: str) -> None:
+    world, name = in_queue(constraints={"maxChipHours": 100})
+    work(world, name, HOUR)
+    world.status["cost"] |= {"chipHours": amount, "amount": amount}
+    world.edit(suspend=True)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    assert hours(world) == pytest.approx(CHIPS, rel=1e-3)

@@ -16,7 +16,7 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_operator.lifecycle import AttemptFiles
-from finetune_operator.lifecycle import stored_plan as lifecycle_stored_plan
+from finetune_operator.lifecycle import admission as lifecycle_stored_plan
 from finetune_operator.planning import merge, stored_plan
 from finetune_operator.planning.defaults import BUILT_IN
 from finetune_operator.planning.stages import STAGES
@@ -24,35 +24,32 @@ from finetune_operator.planning.stored_plan import read_stored_plan, render_stor
 from tests.unit.lifecycle.world import World, job
 
 PROFILING = {"startStep": 2, "steps": 3}
-EARLY_WORDS = (
-    "BadRequest: FINETUNE_REQUEST is not a request that this trainer understands:\n"
-    "  evaluation.benchmarks: Extra inputs are not permitted"
-)
+REFUSAL = f"ContractUnsupported: The request needs version {CONTRACT_VERSION.major}.1 of the contract"
 
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator speaks 1.1, in which profiling has come."""
+    """The operator supports 2.1, which adds profiling."""
     for module in (lifecycle_stored_plan, stored_plan):
-        monkeypatch.setattr(module, "CONTRACT_VERSION", ContractVersion(1, 1))
-    monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("1.1")])
+        monkeypatch.setattr(module, "CONTRACT_VERSION", ContractVersion(2, 1))
+    monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("2.1")])
 
 
-def admitted(world: World, contract: str | None) -> World:
-    """By an operator that spoke ``contract``; None: by one from before the plan recorded it."""
+def admitted(world: World, contract: str) -> World:
+    """Returns the world after the job's admission by an operator that supports ``contract``."""
     world.reconcile()
     assert world.config_map is not None
-    version = ContractVersion.parse(contract) if contract else None
+    version = ContractVersion.parse(contract)
     world.config_map = render_stored_plan(replace(read_stored_plan(world.config_map), contract=version))
     world.job["status"] = {"observedGeneration": -1}
     return world
 
 
 def says_it_speaks(world: World, version: str) -> None:
-    """All results so far are of an image that speaks ``version``."""
+    """Makes all results so far those of an image that supports ``version``."""
     for key, files in world.attempts.items():
         assert files.result is not None
-        result = files.result.model_copy(update={"speaks": version})
+        result = files.result.model_copy(update={"supports": version})
         world.attempts[key] = AttemptFiles(result=result, failure=files.failure)
 
 
@@ -64,7 +61,7 @@ def refused(world: World) -> dict[str, Any]:
     return failure
 
 
-def test_the_plan_records_what_the_operator_spoke_at_admission() -> None:
+def test_the_plan_records_the_contract_version_of_the_admission() -> None:
     world = World()
     world.reconcile()
     assert world.config_map is not None
@@ -77,7 +74,7 @@ def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
     world.reconcile()
     assert world.config_map is not None
     newer = replace(
-        read_stored_plan(world.config_map), contract=ContractVersion(1, 7), more={"unheard-of": "{}"}
+        read_stored_plan(world.config_map), contract=ContractVersion(2, 7), more={"unheard-of": "{}"}
     )
     world.config_map = render_stored_plan(newer)
     assert read_stored_plan(world.config_map) == newer
@@ -88,8 +85,8 @@ def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
 
 
 @pytest.mark.usefixtures("newer")
-def test_a_lost_plan_is_made_again_as_the_operator_before_the_upgrade_has_made_it() -> None:
-    world = admitted(World(), "1.0")
+def test_a_lost_plan_is_recreated_as_before_the_upgrade() -> None:
+    world = admitted(World(), "2.0")
     name = world.until(Stage.TRAIN)
     assert world.config_map is not None
     lost, world.config_map = world.config_map, None
@@ -101,35 +98,31 @@ def test_a_lost_plan_is_made_again_as_the_operator_before_the_upgrade_has_made_i
 
 
 @pytest.mark.usefixtures("newer")
-@pytest.mark.parametrize("contract", ["1.0", None])
-def test_a_newer_operator_finishes_the_jobs_of_an_older_image(contract: str | None) -> None:
-    world = admitted(World(), contract)
+def test_a_newer_operator_finishes_the_jobs_of_an_older_image() -> None:
+    world = admitted(World(), "2.0")
     name = world.until(Stage.TRAIN)
-    assert world.request(name).requires == "1.0"
+    assert world.request(name).requires == "2.0"
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
 @pytest.mark.usefixtures("newer")
-@pytest.mark.parametrize("contract", ["1.0", None])
-def test_what_an_older_image_does_not_understand_is_refused_before_anything_runs(
-    contract: str | None,
-) -> None:
-    world = admitted(World(), contract)
+def test_a_request_too_new_for_the_image_is_refused_before_anything_runs() -> None:
+    world = admitted(World(), "2.0")
     world.edit(profiling=PROFILING)
     world.reconcile()
     assert world.created == []
     failure = refused(world)
     assert (
-        "needs version 1.1 of the contract (profiling), and the trainer image speaks 1.0"
+        "needs version 2.1 of the contract (profiling), and the trainer image supports 2.0"
         in failure["message"]
     )
     assert failure["stage"] == "Preflight"
 
 
 @pytest.mark.usefixtures("newer")
-def test_a_later_stage_is_refused_by_what_preflight_has_reported_of_the_image() -> None:
-    world = admitted(World(), "1.1")
+def test_a_later_stage_is_refused_by_the_version_that_preflight_reported() -> None:
+    world = admitted(World(), "2.1")
     world.succeed(world.until(Stage.PREFLIGHT))
     world.edit(profiling=PROFILING)
     world.reconcile()
@@ -138,17 +131,17 @@ def test_a_later_stage_is_refused_by_what_preflight_has_reported_of_the_image() 
 
 
 @pytest.mark.usefixtures("newer")
-def test_an_image_that_speaks_the_newer_version_is_given_it() -> None:
-    world = admitted(World(), "1.0")
+def test_an_image_that_supports_the_newer_version_receives_it() -> None:
+    world = admitted(World(), "2.0")
     world.succeed(world.until(Stage.PREFLIGHT))
-    says_it_speaks(world, "1.7")
+    says_it_speaks(world, "2.7")
     world.edit(profiling=PROFILING)
-    assert world.request(world.until(Stage.TRAIN)).requires == "1.1"
+    assert world.request(world.until(Stage.TRAIN)).requires == "2.1"
 
 
 @pytest.mark.usefixtures("newer")
-def test_taking_the_edit_back_and_a_retry_revive_the_job() -> None:
-    world = admitted(World(), "1.0")
+def test_reverting_the_edit_and_retrying_revives_the_job() -> None:
+    world = admitted(World(), "2.0")
     world.until(Stage.CONVERT)
     world.edit(profiling=PROFILING)
     world.succeed(world.live()[0])
@@ -160,35 +153,29 @@ def test_taking_the_edit_back_and_a_retry_revive_the_job() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-def test_a_plan_of_another_major_version_starts_nothing() -> None:
-    world = admitted(World(), "2.0")
+@pytest.mark.parametrize("contract", ["1.0", "3.0"])
+def test_a_plan_of_another_major_version_starts_nothing(contract: str) -> None:
+    world = admitted(World(), contract)
     world.reconcile()
     refused(world)
     assert world.created == []
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (ExitCode.CONTRACT_UNSUPPORTED, "ContractUnsupported: The request needs version 1.1 of the contract"),
-        (ExitCode.BAD_REQUEST, EARLY_WORDS),
-    ],
-)
-def test_a_request_that_the_trainer_refuses_is_the_platforms_failure(code: ExitCode, words: str) -> None:
+def test_a_request_refused_by_the_trainer_is_charged_to_the_platform() -> None:
     world = World(job=job(recovery={"maxUserRetries": 3, "maxInfrastructureRetries": 3}))
     name = world.until(Stage.PREFLIGHT)
-    world.end_pods(name, code)
+    world.end_pods(name, ExitCode.CONTRACT_UNSUPPORTED)
     (container,) = world.pods_of(name)[0]["status"]["containerStatuses"]
-    container["state"]["terminated"]["message"] = words
+    container["state"]["terminated"]["message"] = REFUSAL
     world.settle(name)
     world.reconcile()
     failure = refused(world)
-    assert failure["evidence"] == words
+    assert failure["evidence"] == REFUSAL
     assert "images.trainer" in failure["suggestion"]
     assert world.created == [name]
 
 
-def test_a_stage_that_cannot_do_what_it_is_asked_is_the_platforms_failure_and_not_tried_again() -> None:
+def test_an_unsupported_request_is_a_platform_failure_without_a_retry() -> None:
     world = World(job=job(recovery={"maxUserRetries": 3, "maxInfrastructureRetries": 3}))
     name = world.until(Stage.TRAIN)
     world.fail(name, ExitCode.CONTRACT_UNSUPPORTED, "RequestIncomplete")
@@ -204,12 +191,12 @@ def rewritten(world: World, name: str, **details: Any) -> None:
     written = world.attempts[key].result
     assert written is not None
     document = json.loads(written.to_json())
-    document |= {"speaks": "1.9", "details": {**document["details"], **details}}
+    document |= {"supports": "2.9", "details": {**document["details"], **details}}
     world.attempts[key] = AttemptFiles(result=StageResult.model_validate(document))
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_findings_of_an_unknown_kind_are_the_platforms_failure(stage: Stage) -> None:
+def test_findings_of_an_unknown_kind_are_a_platform_failure(stage: Stage) -> None:
     world = World()
     name = world.until(stage)
     world.succeed(name)
@@ -223,10 +210,10 @@ def test_findings_of_an_unknown_kind_are_the_platforms_failure(stage: Stage) -> 
         "ResultIncomplete",
         str(stage),
     )
-    assert f"speaks version 1.9 of the contract, the operator {CONTRACT_VERSION}" in failure["message"]
+    assert f"supports version 2.9 of the contract, the operator {CONTRACT_VERSION}" in failure["message"]
 
 
-def test_findings_with_more_fields_are_taken() -> None:
+def test_findings_with_additional_fields_are_accepted() -> None:
     world = World()
     while not world.finished:
         world.reconcile()
@@ -240,7 +227,7 @@ def test_findings_with_more_fields_are_taken() -> None:
 
 
 def preempted(world: World, name: str) -> None:
-    """JobSet starts all pods again by itself."""
+    """JobSet restarts all pods by itself."""
     world.train(name, 40)
     world.stop(name)
     for _ in range(3):
@@ -248,7 +235,7 @@ def preempted(world: World, name: str) -> None:
         world.wait(20)
 
 
-def test_a_release_that_renders_other_words_replaces_no_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_with_another_rendering_replaces_no_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
     monkeypatch.setitem(STAGES, Stage.TRAIN, replace(STAGES[Stage.TRAIN], grace_seconds=240))
@@ -260,7 +247,7 @@ def test_a_release_that_renders_other_words_replaces_no_jobset(monkeypatch: pyte
     assert "Replaced" not in [each["reason"] for each in world.status["attempts"]["history"]]
 
 
-def test_a_jobset_of_a_release_that_did_not_record_the_spec_is_left_alone() -> None:
+def test_a_jobset_without_a_recorded_spec_is_left_alone() -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
     annotations = world.jobsets[name]["metadata"]["annotations"]
@@ -278,7 +265,7 @@ def test_a_jobset_of_a_release_that_did_not_record_the_spec_is_left_alone() -> N
         {"engineOverrides": {"remat_policy": "full"}},
     ],
 )
-def test_an_edit_of_what_the_stage_does_replaces_a_jobset_that_begins_again(edit: dict[str, Any]) -> None:
+def test_an_edit_that_concerns_the_stage_replaces_a_restarting_jobset(edit: dict[str, Any]) -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.edit(**edit)

@@ -1,4 +1,4 @@
-"""What a job waits for is told with why, since when and what to do."""
+"""The status reports what a job waits for, why, since when and the fix."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ ZONE = "Node scale up in zones us-east5-b associated with this pod failed: {}. P
 
 
 def pending(world: World, name: str, **status: Any) -> str:
-    """All pods of the JobSet are in that state; the first one's name."""
+    """Puts all pods of the JobSet into that state and returns the first one's name."""
     world.schedule(name)
     pods = world.pods_of(name)
     for pod in pods:
@@ -22,17 +22,17 @@ def pending(world: World, name: str, **status: Any) -> str:
 
 
 def without_a_node(seconds: float) -> tuple[World, str]:
-    """Training's pods have found no node for so long."""
+    """The pods of training have found no node for ``seconds``."""
     world = World()
     name = world.until(Stage.TRAIN)
     world.pods.clear()
-    told = {
+    reported = {
         "type": "PodScheduled",
         "status": "False",
         "message": SCHEDULER,
         "lastTransitionTime": stamped(world),
     }
-    pod = pending(world, name, conditions=[told])
+    pod = pending(world, name, conditions=[reported])
     world.wait(seconds)
     return world, pod
 
@@ -51,61 +51,65 @@ def event(
 
 def waiting(world: World) -> tuple[str, str]:
     world.reconcile()
-    told = world.status["waiting"]
-    return told["reason"], told["message"]
+    reported = world.status["waiting"]
+    return reported["reason"], reported["message"]
 
 
-def test_a_node_that_shows_no_chips_for_a_moment_is_no_shortage() -> None:
+def test_a_node_without_chips_for_a_moment_is_not_a_shortage() -> None:
     world, pod = without_a_node(20)
     world.object_events = [event("Pod", pod, "NotTriggerScaleUp", "not yet asked for")]
     reason, message = waiting(world)
     assert reason == "WaitingForCapacity"
-    assert message.endswith("A TPU node that has just come shows its chips a moment later.")
+    assert message.endswith("A new TPU node advertises its chips a moment later.")
     assert "uota" not in message
     assert world.condition("QuotaReserved")["status"] == "True"
 
 
 @pytest.mark.parametrize(
-    ("reason", "message", "says"),
+    ("reason", "message", "expected"),
     [
         (
             "TriggeredScaleUp",
             "pod triggered scale-up: [{…/instanceGroups/gke-v6e 0->4 (max: 4)}]",
-            "gke-v6e 0->4 (max: 4)}]. Nodes are being made: nothing to do.",
+            "gke-v6e 0->4 (max: 4)}]. Nodes are being created: no action is needed.",
         ),
         (
             "NotTriggerScaleUp",
             "pod didn't trigger scale-up: 1 max node group size reached",
             "reached. Ask the platform team for a node pool with cloud.google.com/gke-tpu-accelerator=tpu-v6e-slice, ",
         ),
-        ("FailedScaleUp", ZONE.format("GCE out of resources"), "The zone has no such machines left"),
+        ("FailedScaleUp", ZONE.format("GCE out of resources"), "The zone has no such machines"),
         ("FailedScaleUp", ZONE.format("GCE quota exceeded"), "raise the project's quota"),
         ("FailedScaleUp", ZONE.format("IP space exhausted"), "a larger range of pod addresses"),
-        ("FailedScaleUp", ZONE.format("Reservation not found or incorrectly shared"), "reservation is right"),
-        ("FailedScaleUp", ZONE.format("Invalid TPU topology"), "its machines do not make this slice"),
-        ("FailedScaleUp", ZONE.format("Internal error"), "It is tried again by itself."),
+        (
+            "FailedScaleUp",
+            ZONE.format("Reservation not found or incorrectly shared"),
+            "reservation is correct",
+        ),
+        ("FailedScaleUp", ZONE.format("Invalid TPU topology"), "its machines do not form this slice"),
+        ("FailedScaleUp", ZONE.format("Internal error"), "The autoscaler retries automatically."),
         (
             "Scheduled",
             "of another program",
-            "No autoscaler has said anything about it. Ask the platform team",
+            "No autoscaler has reported on the pod. Ask the platform team",
         ),
     ],
 )
-def test_what_the_autoscaler_says_is_told_with_what_to_do(reason: str, message: str, says: str) -> None:
+def test_the_autoscalers_message_is_reported_with_a_fix(reason: str, message: str, expected: str) -> None:
     world, pod = without_a_node(90)
     world.object_events = [
         event("Pod", pod, reason, message),
         event("Pod", "another", "FailedScaleUp", "of another pod"),
     ]
-    told = waiting(world)
-    assert told[0] == "WaitingForCapacity"
-    assert SCHEDULER in told[1]
-    assert says in told[1]
-    assert "of another pod" not in told[1]
+    reported = waiting(world)
+    assert reported[0] == "WaitingForCapacity"
+    assert SCHEDULER in reported[1]
+    assert expected in reported[1]
+    assert "of another pod" not in reported[1]
     assert world.status["waiting"]["since"] == stamped(world, ago=90)
 
 
-def test_the_autoscalers_last_word_counts() -> None:
+def test_the_autoscalers_latest_event_counts() -> None:
     world, pod = without_a_node(90)
     world.object_events = [
         event("Pod", pod, "FailedScaleUp", ZONE.format("GCE out of resources"), "2026-11-21T12:09:00Z"),
@@ -115,15 +119,15 @@ def test_the_autoscalers_last_word_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("message", "expected"),
     [
         ("failed to authorize: failed to fetch oauth token: 403 Forbidden", "roles/artifactregistry.reader"),
         ("pull access denied, repository does not exist or may require authorization", "imagePullSecrets"),
         ('rpc error: code = NotFound desc = "trainer:v9": not found', "correct spec.images of the profile"),
-        ("dial tcp: i/o timeout", "It is tried again by itself."),
+        ("dial tcp: i/o timeout", "Kubernetes retries automatically."),
     ],
 )
-def test_an_image_that_cannot_be_pulled_is_told_with_what_to_do(message: str, says: str) -> None:
+def test_an_image_that_cannot_be_pulled_is_reported_with_a_fix(message: str, expected: str) -> None:
     world = World()
     name = world.until(Stage.PREFLIGHT)
     since = stamped(world)
@@ -135,10 +139,10 @@ def test_an_image_that_cannot_be_pulled_is_told_with_what_to_do(message: str, sa
         containerStatuses=[{"name": "trainer", "image": "trainer:v9", "state": state}],
     )
     world.wait(40)
-    reason, told = waiting(world)
+    reason, reported = waiting(world)
     assert reason == "WaitingForImage"
-    assert "image trainer:v9: ImagePullBackOff: " in told
-    assert says in told
+    assert "image trainer:v9: ImagePullBackOff: " in reported
+    assert expected in reported
     assert world.status["waiting"]["since"] == since
 
 
@@ -149,23 +153,23 @@ def test_an_image_that_cannot_be_pulled_is_told_with_what_to_do(message: str, sa
         'Error creating: pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged',
     ],
 )
-def test_a_job_that_may_make_no_pods_is_told_in_the_controllers_words(refusal: str) -> None:
+def test_a_job_that_may_not_create_pods_reports_the_controllers_message(refusal: str) -> None:
     world = World()
     name = world.until(Stage.PREFLIGHT)
     world.pods.clear()
     since = stamped(world)
     world.object_events = [event("Job", f"{name}-cpu-0", "FailedCreate", refusal)]
     world.wait(30)
-    reason, told = waiting(world)
+    reason, reported = waiting(world)
     assert reason == "WaitingForInput"
-    assert refusal in told
-    assert 'ServiceAccount "ft-cpu" in namespace "team-a"' in told
+    assert refusal in reported
+    assert 'ServiceAccount "ft-cpu" exists in namespace "team-a"' in reported
     assert world.status["waiting"]["since"] == since
 
 
-def test_events_are_asked_for_only_while_something_is_in_the_way() -> None:
+def test_events_are_read_only_while_a_job_is_blocked() -> None:
     world = World(job=job())
     while not world.finished:
-        assert world.reconcile().closer is None
+        assert world.reconcile().details is None
         for name in world.live():
             world.succeed(name)

@@ -1,4 +1,4 @@
-"""The status's enumerations hold what is written, and nothing else."""
+"""The enumerations of the status contain exactly the written values."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.unit.lifecycle.world import World
 EXPORTED = ("HuggingFace", "Adapter", "OrbaxParams")
 
 
-def test_every_type_of_artifact_is_written() -> None:
+def test_every_artifact_type_is_written() -> None:
     world = World()
     made = world.details
 
@@ -31,8 +31,8 @@ def test_every_type_of_artifact_is_written() -> None:
     assert {artifact["type"] for artifact in world.status["artifacts"]} == set(ArtifactType)
 
 
-def test_every_class_of_failure_has_a_cause() -> None:
-    """Quota is Kueue's, which ends an attempt without an exit code."""
+def test_every_failure_class_has_a_cause() -> None:
+    """Quota belongs to Kueue, which ends an attempt without an exit code."""
     assert {CLASS_OF_CODE.get(code, FailureClass.INFRASTRUCTURE) for code in ExitCode} | {
         FailureClass.QUOTA
     } == set(FailureClass)

@@ -1,12 +1,12 @@
-"""A small world for decisions: a cluster, an object store and a trainer, all in memory, all under the test's hand.
+"""A small world for decisions: a cluster, an object store and a trainer, all in memory and controlled by the test.
 
-It keeps the contracts that the operator relies on and nothing more: names are unique, foreground deletion leaves a
-JobSet in place until its pods are gone, a JobSet starts all pods again after a disruption and fails of anything else,
+It implements only the contracts that the operator relies on: names are unique, foreground deletion leaves a
+JobSet in place until its pods are gone, a JobSet restarts all pods after a disruption and fails after any other error,
 a trainer writes its request first and its result before it exits.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +29,8 @@ from finetune_contract import (
     StepMetrics,
     TrainOutcome,
 )
-from finetune_operator.api import Reason
+from finetune_operator.api import FineTuneJobStatus, Reason
+from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle import (
     AttemptFiles,
     AttemptKey,
@@ -41,13 +42,14 @@ from finetune_operator.lifecycle import (
     RetryRecord,
     RunFolderView,
     TakeoverRecord,
-    children,
     decide,
 )
-from finetune_operator.lifecycle.job_events import transitions
-from finetune_operator.lifecycle.observation import in_order, since
-from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
-from finetune_operator.lifecycle.reduced import (
+from finetune_operator.lifecycle.children.node import SliceNode
+from finetune_operator.lifecycle.children.object_events import ObjectEvent
+from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.pods import running_span
+from finetune_operator.lifecycle.children.projection import (
     jobset_of,
     pod_of,
     reduced_event,
@@ -55,9 +57,13 @@ from finetune_operator.lifecycle.reduced import (
     reduced_node,
     reduced_workload,
 )
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.lifecycle.observation import in_order, since
+from finetune_operator.lifecycle.status.events import transitions
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
+from tests.unit.lifecycle.writes import writes
 
 type Object = dict[str, Any]
 
@@ -67,15 +73,15 @@ STEP_BETWEEN_CHECKPOINTS = 10
 
 
 class ConflictError(Exception):
-    """The name is taken."""
+    """The name already exists."""
 
 
 class Crash(Exception):
-    """The operator was killed."""
+    """The operator has crashed."""
 
 
 def job(**spec: Any) -> Object:
-    """The quickstart's job."""
+    """Returns the quickstart's job."""
     return {
         "apiVersion": "tpu-finetune.dev/v1alpha1",
         "kind": "FineTuneJob",
@@ -130,19 +136,19 @@ def profile(name: str = "local", *, default: bool = True, **spec: Any) -> Object
 
 
 def stamped(world: "World", ago: float = 0) -> str:
-    """The world's time, or so many seconds before, as Kubernetes writes it."""
+    """Returns the world's time, or that many seconds before, in the format of Kubernetes."""
     return stamp(world.now - timedelta(seconds=ago))
 
 
 def answered[T](document: T) -> T:
-    """The document as the API server answers it: a copy by way of JSON, which is five times as fast as ``deepcopy``."""
+    """Returns a copy as from the API server, by way of JSON, which is five times as fast as ``deepcopy``."""
     copied: T = json.loads(json.dumps(document))
     return copied
 
 
 @dataclass
 class World:
-    """Everything outside the operator. Tests move it on; ``reconcile`` lets the operator look and act once."""
+    """Everything outside the operator. Tests change it; ``reconcile`` lets the operator observe and act once."""
 
     job: Object = field(default_factory=job)
     profiles: list[Object] = field(default_factory=lambda: [profile()])
@@ -155,7 +161,7 @@ class World:
     neighbours: list[Object] = field(default_factory=list)
     unserved: str | None = None
     source: Object | None = None
-    """The job whose model this one starts from."""
+    """The job whose model the job starts from."""
     jobsets: dict[str, Object] = field(default_factory=dict)
     pods: dict[str, Object] = field(default_factory=dict)
     attempts: dict[AttemptKey, AttemptFiles] = field(default_factory=dict)
@@ -163,42 +169,43 @@ class World:
     cache: dict[str, ConvertManifest] = field(default_factory=dict)
     nodes: dict[str, Object] | None = None
     unreadable: str | ReadFailure | None = None
-    """Why the run folder cannot be read; a text: the store is away."""
+    """Why the run folder cannot be read; a text means that the store is unavailable."""
     progress_unknown: ReadFailure | None = None
     retry: RetryRecord | None = None
     checkpoint: int = 0
     """The step of the last checkpoint."""
     best: int | None = None
-    """The step of the best one, where training keeps it."""
+    """The step of the best checkpoint, if training keeps it."""
     events: list[JobEvent] = field(default_factory=list)
     untold: list[JobEvent] = field(default_factory=list)
-    """Transitions that the status has shown and no Event has told: none, ever."""
+    """Transitions that the status has shown without an Event; always empty."""
     created: list[str] = field(default_factory=list)
     """Names of JobSets in the order of their creation."""
     requeue_after: float | None = None
     fingerprint: str = "f1"
     conversion: ConversionCacheUse | None = None
-    """What preflight says of the cache of converted models; None: it is of a release that did not look."""
+    """Preflight's result about the conversion cache; None: preflight is of a release that did not read it."""
     manifest_fault: str = ""
-    """Why the manifest in that cache cannot be read."""
+    """Why the manifest in the cache cannot be read."""
     live_jobs: int = 1
     workloads: dict[str, Object] | None = field(default_factory=dict)
-    """Kueue's, by the name of their JobSet; None: Kueue is not installed."""
+    """Kueue's Workloads by the name of their JobSet; None: Kueue is not installed."""
     hosts: dict[int, HostProgress] = field(default_factory=dict)
     object_events: list[Object] = field(default_factory=list)
-    """About pods and Jobs, whoever wrote them."""
+    """Events about pods and Jobs, from any client."""
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
 
     def observe(self) -> Observation:
-        # As the observer reads them: what decisions do not get there they must not need here.
+        # As the observer reads them: decisions must not need more than it provides.
         labelled = [made for each in self.jobsets.values() if (made := jobset_of(self.job, answered(each)))]
         pods = [made for each in self.pods.values() if (made := pod_of(self.job, answered(each)))]
         jobsets = own_jobsets(self.job, labelled, self.config_map)
         return Observation(
             now=self.now,
             job=reduced_job(answered(self.job)),
+            status=read_status(self.job.get("status")),
             profiles=tuple(answered(self.profiles)),
             snapshot=answered(self.config_map),
             first_format=answered(self.first_format),
@@ -210,10 +217,10 @@ class World:
             unserved_namespace=self.unserved,
             nodes=None
             if self.nodes is None
-            else {name: reduced_node(answered(each)) for name, each in self.nodes.items()},
+            else {name: SliceNode.parse(reduced_node(answered(each))) for name, each in self.nodes.items()},
             workloads=None
             if self.workloads is None
-            else tuple(map(reduced_workload, self.workloads.values())),
+            else tuple(Workload.parse(reduced_workload(each)) for each in self.workloads.values()),
             live_jobs=self.live_jobs,
         )
 
@@ -243,11 +250,11 @@ class World:
     def reconcile(
         self, *, crash_after: int | None = None, observation: Observation | None = None
     ) -> Decision:
-        """Look, decide, carry out. ``crash_after``: so many writes go through, then the operator dies."""
+        """Observes, decides and applies. ``crash_after`` is the number of writes before the operator crashes."""
         seen = observation or self.observe()
         decision = self._decide(seen)
-        if decision.closer is not None:
-            decision = self._decide(self.look_closer(seen, decision.closer))
+        if decision.details is not None:
+            decision = self._decide(self.with_details(seen, decision.details))
         self.apply(decision, crash_after=crash_after)
         self.requeue_after = decision.requeue_after
         return decision
@@ -258,9 +265,9 @@ class World:
             raise decision.fault
         return decision
 
-    def look_closer(self, observation: Observation, at: DetailRequest) -> Observation:
+    def with_details(self, observation: Observation, at: DetailRequest) -> Observation:
         events = [
-            kept
+            ObjectEvent.parse(kept)
             for each in self.object_events
             if at.events
             and (each["involvedObject"]["kind"], each["involvedObject"]["name"])
@@ -274,27 +281,27 @@ class World:
         )
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
-        writes: list[Callable[[], None]] = []
-        if decision.retry is not None:
-            writes.append(lambda: setattr(self, "retry", decision.retry))
-        if decision.takeover is not None:
-            writes.append(lambda: self.takeovers.append(decision.takeover))
-        writes += [lambda k=key, f=failure: self._record(k, f) for key, failure in decision.records]  # type: ignore[misc]
-        if decision.snapshot is not None:
-            writes.append(lambda: self._create_snapshot(decision.snapshot))
-        deletions = [lambda d=each: self._delete(d.name, d.uid) for each in decision.deletions]  # type: ignore[misc]
-        if not decision.status_before_deletions:
-            writes += deletions
-        if decision.jobset is not None:
-            writes.append(lambda: self._create_jobset(decision.jobset))
-        writes += [lambda n=notice: self._tell(n) for notice in decision.notices]  # type: ignore[misc]
-        writes.append(lambda: self._write_status(decision.status))
-        if decision.status_before_deletions:
-            writes += deletions
-        for number, write in enumerate(writes):
+        made, steps = writes(decision), list[Callable[[], None]]()
+        if made.retry is not None:
+            steps.append(lambda: setattr(self, "retry", made.retry))
+        if made.takeover is not None:
+            steps.append(lambda: self.takeovers.append(made.takeover))
+        steps += [lambda k=key, f=failure: self._record(k, f) for key, failure in made.records]  # type: ignore[misc]
+        if made.plan is not None:
+            steps.append(lambda: self._create_snapshot(made.plan))
+        deletions = [lambda d=each: self._delete(d.name, d.uid) for each in made.deletions]  # type: ignore[misc]
+        if not made.status_first:
+            steps += deletions
+        if made.jobset is not None:
+            steps.append(lambda: self._create_jobset(made.jobset))
+        steps += [lambda e=event: self._record_event(e) for event in decision.events]  # type: ignore[misc]
+        steps.append(lambda: self._write_status(decision.status))
+        if made.status_first:
+            steps += deletions
+        for number, step in enumerate(steps):
             if crash_after is not None and number >= crash_after:
                 raise Crash
-            write()
+            step()
 
     def _record(self, key: AttemptKey, failure: Failure) -> None:
         files = self.attempts.get(key, AttemptFiles())
@@ -323,15 +330,16 @@ class World:
         jobset["metadata"]["deletionTimestamp"] = stamp(self.now)
         self._collect(name)
 
-    def _tell(self, notice: JobEvent) -> None:
-        """An Event's name is its content: what has been told is not told again."""
+    def _record_event(self, notice: JobEvent) -> None:
+        """An Event's name is derived from its content, so that no Event is created twice."""
         if notice not in self.events:
             self.events.append(notice)
 
-    def _write_status(self, status: Mapping[str, Any]) -> None:
-        moved = transitions(self.status.get("conditions", ()), status.get("conditions", ()))
+    def _write_status(self, status: FineTuneJobStatus) -> None:
+        before = read_status(self.job.get("status"))
+        moved = transitions(before.conditions or (), status.conditions or ())
         self.untold += [notice for notice in moved if notice not in self.events]
-        self.job["status"] = answered(dict(status))
+        self.job["status"] = status.to_document()
 
     # --- the user -------------------------------------------------------------------------------------------
 
@@ -354,7 +362,7 @@ class World:
         return [name for name, jobset in self.jobsets.items() if not self._ended(jobset)]
 
     def schedule(self, name: str) -> None:
-        """Pods of a JobSet appear and find no node yet."""
+        """Creates the pods of a JobSet, which find no node yet."""
         jobset = self.jobsets[name]
         template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
         for index in range(template["completions"]):
@@ -397,12 +405,12 @@ class World:
             }
 
     def restarts(self, name: str) -> int:
-        """How often the JobSet has been restarted."""
+        """Returns the number of restarts of the JobSet."""
         found: int = self.jobsets[name].get("status", {}).get("restarts", 0)
         return found
 
     def settle(self, name: str) -> None:
-        """What the Job and JobSet controllers do once the pods have failed, the first of them in the list first."""
+        """Acts like the Job and JobSet controllers after pods have failed, in the order of the list."""
         first = self.pods_of(name)[0]["status"]
         (container,) = first["containerStatuses"]
         taken = any(each["type"] == "DisruptionTarget" for each in first.get("conditions", ()))
@@ -413,7 +421,7 @@ class World:
             self.end_jobset(name, "Failed")
 
     def restart(self, name: str) -> None:
-        """All pods go, and new ones will come."""
+        """Deletes all pods for a restart of the JobSet."""
         restarts = self.restarts(name) + 1
         for pod in self.pods_of(name):
             del self.pods[pod["metadata"]["name"]]
@@ -421,7 +429,7 @@ class World:
         self.jobsets[name]["status"] = {**status, "restarts": restarts, "restartsCountTowardsMax": 0}
 
     def end_jobset(self, name: str, kind: str) -> None:
-        """The JobSet has come to its end."""
+        """The JobSet ends."""
         jobset = self.jobsets[name]
         status = jobset.get("status", {})
         ended = {"type": kind, "status": "True", "lastTransitionTime": stamp(self.now), "message": ""}
@@ -429,13 +437,13 @@ class World:
         self._collect(name)
 
     def lose(self, name: str) -> None:
-        """JobSet and pods are gone at once, as after a forced deletion by hand."""
+        """JobSet and pods vanish at once, as after a manual forced deletion."""
         for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:
             del self.pods[pod]
         self.jobsets.pop(name, None)
 
     def _collect(self, name: str) -> None:
-        """Garbage collection: a JobSet that is being deleted goes when no pod of it runs."""
+        """Garbage collection: a JobSet that is being deleted vanishes when none of its pods runs."""
         jobset = self.jobsets[name]
         running = [pod for pod in self.pods_of(name) if pod["status"]["phase"] in ("Running", "Unknown")]
         if "deletionTimestamp" in jobset["metadata"] and not running:
@@ -451,7 +459,7 @@ class World:
     # --- Kueue ----------------------------------------------------------------------------------------------
 
     def workload(self, name: str, *conditions: tuple[str, str, str, str], **status: Any) -> Object:
-        """What Kueue says of a JobSet from now on: conditions as type, status, reason, message."""
+        """Sets a JobSet's Workload: conditions as type, status, reason, message."""
         metadata = self.jobsets[name]["metadata"]
         made = {
             "metadata": {
@@ -479,7 +487,7 @@ class World:
         return made
 
     def hold(self, name: str, *, held: bool) -> None:
-        """Kueue suspends a JobSet, whose pods are then gone, or lets it go."""
+        """Kueue suspends a JobSet, which deletes its pods, or resumes it."""
         jobset = self.jobsets[name]
         jobset["spec"]["suspend"] = held
         jobset["status"] = {
@@ -520,7 +528,7 @@ class World:
             self.cache.setdefault(self.fingerprint, manifest)
 
     def train(self, name: str, step: int) -> None:
-        """Training reaches a step; checkpoints lie where they are due."""
+        """Training reaches a step and has saved the checkpoints that are due."""
         key = self.key_of(name)
         start = (
             self.progress.start_step
@@ -543,7 +551,7 @@ class World:
         )
 
     def save(self, name: str) -> None:
-        """What the trainer writes when it is asked to stop."""
+        """The trainer writes its record on SIGTERM."""
         details = None
         if self.key_of(name).stage is Stage.TRAIN and self.progress:
             self.checkpoint = self.progress.step
@@ -551,8 +559,8 @@ class World:
         self._write_result(name, Outcome.STOPPED, ExitCode.STOPPED, details=details)
 
     def stop(self, name: str, *, of_another: bool = False) -> None:
-        """SIGTERM: training saves at the step it has reached; then it exits with 75. ``of_another``: since a pod that
-        is not shown had failed before, of something that is no disruption."""
+        """Training receives SIGTERM, saves its current step and exits with 75. ``of_another``: the cause is a pod that
+        the world does not contain and that failed before for a reason other than a disruption."""
         self.save(name)
         self.end_pods(name, ExitCode.STOPPED)
         if of_another:
@@ -561,19 +569,19 @@ class World:
             self.settle(name)
 
     def fail(self, name: str, code: int, reason: str = "Broken", message: str = "it broke") -> None:
-        """The trainer says what went wrong, and exits."""
+        """The trainer records the failure and exits."""
         failure = Failure(code=code, reason=reason, message=message, fix="Mend it.")
         self._write_result(name, Outcome.FAILED, code, failure=failure)
         self.end_pods(name, code)
         self.settle(name)
 
     def note(self, name: str, failure: Failure | None) -> None:
-        """A process other than the first says why it fails."""
+        """A process other than the first records its failure."""
         key = self.key_of(name)
         self.attempts[key] = replace(self.attempts.get(key, AttemptFiles()), failure=failure)
 
     def kill(self, name: str, code: int = 137, *, of_another: bool = False, **status: Any) -> None:
-        """The processes die without a word; ``of_another`` as above."""
+        """The processes die without a record; ``of_another``: as in :meth:`stop`."""
         self.end_pods(name, code, **status)
         if of_another:
             self.end_jobset(name, "Failed")
@@ -589,7 +597,7 @@ class World:
             restart=key.restart,
             outcome=outcome,
             exit_code=code,
-            started=span[0] if (span := children.running_span(self.pods_of(name))) else self.now,
+            started=span[0] if (span := running_span(map(Pod.parse, self.pods_of(name)))) else self.now,
             finished=self.now,
             **more,
         )
@@ -626,7 +634,7 @@ class World:
             "gs://cache/team-a", self.fingerprint, uid, now=self.now, proven=proven
         )
 
-    # --- short cuts -----------------------------------------------------------------------------------------
+    # --- shortcuts ------------------------------------------------------------------------------------------
 
     @property
     def status(self) -> Object:
@@ -644,7 +652,7 @@ class World:
         )
 
     def until(self, stage: Stage) -> str:
-        """Everything goes well up to that stage; its JobSet's name, its pods running."""
+        """Runs the job up to the stage; returns the name of its JobSet, whose pods run."""
         for _ in range(20):
             self.reconcile()
             if not self.live():
@@ -659,10 +667,10 @@ class World:
         raise AssertionError(f"{stage} was not reached: {self.status.get('summary')}")
 
     def to_the_end(self, patience: int = 60) -> None:
-        """Everything goes well until nothing moves any more."""
+        """Runs the job to its end without faults."""
         for _ in range(patience):
             self.reconcile()
-            # A retry by hand is noted first, and acted on at the next look, which is due at once.
+            # A manual retry is recorded first; it takes effect in the next reconcile, which is due at once.
             if self.finished and self.requeue_after != 0:
                 return
             live = self.live()

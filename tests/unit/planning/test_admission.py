@@ -1,4 +1,4 @@
-"""What is admitted, what is refused, and with which words."""
+"""What is admitted, what is refused, and with which message."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,13 +21,13 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
     return caught.value
 
 
-def test_what_comes_later_is_refused_by_name() -> None:
+def test_an_unimplemented_field_is_refused_by_name() -> None:
     refused = refusal(job(), profile(storage={"artifacts": "gs://a/b", "optimizerStateTTLSeconds": 1}))
     assert refused.reason == Reason.NOT_YET_SUPPORTED
     assert "spec.storage.optimizerStateTTLSeconds = 1 (remove it)" in refused.message
 
 
-def test_a_value_that_means_what_happens_anyway_is_accepted() -> None:
+def test_explicit_default_values_are_accepted() -> None:
     admit(
         job(
             preflight={"memory": "Off", "dataset": "Full"},
@@ -107,7 +107,9 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
 
 
 @pytest.mark.parametrize(("spec", "profiles", "reason"), CHOICES)
-def test_refusals_have_their_own_reason(spec: dict[str, Any], profiles: list[Any], reason: Reason) -> None:
+def test_each_kind_of_refusal_has_its_reason(
+    spec: dict[str, Any], profiles: list[Any], reason: Reason
+) -> None:
     assert refusal(job(**spec), *profiles).reason == reason
 
 
@@ -117,7 +119,7 @@ def test_a_refusal_of_policy_names_profile_rule_and_contact() -> None:
         assert part in refused.message
 
 
-def test_an_ambiguous_shape_is_settled_by_the_flavor_or_asked_for() -> None:
+def test_an_ambiguous_shape_is_resolved_by_the_flavor_or_refused() -> None:
     plan = admit(job(resources={"tpu": "v6e-8"}), [profile()]).plan
     assert plan.placement.shape.hosts == 2
     flavor = {
@@ -132,31 +134,31 @@ def test_an_ambiguous_shape_is_settled_by_the_flavor_or_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tpu", "said"),
-    [("v6e-2x2", "spec.resources asks for v6e-2x2"), ("v6e-4", "spec.resources asks for v6e-4")],
+    ("tpu", "expected"),
+    [("v6e-2x2", "spec.resources requests v6e-2x2"), ("v6e-4", "spec.resources requests v6e-4")],
 )
-def test_both_shorthands_give_the_same_slice(tpu: str, said: str) -> None:
+def test_both_shorthands_give_the_same_slice(tpu: str, expected: str) -> None:
     placement = admit(job(resources={"tpu": tpu}), [profile()]).plan.placement
     assert (placement.shape.name, placement.shape.topology) == ("v6e-4", "2x2")
-    assert said in placement.why
+    assert expected in placement.why
 
 
 @pytest.mark.parametrize(
-    ("flavor", "said"),
+    ("flavor", "expected"),
     [
         (
             {"topologies": ["2x2", "2x3"]},
-            'spec.flavors[0]: tpu-v6e-slice has no topology "2x3". Near to it: 2x2',
+            'spec.flavors[0]: tpu-v6e-slice has no topology "2x3". Similar: 2x2',
         ),
-        ({"accelerator": "tpu-v6"}, 'no TPU accelerator is called "tpu-v6". Known: tpu-v4'),
+        ({"accelerator": "tpu-v6"}, 'there is no TPU accelerator "tpu-v6". Expected one of tpu-v4'),
         ({"topologies": ["1x1"], "chipsPerHost": 4}, "tpu-v6e-slice 1x1 has 1 (1 x ct6e-standard-1t)"),
     ],
 )
-def test_a_flavor_that_does_not_exist_is_refused(flavor: dict[str, Any], said: str) -> None:
+def test_a_flavor_that_does_not_exist_is_refused(flavor: dict[str, Any], expected: str) -> None:
     known = {"name": "a", "capacity": "OnDemand", "accelerator": "tpu-v6e-slice", "topologies": ["2x2"]}
     refused = refusal(job(), profile(flavors=[known | flavor]))
     assert refused.reason == Reason.PROFILE_INVALID
-    assert said in refused.message
+    assert expected in refused.message
 
 
 def flavors(*capacities: str, **more: Any) -> list[dict[str, Any]]:
@@ -186,14 +188,14 @@ PREFERENCES: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("resources", "offered", "chosen"), PREFERENCES)
-def test_the_jobs_order_of_capacities_counts_then_the_profiles(
+def test_the_jobs_order_of_capacities_precedes_the_profiles(
     resources: dict[str, Any], offered: list[dict[str, Any]], chosen: str
 ) -> None:
     plan = admit(job(resources=resources), [profile(flavors=offered, currency="USD")]).plan
     assert plan.placement.capacity == chosen
 
 
-def test_several_slices_split_the_data_axis_and_need_several_hosts_each() -> None:
+def test_multislice_splits_the_data_axis_and_needs_several_hosts_per_slice() -> None:
     offered = flavors("OnDemand", maxSlices=4)
     plan = admit(
         job(resources={"tpu": "v6e-8", "slices": 4, "parallelism": {"tensor": 2}}),
@@ -201,16 +203,16 @@ def test_several_slices_split_the_data_axis_and_need_several_hosts_each() -> Non
     ).plan
     assert (plan.mesh.data, plan.mesh.fsdp, plan.mesh.tensor, plan.chips) == (4, 4, 2, 32)
     assert admit(job(resources={"slices": 2}), [profile(flavors=offered)]).plan.placement.shape.hosts == 2
-    for resources, said in (
+    for resources, expected in (
         ({"tpu": "v6e-4", "slices": 2}, "2 slices of v6e-4 (2x2) cannot be connected"),
         ({"tpu": "v6e-8", "slices": 5}, "5 slices of tpu-v6e-slice 2x4 (2 x 4 chips) is not offered"),
         ({"tpu": "v6e-8", "slices": 4, "parallelism": {"data": 2}}, "no multiple of the 4 slices"),
     ):
-        assert said in refusal(job(resources=resources), profile(flavors=offered)).message
+        assert expected in refusal(job(resources=resources), profile(flavors=offered)).message
 
 
 @pytest.mark.parametrize(
-    ("resources", "offered", "said"),
+    ("resources", "offered", "expected"),
     [
         (
             {"capacity": ["Spot"]},
@@ -244,22 +246,22 @@ def test_several_slices_split_the_data_axis_and_need_several_hosts_each() -> Non
         ),
     ],
 )
-def test_a_refused_slice_says_which_wish_the_flavors_do_not_meet(
-    resources: dict[str, Any], offered: list[dict[str, Any]], said: str
+def test_a_refused_slice_names_the_request_that_no_flavor_meets(
+    resources: dict[str, Any], offered: list[dict[str, Any]], expected: str
 ) -> None:
     refused = refusal(job(resources=resources), profile(flavors=offered))
     assert refused.reason == Reason.NO_FLAVOR_FITS
-    assert said in refused.message
+    assert expected in refused.message
     assert "set spec.resources.tpu" not in refused.message
 
 
-def test_a_reservation_is_named_where_and_only_where_there_is_one() -> None:
+def test_a_reservation_is_named_exactly_if_the_flavor_has_one() -> None:
     assert "reservation" in refusal(job(), profile(flavors=flavors("Reservation"))).message
     wrong = flavors("OnDemand", reservation="spring")
     assert refusal(job(), profile(flavors=wrong)).reason == Reason.PROFILE_INVALID
 
 
-def test_chips_of_which_nothing_is_published_need_the_mesh_in_words() -> None:
+def test_chips_of_an_unpublished_kind_need_an_explicit_mesh() -> None:
     seven = {
         "name": "seven",
         "capacity": "OnDemand",
@@ -273,7 +275,7 @@ def test_chips_of_which_nothing_is_published_need_the_mesh_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("constraints", "said"),
+    ("constraints", "expected"),
     [
         (
             {"limits": [{"path": "hyperparameters.epoch", "max": 5}]},
@@ -315,16 +317,16 @@ def test_chips_of_which_nothing_is_published_need_the_mesh_in_words() -> None:
         ),
     ],
 )
-def test_a_constraint_that_would_enforce_nothing_is_refused_with_what_is_legal(
-    constraints: dict[str, Any], said: str
+def test_a_constraint_without_effect_is_refused_with_valid_ones(
+    constraints: dict[str, Any], expected: str
 ) -> None:
     refused = refusal(job(), profile(constraints=constraints))
     assert refused.reason == Reason.PROFILE_INVALID
-    assert said in refused.message
+    assert expected in refused.message
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected"),
     [
         ({"constraints": {"uris": {"read": ["gs://b/x/"]}}}, "uris.read[0]: gs://b/x/ covers nothing"),
         ({"constraints": {"uris": {"write": ["file:///*"]}}}, "uris.write[0]: file:///* covers nothing"),
@@ -340,10 +342,10 @@ def test_a_constraint_that_would_enforce_nothing_is_refused_with_what_is_legal(
         ({"models": {"allow": ["gs://models/tiny/"]}}, "use gs://models/tiny/*."),
     ],
 )
-def test_an_entry_that_covers_nothing_is_refused_with_what_to_use(spec: dict[str, Any], said: str) -> None:
+def test_an_entry_that_covers_nothing_is_refused_with_a_fix(spec: dict[str, Any], expected: str) -> None:
     refused = refusal(job(), profile(**spec))
     assert refused.reason == Reason.PROFILE_INVALID
-    assert said in refused.message
+    assert expected in refused.message
 
 
 def test_entries_that_cover_something_are_accepted() -> None:
@@ -351,7 +353,7 @@ def test_entries_that_cover_something_are_accepted() -> None:
     assert admit(job(), [profile(constraints={"uris": uris}, models={"allow": ["*"]})]).plan
 
 
-def test_a_lock_holds_against_the_other_member_of_a_union() -> None:
+def test_a_lock_applies_to_the_other_member_of_a_union() -> None:
     locked = profile(
         defaults={"hyperparameters": {"epochs": 1}}, constraints={"locked": ["hyperparameters.epochs"]}
     )
@@ -361,13 +363,13 @@ def test_a_lock_holds_against_the_other_member_of_a_union() -> None:
     assert admit(job(hyperparameters={"epochs": 1}), [locked]).plan
 
 
-def test_no_wish_gets_the_cheapest_slice_and_says_so() -> None:
+def test_a_job_without_a_slice_gets_the_cheapest_and_the_reason() -> None:
     plan = admit(job(resources={}), [profile()]).plan
     assert plan.placement.shape.topology == "2x2"
     assert "cheapest" in plan.placement.why
 
 
-def test_the_job_wins_over_the_profile_and_the_profile_over_the_built_in() -> None:
+def test_the_job_overrides_the_profile_which_overrides_built_in_defaults() -> None:
     defaults = {
         "hyperparameters": {"epochs": 3, "seed": 7, "warmupSteps": 5},
         "checkpointing": {"everySteps": 50},
@@ -380,7 +382,7 @@ def test_the_job_wins_over_the_profile_and_the_profile_over_the_built_in() -> No
     assert plan.checkpointing.keep_last == 2
 
 
-def test_merging_changes_none_of_its_layers_and_is_repeatable() -> None:
+def test_merging_does_not_change_its_layers_and_is_idempotent() -> None:
     before = repr(BUILT_IN)
     once = merge(BUILT_IN, {"export": {"dtype": "FP32"}})
     assert merge(once, once) == once
@@ -391,7 +393,7 @@ def test_merging_changes_none_of_its_layers_and_is_repeatable() -> None:
     ("method", "rate", "weights"),
     [({"type": "SFT"}, 2e-5, "FP32"), ({"type": "SFT", "lora": {}}, 2e-4, "BF16")],
 )
-def test_defaults_that_follow_the_method(method: dict[str, Any], rate: float, weights: str) -> None:
+def test_defaults_depend_on_the_method(method: dict[str, Any], rate: float, weights: str) -> None:
     plan = admit(job(method=method), [profile()]).plan
     assert plan.hyperparameters.learning_rate == rate
     assert plan.hyperparameters.weight_precision == weights
@@ -399,7 +401,7 @@ def test_defaults_that_follow_the_method(method: dict[str, Any], rate: float, we
         assert (plan.method.lora.rank, plan.method.lora.alpha) == (16, 32.0)
 
 
-def test_the_snapshot_keeps_what_was_decided() -> None:
+def test_the_stored_plan_keeps_the_decisions() -> None:
     wanted = job()
     admission = admit(wanted, [profile()])
     config_map = render_stored_plan(admission.snapshot)
@@ -412,7 +414,7 @@ def test_the_snapshot_keeps_what_was_decided() -> None:
     assert replan(wanted, snapshot) == admission.plan
 
 
-def test_a_snapshot_of_another_format_is_refused_not_guessed() -> None:
+def test_a_stored_plan_of_another_format_is_refused() -> None:
     wanted = job()
     config_map = render_stored_plan(admit(wanted, [profile()]).snapshot)
     config_map["data"]["format"] = "9"
@@ -429,7 +431,9 @@ BATCHES: list[tuple[dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("numbers", "rows"), BATCHES)
-def test_a_batch_is_of_an_update_whatever_the_forward_passes(numbers: dict[str, Any], rows: int) -> None:
+def test_the_batch_size_is_per_update_for_any_number_of_forward_passes(
+    numbers: dict[str, Any], rows: int
+) -> None:
     found = admit(job(hyperparameters=numbers, resources={"tpu": "v6e-4"}), [profile()]).plan.hyperparameters
     assert (found.global_batch_size, found.gradient_accumulation_steps) == (
         rows,
@@ -437,12 +441,12 @@ def test_a_batch_is_of_an_update_whatever_the_forward_passes(numbers: dict[str, 
     )
 
 
-def test_a_batch_that_forward_passes_cannot_share_is_refused_with_those_that_they_can() -> None:
+def test_an_indivisible_batch_is_refused_with_divisible_ones() -> None:
     numbers = {"globalBatchSize": 12, "gradientAccumulationSteps": 2}
     assert "in 2 forward passes. Use 8 or 16." in refusal(job(hyperparameters=numbers)).message
 
 
-def test_preferences_come_with_their_options_and_are_not_packed() -> None:
+def test_preference_methods_have_their_options_and_no_packing() -> None:
     dpo = admit(job(method={"type": "DPO", "dpo": {"beta": 0.3}}), [profile()]).plan
     assert dpo.method == DpoMethod(beta=0.3, label_smoothing=0.0, max_prompt_length=512)
     assert (dpo.data.packing, dpo.hyperparameters.learning_rate) == (False, 5e-7)
@@ -452,14 +456,14 @@ def test_preferences_come_with_their_options_and_are_not_packed() -> None:
     assert admit(job(), [profile()]).plan.data.packing
 
 
-def test_a_quantized_base_is_asked_for_by_name() -> None:
+def test_a_quantized_base_is_requested_by_name() -> None:
     for given, found in (("NF4", "NF4"), ("INT8", "INT8"), ("None", None)):
         plan = admit(job(method={"type": "SFT", "lora": {"quantization": given}}), [profile()]).plan
         assert plan.method.lora is not None
         assert plan.method.lora.quantization == found
 
 
-def test_a_range_that_no_value_is_in_makes_a_profile_invalid() -> None:
+def test_an_empty_range_makes_a_profile_invalid() -> None:
     empty = {"limits": [{"path": "method.lora.rank", "min": 128, "max": 64}]}
     refused = refusal(job(), profile(constraints=empty))
     assert refused.reason == Reason.PROFILE_INVALID
@@ -470,7 +474,7 @@ def test_a_range_that_no_value_is_in_makes_a_profile_invalid() -> None:
     admit(job(), [profile(constraints={"limits": [{"path": "resources.slices", "min": 1.0, "max": 1}]})])
 
 
-#: Refused by the profile's limits, its rules, and for want of a slice.
+#: Refused by the profile's limits, by its rules, and because no slice fits.
 AT_ONCE: Any = {
     "method": {"type": "SFT", "lora": {"rank": 128}},
     "model": {"huggingFace": {"repo": "evil/model"}},
@@ -478,19 +482,19 @@ AT_ONCE: Any = {
 }
 
 
-def test_a_slice_that_is_not_offered_hides_no_rule_and_no_limit() -> None:
+def test_an_unavailable_slice_does_not_hide_other_violations() -> None:
     narrow = profile(
         models={"allow": ["Qwen/*"]},
         constraints={"limits": [{"path": "method.lora.rank", "max": 64}]},
     )
     refused = refusal(job(**AT_ONCE), narrow)
     assert refused.reason == Reason.POLICY_VIOLATION
-    for said in (
+    for expected in (
         "does not cover spec.model evil/model",
         "method.lora.rank is 128",
         "4x8 (8 x 4 chips) is not offered",
     ):
-        assert said in refused.message
+        assert expected in refused.message
     assert refused.message.count("Ask #ml-help.") == 1
     snapshot = admit(job(method=AT_ONCE["method"]), [profile()]).snapshot
     snapshot = replace(
@@ -501,12 +505,12 @@ def test_a_slice_that_is_not_offered_hides_no_rule_and_no_limit() -> None:
     assert refusal(job(resources=AT_ONCE["resources"])).reason == Reason.NO_FLAVOR_FITS
 
 
-#: There is no one profile whose owner could be asked.
+#: There is no single profile with a contact.
 NO_ONE = (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE, Reason.AMBIGUOUS_DEFAULT_PROFILE)
 
 
 @pytest.mark.parametrize(("spec", "profiles", "reason"), [each for each in CHOICES if each[2] not in NO_ONE])
-def test_a_refusal_under_a_profile_ends_with_whom_to_ask(
+def test_a_refusal_by_a_profile_ends_with_its_contact(
     spec: dict[str, Any], profiles: list[Any], reason: Reason
 ) -> None:
     message = refusal(job(**spec), *profiles).message
@@ -515,18 +519,18 @@ def test_a_refusal_under_a_profile_ends_with_whom_to_ask(
 
 
 @pytest.mark.parametrize(
-    ("owner", "asked"),
+    ("owner", "requested"),
     [({"contact": "#x", "team": "y"}, "#x"), ({"team": "y"}, "y"), ({}, "the owner of the profile")],
 )
-def test_whom_to_ask_also_stands_in_a_refused_slice_and_in_a_refused_override(owner: Any, asked: str) -> None:
+def test_refused_slices_and_overrides_also_name_the_contact(owner: Any, requested: str) -> None:
     wrong: list[dict[str, Any]] = [
         {"resources": {"tpu": "v6e-16"}},
         {"hyperparameters": {"globalBatchSize": 6}},
         {"engineOverrides": {"learning_rate": "1"}},
     ]
     for spec in wrong:
-        assert refusal(job(**spec), profile(owner=owner)).message.endswith(f" Ask {asked}.")
+        assert refusal(job(**spec), profile(owner=owner)).message.endswith(f" Ask {requested}.")
     later = profile(owner=owner, storage={"artifacts": "gs://a/b", "optimizerStateTTLSeconds": 1})
-    assert refusal(job(), later).message.endswith(f" Ask {asked}.")
+    assert refusal(job(), later).message.endswith(f" Ask {requested}.")
     broken = profile(owner=owner, flavors=[])
-    assert refusal(job(), broken).message.endswith(f" Ask {asked}.")
+    assert refusal(job(), broken).message.endswith(f" Ask {requested}.")

@@ -1,4 +1,4 @@
-"""Which slice a job gets that names none, before and after preflight."""
+"""The slice of a job that names none, before and after preflight."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from finetune_contract import MemoryCheckSpec, MemoryOutcome, SliceShape
 from finetune_contract.result import UnfitSlice
 from finetune_operator.api import Reason
 from finetune_operator.planning import Plan, Refused, admit, replan
-from finetune_operator.planning.choice import MOST_CANDIDATES
+from finetune_operator.planning.slices.choice import MOST_CANDIDATES
 from tests.unit.lifecycle.world import job, profile
 
 type Object = dict[str, Any]
@@ -50,12 +50,12 @@ def check_of(plan: Plan) -> MemoryCheckSpec:
 
 
 def order(plan: Plan) -> list[str]:
-    """The slice to begin with, then those that preflight may go on to."""
+    """Returns the first slice, then those that preflight may continue with."""
     return [plan.placement.shape.name, *(each.slice.name for each in check_of(plan).candidates)]
 
 
 def found(name: str, *unfit: str, plan: Plan, **more: Any) -> MemoryOutcome:
-    """What preflight records that was given the candidates of ``plan``."""
+    """Returns preflight's record for the candidates of ``plan``."""
     check = check_of(plan)
     known = {each.name: each for each in (check.slice, *(each.slice for each in check.candidates))}
     return MemoryOutcome(
@@ -93,7 +93,7 @@ ORDERS: dict[str, tuple[list[Object], Object, list[str]]] = {
         {"resources": {"parallelism": {"fsdp": 4, "tensor": 2}}},
         ["v6e-8"],
     ),
-    "those of hosts as large as asked for": (
+    "those of hosts as large as requested": (
         [ON_DEMAND, flavor("OnDemand", 3, "2x4", name="whole", chipsPerHost=8)],
         {"resources": {"chipsPerHost": 8}},
         ["v6e-8"],
@@ -119,18 +119,18 @@ def test_admission_names_the_slices_that_preflight_may_choose(case: str) -> None
     assert len(names) <= 1 + MOST_CANDIDATES
 
 
-def test_what_follows_is_named_with_the_number_of_slices() -> None:
+def test_later_candidates_are_named_with_the_number_of_slices() -> None:
     plan = planned(flavor("OnDemand", 1, "2x4", "4x4", maxSlices=2), resources={"slices": 2})
     assert "preflight tries 2 x v6e-16" in plan.placement.why
 
 
-def test_hosts_of_a_size_that_no_flavor_has_are_refused() -> None:
+def test_a_host_size_that_no_flavor_has_is_refused() -> None:
     with pytest.raises(Refused, match="no slice with 8 chips per host to choose from") as caught:
         planned(ON_DEMAND, resources={"chipsPerHost": 8})
     assert caught.value.reason == Reason.NO_FLAVOR_FITS
 
 
-def test_the_plan_says_what_is_tried_first_and_what_follows() -> None:
+def test_the_plan_names_the_first_slice_and_the_following_ones() -> None:
     assert planned(ON_DEMAND).placement.why == (
         "the cheapest slice of the profile, since spec.resources names none; where the training does not fit it, "
         "preflight tries v6e-8, v6e-16; flavor ondemand"
@@ -138,7 +138,7 @@ def test_the_plan_says_what_is_tried_first_and_what_follows() -> None:
 
 
 @pytest.mark.parametrize("spec", [{"resources": {"tpu": "v6e-4"}}, {"preflight": {"memory": "Off"}}])
-def test_a_slice_that_is_named_or_not_checked_has_no_candidates(spec: Object) -> None:
+def test_a_named_or_unchecked_slice_has_no_candidates(spec: Object) -> None:
     plan = planned(ON_DEMAND, **spec)
     assert plan.placement.shape.name == "v6e-4"
     assert plan.memory is None or plan.memory.candidates == []
@@ -152,7 +152,7 @@ def test_a_slice_that_is_named_or_not_checked_has_no_candidates(spec: Object) ->
         ("hyperparameters.perDeviceBatchSize", {"max": 2}, ["v6e-8", "v6e-16"]),
     ],
 )
-def test_a_slice_beyond_the_profiles_limits_is_no_candidate(
+def test_a_slice_beyond_the_profiles_limits_is_not_a_candidate(
     path: str, limit: Object, names: list[str]
 ) -> None:
     _, admission = admitted(
@@ -183,7 +183,7 @@ def test_a_limit_that_every_slice_breaks_refuses_the_job() -> None:
         (1, 1, [(1, 4), (1, 8)]),
     ],
 )
-def test_devices_share_rows_where_there_are_more_devices_than_rows(
+def test_devices_share_rows_if_there_are_more_devices_than_rows(
     batch: int, parts: int, meshes: list[tuple[int, int]]
 ) -> None:
     numbers = {"steps": 1, "globalBatchSize": batch, "gradientAccumulationSteps": parts}
@@ -193,14 +193,14 @@ def test_devices_share_rows_where_there_are_more_devices_than_rows(
     assert plan.hyperparameters.global_batch_size == batch
 
 
-def test_a_default_batch_is_that_of_the_first_slice_wherever_the_job_goes() -> None:
+def test_the_default_batch_is_that_of_the_first_slice_on_any_slice() -> None:
     """More devices than eight share rows instead of taking more of them."""
     plan = planned(ON_DEMAND)
     assert plan.hyperparameters.global_batch_size == 8
     assert [each.mesh.tensor for each in check_of(plan).candidates] == [1, 2]
 
 
-def test_a_slice_comes_with_the_flags_of_its_own_flavor() -> None:
+def test_a_slice_has_the_flags_of_its_flavor() -> None:
     pod = {"env": [{"name": "XLA_FLAGS", "value": "--for_all"}]}
     dear = flavor(
         "Reservation", 9, "2x2x1", name="v5p", accelerator="tpu-v5p-slice", libtpuInitArgs=["--a", "--b"]
@@ -215,7 +215,7 @@ def test_a_slice_comes_with_the_flags_of_its_own_flavor() -> None:
 # --- once preflight has chosen
 
 
-def test_the_slice_that_preflight_has_chosen_is_planned_with_its_flavor_price_and_reason() -> None:
+def test_the_slice_chosen_by_preflight_is_planned_with_flavor_and_price() -> None:
     wanted, admission = admitted(ON_DEMAND, SPOT)
     plan = replan(wanted, admission.snapshot, found=found("v6e-16", "v6e-4", plan=admission.plan))
     assert (plan.placement.shape.name, plan.placement.flavor, plan.chips) == ("v6e-16", "spot", 16)
@@ -228,14 +228,14 @@ def test_the_slice_that_preflight_has_chosen_is_planned_with_its_flavor_price_an
     assert plan.digest == admission.plan.digest
 
 
-def test_the_first_slice_is_kept_where_it_fits() -> None:
+def test_the_first_slice_is_kept_if_it_fits() -> None:
     wanted, admission = admitted(ON_DEMAND)
     plan = replan(wanted, admission.snapshot, found=found("v6e-4", plan=admission.plan))
     assert plan.placement.shape.name == "v6e-4"
     assert plan.placement.why.startswith("the cheapest slice of the profile that fits; ")
 
 
-def test_a_slice_of_which_nothing_is_known_is_reported_as_unknown() -> None:
+def test_a_slice_without_a_result_is_reported_as_unknown() -> None:
     wanted, admission = admitted(ON_DEMAND)
     record = found("v6e-8", "v6e-4", plan=admission.plan, unknown="Not compiled in time.")
     plan = replan(wanted, admission.snapshot, found=record)
@@ -262,7 +262,7 @@ FORGED: dict[str, Object] = {
 
 
 @pytest.mark.parametrize("case", FORGED, ids=str)
-def test_a_record_that_names_what_there_was_not_to_choose_from_decides_nothing(case: str) -> None:
+def test_a_record_that_names_no_candidate_is_ignored(case: str) -> None:
     wanted, admission = admitted(ON_DEMAND)
     record = MemoryOutcome.model_validate(
         {"source": "Compile", "slice": "v6e-8", "chosen": shape(), **FORGED[case]}
@@ -272,7 +272,7 @@ def test_a_record_that_names_what_there_was_not_to_choose_from_decides_nothing(c
     assert "preflight has not compiled for it" in plan.placement.why
 
 
-def test_a_record_cannot_take_a_slice_beyond_the_limits_or_the_budgets_currency() -> None:
+def test_a_record_cannot_choose_a_slice_beyond_limits_or_without_a_price() -> None:
     limits = {"limits": [{"path": "resources.parallelism.fsdp", "max": 4}]}
     for spec, constraints in (({}, limits), ({"budget": {"maxCost": 10}}, {})):
         wanted, admission = admitted(
@@ -282,8 +282,8 @@ def test_a_record_cannot_take_a_slice_beyond_the_limits_or_the_budgets_currency(
         assert replan(wanted, admission.snapshot, found=record).placement.shape.name == "v6e-4"
 
 
-def test_what_does_not_fit_is_taken_on_no_other_capacity_either() -> None:
-    """Where Spot gave no nodes: the same slice on demand, although the smaller one is cheaper there."""
+def test_a_slice_that_does_not_fit_is_not_used_on_other_capacity() -> None:
+    """If Spot has no nodes: the same slice on demand, although the smaller one is cheaper there."""
     wanted, admission = admitted(ON_DEMAND, SPOT)
     record = found("v6e-16", "v6e-4", plan=admission.plan)
     passed = replan(wanted, admission.snapshot, {"Spot"}, record)
@@ -291,7 +291,7 @@ def test_what_does_not_fit_is_taken_on_no_other_capacity_either() -> None:
     assert passed.placement.capacities == ("OnDemand", "Spot")
 
 
-def test_where_other_capacity_has_another_slice_alone_that_is_taken_unproved() -> None:
+def test_an_unproven_slice_is_used_if_other_capacity_has_no_other() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2", "4x4"))
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     passed = replan(wanted, admission.snapshot, {"Spot"}, record)
@@ -299,14 +299,14 @@ def test_where_other_capacity_has_another_slice_alone_that_is_taken_unproved() -
     assert "in place of the one that preflight chose: v6e-4 does not fit" in passed.placement.why
 
 
-def test_capacity_that_has_only_slices_that_do_not_fit_serves_the_job_no_more() -> None:
+def test_capacity_with_only_slices_that_do_not_fit_is_skipped() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2"))
     assert set(admission.plan.placement.capacities) == {"Spot", "OnDemand"}
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     assert replan(wanted, admission.snapshot, found=record).placement.capacities == ("Spot",)
 
 
-def test_an_edit_of_capacity_does_not_lead_to_a_slice_that_is_known_to_be_too_small() -> None:
+def test_an_edit_of_capacity_does_not_select_a_slice_known_as_too_small() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2", "4x4"))
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     edited = {**wanted, "spec": {**wanted["spec"], "resources": {"capacity": ["OnDemand"]}}}
@@ -315,14 +315,14 @@ def test_an_edit_of_capacity_does_not_lead_to_a_slice_that_is_known_to_be_too_sm
     assert "v6e-4 does not fit" in plan.placement.why
 
 
-def test_an_edit_of_the_number_of_slices_makes_the_record_one_of_something_else() -> None:
+def test_an_edit_of_the_number_of_slices_invalidates_the_record() -> None:
     wanted, admission = admitted(flavor("OnDemand", 1, "2x2", "2x4", "4x4", maxSlices=2))
     record = found("v6e-16", "v6e-4", "v6e-8", plan=admission.plan)
     edited = {**wanted, "spec": {**wanted["spec"], "resources": {"slices": 2}}}
     assert replan(edited, admission.snapshot, found=record).placement.shape.name == "v6e-8"
 
 
-def test_an_edit_that_removes_the_slices_name_keeps_the_slice_that_preflight_compiled_for() -> None:
+def test_an_edit_that_removes_the_slice_keeps_the_compiled_one() -> None:
     numbers = {"steps": 1, "globalBatchSize": 16}
     wanted, admission = admitted(ON_DEMAND, resources={"tpu": "v6e-16"}, hyperparameters=numbers)
     record = MemoryOutcome(source="Compile", slice="v6e-16", peak_bytes=30 << 30, limit_bytes=31 << 30)
@@ -339,22 +339,22 @@ def test_an_edit_that_removes_the_slices_name_keeps_the_slice_that_preflight_com
     assert "a retry from Preflight" in plan.placement.why
 
 
-def test_an_edit_that_switches_the_check_off_takes_nothing_of_what_it_has_found() -> None:
+def test_an_edit_that_disables_the_check_keeps_its_result() -> None:
     wanted, admission = admitted(ON_DEMAND)
     record = found("v6e-8", "v6e-4", plan=admission.plan, tuning={"remat_policy": "full"})
     off = {**wanted, "spec": {**wanted["spec"], "preflight": {"memory": "Off"}}}
     plan = replan(off, admission.snapshot, found=record)
     assert plan.placement.shape.name == "v6e-8"
     assert check_of(plan).source == "Compile"
-    assert replan(off, admission.snapshot).memory is None, "the next preflight does as the job says"
+    assert replan(off, admission.snapshot).memory is None, "the next preflight follows the job"
 
 
-def test_an_edit_that_names_a_slice_wins_over_what_preflight_chose() -> None:
+def test_an_edit_that_names_a_slice_overrides_the_choice() -> None:
     wanted, admission = admitted(ON_DEMAND, hyperparameters={"steps": 1, "globalBatchSize": 16})
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     named = {**wanted, "spec": {**wanted["spec"], "resources": {"tpu": "v6e-16"}}}
     plan = replan(named, admission.snapshot, found=record)
     assert (plan.placement.shape.name, plan.placement.why.partition(";")[0]) == (
         "v6e-16",
-        "spec.resources asks for v6e-16",
+        "spec.resources requests v6e-16",
     )

@@ -51,7 +51,7 @@ def test_sources_keep_their_order_their_weights_and_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "format_", "told"),
+    ("method", "format_", "expected"),
     [
         ("SFT", "Preference", "set spec.method.type to DPO or ORPO"),
         ("DPO", "Messages", "DPO learns from pairs of answers"),
@@ -60,23 +60,23 @@ def test_sources_keep_their_order_their_weights_and_their_names() -> None:
 )
 @pytest.mark.parametrize("kind", ["train", "validation"])
 def test_a_format_that_the_method_does_not_learn_from_is_refused(
-    method: str, format_: str, told: str, kind: str
+    method: str, format_: str, expected: str, kind: str
 ) -> None:
     datasets = {"train": [SOURCE], kind: [{**SOURCE, "format": format_}]}
     refused = refusal(method={"type": method}, datasets=datasets)
     assert refused.reason == Reason.INVALID_SPEC
     assert refused.message.startswith(f"spec.datasets.{kind}[0].format is {format_}")
-    assert told in refused.message
+    assert expected in refused.message
 
 
-def test_weights_are_for_all_sources_or_for_none() -> None:
+def test_weights_are_set_for_all_sources_or_none() -> None:
     refused = refusal(datasets={"train": [SOURCE, {**SOURCE, "weight": 1}]})
     assert refused.reason == Reason.INVALID_SPEC
     assert "give every training source a weight, or none" in refused.message
 
 
 @pytest.mark.parametrize(("split", "seed"), [({"fraction": 0.25}, 7), ({"fraction": 0.25, "seed": 3}, 3)])
-def test_rows_are_held_back_by_a_seed_of_their_own_or_the_jobs(split: dict[str, Any], seed: int) -> None:
+def test_rows_are_held_back_by_their_own_seed_or_the_jobs(split: dict[str, Any], seed: int) -> None:
     made = plan(
         datasets={"train": [SOURCE], "splitFromTrain": split}, hyperparameters={"steps": 5, "seed": 7},
         evaluation={"everySteps": 2},
@@ -85,7 +85,7 @@ def test_rows_are_held_back_by_a_seed_of_their_own_or_the_jobs(split: dict[str, 
 
 
 @pytest.mark.parametrize("check", ["Sample", "Off"])
-def test_steps_must_be_named_where_rows_are_not_counted(check: str) -> None:
+def test_steps_are_required_if_rows_are_not_counted(check: str) -> None:
     datasets = {"train": [SOURCE]}
     assert plan(datasets=datasets, preflight={"dataset": check}).data.check == check
     refused = refusal(datasets=datasets, preflight={"dataset": check}, hyperparameters={"epochs": 2})
@@ -103,7 +103,7 @@ def test_a_template_of_a_config_map_is_read_once_and_kept_in_the_plan() -> None:
     admission = admit(wanted, [profile()], config_map(**{"chat.jinja": TEMPLATE}))
     assert admission.plan.data.chat_template == TEMPLATE
     kept = read_stored_plan(render_stored_plan(admission.snapshot))
-    # The ConfigMap may be changed or deleted from now on.
+    # From now on the ConfigMap can be changed or deleted.
     assert replan(wanted, kept).data.chat_template == TEMPLATE
 
 
@@ -116,11 +116,11 @@ MISSING: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("found", "told"), MISSING, ids=[told for _, told in MISSING])
-def test_a_template_that_is_not_there_is_waited_for(found: Any, told: str) -> None:
+@pytest.mark.parametrize(("found", "expected"), MISSING, ids=[expected for _, expected in MISSING])
+def test_a_missing_template_is_waited_for(found: Any, expected: str) -> None:
     refused = refusal(found, datasets={"train": [SOURCE], "chatTemplate": REF})
     assert refused.reason == Reason.CHAT_TEMPLATE_NOT_FOUND
-    assert told in refused.message
+    assert expected in refused.message
     assert refused.message.startswith("spec.datasets.chatTemplate.configMapRef: ")
 
 
@@ -139,7 +139,7 @@ def test_arguments_of_the_template_reach_the_trainer_as_values() -> None:
     }  # fmt: skip
 
 
-def test_arguments_stand_beside_a_template_of_a_config_map() -> None:
+def test_arguments_can_accompany_a_template_of_a_config_map() -> None:
     arguments = {"enable_thinking": "true"}
     wanted = job(datasets={"train": [SOURCE], "chatTemplate": {**REF, "arguments": arguments}})
     made = admit(wanted, [profile()], config_map(**{"chat.jinja": TEMPLATE})).plan.data
@@ -147,12 +147,12 @@ def test_arguments_stand_beside_a_template_of_a_config_map() -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "strftime_now", "not a name"])
-def test_an_argument_that_is_not_the_jobs_to_set_is_refused(name: str) -> None:
+def test_an_argument_that_a_job_may_not_set_is_refused(name: str) -> None:
     refused = refusal(datasets={"train": [SOURCE], "chatTemplate": {"arguments": {name: "x"}}})
     assert refused.message.startswith(f"spec.datasets.chatTemplate.arguments.{name} is no variable")
 
 
-def test_templates_print_the_day_of_the_jobs_creation_whenever_a_stage_runs() -> None:
+def test_templates_print_the_creation_date_of_the_job_in_every_stage() -> None:
     wanted = job(datasets={"train": [SOURCE]})
     wanted["metadata"]["creationTimestamp"] = "2026-03-31T23:59:59Z"
     admission = admit(wanted, [profile()])
@@ -165,7 +165,7 @@ def test_templates_print_the_day_of_the_jobs_creation_whenever_a_stage_runs() ->
         )
 
 
-def test_a_job_that_is_planned_before_it_is_created_has_no_day_yet() -> None:
+def test_a_job_planned_before_its_creation_has_no_date() -> None:
     wanted = job(datasets={"train": [SOURCE]})
     wanted["metadata"].pop("creationTimestamp", None)
     assert admit(wanted, [profile()]).plan.data.chat_template_date is None

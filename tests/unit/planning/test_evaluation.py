@@ -1,4 +1,4 @@
-"""What spec.evaluation, the checkpoints to keep and the one to export come to."""
+"""How spec.evaluation, the checkpoints to keep and the one to export are resolved."""
 
 from typing import Any
 
@@ -37,22 +37,22 @@ def test_datasets_and_gates_reach_the_trainer() -> None:
         {"metric": "faq/exact_match", "op": "GreaterOrEqual", "value": 0.62},
         {"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": -0.1},
     ]
-    told = request(
+    received = request(
         Stage.EVALUATE,
         evaluation={
             "datasets": [FAQ], "gates": gates, "maxExamples": 30, "generation": {"temperature": 0.7, "topK": 40}
         },
     ).evaluation  # fmt: skip
-    (dataset,) = told.datasets
+    (dataset,) = received.datasets
     assert (dataset.source.path, dataset.source.name) == ("spec.evaluation.datasets[0]", "faq")
     assert (dataset.source.max_examples, dataset.metrics) == (30, ["Loss", "ExactMatch"])
-    assert (told.temperature, told.top_k) == (0.7, 40)
-    assert [(gate.metric, gate.value, gate.delta_from_baseline) for gate in told.gates] == [
+    assert (received.temperature, received.top_k) == (0.7, 40)
+    assert [(gate.metric, gate.value, gate.delta_from_baseline) for gate in received.gates] == [
         ("faq/exact_match", 0.62, None), ("loss", None, -0.1)
     ]  # fmt: skip
 
 
-def test_no_evaluation_takes_more_rows_than_asked_for() -> None:
+def test_no_evaluation_reads_more_rows_than_requested() -> None:
     validation = [{"uri": "gs://data/held-back.jsonl", "maxExamples": 20}]
     train = [{"uri": "gs://data/chat.jsonl"}]
     assert request(Stage.TRAIN).data.validation[0].max_examples == 500
@@ -65,20 +65,21 @@ def test_each_of_several_validation_sets_can_be_gated() -> None:
     gate = {"metric": "faq/loss", "op": "LessOrEqual", "value": 1}
     sets = [{"uri": "gs://data/a.jsonl"}, {"uri": "gs://data/b.jsonl", "name": "faq"}]
     train = [{"uri": "gs://data/chat.jsonl"}]
-    asked: dict[str, Any] = {"evaluation": {"gates": [gate]}}
+    requested: dict[str, Any] = {"evaluation": {"gates": [gate]}}
     assert (
-        plan(datasets={"train": train, "validation": sets}, **asked).evaluation.gates[0].metric == "faq/loss"
+        plan(datasets={"train": train, "validation": sets}, **requested).evaluation.gates[0].metric
+        == "faq/loss"
     )
     assert "It measures loss, perplexity. " in refusal(
-        datasets={"train": train, "validation": sets[1:]}, **asked
+        datasets={"train": train, "validation": sets[1:]}, **requested
     )
 
 
 @pytest.mark.parametrize("names", [("faq", "other"), ("a", "a")])
-def test_two_sets_of_one_name_are_refused(names: tuple[str, str]) -> None:
+def test_two_sets_with_the_same_name_are_refused(names: tuple[str, str]) -> None:
     sets = [{"uri": "gs://data/a.jsonl", "name": name} for name in names]
     datasets = {"train": [{"uri": "gs://data/chat.jsonl"}], "validation": sets}
-    assert "two metrics would be called" in refusal(datasets=datasets, evaluation={"datasets": [FAQ]})
+    assert "two metrics would have the name" in refusal(datasets=datasets, evaluation={"datasets": [FAQ]})
 
 
 def test_rows_held_back_from_training_are_measured_and_gated() -> None:
@@ -98,7 +99,7 @@ PAIRS = {
 }
 
 
-def test_pairs_are_measured_and_gated_where_the_method_compares_them() -> None:
+def test_pairs_are_measured_and_gated_if_the_method_compares_them() -> None:
     gate = {"metric": "held/reward_accuracy", "op": "GreaterOrEqual", "value": 0.6}
     (dataset,) = request(
         Stage.EVALUATE, method={"type": "DPO"}, evaluation={"datasets": [PAIRS], "gates": [gate]}
@@ -108,17 +109,19 @@ def test_pairs_are_measured_and_gated_where_the_method_compares_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "change", "told"),
+    ("method", "change", "expected"),
     [
         ("SFT", {}, "SFT compares no answers"),
         ("DPO", {"metrics": ["Loss", "ExactMatch"]}, "have Loss alone"),
         ("ORPO", {"format": "Auto"}, "set format: Preference"),
     ],
 )
-def test_pairs_that_nothing_compares_are_refused(method: str, change: dict[str, Any], told: str) -> None:
+def test_pairs_that_the_method_does_not_compare_are_refused(
+    method: str, change: dict[str, Any], expected: str
+) -> None:
     message = refusal(method={"type": method}, evaluation={"datasets": [{**PAIRS, **change}]})
     assert message.startswith("spec.evaluation.datasets[0].")
-    assert told in message
+    assert expected in message
 
 
 def test_rows_are_held_back_from_a_mixture_of_pairs() -> None:
@@ -139,7 +142,7 @@ def test_rows_are_held_back_from_a_mixture_of_pairs() -> None:
         ({"gates": [{"metric": "loss", "op": "LessOrEqual", "value": 1.0}]}, True),
     ],
 )
-def test_evaluate_runs_where_it_has_something_to_do(evaluation: dict[str, Any], runs: bool) -> None:
+def test_evaluate_runs_if_it_has_something_to_do(evaluation: dict[str, Any], runs: bool) -> None:
     assert (Stage.EVALUATE in plan(evaluation=evaluation).stages) is runs
 
 
@@ -149,10 +152,10 @@ BENCHMARKS = [
 ]
 
 
-def test_benchmarks_reach_the_trainer_at_the_content_that_preflight_found() -> None:
+def test_benchmarks_reach_the_trainer_at_the_revision_of_preflight() -> None:
     gate = {"metric": "gsm8k/exact_match,strict-match", "op": "GreaterOrEqual", "value": 0.4}
-    asked = {"benchmarks": BENCHMARKS, "gates": [gate]}
-    gsm8k, own = request(Stage.PREFLIGHT, evaluation=asked).evaluation.benchmarks
+    requested = {"benchmarks": BENCHMARKS, "gates": [gate]}
+    gsm8k, own = request(Stage.PREFLIGHT, evaluation=requested).evaluation.benchmarks
     assert (gsm8k.name, gsm8k.uri, gsm8k.limit, gsm8k.revision) == ("gsm8k", None, 200, None)
     assert (own.path, own.uri, own.limit) == ("spec.evaluation.benchmarks[1]", "gs://data/tasks", None)
     places = {"abc": (gsm8k, "hf://datasets/openai/gsm8k@abc"), "def": (own, "gs://data/tasks")}
@@ -161,7 +164,7 @@ def test_benchmarks_reach_the_trainer_at_the_content_that_preflight_found() -> N
         for revision, (benchmark, uri) in places.items()
     ]
     found = Findings(preflight=FOUND.model_copy(update={"benchmarks": reports}))
-    pinned = request(Stage.EVALUATE, found, evaluation=asked).evaluation
+    pinned = request(Stage.EVALUATE, found, evaluation=requested).evaluation
     assert [each.revision for each in pinned.benchmarks] == ["abc", "def"]
     assert pinned.gates[0].metric == gate["metric"]
     elsewhere = [BENCHMARKS[0], {**BENCHMARKS[1], "uri": "gs://data/other"}]
@@ -178,7 +181,7 @@ def test_only_the_harness_own_benchmarks_are_read_from_the_hub(
 
 def test_a_benchmark_and_a_dataset_cannot_share_a_name() -> None:
     message = refusal(evaluation={"benchmarks": [{"name": "faq"}], "datasets": [FAQ]})
-    assert "spec.evaluation.benchmarks[0] is called faq, as a dataset is" in message
+    assert "spec.evaluation.benchmarks[0] has the name of a dataset, faq" in message
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_a_benchmark_and_a_dataset_cannot_share_a_name() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(spec: dict[str, Any], named: str) -> None:
+def test_an_impossible_evaluation_is_refused(spec: dict[str, Any], named: str) -> None:
     assert named in refusal(**spec)
 
 
@@ -217,24 +220,24 @@ def test_what_cannot_be_is_refused(spec: dict[str, Any], named: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_best_checkpoint_is_kept_and_exported_where_training_measures_it(
+def test_the_best_checkpoint_is_kept_and_exported_if_training_measures_it(
     spec: dict[str, Any], kept: tuple[int, int, str], exported: str
 ) -> None:
     made = plan(**spec)
     policy = made.checkpointing
     assert (policy.keep_last, policy.keep_best, policy.best_mode) == kept
     assert made.exported_checkpoint == exported
-    told = request(Stage.EVALUATE, Findings(train=TRAINED), **spec)
-    assert told.train_step == (60 if exported == "Best" else 100)
+    received = request(Stage.EVALUATE, Findings(train=TRAINED), **spec)
+    assert received.train_step == (60 if exported == "Best" else 100)
 
 
-def test_checkpoints_are_saved_by_time_too() -> None:
+def test_checkpoints_are_also_saved_by_time() -> None:
     assert request(Stage.TRAIN).checkpointing.every_seconds == 600
     assert request(Stage.TRAIN, checkpointing={"everySeconds": 60}).checkpointing.every_seconds == 60
 
 
-def test_the_checkpoint_that_was_measured_is_the_one_that_is_exported() -> None:
-    """Also where the choice was edited in between."""
+def test_the_measured_checkpoint_is_the_exported_one() -> None:
+    """Also if the choice was edited in between."""
     findings = Findings(train=TRAINED, evaluated=EvaluateOutcome(step=60))
     last = {**MEASURED, "export": {"checkpoint": "Last"}}
     assert request(Stage.EXPORT, findings, **last).train_step == 60

@@ -1,4 +1,4 @@
-"""Nothing is accepted and ignored: every field of a job changes what is planned for it, or how it is steered."""
+"""Nothing is accepted and ignored: every field of a job changes its plan or controls its life."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.fuzz.specs import JOB, JOB_LEAVES, PROFILE, put, values
 type Document = dict[str, Any]
 
 PAIRS = {"format": "Preference", "uri": "gs://team-a/pairs.jsonl"}
-#: Jobs in which a field can have an effect, where the smallest job is none.
+#: Jobs in which a field can have an effect, if it has none in the smallest job.
 CONTEXTS: dict[str, Document] = {
     **{
         f"method.{member(MethodType(kind))}": {"method": {"type": kind}, "datasets": {"train": [PAIRS]}}
@@ -35,7 +35,7 @@ CONTEXTS: dict[str, Document] = {
     "resources.slices": {"resources": {"tpu": "v6e-16"}},
     "resources.capacity": {"resources": {"tpu": "v6e-8"}},
 }
-#: Members that a union wants together with the field.
+#: Members that a union requires together with the field.
 BESIDE: dict[str, Document] = {
     "model.huggingFace.revision": {"model": {"huggingFace": {"repo": "acme/model"}}},
     "datasets.splitFromTrain.seed": {"datasets": {"splitFromTrain": {"fraction": 0.1}}},
@@ -49,7 +49,7 @@ BESIDE: dict[str, Document] = {
         "model": {"maxtextModel": "qwen3-0.6b", "tokenizer": {"uri": "gs://team-a/tokenizer"}}
     },
 }
-#: Values that must agree with the rest of the job, which a schema cannot say.
+#: Values that must agree with the rest of the job, which a schema cannot express.
 AGREEING: dict[str, Any] = {
     "resources.tpu": "v6e-16",
     "resources.accelerator": "tpu-v6e-slice",
@@ -65,7 +65,7 @@ AGREEING: dict[str, Any] = {
     "resources.slices": 2,
     "resources.chipsPerHost": 8,
 }
-#: Fields that steer the job's life, or choose what admission reads before it plans.
+#: Fields that control the job's life, or select what admission reads before planning.
 STEERING = {
     "suspend",
     "retry.generation",
@@ -86,7 +86,7 @@ def plan_of(spec: Document) -> Plan | None:
         "spec": spec,
     }
     try:
-        return replace(admit(document, [PROFILE]).plan, digest="", spec_hash="", asked={})
+        return replace(admit(document, [PROFILE]).plan, digest="", spec_hash="", spec_digests={})
     except Refused:
         return None
 
@@ -109,7 +109,7 @@ def laid_over(base: Document, *overlays: Document) -> Document:
         if ".".join(path) not in STEERING
     ],
 )
-def test_every_field_of_a_job_changes_what_is_planned(path: tuple[str, ...], schema: Document) -> None:
+def test_every_field_of_a_job_changes_the_plan(path: tuple[str, ...], schema: Document) -> None:
     name = ".".join(path)
     context = next((each for prefix, each in CONTEXTS.items() if name.startswith(prefix)), {})
     base = laid_over(JOB["spec"], context)

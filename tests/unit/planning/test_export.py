@@ -1,4 +1,4 @@
-"""What spec.export comes to."""
+"""How spec.export is resolved."""
 
 import re
 from typing import Any
@@ -22,7 +22,7 @@ def refusal(wanted: Any, **profiles: Any) -> Refused:
 
 
 def secrets(stage: Stage, **spec: Any) -> dict[str, tuple[str, str]]:
-    """Of the stage's container, by environment variable."""
+    """Returns the Secrets of the stage's container by environment variable."""
     jobset = render_jobset(admit(job(**spec), [profile()]).plan, stage, 1, Findings())
     template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
@@ -40,14 +40,14 @@ def test_destinations_reach_the_trainer_without_any_token() -> None:
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_the_token_goes_by_reference_to_the_stage_that_pushes_and_to_preflight(stage: Stage) -> None:
-    """Preflight's pod does not start where the Secret is missing: that is seen before any TPU is claimed."""
+def test_the_token_is_passed_by_reference_to_export_and_preflight(stage: Stage) -> None:
+    """Preflight's pod does not start if the Secret is missing, which is found before any TPU is claimed."""
     found = secrets(stage, export={"destinations": [BUCKET, HUB]})
     wanted = {"HF_UPLOAD_TOKEN_1": ("hf-write", "rw")} if stage in (Stage.PREFLIGHT, Stage.EXPORT) else {}
     assert found == wanted
 
 
-def test_the_jobs_own_token_pushes_where_the_destination_names_none() -> None:
+def test_the_jobs_token_is_used_if_the_destination_names_none() -> None:
     export = {"destinations": [{"huggingFaceHub": {"repo": "acme/bot", "private": False}}]}
     found = secrets(Stage.EXPORT, export=export, huggingFaceTokenSecretRef={"name": "hf"})
     assert found == {"HF_UPLOAD_TOKEN_0": ("hf", "token")}
@@ -57,21 +57,21 @@ def test_the_jobs_own_token_pushes_where_the_destination_names_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("destinations", "told"),
+    ("destinations", "expected"),
     [
         (
             [BUCKET, HUB, {"uri": "gs://models/bot"}],
             r"destinations\[2\] is the same place as .*destinations\[0\]",
         ),
         ([HUB, HUB], r"destinations\[1\].huggingFaceHub is the same place as"),
-        ([BUCKET, {"uri": "gs://models/bot/adapter"}], r"destinations\[1\] lies in the folder of .*\[0\]"),
-        ([{"uri": "gs://models/bot/a/b/"}, BUCKET], r"destinations\[0\] lies in the folder of .*\[1\]"),
+        ([BUCKET, {"uri": "gs://models/bot/adapter"}], r"destinations\[1\] is in the folder of .*\[0\]"),
+        ([{"uri": "gs://models/bot/a/b/"}, BUCKET], r"destinations\[0\] is in the folder of .*\[1\]"),
     ],
 )
-def test_destinations_that_would_replace_each_other_are_refused(destinations: list[Any], told: str) -> None:
+def test_destinations_that_overwrite_each_other_are_refused(destinations: list[Any], expected: str) -> None:
     refused = refusal(job(export={"destinations": destinations}))
     assert refused.reason is Reason.INVALID_SPEC
-    assert re.search(told, refused.message), refused.message
+    assert re.search(expected, refused.message), refused.message
 
 
 def test_destinations_beside_each_other_are_accepted() -> None:
@@ -79,7 +79,7 @@ def test_destinations_beside_each_other_are_accepted() -> None:
     assert len(admit(job(export={"destinations": beside}), [profile()]).plan.export.destinations) == 3
 
 
-def test_a_profile_that_says_where_exports_go_is_asked_about_repositories_too() -> None:
+def test_a_profile_that_restricts_exports_also_restricts_repositories() -> None:
     wanted = job(export={"destinations": [HUB]})
     uris = {"write": ["gs://models/*"]}
     assert "hf://acme/bot" in refusal(wanted, constraints={"uris": uris}).message
@@ -87,16 +87,16 @@ def test_a_profile_that_says_where_exports_go_is_asked_about_repositories_too() 
 
 
 def test_serving_manifests_run_as_the_account_that_reads_the_bucket() -> None:
-    asked = {"serving": {"enabled": True}}
+    requested = {"serving": {"enabled": True}}
     accounts = profile(serviceAccounts={"tpu": "ft-train", "cpu": "ft-cpu"})
-    assert admit(job(export=asked), [accounts]).plan.export.serving_account == "ft-cpu"
+    assert admit(job(export=requested), [accounts]).plan.export.serving_account == "ft-cpu"
     assert admit(job(export={"serving": {"enabled": False}}), [accounts]).plan.export.serving_account is None
     lora = {"type": "SFT", "lora": {"rank": 4}}
-    refused = refusal(job(method=lora, export={**asked, "content": "Adapter"}))
+    refused = refusal(job(method=lora, export={**requested, "content": "Adapter"}))
     assert "serve the merged model: use Both" in refused.message
 
 
-def test_the_other_format_is_made_beside_hugging_faces() -> None:
+def test_an_additional_format_is_exported_with_hugging_face() -> None:
     both = ["HuggingFace", "OrbaxParams"]
     assert admit(job(export={"formats": both}), [profile()]).plan.export.orbax
     assert not admit(job(), [profile()]).plan.export.orbax

@@ -1,4 +1,4 @@
-"""A profile's limits hold for what a job's numbers come to, wherever they come from."""
+"""A profile's limits apply to the resolved values of a job, whatever their source."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from finetune_contract import DatasetReport, MemoryOutcome, ModelIdentity, PreflightOutcome, Stage
 from finetune_operator.api import FineTuneJobSpec, Reason, number_paths
 from finetune_operator.planning import Findings, Refused, admit, judge_findings, replan
-from finetune_operator.planning.limits import LIMITED
+from finetune_operator.planning.policy.limits import LIMITED
 from tests.unit.lifecycle.world import World, job, profile
 
 ROWS = {"uri": "gs://data/chat.jsonl"}
@@ -19,7 +19,7 @@ def limited(path: str, **limit: float) -> Any:
     return profile(constraints={"limits": [{"path": path, **limit}]}, currency="USD")
 
 
-def said(spec: dict[str, Any], path: str, **limit: float) -> str:
+def refusal_message(spec: dict[str, Any], path: str, **limit: float) -> str:
     with pytest.raises(Refused) as caught:
         admit(job(**spec), [limited(path, **limit)])
     assert caught.value.reason == Reason.POLICY_VIOLATION
@@ -27,7 +27,7 @@ def said(spec: dict[str, Any], path: str, **limit: float) -> str:
     return caught.value.message
 
 
-#: What a job says, the path that is limited, and what it comes to.
+#: The spec of a job, the limited path, and the resolved value.
 RESOLVED: list[tuple[dict[str, Any], str, str]] = [
     ({"hyperparameters": {"epochs": 9}}, "hyperparameters.epochs", "9"),
     ({"hyperparameters": {}}, "hyperparameters.epochs", "1"),
@@ -111,14 +111,14 @@ RESOLVED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("spec", "path", "value"), RESOLVED)
-def test_a_limit_is_judged_on_what_the_number_comes_to(spec: dict[str, Any], path: str, value: str) -> None:
+def test_a_limit_applies_to_the_resolved_value(spec: dict[str, Any], path: str, value: str) -> None:
     number = 10**9 if value == "no limit" else float(value)
     words = rf"spec.{re.escape(path)} (is|comes to) {re.escape(value)}( by default or by other fields)?, at "
     if value == "no limit":
         words = rf"spec.{re.escape(path)} has no value, so it is unlimited: set it to at "
-    assert re.search(words + "most", said(spec, path, max=number * 0.99))
+    assert re.search(words + "most", refusal_message(spec, path, max=number * 0.99))
     if value != "no limit":
-        assert re.search(words + "least", said(spec, path, min=number * 1.01))
+        assert re.search(words + "least", refusal_message(spec, path, min=number * 1.01))
         assert admit(job(**spec), [limited(path, min=number, max=number)]).plan
 
 
@@ -144,7 +144,7 @@ def test_every_number_of_a_job_can_be_limited_or_is_refused_in_the_profile() -> 
         ({}, "datasets.splitFromTrain.seed"),
     ],
 )
-def test_what_a_job_does_not_do_breaks_no_limit(spec: dict[str, Any], path: str) -> None:
+def test_options_that_a_job_does_not_use_break_no_limit(spec: dict[str, Any], path: str) -> None:
     assert admit(job(**spec), [limited(path, min=1000, max=1000)]).plan
 
 
@@ -152,13 +152,13 @@ def test_decimals_are_compared_as_numbers() -> None:
     exact = {"hyperparameters": {"weightDecay": 0.10}}
     assert admit(job(**exact), [limited("hyperparameters.weightDecay", min=1e-1, max=0.1)]).plan
     assert admit(job(**exact), [limited("hyperparameters.weightDecay", max=1.7e308)]).plan
-    assert "at most 5E-324 is allowed" in said(exact, "hyperparameters.weightDecay", max=5e-324)
+    assert "at most 5E-324 is allowed" in refusal_message(exact, "hyperparameters.weightDecay", max=5e-324)
     little_more = {"hyperparameters": {"weightDecay": 0.1 + 0.2}}
-    refusal = said(little_more, "hyperparameters.weightDecay", max=0.3)
+    refusal = refusal_message(little_more, "hyperparameters.weightDecay", max=0.3)
     assert "is 0.30000000000000004, at most 0.3 is allowed" in refusal
 
 
-def test_a_limit_of_the_profile_holds_for_an_edit_and_for_its_own_defaults() -> None:
+def test_a_limit_applies_to_edits_and_to_the_profiles_own_defaults() -> None:
     found = limited("checkpointing.everySteps", min=50)
     snapshot = admit(job(), [found]).snapshot
     with pytest.raises(Refused, match=r"checkpointing.everySteps is 7, at least 50"):
@@ -251,7 +251,7 @@ LATER: list[tuple[dict[str, Any], str, str, Findings, str]] = [
 
 
 @pytest.mark.parametrize(("numbers", "path", "most", "findings", "message"), LATER)
-def test_what_only_preflight_can_count_is_judged_when_it_has(
+def test_limits_on_counts_of_preflight_apply_after_it(
     numbers: dict[str, Any], path: str, most: float, findings: Findings, message: str
 ) -> None:
     plan = admit(job(hyperparameters=numbers), [limited(path, max=most)]).plan
@@ -266,8 +266,8 @@ def test_what_only_preflight_can_count_is_judged_when_it_has(
 
 
 @pytest.mark.parametrize(("axis", "limit"), [("fsdp", {"max": 4}), ("data", {"min": 2})])
-def test_a_recorded_mesh_is_judged_as_training_gets_it(axis: str, limit: dict[str, float]) -> None:
-    """Preflight's record lies where the job's account may write; a mesh that does not cover the slice is not used."""
+def test_a_recorded_mesh_is_checked_as_training_uses_it(axis: str, limit: dict[str, float]) -> None:
+    """The job's account can write preflight's record; a mesh that does not cover the slice is not used."""
     plan = admit(job(resources={"tpu": "v6e-8"}), [limited(f"resources.parallelism.{axis}", **limit)]).plan
     mesh = plan.mesh.model_copy(update={axis: 4})
     preflight = found(10).preflight
@@ -277,14 +277,14 @@ def test_a_recorded_mesh_is_judged_as_training_gets_it(axis: str, limit: dict[st
     assert judge_findings(plan, findings) is not None
 
 
-def test_epochs_that_nothing_counts_are_refused_at_once() -> None:
+def test_epochs_without_counted_rows_are_refused_at_once() -> None:
     spec = {"hyperparameters": {"steps": 100}, "preflight": {"dataset": "Sample"}}
-    assert "spec.preflight.dataset: Sample the rows are not counted: use Full" in said(
+    assert "spec.preflight.dataset: Sample the rows are not counted: use Full" in refusal_message(
         spec, "hyperparameters.epochs", max=5
     )
 
 
-def test_a_job_beyond_a_limit_ends_before_it_holds_a_slice() -> None:
+def test_a_job_beyond_a_limit_fails_before_it_claims_a_slice() -> None:
     world = World(
         job=job(hyperparameters={"steps": 100}), profiles=[limited("hyperparameters.epochs", max=1)]
     )
@@ -296,7 +296,7 @@ def test_a_job_beyond_a_limit_ends_before_it_holds_a_slice() -> None:
     assert {world.key_of(name).stage for name in world.created} == {Stage.PREFLIGHT}
 
 
-def test_a_plan_beyond_a_limit_is_not_called_planned() -> None:
+def test_a_plan_beyond_a_limit_is_not_reported_as_planned() -> None:
     world = World(
         job=job(hyperparameters={"epochs": 1}, planOnly=True),
         profiles=[limited("hyperparameters.steps", max=5)],

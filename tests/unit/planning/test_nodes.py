@@ -1,4 +1,4 @@
-"""Which nodes the pods of a slice look for, and which they keep off."""
+"""The nodes that the pods of a slice select, and those that they avoid."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api import InvalidObject, parse_profile
 from finetune_operator.planning import Findings, Refused, admit
-from finetune_operator.planning.topology import Placement
+from finetune_operator.planning.slices.topology import Placement
 from finetune_operator.rendering import render_jobset
 from tests.unit.lifecycle.world import job, profile
 
@@ -60,12 +60,12 @@ def test_a_reservation_is_selected_by_its_parts(reservation: str, labels: dict[s
         "r " * 2,
     ],
 )
-def test_a_reservation_that_no_label_can_hold_makes_a_profile_invalid(reservation: str) -> None:
+def test_a_reservation_that_is_no_valid_label_makes_a_profile_invalid(reservation: str) -> None:
     with pytest.raises(InvalidObject, match=r"flavors\[0\].reservation"):
         parse_profile(profile(flavors=[flavor("Reservation", reservation=reservation)]))
 
 
-def test_a_label_of_the_operator_is_removed_by_an_empty_value() -> None:
+def test_an_empty_value_removes_a_label_of_the_operator() -> None:
     seven = {"name": "seven", "capacity": "OnDemand", "accelerator": "tpu7x", "topologies": ["2x2x2"]}
     wanted = job(resources={"tpu": "tpu7x-2x2x2"})
     policy = f"{GKE}placement-policy-name"
@@ -79,7 +79,7 @@ def test_a_label_of_the_operator_is_removed_by_an_empty_value() -> None:
 
 
 def avoided(offered: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """What a pod of Train may not be on, by label."""
+    """Returns the node labels that a pod of Train avoids, by label."""
     plan = admit(job(), [profile(flavors=[offered], **spec)]).plan
     jobset = render_jobset(plan, Stage.TRAIN, 1, Findings())
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
@@ -92,7 +92,7 @@ def avoided(offered: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {each["key"].removeprefix(GKE): each["values"] for each in term["matchExpressions"]}
 
 
-def test_on_demand_pods_keep_off_nodes_that_pass() -> None:
+def test_on_demand_pods_avoid_preemptible_nodes() -> None:
     found = avoided(flavor())
     assert set(found) == PASSING
     assert "flex-start" in found["gke-provisioning"]
@@ -105,7 +105,7 @@ def test_on_demand_pods_keep_off_nodes_that_pass() -> None:
     [flavor("Spot"), flavor("FlexStart"), flavor("Reservation", reservation="r")],
     ids=lambda f: f["capacity"],
 )
-def test_pods_that_a_label_keeps_on_their_nodes_avoid_none(offered: dict[str, Any]) -> None:
+def test_pods_selected_by_a_capacity_label_avoid_no_nodes(offered: dict[str, Any]) -> None:
     assert avoided(offered) == {}
 
 
@@ -113,7 +113,7 @@ QUEUED = {"queue": {"localQueue": "team-tpu"}}
 FLEX_START = f"{GKE}gke-flex-start"
 
 
-def test_flex_start_in_a_queue_is_provisioned_by_it_unless_the_flavor_says_otherwise() -> None:
+def test_queued_flex_start_is_provisioned_by_the_queue_by_default() -> None:
     by_queue = placement(flavor("FlexStart"), **QUEUED)
     assert by_queue.queued_provisioning
     assert FLEX_START not in by_queue.node_selector
@@ -123,7 +123,7 @@ def test_flex_start_in_a_queue_is_provisioned_by_it_unless_the_flavor_says_other
     assert by_label.node_selector[FLEX_START] == "true"
 
 
-def test_a_jobs_own_queue_label_is_a_queue_where_the_profile_takes_it() -> None:
+def test_the_queue_label_of_a_job_applies_if_the_profile_allows_it() -> None:
     wanted = job()
     assert not placement(flavor("FlexStart"), wanted, queue={"allowJobLabels": True}).queued_provisioning
     wanted["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine"}

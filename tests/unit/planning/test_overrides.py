@@ -1,4 +1,4 @@
-"""Which settings of the engine a job may override, as admission, ``finetune validate`` and ``finetune plan`` judge."""
+"""The engine settings that a job may override, by admission, ``finetune validate`` and ``finetune plan``."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from finetune_operator.cli.plan import show_plan
 from finetune_operator.planning import Refused, admit, replan
 from tests.unit.lifecycle.world import job, profile
 
-#: What reaches beyond the job: each with what its refusal speaks of.
+#: Settings with effects beyond the job, each with a word of its refusal.
 REACHING = {
     "jax_cache_dir": "gs://elsewhere/cache",
     "dump_hlo": "true",
@@ -59,12 +59,12 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"remat_polcy": "full"}, "MaxText has no such setting. Did you mean remat_policy?"),
     ({"learningRate": "1"}, "Did you mean learning_rate?"),
     ({"no_such_thing_at_all": "1"}, "no_such_thing_at_all: MaxText has no such setting. Remove it."),
-    ({"num_vocab_tiling": "many"}, "MaxText does not take this value: saw many, expected an integer >= 1."),
-    ({"use_iota_embed": "3"}, "saw 3, expected true or false."),
+    ({"num_vocab_tiling": "many"}, "MaxText does not accept this value: found many, expected an integer >= 1."),
+    ({"use_iota_embed": "3"}, "found 3, expected true or false."),
     ({"remat_policy": "ful"}, "Did you mean full?"),
-    ({"remat_policy": "[1, 2"}, "saw [1, 2, expected one of full, minimal"),
-    ({"remat_policy": "gs://elsewhere/x"}, "saw gs://elsewhere/x, expected one of full"),
-    ({"remat_policy": ""}, "saw '', expected one of"),
+    ({"remat_policy": "[1, 2"}, "found [1, 2, expected one of full, minimal"),
+    ({"remat_policy": "gs://elsewhere/x"}, "found gs://elsewhere/x, expected one of full"),
+    ({"remat_policy": ""}, "found '', expected one of"),
     ({"remat_policy.x": "full"}, "remat_policy has no settings of its own"),
     ({"remat_polcy": "full", "stepz": "1"}, "Did you mean steps?"),
 ]  # fmt: skip
@@ -77,7 +77,7 @@ def refusal(overrides: dict[str, str], *profiles: Any) -> Refused:
 
 
 @pytest.mark.parametrize(("key", "value"), REACHING.items())
-def test_what_reaches_beyond_the_job_is_refused_whatever_the_profile_says(key: str, value: str) -> None:
+def test_settings_with_effects_beyond_the_job_are_always_refused(key: str, value: str) -> None:
     for mode in (profile(), profile(constraints={"engineOverrides": {"allow": ["remat_policy"]}})):
         refused = refusal({key: value}, mode)
         assert refused.reason == Reason.INVALID_SPEC
@@ -85,25 +85,25 @@ def test_what_reaches_beyond_the_job_is_refused_whatever_the_profile_says(key: s
 
 
 @pytest.mark.parametrize(("key", "field"), DECIDED.items())
-def test_what_a_field_decides_is_refused_with_the_field(key: str, field: str) -> None:
+def test_a_setting_that_a_field_decides_is_refused_with_the_field(key: str, field: str) -> None:
     refused = refusal({key: "1"})
     assert refused.reason == Reason.INVALID_SPEC
     assert f"spec.engineOverrides.{key}: {field} decides it. Remove it and set {field}." in refused.message
 
 
-@pytest.mark.parametrize(("overrides", "said"), WRONG)
-def test_a_wrong_key_or_value_is_refused_alike_by_admission_validate_and_plan(
-    overrides: dict[str, str], said: str, tmp_path: Path
+@pytest.mark.parametrize(("overrides", "expected"), WRONG)
+def test_admission_validate_and_plan_refuse_a_wrong_key_or_value_alike(
+    overrides: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
-    assert said in refusal(overrides).message
+    assert expected in refusal(overrides).message
     files = {"job.yaml": job(engineOverrides=overrides), "profile.yaml": profile()}
     for name, document in files.items():
         (tmp_path / name).write_text(yaml.safe_dump(document))
     (problem,) = check_files([tmp_path / "job.yaml"]).problems
-    assert said in problem
+    assert expected in problem
     with pytest.raises(CliError) as caught:
         show_plan(tmp_path / "job.yaml", tmp_path / "profile.yaml", "text")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_every_wrong_key_is_named_at_once() -> None:
@@ -127,13 +127,13 @@ def test_a_profile_narrows_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("key", ["jax_cache_dir", "steps", "lora.lora_rank", "remat_policy.x"])
-def test_a_profile_that_would_open_another_class_is_invalid(key: str) -> None:
+def test_a_profile_that_allows_another_class_is_invalid(key: str) -> None:
     refused = refusal({}, profile(constraints={"engineOverrides": {"allow": ["remat_policy", key]}}))
     assert refused.reason == Reason.PROFILE_INVALID
     assert f"spec.constraints.engineOverrides.allow[1]: {key}: " in refused.message
 
 
-def test_an_edit_of_an_admitted_job_is_judged_like_a_new_one() -> None:
+def test_an_edit_of_an_admitted_job_is_checked_like_a_new_job() -> None:
     snapshot = admit(job(), [profile()]).snapshot
     with pytest.raises(Refused) as caught:
         replan(job(engineOverrides={"dump_hlo": "true"}), snapshot)

@@ -1,4 +1,4 @@
-"""The controller Pathways: what it is resolved to, what it is refused with."""
+"""The controller Pathways: how it is resolved, and what it refuses."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,11 +18,12 @@ from finetune_operator.planning import (
     replan,
     stage_request,
 )
-from finetune_operator.planning.pathways import resolve_pathways
+from finetune_operator.planning.defaulted import profile_spec
+from finetune_operator.planning.slices.pathways import resolve_pathways
 from tests.unit.lifecycle.world import Object, job, profile
 
 JAX = pathways_images().jax
-TRAINER = {"trainer": "registry.example/finetune-trainer:0.1.0"}
+TRAINER = {"trainer": "registry.example/finetune-trainer:0.2.0"}
 OWN = {
     "pathwaysServer": f"mirror/server:20261101-jax_{JAX}",
     "pathwaysProxy": "mirror/proxy@sha256:" + "1" * 64,
@@ -43,7 +44,7 @@ def test_images_and_scratch_have_defaults() -> None:
     assert pathways.head_node_selector == {}
 
 
-def test_the_profiles_own_are_taken() -> None:
+def test_images_and_scratch_of_the_profile_are_used() -> None:
     storage = {"artifacts": "gs://artifacts", "pathwaysScratch": "gs://scratch/of-team/"}
     nodes = {"headNodeSelector": {"pool": "head"}}
     pathways = admit(wanted(), [profile(images=TRAINER | OWN, storage=storage, pathways=nodes)]).plan.pathways
@@ -61,25 +62,27 @@ def test_the_profiles_own_are_taken() -> None:
         (dict.fromkeys(OWN, "mirror/server@sha256:" + "1" * 64), None),
     ],
 )
-def test_preflight_is_told_the_servers_jax(images: dict[str, str], jax: str | None) -> None:
+def test_preflights_request_has_the_jax_version_of_the_server(
+    images: dict[str, str], jax: str | None
+) -> None:
     plan = admit(wanted(), [profile(images=TRAINER | images)]).plan
     assert stage_request(plan, Stage.PREFLIGHT, 1, Findings()).pathways_jax == jax
 
 
-def test_mcjax_has_none_of_it() -> None:
+def test_mcjax_has_no_pathways_settings() -> None:
     admission = admit(job(), [profile()])
     assert admission.plan.pathways is None
     assert admission.plan.mesh.controller == "McJAX"
     assert admission.snapshot.profile == profile()["spec"]
 
 
-def test_the_images_of_an_admitted_job_stay_when_the_operators_release_changes(
+def test_the_images_of_an_admitted_job_survive_an_upgrade(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     admission = admit(wanted(), [profile()])
     stored = read_stored_plan(render_stored_plan(admission.snapshot))
     newer = replace(pathways_images(), jax="9.9.9", server="server:jax-9.9.9", proxy="proxy:jax-9.9.9")
-    monkeypatch.setattr("finetune_operator.planning.pathways.pathways_images", lambda: newer)
+    monkeypatch.setattr("finetune_operator.planning.slices.pathways.pathways_images", lambda: newer)
     assert replan(wanted(), stored).pathways == admission.plan.pathways
 
 
@@ -98,26 +101,30 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str], tuple[str, ...]]] = [
     (
         OWN | {"pathwaysProxy": "mirror/proxy:latest"},
         {},
-        ("images.pathwaysProxy mirror/proxy:latest does not tell its JAX", f"has JAX {JAX}", "digest"),
+        (
+            "images.pathwaysProxy mirror/proxy:latest does not name its JAX release",
+            f"has JAX {JAX}",
+            "digest",
+        ),
     ),
     ({}, {"pathwaysScratch": "file:///scratch"}, ("storage.pathwaysScratch is file:///scratch", "gs://")),
     (
         {},
         {"pathwaysScratch": "gs://cloud-pathways-staging/tmp"},
-        ("gs://cloud-pathways-staging/tmp", "all the world", "your own"),
+        ("gs://cloud-pathways-staging/tmp", "all users of Pathways share", "your own"),
     ),
 ]
 
 
-@pytest.mark.parametrize(("images", "storage", "said"), FAULTS)
-def test_a_profile_that_cannot_work_is_refused_whatever_the_job(
-    images: dict[str, str], storage: dict[str, str], said: tuple[str, ...]
+@pytest.mark.parametrize(("images", "storage", "expected"), FAULTS)
+def test_an_unusable_profile_is_refused_for_any_job(
+    images: dict[str, str], storage: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     wrong = profile(images=TRAINER | images, storage={"artifacts": "gs://artifacts"} | storage)
     with pytest.raises(Refused) as caught:
         check_profile_object(wrong)
     assert caught.value.reason == Reason.PROFILE_INVALID
-    for part in ('profile "local"', *said, "#ml-help"):
+    for part in ('profile "local"', *expected, "#ml-help"):
         assert part in caught.value.message
     with pytest.raises(Refused, match=r"profile"):
         admit(job(), [wrong])
@@ -139,12 +146,14 @@ def test_artifacts_that_the_servers_cannot_read_need_a_scratch_folder() -> None:
     admit(wanted(), [apart])
 
 
-def test_a_machine_that_pathways_does_not_know_is_refused() -> None:
+def test_a_machine_type_unknown_to_pathways_is_refused() -> None:
     placement = admit(wanted(), [profile()]).plan.placement
     for shape in all_shapes():
         if shape.pathways_instance_type is None:
             with pytest.raises(Refused, match=f"does not know {shape.accelerator} {shape.topology}"):
-                resolve_pathways(profile()["spec"], "team-a", replace(placement, shape=shape))
+                resolve_pathways(
+                    profile_spec("local", profile()["spec"]), "team-a", replace(placement, shape=shape)
+                )
 
 
 def test_capacity_that_a_queue_provisions_is_refused() -> None:
@@ -152,12 +161,12 @@ def test_capacity_that_a_queue_provisions_is_refused() -> None:
         admit(wanted(), [profile()]).plan.placement, capacity="FlexStart", queued_provisioning=True
     )
     with pytest.raises(Refused, match=r"FlexStart is provisioned through a queue.*OnDemand") as caught:
-        resolve_pathways(profile()["spec"], "team-a", placement)
+        resolve_pathways(profile_spec("local", profile()["spec"]), "team-a", placement)
     assert caught.value.reason == Reason.PATHWAYS_NOT_POSSIBLE
 
 
 @pytest.mark.parametrize(("admitted", "now"), [("McJAX", "Pathways"), ("Pathways", "McJAX")])
-def test_the_controller_of_an_admitted_job_stays(admitted: str, now: str) -> None:
+def test_the_controller_of_an_admitted_job_is_kept(admitted: str, now: str) -> None:
     snapshot = admit(wanted(controller=admitted), [profile()]).snapshot
     with pytest.raises(Refused, match=f"is {now}, but the job was admitted with {admitted}") as caught:
         replan(wanted(controller=now), snapshot)

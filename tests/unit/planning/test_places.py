@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, Reason, parse_job, parse_profile
 from finetune_operator.planning import Refused, admit, replan
-from finetune_operator.planning.locations import (
+from finetune_operator.planning.policy.locations import (
     Location,
     ProfileFolders,
     covers,
@@ -55,7 +55,7 @@ def problem(
         ("write", f"{OWN}/exports/team-b/m", True),
     ],
 )
-def test_a_namespaces_own_folders_need_no_entry(rule: Any, uri: str, folder: bool) -> None:
+def test_folders_of_the_namespace_need_no_entry(rule: Any, uri: str, folder: bool) -> None:
     assert problem(uri, rule, folder=folder) is None
     assert problem(uri, rule, (), strict=False, folder=folder) is None
 
@@ -92,14 +92,14 @@ HOSTILE: list[tuple[str, str, bool]] = [
     ("write", "gs://art/runs/pathways", True),
     ("write", "gs://art", True),
 ]
-#: Entries that cover everything by their text and name none of these folders.
+#: Entries whose text covers everything and that name none of these folders.
 BROAD = ("gs://*", "gs://art/*", "gs://art/runs/*", "gs://art*", "gs://art/runs/team-*")
 
 
 @pytest.mark.parametrize("listed", [None, (), BROAD], ids=["not set", "empty", "broad"])
 @pytest.mark.parametrize("strict", [True, False], ids=["Strict", "Open"])
 @pytest.mark.parametrize(("rule", "uri", "folder"), HOSTILE)
-def test_the_profiles_storage_is_closed_in_every_mode_and_to_every_broad_entry(
+def test_broad_entries_never_open_the_profiles_storage(
     rule: Any, uri: str, folder: bool, listed: tuple[str, ...] | None, strict: bool
 ) -> None:
     assert problem(uri, rule, listed, strict=strict, folder=folder) is not None
@@ -115,32 +115,32 @@ def test_the_profiles_storage_is_closed_in_every_mode_and_to_every_broad_entry(
         ("write", "gs://art/runs/shared/models/m", "gs://art/runs/shared/models/*"),
     ],
 )
-def test_an_entry_that_names_the_folder_opens_it(rule: Any, uri: str, entry: str) -> None:
+def test_an_entry_that_names_a_folder_opens_it(rule: Any, uri: str, entry: str) -> None:
     assert problem(uri, rule, (entry,)) is None
 
 
 @pytest.mark.parametrize(
     "entry", ["gs://art/runs/team-a/*", "gs://art/runs/team-b/*", "gs://art/runs/team-b*"]
 )
-def test_a_namespaces_name_alone_opens_no_run_folder_for_exports(entry: str) -> None:
+def test_the_namespaces_name_alone_does_not_open_a_run_folder_for_exports(entry: str) -> None:
     for folder in ("team-a/other-12345678/export", "team-b/victim-12345678/export"):
         assert problem(f"gs://art/runs/{folder}", "write", (entry,)) is not None
 
 
-def test_a_broad_entry_opens_what_is_beside_the_storage() -> None:
+def test_a_broad_entry_opens_folders_beside_the_storage() -> None:
     assert problem("gs://art/models/base", listed=("gs://art/*",)) is None
     assert problem("gs://art/published/m", "write", ("gs://art/*",)) is None
     assert problem("gs://art/*/rows.jsonl", listed=("gs://art/*",), folder=False) is not None
     assert problem("gs://art/sets/*/rows.jsonl", listed=("gs://art/*",), folder=False) is None
 
 
-#: What may stand in a glob for one letter, and between two.
+#: Parts of a glob that can match one letter, and parts between two.
 ONE, MANY = ("{}", "{}", "?", "[{}]", "[!z]", "[*{}]"), ("", "", "", "*")
 
 
 @st.composite
 def matching(draw: st.DrawFn) -> tuple[str, str]:
-    """A name in a bucket and a glob that matches it, as the trainer matches: name by name."""
+    """Yields a name in a bucket and a glob that matches it as the trainer does: name by name."""
     text = draw(st.lists(st.sampled_from(["a", "b", "aa", "ab", "]", "b]a"]), min_size=1, max_size=4))
     glob = []
     for name in text:
@@ -152,7 +152,7 @@ def matching(draw: st.DrawFn) -> tuple[str, str]:
 
 @settings(max_examples=300)
 @given(pair=matching(), entry=st.text(alphabet="ab/*]", max_size=8))
-def test_an_entry_that_covers_a_glob_covers_all_that_it_matches(pair: tuple[str, str], entry: str) -> None:
+def test_an_entry_that_covers_a_glob_covers_all_its_matches(pair: tuple[str, str], entry: str) -> None:
     text, glob = pair
     if covers(f"gs://x/{entry}", f"gs://x/{glob}"):
         assert covers(f"gs://x/{entry}", f"gs://x/{text}")
@@ -160,8 +160,8 @@ def test_an_entry_that_covers_a_glob_covers_all_that_it_matches(pair: tuple[str,
 
 @settings(max_examples=300)
 @given(pair=matching())
-def test_a_glob_that_is_allowed_matches_nothing_of_another_namespace(pair: tuple[str, str]) -> None:
-    """With an entry for the whole bucket, in which the storage lies."""
+def test_an_allowed_glob_matches_nothing_of_another_namespace(pair: tuple[str, str]) -> None:
+    """With an entry for the whole bucket that contains the storage."""
     text, glob = pair
     storage = ProfileFolders(artifacts="gs://x/a", namespace="aa", shared={"cache": "gs://x/a/b"})
     place = Location(path="spec.x", uri=f"gs://x/{glob}", folder=False)
@@ -171,13 +171,13 @@ def test_a_glob_that_is_allowed_matches_nothing_of_another_namespace(pair: tuple
 
 @settings(max_examples=1000)
 @given(pattern=st.text(alphabet="ab/.\n*", max_size=10), text=st.text(alphabet="ab/.\n*", max_size=10))
-def test_a_star_is_matched_as_fnmatch_does(pattern: str, text: str) -> None:
+def test_a_star_matches_like_fnmatch(pattern: str, text: str) -> None:
     assert matches(pattern, text) == fnmatchcase(text, pattern)
 
 
 @settings(max_examples=300)
 @given(text=st.text(alphabet="ab/", max_size=12), data=st.data())
-def test_a_star_stands_for_any_part(text: str, data: st.DataObject) -> None:
+def test_a_star_matches_any_part(text: str, data: st.DataObject) -> None:
     cuts = st.integers(0, len(text))
     pattern = text
     for _ in range(3):
@@ -186,17 +186,17 @@ def test_a_star_stands_for_any_part(text: str, data: st.DataObject) -> None:
     assert matches(pattern, text) == fnmatchcase(text, pattern)
 
 
-def test_nothing_of_what_jobs_name_is_kept() -> None:
-    """The operator judges the jobs of all tenants, for months."""
+def test_values_named_by_jobs_are_not_cached() -> None:
+    """The operator checks the jobs of all tenants, for months."""
     before = _compile_pattern.cache_info().misses
     for uri in ("gs://name-of-a-tenant/x*", "gs://art/r?ns/[ab]*c/x", "gs://art/runs/team-a/*/x"):
         problem(uri, listed=("gs://other/*", "gs://art/[x]?"), folder=False)
     assert _compile_pattern.cache_info().misses == before
 
 
-def entry_of(said: str, rule: str) -> str | None:
-    """The entry that a refusal names, as people copy it."""
-    found = re.search(rf'add "([^"]+)" to spec\.constraints\.uris\.{rule} of the profile$', said)
+def entry_of(message: str, rule: str) -> str | None:
+    """Returns the entry that a refusal names, as users copy it."""
+    found = re.search(rf'add "([^"]+)" to spec\.constraints\.uris\.{rule} of the profile$', message)
     return found[1] if found else None
 
 
@@ -213,13 +213,13 @@ NAMES = st.sampled_from(
     listed=st.sampled_from([None, (), BROAD, ("gs://other/m",)]),
     slash=st.booleans(),
 )
-def test_the_entry_that_a_refusal_names_opens_the_place(
+def test_the_entry_named_in_a_refusal_opens_the_place(
     names: list[str], start: str, rule: Any, listed: tuple[str, ...] | None, slash: bool
 ) -> None:
     uri = "/".join([start, *names])
     is_glob = "*" in uri
-    said = problem(uri + "/" * (slash and not is_glob), rule, listed, folder=not is_glob)
-    if said is not None and (entry := entry_of(said, rule)):
+    message = problem(uri + "/" * (slash and not is_glob), rule, listed, folder=not is_glob)
+    if message is not None and (entry := entry_of(message, rule)):
         assert not entry.endswith("/")
         assert problem(uri, rule, (*(listed or ()), entry), folder=not is_glob) is None
 
@@ -236,12 +236,12 @@ def test_the_entry_that_a_refusal_names_opens_the_place(
         ("read", "gs://art", "use data of your own"),
     ],
 )
-def test_no_refusal_advises_an_entry_that_opens_what_is_others(rule: Any, uri: str, advice: str) -> None:
+def test_no_refusal_suggests_an_entry_that_opens_foreign_folders(rule: Any, uri: str, advice: str) -> None:
     for listed in (None, (), BROAD):
-        said = problem(uri, rule, listed)
-        assert said is not None
-        assert said.endswith(advice)
-        assert "add" not in said
+        message = problem(uri, rule, listed)
+        assert message is not None
+        assert message.endswith(advice)
+        assert "add" not in message
 
 
 @pytest.mark.parametrize(
@@ -259,12 +259,12 @@ def test_no_refusal_advises_an_entry_that_opens_what_is_others(rule: Any, uri: s
         ("write", "hf://m", True, "hf://m"),
     ],
 )
-def test_no_refusal_advises_an_entry_for_a_whole_bucket(
+def test_no_refusal_suggests_an_entry_for_a_whole_bucket(
     rule: Any, uri: str, folder: bool, entry: str | None
 ) -> None:
-    said = problem(uri, rule, folder=folder)
-    assert said is not None
-    assert entry_of(said, rule) == entry
+    message = problem(uri, rule, folder=folder)
+    assert message is not None
+    assert entry_of(message, rule) == entry
 
 
 @pytest.mark.parametrize("listed", [(), BROAD], ids=["empty", "broad"])
@@ -279,17 +279,19 @@ def test_no_refusal_advises_an_entry_for_a_whole_bucket(
         "gs://art/runs",
     ],
 )
-def test_a_refused_run_folder_of_others_comes_with_no_entry(folder: str, listed: tuple[str, ...]) -> None:
+def test_a_refused_run_folder_of_another_namespace_suggests_no_entry(
+    folder: str, listed: tuple[str, ...]
+) -> None:
     listed = tuple(each for each in listed if not each.startswith("gs://art/runs/team"))
-    said = run_folder_problem("spec.x", folder, STORAGE, listed)
-    assert said is not None
-    assert said.endswith("use a run folder of your own namespace")
+    message = run_folder_problem("spec.x", folder, STORAGE, listed)
+    assert message is not None
+    assert message.endswith("use a run folder of your own namespace")
 
 
-def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
-    said = run_folder_problem("spec.x", "gs://other/j-1/", STORAGE, ())
-    assert said is not None
-    assert entry_of(said, "write") == "gs://other/j-1"
+def test_a_refused_run_folder_elsewhere_suggests_its_entry() -> None:
+    message = run_folder_problem("spec.x", "gs://other/j-1/", STORAGE, ())
+    assert message is not None
+    assert entry_of(message, "write") == "gs://other/j-1"
     assert run_folder_problem("spec.x", "gs://other/j-1/", STORAGE, ("gs://other/j-1",)) is None
 
 
@@ -305,19 +307,19 @@ def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
         ("gs://art/r*/team-b/x", False),
     ],
 )
-def test_a_glob_touches_the_profiles_storage_only_where_it_may_match_it(glob: str, allowed: bool) -> None:
+def test_a_glob_touches_the_profiles_storage_only_if_it_can_match_it(glob: str, allowed: bool) -> None:
     """Its artifacts are gs://art/runs."""
-    said = location_problem(
+    message = location_problem(
         Location(path="spec.x", uri=glob, folder=False), STORAGE, "read", ("gs://art/*",), strict=True
     )
-    assert (said is None) is allowed, said
+    assert (message is None) is allowed, message
 
 
 @pytest.mark.parametrize("listed", [(), ("file:///*",), ("file:///tmp/team-a/j-1",)])
-def test_no_run_folder_lies_in_the_file_system_of_a_pod(listed: tuple[str, ...]) -> None:
-    said = run_folder_problem("spec.x", "file:///tmp/team-a/j-1", STORAGE, listed)
-    assert said is not None
-    assert "is the file system of a pod" in said
+def test_a_run_folder_is_never_in_the_file_system_of_a_pod(listed: tuple[str, ...]) -> None:
+    message = run_folder_problem("spec.x", "file:///tmp/team-a/j-1", STORAGE, listed)
+    assert message is not None
+    assert "is the file system of a pod" in message
 
 
 # --- in an admission
@@ -341,7 +343,7 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
     return caught.value
 
 
-def test_strict_is_what_holds_where_a_profile_names_no_mode() -> None:
+def test_strict_is_the_default_mode() -> None:
     found = strict()
     del found["spec"]["constraints"]["mode"]
     refused = refusal(job(export={"destinations": [{"uri": "gs://elsewhere/m"}]}), found)
@@ -409,19 +411,19 @@ LISTED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "said", "entries"), LISTED)
-def test_strict_refuses_what_is_not_listed_and_says_the_entry(
-    asked: dict[str, Any], said: str, entries: dict[str, Any]
+@pytest.mark.parametrize(("requested", "expected", "entries"), LISTED)
+def test_strict_refuses_unlisted_places_and_names_the_entry(
+    requested: dict[str, Any], expected: str, entries: dict[str, Any]
 ) -> None:
-    refused = refusal(job(**asked), strict())
+    refused = refusal(job(**requested), strict())
     assert refused.reason == Reason.POLICY_VIOLATION
-    assert said in refused.message
+    assert expected in refused.message
     assert refused.message.endswith("Ask #ml-help.")
-    assert admit(job(**asked), [strict(constraints={"uris": entries})]).plan
-    assert admit(job(**asked), [profile()]).plan
+    assert admit(job(**requested), [strict(constraints={"uris": entries})]).plan
+    assert admit(job(**requested), [profile()]).plan
 
 
-def test_a_model_in_storage_of_others_comes_with_no_entry_at_all() -> None:
+def test_a_refused_model_in_foreign_storage_suggests_no_entry() -> None:
     taken = job(model={"uri": "gs://artifacts/team-b/exports/m"})
     refused = refusal(taken, strict(models={"allow": ["Qwen/*"]}))
     assert "models.allow is Qwen/*, which does not cover spec.model gs://artifacts/team-b/" in refused.message
@@ -430,7 +432,7 @@ def test_a_model_in_storage_of_others_comes_with_no_entry_at_all() -> None:
 
 @pytest.mark.parametrize("mode", ["Strict", "Open"])
 @pytest.mark.parametrize("read", [None, ["gs://*"], ["gs://*", "hf://models/evil/*"]])
-def test_a_hub_model_is_refused_by_models_allow_alone_with_one_fix(mode: str, read: Any) -> None:
+def test_a_hub_model_is_refused_by_models_allow_only_and_with_one_fix(mode: str, read: Any) -> None:
     uris = {} if read is None else {"uris": {"read": read}}
     listed = profile(models={"allow": ["Qwen/*"]}, namespaces=["*"], constraints={"mode": mode, **uris})
     local = {"train": [{"uri": "gs://artifacts/team-a/exports/x.jsonl"}]}
@@ -452,7 +454,7 @@ def test_a_refused_tokenizer_names_only_entries_that_the_profile_holds() -> None
     assert "constraints.uris.read is not set, which does not" in refusal(job(model=tokenizer), opened).message
 
 
-def test_a_repository_that_models_allow_names_needs_no_second_entry() -> None:
+def test_a_repository_in_models_allow_needs_no_second_entry() -> None:
     allowed = strict(models={"allow": ["Qwen/*"]})
     hub = {"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}}
     assert admit(job(model=hub), [allowed]).plan
@@ -468,7 +470,7 @@ def test_a_repository_that_models_allow_names_needs_no_second_entry() -> None:
         assert "models.allow" in refusal(job(model={"huggingFace": {"repo": "evil/model"}}), listed).message
 
 
-def test_what_models_allow_names_by_uri_still_has_to_be_a_place_to_read_from() -> None:
+def test_a_uri_in_models_allow_must_still_be_a_readable_place() -> None:
     allowed = strict(models={"allow": ["gs://*"]})
     assert (
         "spec.model.uri gs://elsewhere/m" in refusal(job(model={"uri": "gs://elsewhere/m"}), allowed).message
@@ -499,13 +501,13 @@ def test_which_namespaces_a_profile_serves(namespaces: Any, mode: str, admitted:
         assert 'add "team-a" to spec.namespaces' in refused.message
 
 
-def test_a_file_system_is_no_place_under_a_profile_that_keeps_things_in_a_bucket() -> None:
-    for asked in (
+def test_file_paths_are_refused_if_the_profiles_storage_is_a_bucket() -> None:
+    for requested in (
         {"model": {"uri": "file:///etc"}},
         {"datasets": {"train": [{"uri": "file:///proc/self/environ"}]}},
         {"export": {"destinations": [{"uri": "file:///tmp/m"}]}},
     ):
-        refused = refusal(job(**asked), profile())
+        refused = refusal(job(**requested), profile())
         assert "is the file system of a pod" in refused.message
     local = profile(storage={"artifacts": "file:///srv/runs", "cache": "file:///srv/cache"})
     assert admit(job(model={"uri": "file:///models/tiny"}), [local]).plan
@@ -516,7 +518,7 @@ def test_a_file_system_is_no_place_under_a_profile_that_keeps_things_in_a_bucket
 
 
 @pytest.mark.parametrize(
-    ("storage", "said"),
+    ("storage", "expected"),
     [
         (
             {"artifacts": "gs://a/runs", "cache": "gs://a/runs"},
@@ -524,68 +526,68 @@ def test_a_file_system_is_no_place_under_a_profile_that_keeps_things_in_a_bucket
         ),
         (
             {"artifacts": "gs://a/runs", "cache": "gs://a/"},
-            "spec.storage.artifacts: gs://a/runs lies in spec.storage.cache, gs://a",
+            "spec.storage.artifacts: gs://a/runs is in spec.storage.cache, gs://a",
         ),
         (
             {"artifacts": "gs://a/runs", "pathwaysScratch": "gs://a/"},
-            "spec.storage.artifacts: gs://a/runs lies in spec.storage.pathwaysScratch, gs://a",
+            "spec.storage.artifacts: gs://a/runs is in spec.storage.pathwaysScratch, gs://a",
         ),
         (
             {"artifacts": "gs://art", "cache": "gs://art/team-a"},
-            "spec.storage.cache: gs://art/team-a lies in spec.storage.artifacts, gs://art",
+            "spec.storage.cache: gs://art/team-a is in spec.storage.artifacts, gs://art",
         ),
         (
             {"artifacts": "gs://art", "pathwaysScratch": "gs://art/team-a/x"},
-            "spec.storage.pathwaysScratch: gs://art/team-a/x lies in spec.storage.artifacts, gs://art",
+            "spec.storage.pathwaysScratch: gs://art/team-a/x is in spec.storage.artifacts, gs://art",
         ),
         (
             {"artifacts": "gs://art", "cache": "gs://pool", "pathwaysScratch": "gs://pool/team-a"},
-            "spec.storage.pathwaysScratch: gs://pool/team-a lies in spec.storage.cache, gs://pool",
+            "spec.storage.pathwaysScratch: gs://pool/team-a is in spec.storage.cache, gs://pool",
         ),
         ({"artifacts": "gs://art/runs", "cache": "file:///cache"}, "is a file system"),
     ],
 )
-def test_folders_that_cannot_be_kept_apart_make_a_profile_invalid(storage: Any, said: str) -> None:
+def test_overlapping_folders_make_a_profile_invalid(storage: Any, expected: str) -> None:
     refused = refusal(job(), profile(storage=storage))
     assert refused.reason == Reason.PROFILE_INVALID
-    assert said in refused.message
+    assert expected in refused.message
 
 
 @pytest.mark.parametrize("namespace", ["cache", "pathways"])
-def test_every_namespace_has_a_folder_where_the_profile_names_no_cache(namespace: str) -> None:
+def test_every_namespace_has_a_cache_folder_by_default(namespace: str) -> None:
     wanted = job()
     wanted["metadata"]["namespace"] = namespace
     plan = admit(wanted, [profile(storage={"artifacts": "gs://artifacts"})]).plan
     assert plan.cache.uri == f"gs://artifacts/{namespace}/cache"
 
 
-def test_a_namespaces_own_cache_is_no_run_folder_and_no_place_for_exports() -> None:
+def test_the_cache_of_a_namespace_is_no_run_folder_or_export_destination() -> None:
     for folder in ("cache", "pathways", "programs", "exports"):
         refused = refusal(job(resumeFrom={"runFolder": f"gs://artifacts/team-a/{folder}"}), profile())
         assert "is neither a run folder in gs://artifacts/team-a/" in refused.message
     inside = {"destinations": [{"uri": "gs://artifacts/team-a/cache/convert/f1"}]}
     refused = refusal(job(export=inside), profile(storage={"artifacts": "gs://artifacts"}))
-    assert "lies in the profile's own storage" in refused.message
+    assert "is in the profile's own storage" in refused.message
 
 
-def test_no_broad_entry_lets_a_job_write_compiled_programs() -> None:
+def test_no_broad_entry_allows_writing_compiled_programs() -> None:
     inside = {"destinations": [{"uri": "gs://artifacts/team-a/programs/x"}]}
     listed = {"uris": {"write": ["gs://artifacts/*", "gs://artifacts/team-a/*"]}}
     refused = refusal(job(export=inside), profile(constraints=listed))
-    assert "lies in the profile's own storage" in refused.message
+    assert "is in the profile's own storage" in refused.message
 
 
-def test_an_edit_is_judged_as_an_admission_is() -> None:
+def test_an_edit_is_checked_like_an_admission() -> None:
     found = strict()
     snapshot = admit(job(), [found]).snapshot
     edited = job(export={"destinations": [{"uri": "gs://artifacts/team-b/victim-12345678/export/model"}]})
-    with pytest.raises(Refused, match="lies in the profile's own storage"):
+    with pytest.raises(Refused, match="is in the profile's own storage"):
         replan(edited, snapshot)
     with pytest.raises(Refused, match="does not cover"):
         replan(job(evaluation={"benchmarks": [{"name": "gsm8k"}]}), snapshot)
 
 
-def test_a_plan_of_before_there_were_modes_keeps_what_it_was_admitted_with() -> None:
+def test_a_plan_older_than_modes_keeps_its_places() -> None:
     found = profile()
     admission = admit(job(), [found])
     constraints = {"limits": [{"path": "hyperparameters.globalBatchSize", "max": 1}]}
@@ -656,7 +658,7 @@ FIELDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("uri", BAD)
-def test_a_place_with_more_than_one_reading_is_refused_in_every_field(field: str, uri: str) -> None:
+def test_an_ambiguous_place_is_refused_in_every_field(field: str, uri: str) -> None:
     with pytest.raises(InvalidObject):
         parse_job(job(**FIELDS[field](uri)))
 

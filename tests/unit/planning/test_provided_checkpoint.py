@@ -1,4 +1,4 @@
-"""A job that starts from a MaxText checkpoint: nothing is converted, and nothing is claimed that was not proven."""
+"""A job that starts from a MaxText checkpoint: nothing is converted, and no proof is claimed."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ MODEL = {
 }
 
 
-def test_convert_is_skipped_and_training_is_told_the_checkpoint() -> None:
+def test_convert_is_skipped_and_training_receives_the_checkpoint() -> None:
     world = World(job=job(model=MODEL))
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
-    told = {world.key_of(name).stage: world.request(name) for name in world.created}
-    assert list(told) == [stage for stage in Stage if stage is not Stage.CONVERT]
-    assert told[Stage.TRAIN].converted == told[Stage.EVALUATE].converted == ITEMS
-    # As preflight found it: another content would be an error from then on.
-    assert told[Stage.TRAIN].model.digest == "sha256:1"
+    received = {world.key_of(name).stage: world.request(name) for name in world.created}
+    assert list(received) == [stage for stage in Stage if stage is not Stage.CONVERT]
+    assert received[Stage.TRAIN].converted == received[Stage.EVALUATE].converted == ITEMS
+    # As preflight found it: from then on different content is an error.
+    assert received[Stage.TRAIN].model.digest == "sha256:1"
     convert = next(each for each in world.status["stages"] if each["name"] == "Convert")
     assert convert == {"name": "Convert", "phase": "Skipped", "reason": "ProvidedCheckpoint"}
     proven = world.condition("ExportProven")
@@ -33,7 +33,7 @@ def test_convert_is_skipped_and_training_is_told_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("rules", "expected"),
     [
         ({"models": {"allow": ["Qwen/*"]}}, f"does not cover spec.model {ITEMS}"),
         (
@@ -42,14 +42,14 @@ def test_convert_is_skipped_and_training_is_told_the_checkpoint() -> None:
         ),
     ],
 )
-def test_the_profiles_rules_hold_for_it(rules: Any, told: str) -> None:
+def test_the_profiles_rules_apply_to_a_provided_checkpoint(rules: Any, expected: str) -> None:
     with pytest.raises(Refused) as caught:
         admit(job(model=MODEL), [profile(**rules)])
     assert caught.value.reason == Reason.POLICY_VIOLATION
-    assert told in caught.value.message
+    assert expected in caught.value.message
 
 
-def test_a_path_that_is_no_items_folder_is_refused() -> None:
+def test_a_path_that_is_not_an_items_folder_is_refused() -> None:
     with pytest.raises(Refused) as caught:
         admit(job(model={**MODEL, "orbax": {"uri": "gs://models/tiny-maxtext/0"}}), [profile()])
     assert caught.value.reason == Reason.INVALID_SPEC

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from finetune_operator.api.profile import Queue
 from finetune_operator.planning.queueing import Queues, forbidden_labels, resolve_queues
 
 QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
@@ -29,22 +30,25 @@ def test_queues(
     queue: dict[str, Any], labels: dict[str, str], queues: tuple[str | None, str | None, str | None]
 ) -> None:
     tpu, cpu, priority = queues
-    found = resolve_queues({"labels": labels}, {"queue": queue})
+    found = resolve_queues(labels, Queue.model_validate(queue))
     assert found == Queues(tpu=tpu, cpu=cpu, priority_class=priority)
 
 
 def test_a_label_that_would_be_ignored_is_named() -> None:
     labels = {QUEUE: "mine", PRIORITY: "high", "team": "a"}
-    told = list(forbidden_labels({"labels": labels}, {}))
-    assert [QUEUE in told[0], PRIORITY in told[1], len(told)] == [True, True, 2]
-    assert list(forbidden_labels({"labels": labels}, {"queue": {"allowJobLabels": True}})) == []
-    assert list(forbidden_labels({}, {})) == []
+    reported = list(forbidden_labels(labels, Queue()))
+    assert [QUEUE in reported[0], PRIORITY in reported[1], len(reported)] == [True, True, 2]
+    assert list(forbidden_labels(labels, Queue(allow_job_labels=True))) == []
+    assert list(forbidden_labels({}, Queue())) == []
 
 
-def test_a_priority_without_any_queue_is_named() -> None:
-    labels, allowed = {PRIORITY: "high"}, {"allowJobLabels": True}
-    (said,) = forbidden_labels({"labels": labels}, {"queue": allowed})
-    assert PRIORITY in said
-    assert QUEUE in said
-    for queue in ({"localQueue": "tpu"}, {"cpuLocalQueue": "cpu"}):
-        assert list(forbidden_labels({"labels": labels}, {"queue": allowed | queue})) == []
+def test_a_priority_without_a_queue_is_named() -> None:
+    labels = {PRIORITY: "high"}
+    (message,) = forbidden_labels(labels, Queue(allow_job_labels=True))
+    assert PRIORITY in message
+    assert QUEUE in message
+    for queue in (
+        Queue(allow_job_labels=True, local_queue="tpu"),
+        Queue(allow_job_labels=True, cpu_local_queue="cpu"),
+    ):
+        assert list(forbidden_labels(labels, queue)) == []

@@ -1,4 +1,4 @@
-"""What a stage is told, once earlier stages have found out more than the spec says."""
+"""Stage requests with the results of earlier stages."""
 
 from typing import Any
 
@@ -48,45 +48,48 @@ def revisions(request: StageRequest) -> list[str]:
     return [source.hugging_face.revision for source in sources if source and source.hugging_face]
 
 
-def test_preflight_is_told_the_branches_and_tags_that_the_user_wrote() -> None:
+def test_preflights_request_has_the_branches_and_tags_of_the_spec() -> None:
     assert revisions(request(Stage.PREFLIGHT, ON_HUB, None)) == ["v1", "main", "main", "next"]
 
 
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN, Stage.EVALUATE, Stage.EXPORT])
-def test_later_stages_are_told_the_commits_that_preflight_settled(stage: Stage) -> None:
-    told = request(stage, ON_HUB)
-    assert revisions(told) == [MODEL, WORDS, TRAIN, VALIDATION]
-    assert [source.split for source in (*told.data.train, *told.data.validation)] == ["train_sft", "test_sft"]
+def test_later_requests_have_the_commits_that_preflight_resolved(stage: Stage) -> None:
+    received = request(stage, ON_HUB)
+    assert revisions(received) == [MODEL, WORDS, TRAIN, VALIDATION]
+    assert [source.split for source in (*received.data.train, *received.data.validation)] == [
+        "train_sft",
+        "test_sft",
+    ]
 
 
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN, Stage.EVALUATE, Stage.EXPORT])
-def test_later_stages_are_told_the_content_of_folders_and_files(stage: Stage) -> None:
+def test_later_requests_have_the_digests_of_folders_and_files(stage: Stage) -> None:
     found = FOUND.model_copy(
         update={"model": FOUND.model.model_copy(update={"tokenizer_revision": None}), "validation": []}
     )
-    first, told = request(Stage.PREFLIGHT, ELSEWHERE, None), request(stage, ELSEWHERE, found)
-    assert told.model == first.model.model_copy(update={"digest": MODEL})
-    assert told.data.train == [first.data.train[0].model_copy(update={"digest": TRAIN})]
-    assert told.data.validation == first.data.validation
+    first, received = request(Stage.PREFLIGHT, ELSEWHERE, None), request(stage, ELSEWHERE, found)
+    assert received.model == first.model.model_copy(update={"digest": MODEL})
+    assert received.data.train == [first.data.train[0].model_copy(update={"digest": TRAIN})]
+    assert received.data.validation == first.data.validation
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["beside the weights", "in a folder of its own"])
-def test_later_stages_are_told_the_tokenizer_that_a_folder_had(own: bool) -> None:
+def test_later_requests_have_the_tokenizer_of_a_folder(own: bool) -> None:
     spec: dict[str, Any] = {"model": {"uri": "gs://models/tiny"}}
-    told = request(Stage.TRAIN, ELSEWHERE if own else spec).model
-    assert told.tokenizer_digest == (None if own else WORDS)
-    assert (told.tokenizer.tokenizer_digest if told.tokenizer else None) == (WORDS if own else None)
+    received = request(Stage.TRAIN, ELSEWHERE if own else spec).model
+    assert received.tokenizer_digest == (None if own else WORDS)
+    assert (received.tokenizer.tokenizer_digest if received.tokenizer else None) == (WORDS if own else None)
 
 
 @pytest.mark.parametrize(
-    ("own", "length", "asked"),
+    ("own", "length", "requested"),
     [({}, 1024, False), ({"maxSeqLength": 4096}, 4096, True), ({"maxSeqLength": 1024}, 1024, True)],
     ids=["default", "the job's", "the job's, equal to the default"],
 )
-def test_the_trainer_is_told_whether_the_job_names_the_sequence_length(
-    own: dict[str, Any], length: int, asked: bool
+def test_requests_say_whether_the_job_sets_the_sequence_length(
+    own: dict[str, Any], length: int, requested: bool
 ) -> None:
     spec = {"datasets": {"train": [{"uri": "gs://data/chat.jsonl"}], **own}}
     plan = admit(job(**spec), [profile()]).plan
     data = stage_request(plan, Stage.PREFLIGHT, 1, Findings()).data
-    assert (data.max_seq_length, data.max_seq_length_asked) == (length, asked)
+    assert (data.max_seq_length, data.max_seq_length_explicit) == (length, requested)

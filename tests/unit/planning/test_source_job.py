@@ -1,4 +1,4 @@
-"""A job that starts from the model of another one: what it takes over, what it waits for, what it refuses."""
+"""A job that starts from the model of another one: its values, its waits and its refusals."""
 
 from typing import Any
 
@@ -12,25 +12,25 @@ from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 MODEL = "gs://artifacts/team-a/support-bot-0b5e3a52/export/model"
 
 
-def second(**asked: Any) -> Any:
-    wanted = job(model={"fromJob": {"name": "support-bot", **asked}})
+def second(**requested: Any) -> Any:
+    wanted = job(model={"fromJob": {"name": "support-bot", **requested}})
     wanted["metadata"] |= {"name": "second", "uid": "9d0c1111-0000-4000-8000-000000000000"}
     return wanted
 
 
 def first(**status: Any) -> Any:
-    """A job that has succeeded, and ``status`` over what it says."""
+    """Returns a job that has succeeded, with fields of ``status`` replaced."""
     done = states.succeeded().job
     return {**done, "status": {**done["status"], **status}}
 
 
-def refusal(source: Any, *profiles: Any, **asked: Any) -> Refused:
+def refusal(source: Any, *profiles: Any, **requested: Any) -> Refused:
     with pytest.raises(Refused) as caught:
-        admit(second(**asked), profiles or [profile()], source=source)
+        admit(second(**requested), profiles or [profile()], source=source)
     return caught.value
 
 
-def test_the_exported_model_is_started_from_and_kept_whatever_becomes_of_the_job() -> None:
+def test_the_plan_stores_the_exported_model_of_the_source_job() -> None:
     wanted = second()
     admission = admit(wanted, [profile()], source=first())
     assert admission.plan.model.uri == MODEL
@@ -46,7 +46,7 @@ def test_the_exported_model_is_started_from_and_kept_whatever_becomes_of_the_job
     }
 
 
-def test_a_chain_of_jobs_remembers_the_model_that_it_began_with() -> None:
+def test_a_chain_of_jobs_keeps_its_original_base_model() -> None:
     resolved = {
         "model": {"source": MODEL, "fromJob": {"name": "zeroth", "uid": "1", "base": "Qwen/Qwen3-0.6B"}},
         "runFolder": MODEL.removesuffix("/export/model"),
@@ -57,15 +57,17 @@ def test_a_chain_of_jobs_remembers_the_model_that_it_began_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "checkpoints"),
+    ("requested", "checkpoints"),
     [
         ({"checkpoint": "Last"}, [{"step": 50}, {"step": TOTAL_STEPS, "tags": ["Last"]}]),
         ({"checkpoint": "Best"}, [{"step": 50, "tags": ["Last"]}, {"step": TOTAL_STEPS, "tags": ["Best"]}]),
         ({"checkpoint": "Step", "step": TOTAL_STEPS}, []),
     ],
 )
-def test_a_checkpoint_may_be_named_where_it_is_the_exported_one(asked: Any, checkpoints: Any) -> None:
-    assert admit(second(**asked), [profile()], source=first(checkpoints=checkpoints)).plan.model.uri == MODEL
+def test_a_checkpoint_can_be_named_if_it_is_the_exported_one(requested: Any, checkpoints: Any) -> None:
+    assert (
+        admit(second(**requested), [profile()], source=first(checkpoints=checkpoints)).plan.model.uri == MODEL
+    )
 
 
 ADAPTER = {"name": "adapter", "type": "Adapter", "uri": "gs://a/adapter", "digest": "d", "sizeBytes": 1}
@@ -77,12 +79,17 @@ REFUSED: list[tuple[Any, dict[str, Any], Reason, str]] = [
     (states.failed().job, {}, Reason.SOURCE_JOB_UNUSABLE, "ended as Failed"),
     (states.planned().job, {}, Reason.SOURCE_JOB_UNUSABLE, "ended as Planned"),
     (first(artifacts=[ADAPTER, ON_HUB]), {}, Reason.SOURCE_JOB_UNUSABLE, "spec.export.content"),
-    (first(), {"checkpoint": "Best"}, Reason.SOURCE_JOB_UNUSABLE, "its best one, of which it knows nothing"),
+    (
+        first(),
+        {"checkpoint": "Best"},
+        Reason.SOURCE_JOB_UNUSABLE,
+        "its best checkpoint, which its status does not name",
+    ),
     (
         first(),
         {"checkpoint": "Step", "step": 5},
         Reason.SOURCE_JOB_UNUSABLE,
-        "of step 100, and asked for is that of",
+        "of step 100, and that of",
     ),
     (
         first(checkpoints=[{"step": 7, "tags": ["Best"]}]),
@@ -93,14 +100,16 @@ REFUSED: list[tuple[Any, dict[str, Any], Reason, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "asked", "reason", "told"), REFUSED, ids=[each[3] for each in REFUSED])
-def test_what_is_no_model_to_start_from_is_refused_with_what_to_do(
-    source: Any, asked: Any, reason: Reason, told: str
+@pytest.mark.parametrize(
+    ("source", "requested", "reason", "expected"), REFUSED, ids=[each[3] for each in REFUSED]
+)
+def test_an_unusable_source_job_is_refused_with_a_fix(
+    source: Any, requested: Any, reason: Reason, expected: str
 ) -> None:
-    refused = refusal(source, **asked)
+    refused = refusal(source, **requested)
     assert refused.reason == reason
     assert refused.message.startswith("spec.model.fromJob: ")
-    assert told in refused.message
+    assert expected in refused.message
 
 
 def exported(uri: str) -> dict[str, Any]:
@@ -118,8 +127,8 @@ def exported(uri: str) -> dict[str, Any]:
         "gs://models/../other-bucket/x",
     ],
 )
-def test_a_record_of_the_other_job_sends_nobody_elsewhere(uri: str) -> None:
-    """It lies where that job's own account may write."""
+def test_a_record_of_the_source_job_cannot_redirect_the_model(uri: str) -> None:
+    """The account of the source job can write the record."""
     strict = profile(constraints={"mode": "Strict", "uris": {"read": ["gs://*"]}}, namespaces=["team-a"])
     refused = refusal(first(artifacts=[exported(uri)]), strict)
     assert refused.reason == Reason.SOURCE_JOB_UNUSABLE
@@ -131,7 +140,7 @@ def test_a_record_of_the_other_job_sends_nobody_elsewhere(uri: str) -> None:
 @pytest.mark.parametrize(
     "folder", ["gs://artifacts/team-a/../team-b/run-12345678", f"gs://{'a' * 1015}", None]
 )
-def test_a_run_folder_that_is_no_place_gives_no_model(folder: str | None) -> None:
+def test_an_invalid_run_folder_gives_no_model(folder: str | None) -> None:
     resolved = {"model": {"source": "gs://models/tiny"}, **({"runFolder": folder} if folder else {})}
     refused = refusal(first(resolved=resolved, artifacts=[exported(f"{folder}/export/model")]))
     assert refused.reason == Reason.SOURCE_JOB_UNUSABLE
@@ -146,7 +155,7 @@ def test_a_job_that_starts_from_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "expected"),
     [
         ({"models": {"allow": ["Qwen/*"]}}, "does not cover spec.model gs://models/tiny"),
         (
@@ -155,13 +164,13 @@ def test_a_job_that_starts_from_itself_is_refused() -> None:
         ),
     ],
 )
-def test_the_profiles_rules_hold_for_what_another_job_has_made(rule: Any, told: str) -> None:
+def test_the_profiles_rules_apply_to_models_of_other_jobs(rule: Any, expected: str) -> None:
     refused = refusal(first(), profile(**rule))
     assert refused.reason == Reason.POLICY_VIOLATION
-    assert told in refused.message
+    assert expected in refused.message
 
 
-def test_a_job_waits_for_the_one_whose_model_it_takes_and_then_tells_where_it_comes_from() -> None:
+def test_a_job_waits_for_its_source_job_and_then_reports_the_model() -> None:
     world = World(job=second())
     world.reconcile()
     assert world.condition("Valid")["reason"] == "SourceJobNotFound"
@@ -179,8 +188,8 @@ def test_a_job_waits_for_the_one_whose_model_it_takes_and_then_tells_where_it_co
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
     assert {world.request(name).model.uri for name in world.created} == {MODEL}
-    told = FineTuneJobStatus.model_validate(world.status).resolved
-    assert told is not None
-    assert told.model is not None
-    assert told.model.from_job is not None
-    assert (told.model.from_job.name, told.model.from_job.step) == ("support-bot", TOTAL_STEPS)
+    reported = FineTuneJobStatus.model_validate(world.status).resolved
+    assert reported is not None
+    assert reported.model is not None
+    assert reported.model.from_job is not None
+    assert (reported.model.from_job.name, reported.model.from_job.step) == ("support-bot", TOTAL_STEPS)

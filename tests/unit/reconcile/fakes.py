@@ -1,4 +1,4 @@
-"""An API server and a store in memory that can be made to fail or to die at any call."""
+"""In-memory fakes of the API server and the object store; a test can make any call fail or crash the process."""
 
 import functools
 import itertools
@@ -27,11 +27,11 @@ FOLDERS = Folders(run=RunFolder("file:///runs/team/demo-uid-of-d"), cache=CacheL
 
 
 class Crash(BaseException):
-    """The process is gone: nothing may catch this."""
+    """The operator's process dies. No code under test may catch this."""
 
 
 type Fault = Callable[[str, str], BaseException | None]
-"""Asked before (``before``) and after (``after``) each call with ``verb resource``: what to raise, if anything."""
+"""Called around each call with ``before`` or ``after`` and ``verb resource``; returns an exception to raise or None."""
 
 
 def no_fault(_moment: str, _call: str) -> BaseException | None:
@@ -39,7 +39,7 @@ def no_fault(_moment: str, _call: str) -> BaseException | None:
 
 
 class FakeCluster:
-    """Implements the port on dicts; optimistic locking, names and uids as the real one has them."""
+    """Implements the cluster port on dicts, with the optimistic locking, unique names and uids of an API server."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[ResourceKind, str | None, str], dict[str, Any]] = {}
@@ -48,7 +48,7 @@ class FakeCluster:
         self._versions = itertools.count(1)
 
     def put(self, kind: ResourceKind, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Stores an object as if someone else had written it."""
+        """Stores an object as if another client had written it."""
         stored = {**manifest, "metadata": dict(manifest["metadata"])}
         metadata = stored["metadata"]
         number = next(self._versions)
@@ -97,7 +97,7 @@ class FakeCluster:
         labels: Mapping[str, str | frozenset[str]] | None = None,
         metadata_only: bool = False,
     ) -> AsyncIterator[Sequence[Object]]:
-        """One object a page."""
+        """Yields one object per page."""
         for each in await self.list(kind, namespace, labels=labels):
             with self._call(f"page {kind.plural}"):
                 yield [{"metadata": each["metadata"]} if metadata_only else each]
@@ -111,7 +111,7 @@ class FakeCluster:
         fields: Mapping[str, str] | None = None,
         keep: Keep,
     ) -> AsyncIterator[Sequence[Object]]:
-        """All on one page."""
+        """Yields all objects on one page."""
         listed = await self.list(kind, namespace, labels=labels, fields=fields)
         yield [kept for each in listed if (kept := keep(each)) is not None]
 
@@ -171,7 +171,7 @@ class FakeCluster:
 
 
 class _Call:
-    """Records a call and lets faults strike before it has any effect and after it had all of it."""
+    """Records a call and raises its fault, either before the call has any effect or after its effect is complete."""
 
     def __init__(self, owner: "FakeCluster | FakeStore", what: str) -> None:
         self._owner = owner
@@ -231,7 +231,10 @@ def job(name: str = "demo", **status: Any) -> dict[str, Any]:
 
 
 def child(kind: str, name: str, owner: str = "demo") -> dict[str, Any]:
-    """An object with the job's labels; a JobSet (``demo-prep-1``) or pod (``demo-prep-1-cpu-0-0-abcde``) is its own."""
+    """Returns an object with the job's labels.
+
+    JobSets (``demo-prep-1``) and pods (``demo-prep-1-cpu-0-0-abcde``) are children of the job.
+    """
     metadata: dict[str, Any] = {
         "namespace": "team",
         "name": name,
@@ -258,7 +261,7 @@ def child(kind: str, name: str, owner: str = "demo") -> dict[str, Any]:
 
 
 def plan(owner: str = "demo") -> dict[str, Any]:
-    """The stored plan of that job."""
+    """Returns the stored plan of the job ``owner``."""
     profile = {
         "metadata": {"name": "local"},
         "spec": {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}},

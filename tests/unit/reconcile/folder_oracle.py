@@ -1,4 +1,4 @@
-"""What has to be true of a job's status and of what is done for it, whatever lies in its run folder."""
+"""Invariants of a job's status and of the operator's actions, which hold for any content of the run folder."""
 
 import copy
 import json
@@ -22,22 +22,23 @@ from finetune_operator.api import Reason
 from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.cli.schema_check import check_rules, check_schema
 from finetune_operator.lifecycle import AttemptKey, Decision
-from finetune_operator.lifecycle.fitting import fit_schema
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
+from finetune_operator.lifecycle.status.fitting import read_status
+from tests.unit.lifecycle.writes import writes
 from tests.unit.reconcile.folder_world import PRICE, FolderWorld
 
 type Object = dict[str, Any]
 
 STATUS = root_schema(job_crd())["properties"]["status"]
-#: Bytes of a status as JSON: a job has to fit into etcd with its spec and what others add.
+#: Maximum bytes of a status as JSON: etcd must accept the job with its spec and the fields of other clients.
 MOST_STATUS = 256 * 1024
-#: Bytes of a JobSet.
+#: Maximum bytes of a JobSet as JSON.
 MOST_JOBSET = 512 * 1024
-#: When every world begins.
+#: Start time of every world.
 BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
-#: Limits of hangPolicy that apply where a job names none.
+#: Default limits of hangPolicy in seconds.
 NO_STEP, STARTUP = 900, 1800
-#: Failures that follow from what a record says or lacks, or from what it comes to under the job's plan.
+#: Reasons that the operator derives from a record's content or missing parts, or from its values under the job's plan.
 DERIVED = {
     "ResultMalformed",
     "ResultIncomplete",
@@ -56,15 +57,15 @@ _MODELS: dict[str, type[Any]] = {
 
 @dataclass
 class FolderOracle:
-    """Looks at a world after the operator has, every time."""
+    """Checks a world after every action of the operator."""
 
     world: FolderWorld
     kept: dict[str, Object] = field(default_factory=dict)
-    """Entries of ``status.stages`` that stay as they are."""
+    """Entries of ``status.stages`` that must not change, by the stage's name."""
     figures: Counter[str] = field(default_factory=Counter)
 
     def keep_untouched(self) -> None:
-        """Stages that have succeeded, and whose files nobody has touched."""
+        """Keeps the entries of stages that have succeeded and whose files are unchanged."""
         touched = self._touched()
         self.kept = {
             each["name"]: each
@@ -73,7 +74,7 @@ class FolderOracle:
         }
 
     def look(self) -> Decision:
-        """One reconcile, and all that must hold after it."""
+        """Runs one reconcile, checks all invariants after it, and returns its decision."""
         world = self.world
         before, finished = copy.deepcopy(world.status), world.finished
         running = {
@@ -86,11 +87,11 @@ class FolderOracle:
         keys = {name: world.key_of(name) for name in running}
         files = world.files() if world.config_map else {}
         decision = world.reconcile()
-        if world.status != before or decision.jobset:
+        if world.status != before or writes(decision).jobset:
             self._is_stored(decision)
         self._counts(before)
         assert len(world.live()) <= 1, world.live()
-        for deletion in decision.deletions:
+        for deletion in writes(decision).deletions:
             if deletion.name in running:
                 cause = self._cause(decision, keys[deletion.name], files, finished)
                 assert cause, f"{deletion.name} was running and was deleted: {world.status}"
@@ -98,56 +99,57 @@ class FolderOracle:
         if not finished:
             self._ended_rightly(files, before)
         self._untouched_stages()
-        if decision.retry is None and decision.takeover is None:
+        if writes(decision).retry is None and writes(decision).takeover is None:
             self._names_files(files, decision)
         assert decision.requeue_after is None or 0 <= decision.requeue_after < 10**7
         return decision
 
     def settle(self) -> None:
-        """Without anything new, nothing is written any more."""
+        """Checks that the operator stops writing when nothing changes."""
         noted: object = None
         for _ in range(8):
             before = copy.deepcopy(self.world.status)
             found = self.look()
-            # A result with a date to come makes each note one of an earlier run; it is written again, and not at once.
-            again = found.records == noted and (found.requeue_after or 0) >= 5
-            noted = found.records
+            # If a result's date is in the future, every failure record seems to belong to an earlier run, and the
+            # operator writes it again after a delay.
+            again = writes(found).records == noted and (found.requeue_after or 0) >= 5
+            noted = writes(found).records
             wrote = (
-                found.jobset,
-                found.records and not again,
-                found.deletions,
-                found.snapshot,
-                found.retry,
-                found.takeover,
+                writes(found).jobset,
+                writes(found).records and not again,
+                writes(found).deletions,
+                writes(found).plan,
+                writes(found).retry,
+                writes(found).takeover,
             )
             if not any(wrote) and self.world.status == before:
-                assert found.requeue_after is None or found.requeue_after > 0, "it looks again and again"
+                assert found.requeue_after is None or found.requeue_after > 0, "reconciles without delay"
                 return
-        raise AssertionError(f"every look writes something: {self.world.status}")
+        raise AssertionError(f"every reconcile writes something: {self.world.status}")
 
     def stops(self) -> None:
-        """A job that is suspended has nothing running soon."""
+        """Checks that a suspended job has no JobSet left after three reconciles, except one that is being deleted."""
         for _ in range(3):
             self.look()
         left = [n for n in self.world.live() if "deletionTimestamp" not in self.world.jobsets[n]["metadata"]]
-        assert left == [], f"{left} run on although the job is suspended: {self.world.status}"
+        assert left == [], f"{left} still run although the job is suspended: {self.world.status}"
 
-    # --- one by one
+    # --- single invariants
 
     def _is_stored(self, decision: Decision) -> None:
         status = self.world.status
         found = check_schema(status, STATUS) or check_rules(status, STATUS, sound=True)
         assert not found, [f"{each.place}: {each.message}" for each in found]
-        assert fit_schema(status) == status
+        assert read_status(status).to_document() == status
         size = len(json.dumps(status, allow_nan=False))
         assert size < MOST_STATUS, f"a status of {size} bytes"
-        if decision.jobset:
-            made = len(json.dumps(decision.jobset, allow_nan=False))
+        if writes(decision).jobset:
+            made = len(json.dumps(writes(decision).jobset, allow_nan=False))
             assert made < MOST_JOBSET, f"a JobSet of {made} bytes"
-            self.world.request(decision.jobset["metadata"]["name"])
+            self.world.request(writes(decision).jobset["metadata"]["name"])
 
     def _counts(self, before: Object) -> None:
-        """Hours and money never fall, and are never more than there can have been."""
+        """Time and cost never decrease, and never exceed what the elapsed time allows."""
         status, elapsed = self.world.status, (self.world.now - BEGIN).total_seconds()
         seconds = status.get("activeTime", {}).get("seconds", 0)
         assert before.get("activeTime", {}).get("seconds", 0) <= seconds <= elapsed + 1
@@ -157,9 +159,9 @@ class FolderOracle:
             assert float(before.get("cost", {}).get(name, 0)) <= told <= most + 0.001, name
 
     def _cause(self, decision: Decision, key: AttemptKey, files: dict[str, bytes], finished: bool) -> str:
-        """Why a running training is stopped: named, and true. '' where there is no such cause."""
+        """Returns the cause for which a running training is stopped, if it is both recorded and true; else ''."""
         world, status = self.world, self.world.status
-        noted = {attempt: record.reason for attempt, record in decision.records}
+        noted = {attempt: record.reason for attempt, record in writes(decision).records}
         noted |= {(each["stage"], each["number"]): each["reason"] for each in status.get("pending", ())}
         reason = noted.get(key) or noted.get((str(key.stage), key.number)) or self._noted(key, files)
         elapsed, spec = (world.now - BEGIN).total_seconds(), world.job["spec"]
@@ -172,7 +174,7 @@ class FolderOracle:
             return "budget" if used >= most else ""
         if reason == "DeadlineExceeded" and elapsed >= spec.get("activeDeadlineSeconds", 10**12):
             return "deadline"
-        # What the operator has read of a training that is done it remembers.
+        # The operator remembers the progress of a completed training.
         told = (_parsed(files.get(world.folders.run.progress), Progress), world.progress)
         ours = [each for each in told if each and (each.attempt, each.restart) == (key.number, key.restart)]
         if reason == "Hung" and any((world.now - each.updated).total_seconds() > NO_STEP for each in ours):
@@ -197,7 +199,7 @@ class FolderOracle:
         return found.reason if found else ""
 
     def _evident(self, stage: Stage, reason: str) -> bool:
-        """Whether a file of an attempt at the stage, which was really made, says so."""
+        """Whether a file of an attempt at the stage, whose JobSet was created, shows this reason."""
         made = {int(name.rpartition("-")[2]) for name in self.world.created if f"-{stage.short}-" in name}
         places = tuple(f"/attempts/{stage.short}-{number}{end}" for number in made for end in ("/", "."))
         ours = {
@@ -213,9 +215,9 @@ class FolderOracle:
             run, short = world.folders.run, Stage.EXPORT.short
             made = {_place(name)[1] for name in world.created if _place(name)[0] == short}
             if not before.get("attempts", {}).get("total"):
-                # Of a job whose status names no attempt yet, the first ones in its folder count.
+                # As long as the status names no attempt, the first attempts in the run folder count as the job's.
                 made.add(1)
-            # Under its own attempts a tenant may write what it likes: docs/security.md, "Evidence is self-attested".
+            # A tenant may write anything into the job's own attempts: docs/security.md, "Evidence is self-attested".
             places = tuple(f"{run.attempts}/{short}-{number}{end}" for number in made for end in ("/", "."))
             proofs = [
                 _parsed(content, StageResult)
@@ -228,7 +230,7 @@ class FolderOracle:
                     for each in proofs
                 )
                 or self._remembered_export()
-            ), "no Export of the job says so"
+            ), "no attempt at Export has a result that shows success"
         if status.get("phase") == "Failed":
             failure = status["failure"]
             assert failure["reason"]
@@ -237,7 +239,7 @@ class FolderOracle:
             assert world.condition("Finished")["status"] == "True"
 
     def _remembered_export(self) -> bool:
-        """The operator has read it before it was tampered with."""
+        """Whether the operator has read a successful result of Export before another client changed it."""
         return any(
             key.stage is Stage.EXPORT and each.result and each.result.outcome is Outcome.SUCCEEDED
             for key, each in self.world.view.attempts.items()
@@ -247,10 +249,10 @@ class FolderOracle:
     def _untouched_stages(self) -> None:
         told = {each["name"]: each for each in self.world.status.get("stages", ())}
         for name, entry in self.kept.items():
-            assert told.get(name) == entry, f"{name} was not touched: {entry} -> {told.get(name)}"
+            assert told.get(name) == entry, f"{name} has unchanged files: {entry} -> {told.get(name)}"
 
     def _names_files(self, files: dict[str, bytes], decision: Decision) -> None:
-        """Every file that was read and is no record is named; so is the first of them in the status."""
+        """Every file that was read and is no valid record is named in the view; the status has the first warning."""
         world, view = self.world, self.world.view
         texts = [*view.warnings, *(each.malformed or each.newer or "" for each in view.attempts.values())]
         texts += [each.message for each in (view.progress_unknown, view.unreadable) if each]
@@ -259,7 +261,7 @@ class FolderOracle:
             model = _model_of(uri)
             if verb == "read" and uri in files and model and _parsed(files[uri], model) is None:
                 assert view.unreadable or any(uri in text for text in texts), (
-                    f"{uri} is named by nobody: {texts}"
+                    f"no message names {uri}: {texts}"
                 )
         if world.finished or world.config_map is None:
             return
@@ -271,7 +273,7 @@ class FolderOracle:
             assert view.warnings[0][:64] in condition["message"]
 
     def _touched(self) -> set[str]:
-        """Stages of whose files one was changed."""
+        """Returns the stages with at least one changed file."""
         found: set[str] = set()
         for uri in self.world.tampered:
             name = uri.removeprefix(self.world.folders.run.uri)
@@ -284,7 +286,7 @@ class FolderOracle:
                 found |= set(Stage)
             else:
                 found |= {stage for stage in Stage if parts[2].startswith(f"{stage.short}-")}
-        # The conversion that is looked up is the one that preflight names.
+        # Preflight's result determines which conversion the operator looks up.
         return found | ({"Convert"} if "Preflight" in found else set())
 
 

@@ -1,7 +1,7 @@
-"""The small world of decisions, whose run folder lies in a store as files and is read by the real reader.
+"""The simulated world of the decision tests, with a run folder of files that the real reader reads from a fake store.
 
-What the trainer and the operator write is kept as the world keeps it. :meth:`FolderWorld.tamper` puts other content in
-place of it, which stays until its rightful writer writes that file again.
+The base class keeps what the trainer and the operator write. :meth:`FolderWorld.tamper` replaces the content of files;
+the new content stays until the trainer or the operator writes that file again.
 """
 
 import asyncio
@@ -14,34 +14,36 @@ from typing import Any
 from finetune_contract import HostProgress, Stage
 from finetune_contract.base import Record
 from finetune_operator.lifecycle import Decision, DetailRequest, Observation, RunFolderView
+from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
+from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
 from finetune_operator.lifecycle.decide import finished
-from finetune_operator.lifecycle.known_attempts import own_attempts
-from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.fuzz.folders import Change
 from tests.unit.lifecycle.world import World, job, profile
+from tests.unit.lifecycle.writes import writes
 from tests.unit.reconcile.fakes import FakeStore
 
 type Object = dict[str, Any]
 
 _JOB = "the job"
 _RUNNER = asyncio.Runner()
-#: By the digest of the plan.
+#: Run folders and caches by the plan digest.
 _FOLDERS: dict[str, Folders] = {}
-#: Of one chip.
+#: Price of one chip hour.
 PRICE = 2.0
 
 
 @dataclass
 class FolderWorld(World):
-    """Nothing of what the operator sees of storage passes by the reader."""
+    """A world in which the operator reads all storage through the real reader."""
 
     store: FakeStore = field(default_factory=FakeStore)
     reader: RunFolderReader = field(init=False)
     tampered: dict[str, tuple[bytes | None, bytes | None]] = field(default_factory=dict)
-    """By address: what lay there, and what lies there instead."""
+    """By URI: the original content and the new one; None: no file."""
     view: RunFolderView = field(default_factory=RunFolderView)
-    """As it was read last."""
+    """The view that was read last."""
     ran: set[str] = field(default_factory=set)
     """JobSets whose pods have run."""
 
@@ -49,19 +51,19 @@ class FolderWorld(World):
         self.restart_operator()
 
     def restart_operator(self) -> None:
-        """Nothing is remembered any more."""
+        """Replaces the reader by one that remembers nothing."""
         self.reader = RunFolderReader(self.store)
 
     @property
     def folders(self) -> Folders:
-        assert self.config_map is not None, "the job was admitted"
+        assert self.config_map is not None, "the job is not admitted"
         digest = self.config_map["data"]["digest"]
         if digest not in _FOLDERS:
             _FOLDERS[digest] = Folders.of(self.config_map)
         return _FOLDERS[digest]
 
     def honest(self) -> dict[str, bytes]:
-        """The files as trainer and operator have written them."""
+        """Returns the files as the trainer and the operator have written them, by URI."""
         run, files = self.folders.run, {}
         for key, each in self.attempts.items():
             files[run.request(*key.place)] = b"{}"
@@ -85,7 +87,7 @@ class FolderWorld(World):
         return files
 
     def files(self) -> dict[str, bytes]:
-        """What lies in the store."""
+        """Returns the contents of the store by URI, including the changes of other clients."""
         files = self.honest()
         for uri, (before, content) in self.tampered.items():
             if files.get(uri) != before:
@@ -97,7 +99,7 @@ class FolderWorld(World):
         return files
 
     def tamper(self, changes: Iterable[Change]) -> None:
-        """Somebody writes to the folder and to the cache."""
+        """Another client writes to the folder and to the cache."""
         run, cached = self.folders.run, self.folders.cache
         for change in changes:
             honest, there = self.honest(), self.files()
@@ -105,7 +107,7 @@ class FolderWorld(World):
                 self.tampered[uri] = honest.get(uri), content
 
     def heal(self) -> None:
-        """What was tampered with is as before."""
+        """Restores the original content of all files."""
         self.tampered.clear()
 
     def _view(self) -> RunFolderView:
@@ -117,6 +119,7 @@ class FolderWorld(World):
         own = partial(
             own_attempts,
             job=self.job,
+            status=read_status(self.job.get("status")),
             jobsets=jobsets,
             pods=own_pods(self.job, list(self.pods.values()), jobsets),
         )
@@ -126,19 +129,19 @@ class FolderWorld(World):
             self.reader.forget(_JOB)
         return self.view
 
-    def look_closer(self, observation: Observation, at: DetailRequest) -> Observation:
+    def with_details(self, observation: Observation, at: DetailRequest) -> Observation:
         hosts = _RUNNER.run(self.reader.hosts(self.folders.run, at.hosts)) if at.hosts else None
-        return replace(super().look_closer(observation, at), hosts=hosts)
+        return replace(super().with_details(observation, at), hosts=hosts)
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
         super().apply(decision, crash_after=crash_after)
         if self.config_map is None:
             return
-        # What the operator writes lies there, even where it is what lay there before somebody changed it.
+        # What the operator writes is stored, even if it equals the content before another client changed it.
         run = self.folders.run
-        written = [run.failure(*key.place) for key, _ in decision.records]
-        written += [run.retry(decision.retry.generation)] if decision.retry else []
-        written += [run.taken_over(decision.takeover.uid)] if decision.takeover else []
+        written = [run.failure(*key.place) for key, _ in writes(decision).records]
+        written += [run.retry(writes(decision).retry.generation)] if writes(decision).retry else []
+        written += [run.taken_over(writes(decision).takeover.uid)] if writes(decision).takeover else []
         for uri in written:
             self.tampered.pop(uri, None)
 
@@ -157,7 +160,7 @@ class FolderWorld(World):
         self.ran.add(name)
 
     def waits(self, stage: Stage) -> str:
-        """Everything goes well until that stage's JobSet is there; its name."""
+        """Lets all stages before ``stage`` succeed until its JobSet exists; returns the JobSet's name."""
         for _ in range(40):
             self.reconcile()
             for name in self.live():
@@ -168,7 +171,7 @@ class FolderWorld(World):
         raise AssertionError(f"{stage} was not reached: {self.status.get('summary')}")
 
     def runs(self, stage: Stage, step: int = 30) -> str:
-        """The same until it runs, and has trained so far."""
+        """Does the same and runs the JobSet; a training then reaches ``step``. Returns the JobSet's name."""
         name = self.waits(stage)
         self.wait(60)
         self.run(name)
@@ -213,7 +216,7 @@ def _running(stage: Stage, **spec: Any) -> FolderWorld:
 
 
 def _ended(stage: Stage) -> FolderWorld:
-    """Well, and the operator has not seen it yet."""
+    """The stage has succeeded, and the operator has not observed it yet."""
     world = _world()
     world.succeed(world.runs(stage))
     return world
@@ -226,7 +229,7 @@ def _failed(stage: Stage, code: int = 69) -> FolderWorld:
 
 
 def _lingering(stage: Stage) -> FolderWorld:
-    """The record is written, and the processes have not ended."""
+    """The stage's result is written, and its processes have not ended."""
     world = _world()
     world.write_success(world.runs(stage))
     return world
@@ -262,7 +265,7 @@ def _second(code: int = 69) -> FolderWorld:
 
 
 def _evicted() -> FolderWorld:
-    """Kueue has taken the slice away."""
+    """Kueue has evicted the training and suspended its JobSet."""
     world = _world(queued=True)
     reserved = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpu")
     for _ in range(20):
@@ -308,8 +311,8 @@ def _finished(code: int | None = None) -> FolderWorld:
     return world
 
 
-def _going_on() -> FolderWorld:
-    """A job that goes on in the run folder of one that was deleted."""
+def _taken_over() -> FolderWorld:
+    """A job that has taken over the run folder of a deleted job."""
     before = _running(Stage.TRAIN)
     wanted = job(resumeFrom={"runFolder": before.folders.run.uri})
     wanted["metadata"] |= {
@@ -336,7 +339,7 @@ _MOMENTS: dict[str, Callable[[], FolderWorld]] = {
     **{f"{stage} has failed": partial(_failed, stage) for stage in Stage},
     "Train lingers": partial(_lingering, Stage.TRAIN),
     "Export lingers": partial(_lingering, Stage.EXPORT),
-    "Train has failed of its data": partial(_failed, Stage.TRAIN, 65),
+    "Train has failed with bad data": partial(_failed, Stage.TRAIN, 65),
     "Train was killed": _killed,
     "Train was restarted": _restarted,
     "Train runs again": _second,
@@ -345,7 +348,7 @@ _MOMENTS: dict[str, Callable[[], FolderWorld]] = {
     "Train runs without retries": partial(
         _running, Stage.TRAIN, recovery={"maxInfrastructureRetries": 0, "maxPreemptions": 0}
     ),
-    "Train goes on": _going_on,
+    "Train continues after a takeover": _taken_over,
     "suspended": _suspended,
     "succeeded": _finished,
     "failed": partial(_finished, 65),
@@ -361,7 +364,7 @@ def _reached(name: str) -> FolderWorld:
 
 
 def at(moment: str) -> FolderWorld:
-    """A world of its own, at that moment; the operator remembers what it has seen."""
+    """Returns a new copy of the world at that moment; its reader has read the run folder once."""
     world = copy.deepcopy(_reached(moment))
     world.restart_operator()
     world._view()

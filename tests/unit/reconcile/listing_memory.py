@@ -1,10 +1,12 @@
-"""An API server with the pods of a hostile tenant, and what looks at its jobs take beside it. Two processes.
+"""A fake API server with the pods of a hostile tenant, and a process that measures the memory of observing them.
 
-    python -m tests.unit.reconcile.listing_memory serve PODS KIND        prints its port, until it is killed
-    python -m tests.unit.reconcile.listing_memory look PORT LOOKS NAMESPACES     prints what it took, as JSON
+    python -m tests.unit.reconcile.listing_memory serve PODS KIND
+        prints the server's port and serves PODS pods in each namespace until it is killed
+    python -m tests.unit.reconcile.listing_memory look PORT LOOKS NAMESPACES
+        observes one job in each namespace LOOKS times and prints the measurements as JSON
 
-KIND is ``stranger-ENTRIES`` (the job's label alone) or ``own-ENTRIES`` (a Job of the job's JobSet as controller); each
-pod has so many entries of ``env`` that have a name only.
+KIND is ``stranger-ENTRIES`` (pods that have only the job's labels) or ``own-ENTRIES`` (pods whose controller is a Job
+of the job's JobSet). Each pod has ENTRIES entries of ``env``, which consist of a name only.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ from tests.unit.reconcile.fakes import FakeStore, child, job
 
 
 def pod(kind: str) -> str:
-    """Its JSON, with NUMBER for its number."""
+    """Returns a pod as JSON, with NUMBER in place of its number."""
     whose, entries = kind.split("-")
     made = child("Pod", "demo-train-1-slice-0-0-NUMBER")
     made["spec"] = {
@@ -81,7 +83,7 @@ async def serve(count: int, kind: str) -> None:
 
 
 def resident(what: str) -> float:
-    """MiB of this process. Its ``ru_maxrss`` would be that of whoever has started it."""
+    """Returns a memory figure of this process, such as VmRSS, in MiB. ``ru_maxrss`` is inherited from the parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(what)).split()[1]) / 1024
 

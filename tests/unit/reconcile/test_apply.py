@@ -4,6 +4,8 @@ from dataclasses import replace
 import pytest
 
 from finetune_contract import Failure, Stage
+from finetune_operator.api import FineTuneJobStatus, Phase, WaitingReason
+from finetune_operator.api.status import WaitingStatus
 from finetune_operator.artifacts.port import StorageDenied, StorageError
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -16,20 +18,33 @@ from finetune_operator.cluster.port import (
     Rejected,
     Unavailable,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, JobEvent
-from finetune_operator.lifecycle.observation import AttemptKey, Observation, RunFolderView, TakeoverRecord
-from finetune_operator.lifecycle.pending import pending_records, with_pending
+from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.decision import (
+    Admit,
+    Create,
+    Decision,
+    Delete,
+    Deletion,
+    EventType,
+    JobEvent,
+    Record,
+    Wait,
+)
+from finetune_operator.lifecycle.observation import Observation, RunFolderView, TakeoverRecord
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
 NOTICE = JobEvent(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
-STATUS = {"observedGeneration": 1, "phase": "Running"}
+STATUS = FineTuneJobStatus(observed_generation=1, phase=Phase.RUNNING)
 
 
 class Bench:
-    """One job on a fake cluster, and decisions about it."""
+    """One job on a fake cluster, to which decisions are applied."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
@@ -41,12 +56,14 @@ class Bench:
         )
 
     def observation(self) -> Observation:
+        job = self.cluster.objects[JOBS, "team", "demo"]
         return Observation(
             now=NOW,
-            job=self.cluster.objects[JOBS, "team", "demo"],
+            job=job,
+            status=read_status(job.get("status")),
             profiles=(),
-            snapshot=None,
-            jobsets=tuple(self.cluster.of(JOBSETS)),
+            snapshot=plan(),
+            jobsets=tuple(map(JobSet.parse, self.cluster.of(JOBSETS))),
             pods=(),
             folder=RunFolderView(),
         )
@@ -63,19 +80,17 @@ def bench() -> Bench:
 async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
     old = bench.cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
     bench.store.calls = bench.cluster.calls
+    lost = (AttemptKey(Stage.PREFLIGHT, 1), Failure(code=1, reason="PodLost", message="gone"))
     await bench.apply(
         Decision(
             status=STATUS,
-            snapshot=plan(),
-            jobset=child("JobSet", "demo-prep-2"),
-            deletions=(Deletion(name="demo-prep-1", uid=old["metadata"]["uid"]),),
-            records=((AttemptKey(Stage.PREFLIGHT, 1), Failure(code=1, reason="PodLost", message="gone")),),
-            notices=(NOTICE,),
+            action=Create(jobset=child("JobSet", "demo-prep-2"), records=(lost,)),
+            obsolete=(Deletion(name="demo-prep-1", uid=old["metadata"]["uid"]),),
+            events=(NOTICE,),
         )
     )
     assert bench.cluster.calls == [
         f"write {FOLDERS.run.failure('prep', 1)}",
-        "create configmaps",
         "delete jobsets",
         "create jobsets",
         "create events",
@@ -85,38 +100,41 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
 
 
 async def test_a_status_that_does_not_differ_is_not_written(bench: Bench) -> None:
-    await bench.apply(Decision(status=STATUS))
+    await bench.apply(Decision(action=Wait(), status=STATUS))
     bench.cluster.calls.clear()
-    await bench.apply(Decision(status=STATUS))
+    await bench.apply(Decision(action=Wait(), status=STATUS))
     assert bench.cluster.calls == []
 
 
 async def test_keys_that_the_new_status_lacks_are_gone(bench: Bench) -> None:
-    await bench.apply(Decision(status={**STATUS, "waiting": {"reason": "WaitingForRetry"}}))
-    await bench.apply(Decision(status=STATUS))
-    assert bench.cluster.of(JOBS)[0]["status"] == STATUS
+    waiting = WaitingStatus(reason=WaitingReason.RETRY, since=NOW, message="again")
+    await bench.apply(Decision(action=Wait(), status=STATUS.model_copy(update={"waiting": waiting})))
+    await bench.apply(Decision(action=Wait(), status=STATUS))
+    assert bench.cluster.of(JOBS)[0]["status"] == STATUS.to_document()
 
 
 async def test_a_job_that_moved_on_is_not_overwritten(bench: Bench) -> None:
     observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "spec": {"suspend": True}})
     with pytest.raises(Conflict):
-        await bench.applier.apply(observation, Decision(status=STATUS))
+        await bench.applier.apply(observation, Decision(action=Wait(), status=STATUS))
 
 
 async def test_a_jobset_whose_name_is_taken_is_a_stale_look(bench: Bench) -> None:
-    decision = Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=STATUS, action=Create(jobset=child("JobSet", "demo-prep-1")))
     await bench.apply(decision)
     with pytest.raises(Conflict):
         await bench.apply(decision)
     assert len(bench.created) == 1
 
 
-async def test_a_jobset_name_that_a_stranger_holds_is_said_and_the_stranger_left_alone(bench: Bench) -> None:
+async def test_a_jobset_name_that_a_foreign_object_holds_is_said_and_the_object_left_alone(
+    bench: Bench,
+) -> None:
     strange = {"apiVersion": "v1", "kind": "JobSet", "metadata": {"name": "demo-prep-1", "namespace": "team"}}
     bench.cluster.put(JOBSETS, strange)
     with pytest.raises(NameTaken, match=r'JobSet "demo-prep-1" in namespace "team" .* Delete or rename it'):
-        await bench.apply(Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1")))
+        await bench.apply(Decision(status=STATUS, action=Create(jobset=child("JobSet", "demo-prep-1"))))
     (found,) = bench.cluster.of(JOBSETS)
     assert "ownerReferences" not in found["metadata"]
 
@@ -124,7 +142,7 @@ async def test_a_jobset_name_that_a_stranger_holds_is_said_and_the_stranger_left
 async def test_a_snapshot_of_ours_that_appeared_meanwhile_wins(bench: Bench) -> None:
     bench.cluster.put(CONFIG_MAPS, plan())
     with pytest.raises(Conflict, match="admitted in the meantime"):
-        await bench.apply(Decision(status=STATUS, snapshot=plan()))
+        await bench.apply(Decision(status=STATUS, action=Admit(write=plan())))
 
 
 async def test_nothing_is_tried_after_a_write_that_failed(bench: Bench) -> None:
@@ -132,13 +150,15 @@ async def test_nothing_is_tried_after_a_write_that_failed(bench: Bench) -> None:
         Rejected("denied", status=422) if call == "create jobsets" else None
     )
     with pytest.raises(Rejected):
-        await bench.apply(Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1"), notices=(NOTICE,)))
+        await bench.apply(
+            Decision(status=STATUS, action=Create(jobset=child("JobSet", "demo-prep-1")), events=(NOTICE,))
+        )
     assert bench.cluster.calls == ["create jobsets"]
 
 
-async def test_an_event_is_told_once_however_often_it_is_decided(bench: Bench) -> None:
+async def test_an_event_is_reported_once_however_often_it_is_decided(bench: Bench) -> None:
     for _ in range(3):
-        await bench.apply(Decision(status=STATUS, notices=(NOTICE,)))
+        await bench.apply(Decision(action=Wait(), status=STATUS, events=(NOTICE,)))
     assert len(bench.cluster.of(EVENTS)) == 1
 
 
@@ -150,17 +170,17 @@ async def test_an_event_outlives_a_fault_that_passes(bench: Bench, fault: Cluste
     bench.cluster.fault = lambda moment, call: (
         faults.pop() if faults and call == "create events" and moment == "before" else None
     )
-    await bench.apply(Decision(status=STATUS, notices=(NOTICE,)))
+    await bench.apply(Decision(action=Wait(), status=STATUS, events=(NOTICE,)))
     assert len(bench.cluster.of(EVENTS)) == 1
 
 
-async def test_a_creation_that_met_a_conflict_is_not_taken_for_a_stranger(bench: Bench) -> None:
+async def test_a_creation_that_met_a_conflict_is_not_taken_for_a_foreign_object(bench: Bench) -> None:
     bench.cluster.fault = lambda _moment, call: (
         Conflict("the quota was changed meanwhile", status=409) if call.startswith("create") else None
     )
     for decision in (
-        Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1")),
-        Decision(status=STATUS, snapshot=plan()),
+        Decision(status=STATUS, action=Create(jobset=child("JobSet", "demo-prep-1"))),
+        Decision(status=STATUS, action=Admit(write=plan())),
     ):
         with pytest.raises(Conflict, match="quota"):
             await bench.apply(decision)
@@ -170,8 +190,8 @@ async def test_an_event_that_cannot_be_written_stops_nothing(bench: Bench) -> No
     bench.cluster.fault = lambda _moment, call: (
         Unavailable("down", status=503) if call == "create events" else None
     )
-    await bench.apply(Decision(status=STATUS, notices=(NOTICE, NOTICE)))
-    assert bench.cluster.of(JOBS)[0]["status"] == STATUS
+    await bench.apply(Decision(action=Wait(), status=STATUS, events=(NOTICE, NOTICE)))
+    assert bench.cluster.of(JOBS)[0]["status"] == STATUS.to_document()
 
 
 def test_events_differ_in_name_where_they_differ_in_what_they_say_or_in_the_transition() -> None:
@@ -190,30 +210,34 @@ STOPPED = (
 )
 
 
-def stopping(bench: Bench, **more: object) -> Decision:
+def stopping(
+    bench: Bench, status: Object = STATUS, *, records: tuple[Record, ...] = (), status_first: bool = False
+) -> Decision:
     old = bench.cluster.put(JOBSETS, child("JobSet", "demo-train-1"))
     deletion = Deletion(name="demo-train-1", uid=old["metadata"]["uid"])
-    return replace(Decision(status=STATUS, deletions=(deletion,)), **more)  # type: ignore[arg-type]
+    return Decision(
+        status=status, action=Delete(jobsets=(deletion,), records=records, status_first=status_first)
+    )
 
 
 async def test_a_status_that_holds_records_is_written_before_the_deletions(bench: Bench) -> None:
     held = with_pending(STATUS, [STOPPED])
-    await bench.apply(stopping(bench, status=held, status_before_deletions=True))
+    await bench.apply(stopping(bench, status=held, status_first=True))
     assert bench.cluster.calls == ["patch finetunejobs/status", "delete jobsets"]
-    assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (STOPPED,)
+    assert pending_records(bench.observation().status) == (STOPPED,)
 
 
 async def test_an_edit_of_the_job_meanwhile_does_not_keep_a_slice(bench: Bench) -> None:
-    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_first=True)
     observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "metadata": {**job()["metadata"], "generation": 2}})
     await bench.applier.apply(observation, decision)
     assert bench.cluster.of(JOBSETS) == []
-    assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (STOPPED,)
+    assert pending_records(bench.observation().status) == (STOPPED,)
 
 
 async def test_a_user_who_edits_the_job_all_the_time_does_not_keep_a_slice(bench: Bench) -> None:
-    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_first=True)
     observation = bench.observation()
 
     def edit(moment: str, call: str) -> None:
@@ -233,7 +257,7 @@ RECREATED = {**job(), "metadata": {**job()["metadata"], "uid": "other"}}
 async def test_where_another_operator_has_judged_meanwhile_nothing_is_deleted(
     bench: Bench, meanwhile: Object
 ) -> None:
-    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_first=True)
     observation = bench.observation()
     bench.cluster.put(JOBS, meanwhile)
     with pytest.raises(Conflict):
@@ -243,7 +267,7 @@ async def test_where_another_operator_has_judged_meanwhile_nothing_is_deleted(
 
 
 async def test_a_status_that_the_api_server_refuses_does_not_keep_a_slice(bench: Bench) -> None:
-    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_first=True)
     bench.cluster.fault = lambda moment, call: (
         Rejected("status.pending: unknown", status=422) if moment == "before" and "status" in call else None
     )
@@ -253,22 +277,20 @@ async def test_a_status_that_the_api_server_refuses_does_not_keep_a_slice(bench:
 
 
 async def test_a_store_that_takes_no_record_does_not_keep_a_slice(bench: Bench) -> None:
-    """The record waits in the status, beside those that waited already; what else was decided is not done."""
+    """The record becomes a pending record beside the earlier one; the rest of the decision is not applied."""
     earlier = (AttemptKey(Stage.PREFLIGHT, 1), Failure(code=75, reason="Suspended", message="Once before."))
-    bench.cluster.put(JOBS, job(**with_pending(STATUS, [earlier])))
+    bench.cluster.put(JOBS, job(**with_pending(STATUS, [earlier]).to_document()))
     bench.store.fault = lambda moment, call: StorageDenied(call, "403") if moment == "before" else None
-    decision = stopping(bench, records=(STOPPED,), jobset=child("JobSet", "demo-train-2"))
-    decision = replace(decision, snapshot=plan())
     with pytest.raises(StorageError):
-        await bench.apply(decision)
+        await bench.apply(replace(stopping(bench, records=(STOPPED,)), events=(NOTICE,)))
     assert bench.cluster.of(JOBSETS) == []
-    assert bench.cluster.of(CONFIG_MAPS) == []
-    assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (earlier, STOPPED)
+    assert bench.cluster.of(EVENTS) == []
+    assert pending_records(bench.observation().status) == (earlier, STOPPED)
 
 
 async def test_where_nothing_is_stopped_a_store_that_takes_no_record_stops_the_decision(bench: Bench) -> None:
     bench.store.fault = lambda moment, call: StorageDenied(call, "403") if moment == "before" else None
-    decision = Decision(status=STATUS, records=(STOPPED,), snapshot=plan())
+    decision = Decision(status=STATUS, action=Wait(records=(STOPPED,)))
     with pytest.raises(StorageError):
         await bench.apply(decision)
     assert bench.cluster.writes() == []
@@ -279,9 +301,9 @@ def taken(uid: str) -> TakeoverRecord:
 
 
 async def test_of_two_jobs_that_take_one_folder_over_at_once_the_second_looks_again(bench: Bench) -> None:
-    """Both have seen a folder without notes."""
+    """Both jobs have observed the run folder without any takeover record."""
     decisions = [
-        Decision(status=STATUS, takeover=taken(uid), snapshot=plan()) for uid in ("aaaaaaaa-1", "bbbbbbbb-1")
+        Decision(status=STATUS, action=Admit(write=taken(uid))) for uid in ("aaaaaaaa-1", "bbbbbbbb-1")
     ]
     outcomes = await asyncio.gather(*map(bench.apply, decisions), return_exceptions=True)
     assert [type(each) for each in outcomes] == [type(None), Conflict]

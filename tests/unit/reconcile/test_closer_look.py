@@ -1,10 +1,11 @@
-"""Where a decision asks for more, it is looked at and the decision taken again; what is denied is done without."""
+"""If a decision requests details, the operator reads them and decides again; details that are denied are omitted."""
 
 from typing import Any
 
 from finetune_contract import HostProgress
+from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.cluster.port import CONFIG_MAPS, EVENTS, JOBS, Rejected
-from finetune_operator.lifecycle.decision import Decision, DetailRequest, ObjectReference
+from finetune_operator.lifecycle.decision import Decision, DetailRequest, ObjectReference, Wait
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
@@ -16,17 +17,23 @@ from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore
 ALL = DetailRequest(hosts=2, events=ObjectReference(kind="Pod", name="waiting"))
 
 
-class Asking:
-    """Decides first that more is to be looked at."""
+def _status(generation: int) -> FineTuneJobStatus:
+    return FineTuneJobStatus(observed_generation=generation)
 
-    def __init__(self, closer: DetailRequest | None) -> None:
-        self.closer = closer
+
+class Asking:
+    """A stub of ``decide`` whose first decision requests details."""
+
+    def __init__(self, details: DetailRequest | None) -> None:
+        self.details = details
         self.seen: list[Observation] = []
 
     def __call__(self, observation: Observation) -> Decision:
         self.seen.append(observation)
         return Decision(
-            status={"phase": f"look {len(self.seen)}"}, closer=self.closer if len(self.seen) == 1 else None
+            action=Wait(),
+            status=_status(len(self.seen)),
+            details=self.details if len(self.seen) == 1 else None,
         )
 
 
@@ -71,8 +78,8 @@ async def test_what_is_asked_for_is_seen_and_the_second_decision_counts() -> Non
     assert (first.hosts, first.events) == (None, None)
     assert second.hosts is not None
     assert {host: word.step for host, word in second.hosts.items()} == {0: 0, 1: 1}
-    assert [each["message"] for each in second.events or ()] == ["pod waiting triggered scale-up"]
-    assert cluster.of(JOBS)[0]["status"] == {"phase": "look 2"}
+    assert [each.message for each in second.events or ()] == ["pod waiting triggered scale-up"]
+    assert cluster.of(JOBS)[0]["status"] == _status(2).to_document()
 
 
 async def test_a_decision_that_asks_for_nothing_is_the_only_one() -> None:

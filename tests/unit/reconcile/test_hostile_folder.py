@@ -1,4 +1,4 @@
-"""Run folders as others may have filled them: huge, damaged, foreign, denied."""
+"""Run folders to which other clients have written: huge, damaged, foreign or inaccessible files."""
 
 import asyncio
 import json
@@ -25,15 +25,27 @@ from finetune_operator.artifacts.port import (
     StorageDenied,
     StorageUnavailable,
 )
-from finetune_operator.lifecycle.known_attempts import own_attempts
-from finetune_operator.lifecycle.observation import AttemptKey, RunFolderView, TakeoverRecord
+from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.observation import RunFolderView, TakeoverRecord
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore, job
 from tests.unit.reconcile.records import FINGERPRINT, progress, result
 
 RUN = FOLDERS.run
 PREP = AttemptKey(Stage.PREFLIGHT, 1)
-GARBAGE = [b"", b"\xff\xfe", b"[]", b"{", b'{"version": 1}', b"[" * 100_000, b"1" * 5000, b"null"]
+GARBAGE = [
+    b"",
+    b"\xff\xfe",
+    b"[]",
+    b"{",
+    b'{"version": 1}',
+    b'{"version": 2}',
+    b"[" * 100_000,
+    b"1" * 5000,
+    b"null",
+]
 
 
 @pytest.fixture
@@ -167,11 +179,11 @@ async def test_a_retry_that_was_never_asked_for_is_not_read(
 
 
 @pytest.mark.parametrize("file", ["result", "progress"])
-async def test_a_record_of_a_newer_major_version_is_told_from_garbage(
+async def test_a_record_of_a_newer_major_version_is_distinguished_from_garbage(
     store: FakeStore, reader: RunFolderReader, file: str
 ) -> None:
     training(store)
-    newer = json.dumps({"version": 2, "whatever": {"comes": []}}).encode()
+    newer = json.dumps({"version": 3, "whatever": {"comes": []}}).encode()
     store.files[RUN.result("train", 1) if file == "result" else RUN.progress] = newer
     view = await reader.view(FOLDERS)
     files = view.attempts[AttemptKey(Stage.TRAIN, 1)]
@@ -208,15 +220,16 @@ async def test_records_of_foreign_attempts_are_not_read(store: FakeStore, reader
     training(store)
     for number in range(2, 500):
         put(store, RUN.result("eval", number), result(Stage.EVALUATE, number))
-    named = {"name": "Train", "jobSet": "demo-train-1", "attempt": 1}
+    named = {"name": "Train", "phase": "Running", "jobSet": "demo-train-1", "attempt": 1}
     history = [
-        {"stage": stage, "jobSet": f"demo-{short}-1", "attempt": 1}
+        {"stage": stage, "jobSet": f"demo-{short}-1", "attempt": 1, "reason": "Succeeded"}
         for stage, short in (("Preflight", "prep"), ("Convert", "conv"))
     ]
     known = job(stages=[named], attempts={"total": 3, "history": history})
-    view = await reader.view(FOLDERS, own=partial(own_attempts, job=known, jobsets=(), pods=()))
+    own = partial(own_attempts, job=known, status=read_status(known["status"]), jobsets=(), pods=())
+    view = await reader.view(FOLDERS, own=own)
     assert len(view.attempts) == 3
-    assert len(view.strangers) == 498
+    assert len(view.foreign_attempts) == 498
     assert len(store.calls) < 10
 
 
@@ -243,7 +256,7 @@ async def test_records_of_many_attempts_are_read_up_to_a_limit(
     assert view.unreadable is not None
     assert view.unreadable.reason is Reason.RUN_FOLDER_TOO_LARGE
     reads = [call for call in store.calls if call.startswith("read")]
-    assert len(reads) <= 32, "the look ends where the limit is reached"
+    assert len(reads) <= 32, "reading stops when the limit is reached"
 
 
 async def test_what_is_remembered_takes_its_room_in_every_look(
@@ -301,7 +314,7 @@ async def test_a_fingerprint_that_is_none_leads_nowhere(
     assert not [call for call in store.calls if "manifest" in call]
 
 
-# --- denied, or away
+# --- denied access and unavailable storage
 
 
 def deny(store: FakeStore, *parts: str) -> None:
@@ -375,7 +388,7 @@ async def test_hosts_are_read_by_the_numbers_of_the_mesh(store: FakeStore, reade
 
 
 class IndexedStore(FakeStore):
-    """Lists without looking at all files of all jobs."""
+    """A store whose listing does not search the files of all jobs."""
 
     async def list(self, uri: str, *, limit: int = 20_000) -> Sequence[str]:
         self.calls.append(f"list {uri}")
@@ -384,7 +397,7 @@ class IndexedStore(FakeStore):
 
 @pytest.mark.slow
 async def test_thousands_of_live_jobs_cost_three_requests_a_look() -> None:
-    """One listing, the cache's manifest and the progress."""
+    """The three requests are one listing, the cache's manifest and the progress record."""
     store, jobs = IndexedStore(), []
     for number in range(5000):
         run = RunFolder(f"gs://a/t/j{number}-00000000")

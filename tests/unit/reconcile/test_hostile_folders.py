@@ -1,7 +1,8 @@
-"""Whatever lies in a run folder and its cache: the status says something true, and nothing is done without a cause.
+"""For any content of a run folder and its cache, the status is true and every action has a cause.
 
-300 contents are drawn; more by hand: ``FINETUNE_FUZZ=10000 pytest tests/unit/reconcile/test_hostile_folders.py
---hypothesis-seed=20261122``. What became of them is counted in the file that FINETUNE_FUZZ_FIGURES names.
+Hypothesis draws 300 contents by default. For more, run
+``FINETUNE_FUZZ=10000 pytest tests/unit/reconcile/test_hostile_folders.py --hypothesis-seed=20261122``. The counts of
+outcomes are written to the file that FINETUNE_FUZZ_FIGURES names.
 """
 
 import json
@@ -43,24 +44,24 @@ def _retry(world: FolderWorld, **more: str) -> None:
     world.edit(retry={"generation": world.job["spec"].get("retry", {}).get("generation", 0) + 1, **more})
 
 
-#: What happens after somebody has written to the files.
+#: Events that may follow after another client has changed files, by name.
 STEPS: dict[str, Callable[[FolderWorld], None]] = {
     "seconds pass": lambda world: world.wait(10),
     "an hour passes": lambda world: world.wait(3600),
     "days pass": lambda world: world.wait(3 * 86_400),
     "suspend": lambda world: world.edit(suspend=True),
-    "go on": lambda world: world.edit(suspend=False),
+    "resume": lambda world: world.edit(suspend=False),
     "a budget": lambda world: world.edit(budget={"maxChipHours": 0.01}),
     "a deadline": lambda world: world.edit(activeDeadlineSeconds=60),
     "retry": _retry,
     "retry Convert": lambda world: _retry(world, fromStage="Convert"),
     "the operator restarts": FolderWorld.restart_operator,
-    "the files are as before": FolderWorld.heal,
-    "training moves": lambda world: _of_live(world, lambda name: _train(world, name)),
+    "the files are restored": FolderWorld.heal,
+    "training progresses": lambda world: _of_live(world, lambda name: _train(world, name)),
     "the stage succeeds": lambda world: _of_live(world, world.succeed),
     "the stage fails": lambda world: _of_live(world, lambda name: world.fail(name, 69)),
     "the process is killed": lambda world: _of_live(world, world.kill),
-    "the node goes": lambda world: _of_live(world, world.stop),
+    "the node is lost": lambda world: _of_live(world, world.stop),
 }
 
 

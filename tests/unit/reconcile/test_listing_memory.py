@@ -1,4 +1,4 @@
-"""What a tenant's pods make the operator hold, measured in a process of its own."""
+"""Memory that the operator needs to observe a hostile tenant's pods, measured in a separate process."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-#: MiB above what the process has before it looks; the chart's limit is 384Mi, and run folders may take 100.
+#: MiB above what the process uses before it observes a job; the chart's limit is 384Mi, and run folders may take 100.
 MOST = 80
 
 

@@ -1,4 +1,4 @@
-"""What one hostile tenant can make the operator hold, who has as many reconciles at once as a namespace may."""
+"""Memory that a hostile tenant can make the operator use with a namespace's maximum of concurrent reconciles."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from finetune_contract import CacheLayout, RunFolder, Stage, StageResult
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT
-from finetune_operator.lifecycle.observation import AttemptKey
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.reconcile.run_folder_files import HELD_LIMIT
 from finetune_operator.runtime.settings import Settings
@@ -17,7 +17,7 @@ from tests.unit.reconcile.records import result
 
 pytestmark = pytest.mark.slow
 
-#: Above what the operator takes without jobs; the chart's limit is 384Mi.
+#: Maximum bytes above what the operator uses without jobs; the chart's limit is 384Mi.
 MOST = 100 * 2**20
 AT_ONCE = Settings.model_fields["workers"].default // 2
 
@@ -28,7 +28,7 @@ def document(stage: Stage, **details: Any) -> dict[str, Any]:
 
 
 def many_datasets() -> bytes:
-    """Short texts, each an object of its own."""
+    """Returns a record with many short texts, each of which is a separate Python object."""
     uses = [
         {"path": "p", "result": "Hit", "fingerprint": "f", "miss_because": [f"{n}{m}é" for m in range(60)]}
         for n in range(256)
@@ -40,7 +40,7 @@ def many_datasets() -> bytes:
 
 
 def wide_text() -> bytes:
-    """Python takes four bytes for each character of a text that has one emoji."""
+    """Returns a record with a long text and one emoji, for which Python uses four bytes for each character."""
     text = "x" * (RECORD_LIMIT - 2000) + "🙂"
     return json.dumps(document(Stage.PREFLIGHT, warnings=[text]), ensure_ascii=False).encode()
 
@@ -49,7 +49,7 @@ CONTENTS = {"datasets": many_datasets, "wide text": wide_text}
 
 
 class Bucket:
-    """Every run folder holds as many foreign files as are listed, and as many of these records as are held."""
+    """A store in which each run folder has the maximum number of names and as many of these records as may be held."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -67,7 +67,7 @@ class Bucket:
         return bytes(bytearray(self._content)) if "/prep-" in uri else None
 
     async def write(self, uri: str, content: bytes) -> None:
-        raise AssertionError("a look writes nothing")
+        raise AssertionError("reading a run folder writes nothing")
 
 
 @pytest.mark.parametrize("what", CONTENTS)

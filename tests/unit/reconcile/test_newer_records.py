@@ -1,10 +1,11 @@
-"""A run folder that a trainer image or an operator of a newer release writes to."""
+"""Run folders with records of a trainer image or an operator of a newer release."""
 
 import json
 
 from finetune_contract import Stage
 from finetune_contract.base import Record
-from finetune_operator.lifecycle.observation import AttemptKey, RetryRecord
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.observation import RetryRecord
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from tests.unit.contract.samples import with_unknown_keys
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore
@@ -37,9 +38,9 @@ async def test_all_that_this_operator_knows_of_newer_records_is_read() -> None:
 async def test_an_old_attempts_failure_of_a_newer_major_version_hides_that_attempt_alone() -> None:
     store = FakeStore()
     put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
-    store.files[RUN.failure("train", 1)] = b'{"version": 2}'
+    store.files[RUN.failure("train", 1)] = b'{"version": 3}'
     put(store, RUN.result("train", 2), result(Stage.TRAIN))
     view = await RunFolderReader(store).view(FOLDERS)
     assert view.unreadable is None
-    assert "version 2" in (view.attempts[AttemptKey(Stage.TRAIN, 1)].newer or "")
+    assert "version 3" in (view.attempts[AttemptKey(Stage.TRAIN, 1)].newer or "")
     assert view.attempts[AttemptKey(Stage.TRAIN, 2)].result == result(Stage.TRAIN)

@@ -17,7 +17,10 @@ from finetune_operator.cluster.port import (
     NotFound,
     Rejected,
 )
-from finetune_operator.lifecycle.observation import AttemptKey, Observation, TakeoverRecord
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.node import SliceNode
+from finetune_operator.lifecycle.children.projection import pod_of, reduced_node
+from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
 from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
@@ -60,8 +63,8 @@ async def test_children_are_those_of_this_uid_alone() -> None:
     cluster.put(JOBSETS, child("JobSet", "other-prep-1", owner="other"))
     observation = await look(cluster)
     assert observation is not None
-    assert [each["metadata"]["name"] for each in observation.jobsets] == ["demo-prep-1"]
-    assert [each["metadata"]["name"] for each in observation.pods] == ["demo-prep-1-cpu-0-0-abcde"]
+    assert [each.name for each in observation.jobsets] == ["demo-prep-1"]
+    assert [each.name for each in observation.pods] == ["demo-prep-1-cpu-0-0-abcde"]
     assert observation.now == NOW
 
 
@@ -76,9 +79,12 @@ async def test_of_a_child_only_what_decisions_read_is_held() -> None:
     del cluster.of(PODS)[1]["metadata"]["ownerReferences"]
     observation = await look(cluster)
     assert observation is not None
-    (pod,) = observation.pods
-    assert pod["spec"] == {"nodeName": "host", "containers": []}
-    assert pod["metadata"].keys() == {"name", "uid", "labels", "ownerReferences"}
+    (found,) = observation.pods
+    assert (found.name, found.node_name) == ("demo-prep-1-cpu-0-0-abcd0", "host")
+    reduced = pod_of(job(), cluster.of(PODS)[0])
+    assert reduced is not None
+    assert reduced["spec"] == {"nodeName": "host", "containers": []}
+    assert reduced["metadata"].keys() == {"name", "uid", "labels", "ownerReferences"}
 
 
 async def test_a_listing_of_children_whose_history_has_gone_begins_again_once() -> None:
@@ -143,12 +149,12 @@ async def test_workloads_are_those_of_the_jobsets_in_a_queue_by_one_request() ->
     ][:2]
     observation = await look(cluster)
     assert observation is not None
-    told = [each["metadata"]["name"] for each in observation.workloads or ()]
+    told = [each.name for each in observation.workloads or ()]
     assert told == [each["metadata"]["name"] for each in mine]
     assert cluster.calls.count("list workloads") == 1
 
 
-async def test_where_nothing_is_queued_nobody_asks_for_workloads() -> None:
+async def test_where_nothing_is_queued_no_workloads_are_listed() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
     cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
@@ -158,7 +164,7 @@ async def test_where_nothing_is_queued_nobody_asks_for_workloads() -> None:
     assert "list workloads" not in cluster.calls
 
 
-async def test_a_cluster_without_kueue_is_told_from_one_that_has_seen_nothing() -> None:
+async def test_a_cluster_without_kueue_is_distinguished_from_one_that_has_seen_nothing() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
     cluster.put(JOBSETS, queued("demo-train-1"))
@@ -202,7 +208,7 @@ async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> N
     cluster.put(CONFIG_MAPS, plan())
 
     def end_while_being_listed(moment: str, call: str) -> None:
-        # The trainer writes its record, then its JobSet ends: all between our reads.
+        # Between two reads of the observer, the trainer writes its record and then its JobSet ends.
         if (moment, call) == ("before", "list jobsets"):
             store.files[FOLDERS.run.result("prep", 1)] = result(Stage.PREFLIGHT).to_json().encode()
             cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
@@ -231,7 +237,7 @@ async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
         assert cluster.calls.count("list nodes") == asked, reason
 
 
-async def test_of_a_node_only_what_tells_of_its_loss_is_held() -> None:
+async def test_of_a_node_only_what_shows_its_loss_is_held() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
     cluster.put(CONFIG_MAPS, plan())
@@ -249,7 +255,8 @@ async def test_of_a_node_only_what_tells_of_its_loss_is_held() -> None:
     cluster.put(NODES, node)
     observation = await look(cluster)
     assert observation is not None
-    assert observation.nodes == {"host": told}
+    assert observation.nodes == {"host": SliceNode.parse(told)}
+    assert reduced_node(node) == told
 
 
 async def test_failed_pods_of_many_kinds_cost_few_listings_of_nodes() -> None:
@@ -290,14 +297,14 @@ LENT = "gs://artifacts/team-b/support-bot-0b5e3a52"
 
 
 def of_world(name: str, namespace: str, uid: str, **spec: Any) -> dict[str, Any]:
-    """A job of the world, in a namespace."""
+    """Returns a job of the decision tests' world with this name, namespace and uid."""
     wanted = world.job(**spec)
     wanted["metadata"] |= {"name": name, "namespace": namespace, "uid": uid}
     return wanted
 
 
 @pytest.mark.parametrize(("served", "seen"), [((), True), (("team", "team-b"), True), (("team",), False)])
-async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
+async def test_who_uses_a_run_folder_is_searched_in_all_served_namespaces(
     served: tuple[str, ...], seen: bool
 ) -> None:
     cluster = FakeCluster()
@@ -312,7 +319,7 @@ async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
 
 @pytest.mark.parametrize("others", [0, 400])
 async def test_a_look_costs_no_more_where_there_are_more_jobs(others: int) -> None:
-    """Each of n jobs that wait to go on somewhere is looked at again and again."""
+    """Many jobs may wait for a takeover, and each of them is observed repeatedly."""
     cluster = FakeCluster()
     cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
     for number in range(others):
@@ -357,8 +364,8 @@ async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_na
     assert cluster.calls.count("get finetunejobs") == 1
 
 
-async def test_the_owner_is_looked_at_until_the_folder_is_taken_over() -> None:
-    """It may be tried again by hand after this job was admitted."""
+async def test_the_owner_is_observed_until_the_folder_is_taken_over() -> None:
+    """A user may retry the owner after this job was admitted."""
     cluster, store = FakeCluster(), FakeStore()
     resuming(cluster)
     owner = cluster.put(JOBS, of_world("support-bot", "team-b", world.UID))
@@ -372,7 +379,7 @@ async def test_the_owner_is_looked_at_until_the_folder_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["team", "team-b"])
-async def test_a_user_that_an_earlier_release_noted_is_looked_for_where_it_can_be(namespace: str) -> None:
+async def test_a_user_that_an_earlier_release_noted_is_searched_where_it_can_be(namespace: str) -> None:
     cluster, store = FakeCluster(), FakeStore()
     resuming(cluster)
     note(store)
@@ -383,7 +390,7 @@ async def test_a_user_that_an_earlier_release_noted_is_looked_for_where_it_can_b
 
 
 def resuming(cluster: FakeCluster) -> None:
-    """An admitted job that is about to take a run folder of team-b over."""
+    """Adds an admitted job that is about to take over a run folder of team-b."""
     mine = cluster.put(JOBS, of_world("demo", "team", "uid-of-demo", resumeFrom={"runFolder": LENT}))
     spec = {"resources": {"controller": "McJAX"}, "resumeFrom": {"runFolder": LENT}}
     stored = render_stored_plan(StoredPlan.make(mine, world.profile(), spec))
@@ -397,7 +404,7 @@ def note(store: FakeStore, **fields: Any) -> None:
 
 
 def third(cluster: FakeCluster, *, folder: str = LENT, ended: bool = False) -> Any:
-    """A job of a third namespace, which has resumed in that folder."""
+    """Adds a job of a third namespace that has taken over that run folder."""
     other = of_world("cee", "team-c", "0c1c1c1c-0", resumeFrom={"runFolder": folder})
     finished = {"type": "Finished", "status": "True" if ended else "False"}
     return cluster.put(

@@ -1,4 +1,4 @@
-"""Plans are stored in the operator's namespace and deleted when their job is gone, and only then."""
+"""Plans are stored in the operator's namespace, and deleted only once their job no longer exists."""
 
 import pytest
 
@@ -31,14 +31,14 @@ async def test_a_plan_is_created_once(cluster: FakeCluster) -> None:
 
 async def test_the_plan_of_a_job_that_is_gone_is_deleted(cluster: FakeCluster) -> None:
     cluster.put(CONFIG_MAPS, plan())
-    await Plans(cluster, OWN).collect(KEY)
+    await Plans(cluster, OWN).delete_orphan(KEY)
     assert cluster.of(CONFIG_MAPS) == []
 
 
 async def test_the_plan_of_a_job_that_is_there_is_kept_whatever_an_event_said(cluster: FakeCluster) -> None:
     cluster.put(CONFIG_MAPS, plan())
     cluster.put(JOBS, job())
-    await Plans(cluster, OWN).collect(KEY)
+    await Plans(cluster, OWN).delete_orphan(KEY)
     assert len(cluster.of(CONFIG_MAPS)) == 1
 
 
@@ -49,12 +49,12 @@ async def test_a_job_created_again_under_the_name_does_not_keep_the_earlier_ones
     again = job()
     again["metadata"]["uid"] = "uid-of-its-successor"
     cluster.put(JOBS, again)
-    await Plans(cluster, OWN).collect(KEY)
+    await Plans(cluster, OWN).delete_orphan(KEY)
     assert cluster.of(CONFIG_MAPS) == []
 
 
 async def test_a_plan_that_is_gone_already_is_fine(cluster: FakeCluster) -> None:
-    await Plans(cluster, OWN).collect(KEY)
+    await Plans(cluster, OWN).delete_orphan(KEY)
     assert cluster.writes() == []
 
 

@@ -1,4 +1,4 @@
-"""Errors reach the user; and whatever dies at whatever call, a job ends with each stage made once."""
+"""Errors are reported in the status, and each stage gets one JobSet even if any call fails or crashes the operator."""
 
 import asyncio
 import threading
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune_contract import Failure, Stage
-from finetune_operator.api import ConditionType
+from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase
+from finetune_operator.api.status_stages import AttemptsStatus
 from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
 from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.cluster.port import (
@@ -25,9 +26,21 @@ from finetune_operator.cluster.port import (
     ResponseTooLarge,
     Unavailable,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, JobEvent
-from finetune_operator.lifecycle.observation import AttemptKey, Observation
-from finetune_operator.lifecycle.pending import pending_records
+from finetune_operator.lifecycle.attempts.pending_records import pending_records
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decision import (
+    Admit,
+    Create,
+    Decision,
+    Delete,
+    Deletion,
+    EventType,
+    Finish,
+    JobEvent,
+    Wait,
+)
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
@@ -36,6 +49,7 @@ from finetune_operator.reconcile.run_folder import RunFolderReader
 from tests.unit.reconcile.fakes import NOW, OWN, Crash, FakeCluster, FakeStore, child, job, plan
 
 KEY = JobKey("team", "demo")
+RUNNING = FineTuneJobStatus(observed_generation=1, phase=Phase.RUNNING)
 
 
 def make(
@@ -70,32 +84,32 @@ async def test_a_job_that_is_gone_needs_no_further_look() -> None:
 
 
 async def test_the_decision_says_when_to_look_again(cluster: FakeCluster) -> None:
-    reconciler = make(cluster, lambda _: Decision(status={"phase": "Running"}, requeue_after=15))
+    reconciler = make(cluster, lambda _: Decision(action=Wait(), status=RUNNING, requeue_after=15))
     assert await reconciler.reconcile(KEY, retry_in=1) == 15
 
 
 @pytest.mark.parametrize(
     ("error", "reason", "says"),
     [
-        (Rejected("webhook denied it", status=422), "RefusedByAPIServer", "webhook denied it. Mend"),
-        (ResponseTooLarge("pods: more than 64 MiB"), "TooManyObjects", "pods: more than 64 MiB. Tried again"),
+        (Rejected("webhook denied it", status=422), "RefusedByAPIServer", "webhook denied it. Fix"),
+        (ResponseTooLarge("pods: more than 64 MiB"), "TooManyObjects", "pods: more than 64 MiB. Retried"),
         (Unavailable("503 etcd is away", status=503), "APIServerUnavailable", "503 etcd is away"),
         (StorageDenied("gs://b/x", "no role"), "StoragePermissionDenied", "gs://b/x: no role"),
-        (ValueError("secret detail"), "InternalError", "a fault of the operator (ValueError)"),
+        (ValueError("secret detail"), "InternalError", "internal error of the operator (ValueError)"),
     ],
 )
 async def test_an_error_is_in_the_status_with_what_to_do_and_when(
     cluster: FakeCluster, error: Exception, reason: str, says: str
 ) -> None:
     cluster.fault = lambda moment, call: error if (moment, call) == ("before", "create jobsets") else None
-    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=RUNNING, action=Create(jobset=child("JobSet", "demo-prep-1")))
     with pytest.raises(ReconcileError) as caught:
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=30)
     assert caught.value.reason == reason
     shown = condition(cluster)
     assert (shown["type"], shown["status"], shown["reason"]) == ("Reconciling", "True", reason)
     assert says in shown["message"]
-    assert shown["message"].endswith("Tried again every minute.")
+    assert shown["message"].endswith("Retried every minute.")
     assert "secret" not in shown["message"]
     assert cluster.of(JOBS)[0]["status"]["summary"] == shown["message"]
 
@@ -104,9 +118,10 @@ async def test_what_waits_to_be_written_stays_in_the_status_beside_the_error(clu
     jobset, store = cluster.put(JOBSETS, child("JobSet", "demo-train-1")), FakeStore()
     record = (AttemptKey(Stage.TRAIN, 1), Failure(code=75, reason="Suspended", message="Stopped."))
     decision = Decision(
-        status={"observedGeneration": 1},
-        records=(record,),
-        deletions=(Deletion(name="demo-train-1", uid=jobset["metadata"]["uid"]),),
+        status=RUNNING,
+        action=Delete(
+            jobsets=(Deletion(name="demo-train-1", uid=jobset["metadata"]["uid"]),), records=(record,)
+        ),
     )
     cluster.put(CONFIG_MAPS, plan())
     store.fault = lambda moment, call: (
@@ -115,7 +130,7 @@ async def test_what_waits_to_be_written_stays_in_the_status_beside_the_error(clu
     with pytest.raises(ReconcileError):
         await make(cluster, lambda _: decision, store).reconcile(KEY, retry_in=1)
     assert cluster.of(JOBSETS) == []
-    assert pending_records(cluster.of(JOBS)[0]["status"]) == (record,)
+    assert pending_records(read_status(cluster.of(JOBS)[0]["status"])) == (record,)
     assert condition(cluster)["reason"] == "StoragePermissionDenied"
 
 
@@ -127,7 +142,7 @@ async def test_a_fault_while_an_error_is_reported_stays_with_the_job(
         return RuntimeError("odd") if call in (strikes, "create jobsets") else None
 
     cluster.fault = fault
-    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=RUNNING, action=Create(jobset=child("JobSet", "demo-prep-1")))
     with pytest.raises(ReconcileError) as caught:
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
     assert caught.value.reason == "InternalError"
@@ -137,7 +152,7 @@ async def test_a_fault_while_an_error_is_reported_stays_with_the_job(
 async def test_a_job_that_no_status_fits_stays_with_itself(cluster: FakeCluster) -> None:
     del cluster.of(JOBS)[0]["metadata"]["generation"]
     cluster.fault = lambda _, call: Rejected("no", status=403) if call == "create jobsets" else None
-    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=RUNNING, action=Create(jobset=child("JobSet", "demo-prep-1")))
     with pytest.raises(ReconcileError) as caught:
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
     assert caught.value.reason == "RefusedByAPIServer"
@@ -146,11 +161,11 @@ async def test_a_job_that_no_status_fits_stays_with_itself(cluster: FakeCluster)
 async def test_the_wait_that_the_server_asks_for_is_passed_on_and_shown(cluster: FakeCluster) -> None:
     error = Unavailable("429 slow down", status=429, retry_after=200)
     cluster.fault = lambda moment, call: error if (moment, call) == ("before", "create jobsets") else None
-    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=RUNNING, action=Create(jobset=child("JobSet", "demo-prep-1")))
     with pytest.raises(ReconcileError) as caught:
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
     assert caught.value.retry_after == 200
-    assert condition(cluster)["message"].endswith("Tried again every 5 minutes.")
+    assert condition(cluster)["message"].endswith("Retried every 5 minutes.")
 
 
 async def test_the_store_is_asked_on_behalf_of_the_jobs_namespace(cluster: FakeCluster) -> None:
@@ -162,22 +177,22 @@ async def test_the_store_is_asked_on_behalf_of_the_jobs_namespace(cluster: FakeC
             asked.append(share_of(uri).tenant)
             return await super().list(uri, limit=limit)
 
-    await make(cluster, lambda _: Decision(status={"phase": "Running"}), Store()).reconcile(KEY, retry_in=1)
+    await make(cluster, lambda _: Decision(action=Wait(), status=RUNNING), Store()).reconcile(KEY, retry_in=1)
     assert asked == ["team"]
-    assert share_of("gs://b/x/y").tenant == "x", "and of nobody's afterwards"
+    assert share_of("gs://b/x/y").tenant == "x", "afterwards the tenant is derived from the URI again"
 
 
 async def test_the_next_good_reconcile_takes_the_error_away(cluster: FakeCluster) -> None:
     cluster.fault = lambda _, call: Rejected("no", status=403) if call == "create jobsets" else None
-    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=RUNNING, action=Create(jobset=child("JobSet", "demo-prep-1")))
     with pytest.raises(ReconcileError):
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
     cluster.fault = lambda *_: None
     await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
-    assert cluster.of(JOBS)[0]["status"] == {"phase": "Running"}
+    assert cluster.of(JOBS)[0]["status"] == RUNNING.to_document()
 
 
-async def test_a_decision_on_many_children_keeps_nobody_waiting(cluster: FakeCluster) -> None:
+async def test_a_decision_on_many_children_keeps_no_other_job_waiting(cluster: FakeCluster) -> None:
     for number in range(500):
         cluster.put(PODS, child("Pod", f"demo-prep-1-cpu-0-0-{number}"))
     others_work = threading.Event()
@@ -185,18 +200,18 @@ async def test_a_decision_on_many_children_keeps_nobody_waiting(cluster: FakeClu
     def decide(observation: Observation) -> Decision:
         assert len(observation.pods) == 500
         assert others_work.wait(60)
-        return Decision(status={"phase": "Running"})
+        return Decision(action=Wait(), status=RUNNING)
 
     reconciling = asyncio.ensure_future(make(cluster, decide).reconcile(KEY, retry_in=1))
     await asyncio.sleep(0.01)
     others_work.set()
     await reconciling
-    assert cluster.of(JOBS)[0]["status"] == {"phase": "Running"}
+    assert cluster.of(JOBS)[0]["status"] == RUNNING.to_document()
 
 
 async def test_the_same_error_again_writes_nothing(cluster: FakeCluster) -> None:
     cluster.fault = lambda _, call: Rejected("no", status=403) if call == "create jobsets" else None
-    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=RUNNING, action=Create(jobset=child("JobSet", "demo-prep-1")))
     for _ in range(3):
         with pytest.raises(ReconcileError):
             await make(cluster, lambda _: decision).reconcile(KEY, retry_in=20)
@@ -212,7 +227,7 @@ async def test_an_error_before_the_look_was_complete_is_shown_too(cluster: FakeC
 
 async def test_a_conflict_is_shown_only_when_it_stays(cluster: FakeCluster) -> None:
     cluster.fault = lambda _, call: AlreadyExists("taken", status=409) if call == "create jobsets" else None
-    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    decision = Decision(status=RUNNING, action=Create(jobset=child("JobSet", "demo-prep-1")))
     with pytest.raises(ReconcileError):
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=0.5)
     assert condition(cluster) == {}
@@ -237,18 +252,18 @@ async def test_an_error_about_a_job_that_has_ended_does_not_change_how_it_ended(
     cluster.fault = lambda _, call: Rejected("no", status=403) if call == "delete jobsets" else None
     leftover = Deletion(name="demo-train-1", uid=left["metadata"].get("uid", ""))
     with pytest.raises(ReconcileError):
-        await make(cluster, lambda _: Decision(status=ended, deletions=(leftover,))).reconcile(
-            KEY, retry_in=30
-        )
+        await make(
+            cluster, lambda _: Decision(status=read_status(ended), action=Delete(jobsets=(leftover,)))
+        ).reconcile(KEY, retry_in=30)
     assert cluster.of(JOBS)[0]["status"] == ended
 
 
-async def test_a_transition_is_told_once_though_the_operator_dies_before_the_status_says_it(
+async def test_a_transition_is_reported_once_though_the_operator_dies_before_the_status_says_it(
     cluster: FakeCluster,
 ) -> None:
-    """Killed between the Event and the status, and again after both."""
+    """The operator crashes once between the Event and the status, and once after both."""
     notice = JobEvent(type=EventType.NORMAL, reason="Checked", message="read", since="2026-11-21T12:00:00Z")
-    decision = Decision(status={"phase": "Running"}, notices=(notice,))
+    decision = Decision(action=Wait(), status=RUNNING, events=(notice,))
     for moment in ("before", "after"):
         cluster.fault = lambda when, call, moment=moment: (  # type: ignore[misc]
             Crash() if (when, call) == (moment, "patch finetunejobs/status") else None
@@ -263,15 +278,19 @@ async def test_a_transition_is_told_once_though_the_operator_dies_before_the_sta
 STAGES = ("prep", "conv", "train", "eval", "export")
 
 
+def _status(phase: Phase, *, made: int) -> FineTuneJobStatus:
+    return FineTuneJobStatus(observed_generation=1, phase=phase, attempts=AttemptsStatus(total=made))
+
+
 def chain(observation: Observation) -> Decision:
-    """A small stand-in for the core: one JobSet after another, each seen as finished once it exists."""
-    have = {jobset["metadata"]["name"] for jobset in observation.jobsets}
+    """A stub of ``decide`` that creates one JobSet after another and regards each as finished once it exists."""
+    have = {jobset.name for jobset in observation.jobsets}
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
+    action = Create(jobset=child("JobSet", wanted)) if wanted else Finish()
     return Decision(
-        status={"phase": "Running" if wanted else "Succeeded", "made": len(have)},
-        snapshot=None if observation.snapshot else plan(),
-        jobset=child("JobSet", wanted) if wanted and observation.snapshot else None,
-        notices=(JobEvent(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
+        status=_status(Phase.RUNNING if wanted else Phase.SUCCEEDED, made=len(have)),
+        action=action if observation.snapshot else Admit(write=plan()),
+        events=(JobEvent(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
         requeue_after=0 if wanted else None,
     )
 
@@ -306,12 +325,12 @@ async def test_whatever_fails_at_whatever_call_each_stage_is_made_once(script: l
     cluster.fault = fault
     for _ in range(len(script) + 20):
         try:
-            # A new reconciler each time: nothing may rest on memory.
+            # Each reconcile has a new reconciler, because nothing may depend on memory.
             if await make(cluster, chain, store).reconcile(KEY, retry_in=1) is None:
                 break
         except (Crash, ReconcileError):
             continue
-    assert cluster.of(JOBS)[0]["status"] == {"phase": "Succeeded", "made": len(STAGES)}
+    assert cluster.of(JOBS)[0]["status"] == _status(Phase.SUCCEEDED, made=len(STAGES)).to_document()
     assert [each["metadata"]["name"] for each in cluster.of(JOBSETS)] == [
         f"demo-{stage}-1" for stage in STAGES
     ]
@@ -321,9 +340,10 @@ async def test_whatever_fails_at_whatever_call_each_stage_is_made_once(script: l
 async def test_a_fault_that_the_decision_names_is_logged_and_counted_once_it_is_applied(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    decision = Decision(status={"phase": "Suspending"}, fault=OverflowError("too large"))
+    suspended = FineTuneJobStatus(observed_generation=1, phase=Phase.SUSPENDED)
+    decision = Decision(action=Wait(), status=suspended, fault=OverflowError("too large"))
     with pytest.raises(ReconcileError) as raised:
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
     assert raised.value.reason == "InternalError"
-    assert cluster.of(JOBS)[0]["status"]["phase"] == "Suspending"
+    assert cluster.of(JOBS)[0]["status"]["phase"] == "Suspended"
     assert "OverflowError: too large" in caplog.text

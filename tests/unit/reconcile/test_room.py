@@ -1,4 +1,4 @@
-"""What all looks together may hold of what tenants have made."""
+"""Memory that all observations together may use for objects of tenants."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ def much(mebibytes: float) -> list[dict[str, Any]]:
     return [{"name": "x" * int(mebibytes * 2**20)}]
 
 
-async def test_what_is_little_waits_for_nobody() -> None:
+async def test_what_is_little_waits_for_no_slot() -> None:
     rooms = MemoryBudget()
     async with rooms.of("a") as one, rooms.of("a") as two, rooms.of("b") as three:
         for room in (one, two, three):
@@ -72,7 +72,7 @@ async def test_too_much_for_one_look_is_said_of_what() -> None:
 
 
 async def test_listings_of_one_look_share_its_place() -> None:
-    """Both have to wait for the look before, of the same namespace."""
+    """Both listings wait until the previous observation of the same namespace has ended."""
     rooms = MemoryBudget()
     async with asyncio.timeout(10), rooms.of("a") as second:
         async with rooms.of("a") as first:
@@ -84,7 +84,7 @@ async def test_listings_of_one_look_share_its_place() -> None:
 
 
 async def test_a_listing_that_outlives_its_look_takes_no_place() -> None:
-    """Another one of the look has failed."""
+    """The observation has ended early, as it does if another of its listings fails."""
     rooms = MemoryBudget()
     async with rooms.of("a") as first:
         await first.hold(much(2), "pods")
@@ -102,4 +102,4 @@ async def test_what_is_read_again_counts_once() -> None:
     async with MemoryBudget().of("a") as room:
         for _ in range(5):
             await room.hold(much(20), "pods")
-            room.let_go(much(20))
+            room.release(much(20))

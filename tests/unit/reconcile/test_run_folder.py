@@ -3,13 +3,8 @@ import pytest
 from finetune_contract import ConvertOutcome, Failure, Outcome, Stage
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import StorageUnavailable
-from finetune_operator.lifecycle.observation import (
-    AttemptFiles,
-    AttemptKey,
-    ReadFailure,
-    RunFolderView,
-    TakeoverRecord,
-)
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.observation import AttemptFiles, ReadFailure, RunFolderView, TakeoverRecord
 from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore
 from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
@@ -37,7 +32,7 @@ def put(store: FakeStore, uri: str, record: object = None) -> None:
         ("", None),
     ],
 )
-def test_attempt_folders_are_told_from_other_names(folder: str, key: AttemptKey | None) -> None:
+def test_attempt_folders_are_distinguished_from_other_names(folder: str, key: AttemptKey | None) -> None:
     assert attempt_of(folder) == key
 
 
@@ -61,7 +56,7 @@ async def test_results_and_failures_are_read_per_attempt(store: FakeStore) -> No
 
 
 async def test_the_record_of_a_stopped_attempt_is_read_anew(store: FakeStore) -> None:
-    """Kueue stops a JobSet and lets it go again: the same attempt then writes how it ended in truth."""
+    """Kueue suspends and resumes a JobSet; the same attempt then writes its final result."""
     stopped = result(Stage.TRAIN).model_copy(update={"outcome": Outcome.STOPPED, "exit_code": 75})
     put(store, RUN.result("train", 1), stopped)
     reader = RunFolderReader(store)
@@ -148,14 +143,14 @@ async def test_a_conversion_that_was_deleted_is_not_remembered(store: FakeStore)
         b"{",
         b"\xff",
         b'{"files": [{"path": "model.safetensors"}]}',
-        b'{"version": 2}',
+        b'{"version": 3}',
         b"[" * 100_000,
         b"",
         b" " * 2**21,
     ],
-    ids=["cut", "no text", "an export's manifest", "another version", "deep", "empty", "huge"],
+    ids=["truncated", "not text", "an export's manifest", "another version", "deep", "empty", "huge"],
 )
-async def test_a_conversion_that_cannot_be_understood_is_a_miss_and_blinds_nobody(
+async def test_a_conversion_that_cannot_be_understood_is_a_miss_and_blocks_no_job(
     store: FakeStore, content: bytes
 ) -> None:
     put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
@@ -167,7 +162,7 @@ async def test_a_conversion_that_cannot_be_understood_is_a_miss_and_blinds_nobod
     assert FOLDERS.cache.convert_manifest(FINGERPRINT) in warning
 
 
-async def test_the_cache_is_not_looked_at_once_the_job_has_converted_the_model(store: FakeStore) -> None:
+async def test_the_cache_is_not_read_once_the_job_has_converted_the_model(store: FakeStore) -> None:
     put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
     own = result(Stage.CONVERT).model_copy(update={"details": ConvertOutcome(manifest=manifest())})
     put(store, RUN.result("conv", 1), own)
@@ -190,7 +185,7 @@ async def test_progress_is_read_anew_while_training_and_once_after_it(store: Fak
     assert f"read {RUN.progress}" not in store.calls
 
 
-async def test_progress_of_a_stopped_attempt_goes_on_in_the_next(store: FakeStore) -> None:
+async def test_progress_of_a_stopped_attempt_continues_in_the_next(store: FakeStore) -> None:
     put(store, RUN.result("train", 1), result(Stage.TRAIN, outcome=Outcome.STOPPED))
     put(store, RUN.progress, progress(3))
     reader = RunFolderReader(store)
@@ -204,22 +199,24 @@ async def test_a_store_that_cannot_be_asked_is_never_absence(store: FakeStore, f
     put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
     put(store, RUN.request("train", 1))
     store.fault = lambda moment, call: (
-        StorageUnavailable("gs://b", "no answer in 20 s") if moment == "before" and failing in call else None
+        StorageUnavailable("gs://b", "no response within 20 s")
+        if moment == "before" and failing in call
+        else None
     )
-    unreadable = ReadFailure(reason=Reason.STORE_UNAVAILABLE, message="gs://b: no answer in 20 s.")
+    unreadable = ReadFailure(reason=Reason.STORE_UNAVAILABLE, message="gs://b: no response within 20 s.")
     assert await RunFolderReader(store).view(FOLDERS) == RunFolderView(unreadable=unreadable)
 
 
 async def test_a_record_of_another_version_is_named_and_not_half_understood(store: FakeStore) -> None:
-    store.files[RUN.result("prep", 1)] = b'{"version": 2}'
+    store.files[RUN.result("prep", 1)] = b'{"version": 3}'
     files = (await RunFolderReader(store).view(FOLDERS)).attempts[AttemptKey(Stage.PREFLIGHT, 1)]
     assert files.result is None
     assert files.newer is not None
-    assert files.newer.startswith(f"{RUN.result('prep', 1)} was written under version 2 of the contract")
+    assert files.newer.startswith(f"{RUN.result('prep', 1)} was written under version 3 of the contract")
 
 
 async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(store: FakeStore) -> None:
-    """Also where this operator remembers the end of the job before."""
+    """This also holds if the operator remembers the last records of the previous job."""
     put(store, RUN.result("train", 1), result(Stage.TRAIN))
     put(store, RUN.progress, progress(10))
     reader = RunFolderReader(store)

@@ -78,7 +78,7 @@ def test_stages_on_cpu_wait_in_a_queue_of_their_own() -> None:
 
 
 def test_only_the_jobset_carries_queue_labels() -> None:
-    """Kueue may be told to manage Jobs and pods, too, and would queue each once more."""
+    """Kueue may be configured to manage Jobs and pods, too, and would queue each once more."""
     jobset = dict(plan_offline(ONE_HOST, QUEUED))[Stage.TRAIN]
     assert "kueue" not in json.dumps(jobset["spec"])
 
@@ -186,7 +186,7 @@ FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 def flags_of(within: Any, **wanted: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """What the compiler gets in Train, and what Preflight is told of it."""
+    """What the compiler gets in Train, and what Preflight gets of it."""
     stages = dict(plan_offline(job(**wanted), within))
     train, preflight = env(stages[Stage.TRAIN]), env(stages[Stage.PREFLIGHT])
     assert not any(name in env(stages[stage]) for stage in (Stage.CONVERT, Stage.EXPORT) for name in FLAGS)

@@ -144,7 +144,7 @@ def test_the_refusal_names_every_stage_the_piece_the_limit_and_the_node() -> Non
         require_cpu_memory(planned(16, max_memory="16Gi"), (*SIZED, Stage.TRAIN), MODELS["gemma-3-27b"])
     message = f"{caught.value} {caught.value.fix}"
     for word in ("Convert needs 24 GiB and Export needs 24 GiB of memory", "1.41 billion", "adapter of rank 16",
-                 "cpuPool.maxMemory is 16Gi, of which a node leaves 12 GiB",
+                 "cpuPool.maxMemory is 16Gi, of which 12 GiB are allocatable on a node",
                  "give a pod 24 GiB: cpuPool.maxMemory 27Gi", "node of 32 GiB"):  # fmt: skip
         assert word in message, message
     assert caught.value.stage is Stage.CONVERT

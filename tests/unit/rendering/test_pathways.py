@@ -55,7 +55,7 @@ def test_the_jobset_is_the_golden_one(name: str, shape: TpuShape, slices: int) -
 
 
 @pytest.mark.slow
-def test_workers_are_the_slices_and_the_manager_is_told_the_same_for_every_row_of_the_catalogue() -> None:
+def test_workers_are_the_slices_and_the_manager_gets_the_same_for_every_row_of_the_catalogue() -> None:
     assert len(KNOWN) > 1600
     for shape, slices in zip(KNOWN, cycle((1, 2, 3)), strict=False):
         jobset = train(plan(shape, slices))
@@ -121,8 +121,8 @@ def test_the_end_of_the_trainer_is_the_end_of_the_jobset(jobset: Object) -> None
     assert "podFailurePolicy" not in worker
 
 
-def test_whoever_expands_a_variable_has_it_before(jobset: Object) -> None:
-    """Kubernetes leaves what it does not know as it is: a server would look for a host called $(PATHWAYS_HEAD)."""
+def test_a_program_that_expands_a_variable_has_it_before(jobset: Object) -> None:
+    """Kubernetes keeps an unknown reference as text: a server would resolve a host called $(PATHWAYS_HEAD)."""
     for _, each in containers(jobset):
         names: list[str] = []
         for variable in each["env"]:

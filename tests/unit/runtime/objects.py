@@ -1,4 +1,4 @@
-"""Objects as watches tell them."""
+"""Objects as watch events contain them."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def job(
     profile: str | None = None,
     **status: str,
 ) -> dict[str, Any]:
-    """``profile``: the one that the status says it runs under."""
+    """``profile``: the profile that the status names; None: none."""
     resolved = {"resolved": {"profile": {"name": profile}}} if profile else {}
     return {
         "metadata": {

@@ -12,7 +12,7 @@ LOCAL = ProfileKey("local")
 
 
 class Ears:
-    """Hears what intake says."""
+    """Records what the event handlers report."""
 
     def __init__(self) -> None:
         self.added: list[tuple[Key, float]] = []
@@ -59,8 +59,8 @@ def test_what_a_person_changed_is_queued(ears: Ears, change: dict[str, object]) 
 
 
 @pytest.mark.parametrize("change", [{"labels": {"team": "ml"}}, {"annotations": {"note": "mine"}}])
-def test_what_nobody_reads_queues_nothing(ears: Ears, change: dict[str, object]) -> None:
-    """It could be changed without end."""
+def test_what_no_reconcile_reads_queues_nothing(ears: Ears, change: dict[str, object]) -> None:
+    """A client could change it endlessly and thus cause endless reconciles."""
     ears.intake.job("ADDED", job())
     ears.take()
     ears.intake.job("MODIFIED", job(**change))  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def test_a_child_without_our_label_is_nobodys(ears: Ears) -> None:
 
 
 @pytest.mark.parametrize("terminal", ["Completed", "Failed"])
-def test_the_end_of_a_jobset_is_told_once(ears: Ears, terminal: str) -> None:
+def test_the_end_of_a_jobset_is_reported_once(ears: Ears, terminal: str) -> None:
     ears.intake.job("ADDED", job())
     ears.intake.jobset("MODIFIED", jobset())
     assert ears.finished == []
@@ -130,7 +130,7 @@ def test_a_profile_wakes_the_jobs_that_wait_for_one(ears: Ears) -> None:
 @pytest.mark.parametrize(
     "change", [profile(generation=2), profile(annotations={"tpu-finetune.dev/is-default-profile": "true"})]
 )
-def test_what_a_person_changed_of_a_profile_is_looked_at_at_once(
+def test_what_a_person_changed_of_a_profile_is_reconciled_at_once(
     ears: Ears, change: dict[str, object]
 ) -> None:
     ears.intake.profile("ADDED", profile())
@@ -139,7 +139,7 @@ def test_what_a_person_changed_of_a_profile_is_looked_at_at_once(
     assert ears.added == [(LOCAL, 0.0)]
 
 
-def test_the_status_that_was_written_to_a_profile_wakes_nobody(ears: Ears) -> None:
+def test_the_status_that_was_written_to_a_profile_wakes_no_job(ears: Ears) -> None:
     ears.intake.job("ADDED", job("waiting", Valid="False"))
     ears.intake.profile("ADDED", profile())
     ears.take()
@@ -147,7 +147,7 @@ def test_the_status_that_was_written_to_a_profile_wakes_nobody(ears: Ears) -> No
     assert ears.take() == []
 
 
-def test_a_profile_that_is_created_again_is_looked_at_again(ears: Ears) -> None:
+def test_a_profile_that_is_created_again_is_reconciled_again(ears: Ears) -> None:
     ears.intake.profile("ADDED", profile())
     ears.intake.profile("DELETED", profile())
     ears.take()
@@ -230,8 +230,8 @@ def test_a_workload_queues_the_job_of_its_jobset_and_no_other(ears: Ears) -> Non
     assert ears.take() == []
 
 
-def test_after_a_gap_every_live_job_is_looked_at(ears: Ears) -> None:
-    """A child that was deleted in it is in no listing, and no event tells of it."""
+def test_after_a_gap_every_live_job_is_reconciled(ears: Ears) -> None:
+    """A child that was deleted during the gap is in no listing, and no event reports it."""
     ears.intake.job(None, job("old", Finished="True"))
     ears.intake.job(None, job("new"))
     ears.take()
@@ -240,7 +240,7 @@ def test_after_a_gap_every_live_job_is_looked_at(ears: Ears) -> None:
 
 
 def created_again(at: str, **status: str) -> dict[str, Any]:
-    """Another job of the same name."""
+    """Returns another job of the same name, created at second ``at``."""
     made = job(**status)
     made["metadata"] |= {"uid": f"uid-of-{at}", "creationTimestamp": f"2026-11-22T10:00:{at}Z"}
     return made
@@ -275,4 +275,4 @@ def test_a_job_that_is_created_again_is_known_afresh(ears: Ears) -> None:
     ears.intake.job("ADDED", created_again("02"))
     assert ears.take() == [key()]
     ears.intake.jobset("MODIFIED", jobset(Completed="True"))
-    assert ears.finished == [key()], "the JobSet of that name is the new job's"
+    assert ears.finished == [key()], "the JobSet of that name belongs to the new job"

@@ -27,7 +27,7 @@ from tests.unit.runtime.objects import key
 
 
 class Hanging:
-    """Reconciles jobs of every namespace but ``team`` without end."""
+    """A reconciler that never returns for jobs outside of namespace ``team``."""
 
     def __init__(self) -> None:
         self.hanging = 0
@@ -48,7 +48,7 @@ async def test_jobs_that_hang_do_not_delay_those_of_another_namespace() -> None:
     for number in range(100):
         queue.add(key(str(number)))
     working = asyncio.ensure_future(Workers(queue, hanging, metrics=OperatorMetrics()).run(8))
-    # Turns of the loop, and no time.
+    # The event loop runs all ready tasks, and no time passes.
     await settle()
     assert hanging.handled.qsize() == 100
     assert hanging.hanging == 4
@@ -91,7 +91,7 @@ async def test_a_reconcile_that_hangs_is_what_counts_and_not_how_long_others_wai
     assert time.now == 150 * 20, "the last one has waited for all others"
     assert health((), made.longest()).good
     time.now += STUCK_SECONDS
-    assert health((), made.longest()).problems == ("a reconcile has been under way for 320 s",)
+    assert health((), made.longest()).problems == ("a reconcile has been running for 320 s",)
     may_end.set()
     await working
 
@@ -99,11 +99,11 @@ async def test_a_reconcile_that_hangs_is_what_counts_and_not_how_long_others_wai
 async def test_jobs_on_a_store_that_hangs_do_not_delay_those_of_another_tenant(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The reconciler, the reader and the store's guard together."""
+    """Combines the workers, the reader of run folders and the router that limits calls to the store."""
     caplog.set_level("CRITICAL")
 
     class Bucket(FakeStore):
-        """Hangs for one tenant."""
+        """A store that hangs for one tenant."""
 
         async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
             if "/dead/" in uri:

@@ -1,4 +1,4 @@
-"""What the parser leaves of an object is what intake and kopf read of it, whatever else it has."""
+"""The parser of listings and watch events keeps only the fields that kopf and the event handlers read."""
 
 import json
 from typing import Any
@@ -95,7 +95,7 @@ def test_lists_without_end_are_cut() -> None:
         },
     ],
 )
-def test_what_kopf_goes_on_by_is_kept(line: dict[str, Any]) -> None:
+def test_what_kopf_continues_by_is_kept(line: dict[str, Any]) -> None:
     expected = json.loads(json.dumps(line))
     expected["object"].pop("spec", None)
     assert json.loads(project_event(json.dumps(line).encode())) == expected

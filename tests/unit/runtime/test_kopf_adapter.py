@@ -21,7 +21,7 @@ NO_SERVER: Mapping[str, str] = {}
 async def test_watches_start_for_a_user_without_a_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A pod's uid stands in no passwd file."""
+    """A pod's uid has no entry in the passwd file."""
 
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 65532")
@@ -46,7 +46,7 @@ async def test_watches_start_for_a_user_without_a_name(
 
 @asynccontextmanager
 async def watching(api: WatchedApi, added: list[str]) -> AsyncIterator[None]:
-    """kopf on that server; keys go into ``added``."""
+    """Runs the watches on that server; the keys of reported jobs are appended to ``added``."""
     async with TestServer(api.app()) as server:
         account = Account(url=str(server.make_url("/")))
         intake = EventHandlers(lambda key, _after: added.append(str(key)), OperatorMetrics())
@@ -64,12 +64,12 @@ async def watching(api: WatchedApi, added: list[str]) -> AsyncIterator[None]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  nothing tells
+        while not condition():  # noqa: ASYNC110  there is no event
             await asyncio.sleep(0.05)
 
 
 async def test_neither_kopfs_finalizer_nor_its_annotations_count_where_a_tenant_has_written_them() -> None:
-    """kopf would try to remove the one for ever, and stumble over the other before it calls a handler."""
+    """kopf would try to remove the finalizer forever, and would fail at the annotation before it calls a handler."""
     marked, deaf = (large_job(number, labels=1) for number in (0, 1))
     marked["metadata"]["finalizers"] = ["kopf.zalando.org/KopfFinalizerMarker"]
     deaf["metadata"]["annotations"] = {"kopf.zalando.org/last-handled-configuration": "{"}
@@ -85,12 +85,12 @@ async def test_neither_kopfs_finalizer_nor_its_annotations_count_where_a_tenant_
 
 
 async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page itself says where the next begins: none is left out, none is told twice. It is no gap in the watch."""
+    """Each page names the start of the next: no object is omitted or reported twice, and the watch has no gap."""
     gaps: list[EventHandlers] = []
     monkeypatch.setattr(EventHandlers, "missed", gaps.append)
 
     def jobs(begin: int, end: int) -> list[str]:
-        # Four of them are large; the others fit by the dozen.
+        # Four jobs are large; of the others, dozens fit on a page.
         return [json.dumps(large_job(number, 40_000 if number < 4 else 1)) for number in range(begin, end)]
 
     api = WatchedApi(jobs, 30)

@@ -1,5 +1,5 @@
-"""What a tenant's largest FineTuneJobs, 1.3 MB of labels each, make of the watches: the chart's limit is 256Mi, of
-which the operator itself takes 90."""
+"""Memory of the watches with a tenant's largest FineTuneJobs, which have 1.3 MB of labels each. The chart's limit is
+384Mi, of which the operator itself uses some 100."""
 
 import json
 import os
@@ -14,15 +14,15 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-#: MiB beyond what the operator takes without jobs. What a namespace puts into its run folders may take 100.
+#: Maximum MiB beyond what the operator uses without jobs. The run folders of a namespace may use another 100.
 MOST = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     peak: float
-    told: int
-    still: float
+    reported: int
+    blocked: float
 
 
 type Watch = Callable[[int, int], Measured]
@@ -30,7 +30,7 @@ type Watch = Callable[[int, int], Measured]
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """Watches a server with so many large jobs, of which one is patched so many times."""
+    """Returns a function that watches a server with ``listed`` large jobs, one of which is patched ``events`` times."""
     servers: list[subprocess.Popen[bytes]] = []
 
     def run(listed: int, events: int) -> Measured:
@@ -72,12 +72,12 @@ def _wait_for(port: int) -> None:
 
 def test_a_large_job_that_is_patched_again_and_again(watch: Watch) -> None:
     measured = watch(1, 40)
-    assert measured.told == 41
+    assert measured.reported == 41
     assert measured.peak < MOST
 
 
 @pytest.mark.parametrize("number", [25, 60])
 def test_many_large_jobs_at_a_start(watch: Watch, number: int) -> None:
     measured = watch(number, 0)
-    assert measured.told == number
+    assert measured.reported == number
     assert measured.peak < MOST

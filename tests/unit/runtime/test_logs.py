@@ -7,7 +7,7 @@ import pytest
 
 from finetune_operator.runtime.logs import configure, current_job, redacted
 
-# Made up here; looks like a token and is none.
+# An invented value in the form of a token.
 JWT = ".".join(("eyJhbGciOiJSUzI1NiJ9", "eyJzdWIiOiJ4In0", "c2lnbmF0dXJl"))
 
 

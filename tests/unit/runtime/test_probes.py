@@ -90,12 +90,12 @@ async def test_kueue_may_be_absent() -> None:
     answers: dict[str, BaseException] = {"list workloads": NotFound("no such kind", status=404)}
     cluster.fault = lambda moment, call: answers.get(call) if moment == "before" else None
     assert not await serves(cluster, WORKLOADS, ("team",))
-    # A refusal is no absence: that the right is missing is told by name.
+    # A refused request does not show that Kueue is absent; the missing permission is reported by name.
     answers["list workloads"] = Rejected("workloads is forbidden", status=403)
     assert await serves(cluster, WORKLOADS, ())
 
 
-def test_a_cluster_without_jobset_is_told_where_to_get_it() -> None:
+def test_a_cluster_without_jobset_gets_a_hint_where_to_get_it() -> None:
     from finetune_operator.runtime.prerequisites import _source
 
     assert "jobset.sigs.k8s.io" in _source(JOBSETS)

@@ -1,4 +1,4 @@
-"""The schedule against a model that is too simple to be wrong; the queue's coroutines by hand."""
+"""The schedule is compared with a simple model; the queue's coroutines are tested with examples."""
 
 import asyncio
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ WAITS = st.floats(min_value=0, max_value=100)
 
 
 class ScheduleMachine(RuleBasedStateMachine):
-    """The model: for each key when it is due, who is in hand, how often it failed in a row."""
+    """The model: when each key is due, which keys are being handled, and how often each has failed in a row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         return {key: at for key, at in self.due.items() if at <= self.now and key not in self.taken}
 
     def full(self, key: Job) -> bool:
-        """Whether the key's namespace has as many keys in hand as it may have."""
+        """Whether the maximum number of keys of the key's namespace is being handled."""
         return (
             key.namespace is not None and sum(each.namespace == key.namespace for each in self.taken) >= SHARE
         )
@@ -63,8 +63,8 @@ class ScheduleMachine(RuleBasedStateMachine):
             assert key is None
             return
         assert key is not None
-        assert key not in self.taken, "one key in two hands"
-        assert ready[key] == min(ready.values()), "the longest due goes first"
+        assert key not in self.taken, "the key is already being handled"
+        assert ready[key] == min(ready.values()), "the key that has been due longest is taken first"
         del self.due[key]
         self.taken.add(key)
 
@@ -94,7 +94,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         waiting = {key: at for key, at in self.due.items() if key not in self.taken}
         free = [at for key, at in waiting.items() if not self.full(key)]
         due = self.schedule.next_due()
-        # Keys whose namespace has no place left may be counted or not.
+        # Keys whose namespace is at its maximum may be counted or not.
         assert due in (*waiting.values(), None)
         assert not free or (due is not None and due <= min(free))
         assert self.schedule.depth(self.now) == len(self.ready())
@@ -109,7 +109,7 @@ TestSchedule.settings = settings(max_examples=100, stateful_step_count=40, deadl
 
 @pytest.mark.parametrize("again_after", [3600.0, 2_000_000_000.0])
 def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: float) -> None:
-    """A job that has ended, whose labels somebody changes again and again."""
+    """Another client repeatedly changes the labels of a finished job."""
     schedule: KeySchedule[str] = KeySchedule()
     for key in ("a", "b", "c"):
         schedule.add(key, 0.0)
@@ -118,7 +118,7 @@ def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: flo
         now += 0.02
         schedule.add("a", now)
         while due := schedule.take(now):
-            # To the same time each time, as with childTTLSecondsAfterFinished.
+            # The key is due again at the same time in each round, as with childTTLSecondsAfterFinished.
             schedule.done(due, now, again_after - now)
         assert len(schedule._heap) <= 2 * schedule.waiting()
     assert schedule.waiting() == 3

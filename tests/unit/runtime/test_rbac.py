@@ -12,7 +12,7 @@ RULES = Path(__file__).parents[3] / "charts" / "finetune-operator" / "templates"
 
 
 def granted(template: str) -> set[PolicyRule]:
-    """The rules of one named template of the chart, flattened."""
+    """Returns the rules of one named template of the chart, flattened."""
     text = re.search(
         rf'define "finetune-operator\.{template}" -}}}}\n(.*?)\n{{{{- end', RULES.read_text(), re.DOTALL
     )

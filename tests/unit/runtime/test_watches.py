@@ -29,7 +29,7 @@ def test_a_watch_that_never_came_up_is_dead_after_a_while() -> None:
     ages = WatchHealth([WatchStream(JOBS, None), WatchStream(PODS, None)], clock)
     clock.now = DEAD_SECONDS + 1
     ages.event(PODS, "team")
-    assert ages.dead() == (f"the watch of finetunejobs has shown no life for {DEAD_SECONDS + 1} s",)
+    assert ages.dead() == (f"the watch of finetunejobs has received nothing for {DEAD_SECONDS + 1} s",)
 
 
 def test_events_and_accepted_requests_are_signs_of_life() -> None:

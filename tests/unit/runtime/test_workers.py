@@ -24,7 +24,7 @@ AT_ONCE = Backoff(base=0, longest=0)
 
 
 class Scripted:
-    """Reconciles as told; closes the queue after the last step."""
+    """A reconciler with prepared results; closes the queue after the last one."""
 
     def __init__(self, queue: WorkQueue[JobKey], *steps: float | Exception | None) -> None:
         self.queue = queue
@@ -144,7 +144,7 @@ async def test_a_server_that_asks_for_time_gets_it(asked: float | None, waited: 
 
 
 class Ears:
-    """Hears what a resync lists and misses."""
+    """Records which jobs a resync lists and which it misses."""
 
     def __init__(self, known: frozenset[JobKey] = frozenset()) -> None:
         self.known = known
@@ -162,7 +162,7 @@ class Ears:
 
 
 def in_namespaces(*namespaces: str) -> FakeCluster:
-    """One job in each."""
+    """Returns a cluster with one job in each namespace."""
     cluster = FakeCluster()
     for namespace in namespaces:
         manifest = job()
@@ -174,7 +174,7 @@ def in_namespaces(*namespaces: str) -> FakeCluster:
 async def resynced(
     cluster: FakeCluster, ears: Ears, namespaces: Sequence[str] = ()
 ) -> tuple[list[JobKey], list[PlanKey]]:
-    """Jobs and plans that the first complete resync takes for gone."""
+    """Returns the jobs and plans that the first complete resync regards as deleted."""
     plans: list[PlanKey] = []
     running = resync(cluster, namespaces, ears, Plans(cluster, OWN), plans.append, every=0)  # type: ignore[arg-type]
     task = asyncio.ensure_future(running)
@@ -184,7 +184,7 @@ async def resynced(
 
 
 def stored(cluster: FakeCluster, namespace: str, uid: str) -> None:
-    """The plan of a job with that uid."""
+    """Stores the plan of a job with that uid."""
     made = plan()
     made["metadata"] |= {"name": f"finetune-plan-{uid}"}
     made["metadata"]["labels"] |= {JOB_NAMESPACE_LABEL: namespace, UID_LABEL: uid}
@@ -219,7 +219,7 @@ async def test_plans_of_namespaces_that_another_release_serves_are_left_alone() 
 
 @pytest.mark.parametrize("at", range(1, 5))
 async def test_nothing_is_taken_for_gone_while_a_listing_is_incomplete(at: int) -> None:
-    """Page number ``at`` of the listing of jobs is missing, the first time."""
+    """The first request for page number ``at`` of the listing of jobs fails."""
     cluster = in_namespaces("a", "b", "c", "d")
     for namespace in ("a", "b", "c", "d"):
         stored(cluster, namespace, f"uid-in-{namespace}")
@@ -234,11 +234,11 @@ async def test_nothing_is_taken_for_gone_while_a_listing_is_incomplete(at: int) 
 
 
 class Page(list[Object]):
-    """One that can be seen to be let go."""
+    """A page that supports weak references."""
 
 
 class Paged(FakeCluster):
-    """Notes the pages that are still held when the next one is asked for."""
+    """Counts the pages that are still referenced when the next one is requested."""
 
     def __init__(self) -> None:
         super().__init__()

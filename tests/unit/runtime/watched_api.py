@@ -1,7 +1,7 @@
-"""An API server that answers what kopf asks: discovery, listings by pages and watches.
+"""A fake API server that serves what kopf requests: discovery, paged listings and watches.
 
-As a program (PORT LISTED EVENTS) it has FineTuneJobs of 1.3 MB, as a tenant may store them: so many are listed, and the
-first is patched so many times.
+As a program with the arguments PORT LISTED EVENTS, it lists LISTED FineTuneJobs of 1.3 MB each, which a tenant may
+store, and sends EVENTS watch events about changes of the first.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _CLUSTER_SCOPED = ("customresourcedefinitions", "finetuneprofiles", "namespaces"
 
 
 def large_job(number: int, labels: int = 60_000) -> dict[str, Any]:
-    """Valid labels, and the managedFields that the API server adds for them."""
+    """Returns a job with many valid labels and the managedFields that the API server adds for them."""
     letters = string.ascii_lowercase + string.digits
     keys = ["".join(key) for key in itertools.islice(itertools.product(letters, repeat=4), labels)]
     owned = {"f:metadata": {"f:labels": {".": {}, **{f"f:{key}": {} for key in keys}}}}
@@ -53,12 +53,12 @@ def large_job(number: int, labels: int = 60_000) -> dict[str, Any]:
 
 
 class WatchedApi:
-    """The server.
+    """The fake server.
 
     Args:
-        listed: FineTuneJobs as JSON, from that number of the listing to that one.
-        count: of them.
-        events: lines of the watch of FineTuneJobs.
+        listed: returns the FineTuneJobs from the first index up to the second (exclusive) as JSON.
+        count: number of FineTuneJobs.
+        events: returns the lines of the watch of FineTuneJobs.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WatchedApi:
         self._events = events
         self.writes: list[str] = []
         self.pages: list[int] = []
-        """The limit of each page of FineTuneJobs that was asked for."""
+        """The limit in each request for a page of FineTuneJobs."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -146,13 +146,13 @@ def _discovered(path: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Account(ServiceAccountFolder):
-    """Of a server without TLS."""
+    """The service account for a server without TLS."""
 
     url: str = ""
 
     @property
     def ca(self) -> Path:
-        """Never asked for."""
+        """Any valid file: the connection does not use TLS."""
         return Path(certifi.where())
 
     def token(self) -> str:

@@ -1,16 +1,15 @@
-"""The operator's watches alone, in a process of their own, whose memory is measured: URL KEYS SECONDS.
+"""Runs only the operator's watches in a separate process and measures its memory; arguments: URL KEYS SECONDS.
 
-Prints as JSON how much memory they have taken at most beyond that of the program itself (MiB), how often a job was told
-of, and the longest time that the event loop stood still (seconds). Ends when each of so many jobs was told of, and the
-stream of FineTuneJobs has brought as many events as it is to, or after so many seconds.
+Prints as JSON the peak memory beyond that of the program itself (MiB), how often a job was reported by a listing or an
+event, and the longest time for which the event loop was blocked (seconds). Ends after KEYS reports or SECONDS.
 """
 
 import asyncio
 import json
 import os
-import resource
 import sys
 import time
+from pathlib import Path
 
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
@@ -20,27 +19,31 @@ from tests.unit.runtime.watched_api import Account
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Returns the peak resident memory of this program in MiB. ``ru_maxrss`` is inherited from the parent process."""
+    line = next(
+        each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmHWM:")
+    )
+    return int(line.split()[1]) / 1024
 
 
 class Counted(EventHandlers):
-    told = 0
+    reported = 0
 
     def job(self, event_type, job):  # type: ignore[no-untyped-def]
         super().job(event_type, job)
-        self.told += 1
+        self.reported += 1
 
 
 async def main(url: str, wanted: int, seconds: float) -> None:
     intake = Counted(lambda _key, _after: None, OperatorMetrics())
-    still = 0.0
+    blocked = 0.0
 
     async def beat() -> None:
-        nonlocal still
+        nonlocal blocked
         while True:
             begun = time.monotonic()
             await asyncio.sleep(0.02)
-            still = max(still, time.monotonic() - begun - 0.02)
+            blocked = max(blocked, time.monotonic() - begun - 0.02)
 
     before = peak()
     ages = WatchHealth(watches((), kueue=False))
@@ -48,11 +51,11 @@ async def main(url: str, wanted: int, seconds: float) -> None:
     watching = asyncio.create_task(host.run(lambda: None))
     beating = asyncio.create_task(beat())
     end = time.monotonic() + seconds
-    while time.monotonic() < end and intake.told < wanted and not watching.done():
+    while time.monotonic() < end and intake.reported < wanted and not watching.done():
         await asyncio.wait({watching}, timeout=0.05)
     if watching.done():
         watching.result()
-    print(json.dumps({"peak": peak() - before, "told": intake.told, "still": still}), flush=True)
+    print(json.dumps({"peak": peak() - before, "reported": intake.reported, "blocked": blocked}), flush=True)
     beating.cancel()
     os._exit(0)
 

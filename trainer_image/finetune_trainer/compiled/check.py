@@ -51,35 +51,46 @@ def check_memory(
     programs: Callable[[], Sequence[SliceProgram]] = tuple,
     end_ids: frozenset[int] = frozenset(),
 ) -> MemoryOutcome | None:
-    """Checks the job's memory; None if the request does not ask for it.
+    """Checks that the job's programs fit into the memory of its slice, and selects the slice if the job leaves it open.
 
-    ``programs``: other programs of the job on its slice, the most important ones first; called only if there is a
-    compiler. Raises ``StageError`` 78 if the step or one of them does not fit, naming what would, and 64 for a program
-    that the compiler refuses.
+    Returns None if the request has no memory check. If nothing could be determined (no compiler, or one that fails),
+    the outcome's ``unknown`` says why, and the job continues.
 
-    If nothing could be determined (no compiler, or one that fails), the outcome says so and the job continues.
+    Args:
+        request: its ``memory`` selects the check: by the compiler, or by a lower bound without it.
+        plan: plan of the model.
+        model: folder with the model's config.json.
+        store: storage for compiled programs.
+        environment: environment of the compiler's processes.
+        programs: returns the job's other programs on its slice, the most important ones first. Called only if there is
+            a compiler.
+        end_ids: tokens that end an answer; part of the programs that generate.
+
+    Raises:
+        StageError: 78 if the train step or one of ``programs`` does not fit, with remedies that fit; 64 for a program
+            that the compiler refuses.
     """
     check = request.memory
     if check is None:
         return None
     if check.source == "Analytic":
         return _analytic(request, plan, check)
-    with CompileClient(request, plan, model, store, environment, end_ids=end_ids) as asking:
+    with CompileClient(request, plan, model, store, environment, end_ids=end_ids) as client:
         began = time.monotonic()
         compiled = _Compiled(
             choices=choices(request, check),
             model=bounds(request, plan),
-            ask=asking,
-            keep=asking.keep,
+            ask=client,
+            keep=client.keep,
             programs=cache(programs),
-            late=lambda: time.monotonic() > began + _SEARCH_SECONDS,
-            over=lambda: time.monotonic() > began + _PATIENCE_SECONDS,
+            search_expired=lambda: time.monotonic() > began + _SEARCH_SECONDS,
+            compiling_expired=lambda: time.monotonic() > began + _PATIENCE_SECONDS,
         )
         outcome, considered = select_first_fitting(
-            slice_candidates(request, check), compiled.model, compiled.holds
+            slice_candidates(request, check), compiled.model, compiled.evaluate
         )
         if outcome is not None:
-            return outcome.model_copy(update={"cached": asking.compiled == 0 and not outcome.unknown})
+            return outcome.model_copy(update={"cached": client.compiled == 0 and not outcome.unknown})
         raise no_slice_fits_error(considered, remedies=compiled.remedies(considered, check.larger))
 
 
@@ -93,23 +104,23 @@ class _Compiled:
     keep: Callable[[Candidate], None]
     """Stores the programs compiled for a candidate where the slice reads them."""
     programs: Callable[[], Sequence[SliceProgram]]
-    late: Callable[[], bool]
+    search_expired: Callable[[], bool]
     """Whether the search for better candidates has to stop."""
-    over: Callable[[], bool]
+    compiling_expired: Callable[[], bool]
     """Whether compiling has to stop, except for what is indispensable."""
     refusal: StageError | None = None
     """Why the last slice was refused, if not for the train step's memory."""
 
-    def holds(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
+    def evaluate(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
         """The outcome for ``start``, also if nothing could be determined about it; None if the job does not fit.
 
         Raises ``StageError`` 64 for a program that the compiler refuses on the first slice.
         """
-        if considered.unfit and self.over():
+        if considered.unfit and self.compiling_expired():
             return MemoryOutcome(
                 source="Compile",
                 slice=start.place,
-                unknown="The cheaper slices do not hold the training; for this one it was not compiled in time.",
+                unknown="The training does not fit the cheaper slices; for this one it was not compiled in time.",
                 tried=considered.tried[:MOST_TRIED],
             )
         self.refusal = None
@@ -122,30 +133,32 @@ class _Compiled:
             if isinstance(error, ProgramRefused) and not considered.unfit:
                 raise
             self.refusal = error
-            considered.leave(start, error.saw)
+            considered.reject(start, error.actual)
             return None
 
     def _compiled(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
-        found = search(start, self.choices, self.model, self.ask, late=self.late)
+        found = search(start, self.choices, self.model, self.ask, late=self.search_expired)
         considered.tried += found.tried
         if found.best is not None and found.answer is not None:
             outcome = _measured(found.answer, found.best, considered)
             self.keep(found.best)
             return outcome.model_copy(
-                update=check_programs(found.best, self.programs(), self.ask, late=self.over, keep=self.keep)
+                update=check_programs(
+                    found.best, self.programs(), self.ask, late=self.compiling_expired, keep=self.keep
+                )
             )
         answer = found.refusal
         if isinstance(answer, MemoryExceeded):
             assert found.refused is not None, "a candidate was refused"
             considered.small.append(TooSmallSlice(start=start, tried=found.refused, answer=answer))
-            considered.leave(start, describe(answer))
+            considered.reject(start, describe(answer))
             return None
-        assert answer is not None, "a search ends with an answer or a refusal"
+        assert answer is not None, "a search ends with a result or a rejection"
         if not answer.certain:
             return MemoryOutcome(
                 source="Compile",
                 slice=start.place,
-                unknown=f"The train step could not be compiled beforehand: {answer.message}",
+                unknown=f"The train step could not be compiled before training: {answer.message}",
                 tried=considered.tried[:MOST_TRIED],
             )
         raise _program_refused("the train step", start, answer)
@@ -171,7 +184,7 @@ class _Compiled:
                 self.model,
                 self.ask,
                 larger=[each for each in larger if _place(each) not in known],
-                late=self.over,
+                late=self.compiling_expired,
             )
         except CompilerUnavailable as error:
             _LOG.warning("%s", error)
@@ -224,7 +237,7 @@ def _measured(answer: CompileSuccess, best: Candidate, considered: SliceSearchSt
 
 
 _OTHER_MESH = (
-    "Raise hyperparameters.globalBatchSize to the number of devices, so that none share a row; or name another "
+    "Raise hyperparameters.globalBatchSize to the number of devices, so that no devices share a row; or set another "
     "resources.parallelism or another slice. No TPU time was used."
 )
 
@@ -283,10 +296,10 @@ def _program_exceeded(program: SliceProgram, best: Candidate, answer: MemoryExce
         "MemoryExceeded",
         "training fits the slice's memory, but an evaluation of the job does not",
         where="spec.datasets.validation" if training else "spec.evaluation",
-        saw=f"{program}: {describe(answer)} per device on {best.place}",
+        actual=f"{program}: {describe(answer)} per device on {best.place}",
         fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, or use a larger slice."
         if program.kind in {"TrainingLoss", "Loss", "TextLoss", "Reference"}
-        else "Lower evaluation.generation.maxNewTokens, leave the longest rows out, or use a larger slice.",
+        else "Lower evaluation.generation.maxNewTokens, remove the longest rows, or use a larger slice.",
     )
 
 
@@ -294,17 +307,17 @@ def _program_refused(what: str, start: Candidate, refusal: CompileFailure) -> St
     if refusal.of_mesh:
         return MeshRefused(
             ExitCode.BAD_REQUEST, "MeshNotDivisible", "the model cannot be loaded on the job's mesh",
-            where="spec.resources.parallelism", saw=f"{start.place}: {refusal.message}", fix=_OTHER_MESH,
+            where="spec.resources.parallelism", actual=f"{start.place}: {refusal.message}", fix=_OTHER_MESH,
         )  # fmt: skip
     return ProgramRefused(
         ExitCode.BAD_REQUEST,
         "ProgramRefused",
-        "the TPU's compiler refuses a program that the job would run",
+        "the TPU compiler rejects a program that the job would run",
         where="spec.engineOverrides"
         if "sa_block" in refusal.message or "block" in refusal.message
         else "spec",
-        saw=f"{what} on {start.place}: {refusal.message}",
-        fix="Remove the engineOverrides that the message is about, or change the setting that it names. "
+        actual=f"{what} on {start.place}: {refusal.message}",
+        fix="Remove the engineOverrides that the message concerns, or change the setting that it names. "
         "No TPU time was used.",
     )
 
@@ -313,7 +326,7 @@ def _heads_do_not_divide(start: Candidate, model: ModelBounds) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST, "MeshNotDivisible", "the model's heads do not divide among the devices that share a row",
         where="spec.resources.parallelism.tensor",
-        saw=f"{start.mesh.tensor} devices on {start.place}, {model.heads} heads, {model.kv_heads} kv heads",
+        actual=f"{start.mesh.tensor} devices on {start.place}, {model.heads} heads, {model.kv_heads} kv heads",
         fix=_OTHER_MESH,
     )  # fmt: skip
 
@@ -326,7 +339,7 @@ def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheckSpec) ->
     """
     model = bounds(request, plan)
 
-    def holds(start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
+    def evaluate(start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
         if not heads_divide(start.mesh, model):
             raise _heads_do_not_divide(start, model)
         needed, limit = analytic.state_bytes(plan, request, start.mesh), analytic.limit_bytes(start.slice)
@@ -334,16 +347,16 @@ def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheckSpec) ->
             return MemoryOutcome(
                 source="Analytic",
                 slice=start.place,
-                unknown=f"How much memory a chip of {start.slice.name} has is not known.",
+                unknown=f"The memory of a chip of {start.slice.name} is unknown.",
             )
         if needed > limit:
             answer = MemoryExceeded(needed_bytes=needed, limit_bytes=limit, arguments_bytes=needed)
             considered.small.append(TooSmallSlice(start=start, tried=start, answer=answer))
-            considered.leave(start, f"has {gib(limit)} for {gib(needed)} of parameters and optimizer alone")
+            considered.reject(start, f"has {gib(limit)} for {gib(needed)} of parameters and optimizer alone")
             return None
         return MemoryOutcome(source="Analytic", slice=start.place, peak_bytes=needed, limit_bytes=limit)
 
-    outcome, considered = select_first_fitting(slice_candidates(request, check), model, holds)
+    outcome, considered = select_first_fitting(slice_candidates(request, check), model, evaluate)
     if outcome is not None:
         return outcome
     if not considered.small or considered.several:

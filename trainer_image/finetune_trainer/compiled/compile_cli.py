@@ -46,15 +46,15 @@ _OF_TEXTS = ("Generate", "Likelihood")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command and returns the exit code.
+    """Runs ``finetune-stage compile`` with these arguments and returns the exit code.
 
     0 if everything fits, 78 if something does not, 64 if settings, model or a program are refused, 76 if a compiler
-    flag is refused, 69 if something could not be compiled.
+    flag is refused, 69 if something could not be compiled. Arguments that do not parse raise SystemExit.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.quantization and not options.lora:
-        parser.error("--quantization is of the base under LoRA: name a rank with --lora")
+        parser.error("--quantization applies to the base model under LoRA: set a rank with --lora")
     if options.method in PREFERENCE_TYPES and options.length < 2:
         parser.error("--length: a pair's row has at least 2 tokens, one of the prompt and one of the answer")
     candidate = _candidate(options)
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", required=True, type=_folder, help="folder on this machine with the model's config.json")
     add("--slice", required=True, type=_slice, help="family and topology: v6e:4x4, v5p:2x2x1")
-    add("--slices", type=_count, default=1, help="how many of them (default %(default)s)")
+    add("--slices", type=_count, default=1, help="number of slices (default %(default)s)")
     add("--chips-per-host", type=_count, default=4, help="(default %(default)s)")
     add("--batch", required=True, type=_count, help="rows per step over all chips")
     add("--length", type=_count, default=2048, help="tokens per row (default %(default)s)")
@@ -126,54 +126,62 @@ def _parser() -> argparse.ArgumentParser:
         "--method",
         choices=tuple(METHODS),
         default="SFT",
-        help="pairs: half of a row is for the prompt",
+        help="pairs: half of a row is reserved for the prompt",
     )
     add("--accumulation", type=_count, default=1, help="forward passes for a batch (default %(default)s)")
     add("--lora", type=_count, help="LoRA of this rank instead of full fine-tuning")
-    add("--quantization", choices=("NF4", "INT8"), help="of the base under LoRA")
+    add("--quantization", choices=("NF4", "INT8"), help="quantization of the base model under LoRA")
     add("--tensor", type=_count, help="chips that share a row (default 1)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="setting of MaxText; may be repeated")
     add(
         "--choose",
         action="store_true",
-        help="compile what preflight compares where a job leaves remat policy and mesh open, and choose as it does",
+        help="compile the candidates that preflight compares if a job sets neither remat policy nor mesh, and "
+        "choose like preflight",
     )
     add(
         "--program",
         action="append",
         default=[],
         choices=("Train", *_OF_ROWS, *_OF_TEXTS),
-        help="what to compile, default Train, the train step; may be repeated; with --choose that comes first always",
+        help="program to compile; default: Train, the train step, which --choose always compiles first; may be "
+        "repeated",
     )
     add(
         "--texts",
         type=_count,
         default=64,
-        help="prompts of Generate, texts of Likelihood (default %(default)s)",
+        help="number of prompts of Generate or texts of Likelihood (default %(default)s)",
     )
-    add("--width", type=_count, default=512, help="tokens of each of them (default %(default)s)")
-    add("--new-tokens", type=_count, default=128, help="of an answer (default %(default)s)")
+    add("--width", type=_count, default=512, help="tokens per prompt or text (default %(default)s)")
+    add("--new-tokens", type=_count, default=128, help="tokens per answer (default %(default)s)")
     return parser
 
 
 def _programs(
     options: argparse.Namespace, request: StageRequest, plan: ModelPlan
 ) -> list[SliceProgram | None]:
-    """The programs that ``--program`` names, as a job with such rows and texts has them; None: the train step."""
-    train: list[SliceProgram | None] = [None] if "Train" in options.program or not options.program else []
-    if not {*options.program} - {"Train"}:
+    """Returns the programs that ``--program`` names, as a job with such rows and texts runs them, the train step first.
+
+    None stands for the train step, which is also the default.
+    """
+    names = set(options.program) or {"Train"}
+    train: list[SliceProgram | None] = [None] if "Train" in names else []
+    if names == {"Train"}:
         return train
     from finetune_trainer.stages.evaluate import sampling_of  # imports MaxText, which takes seconds
     from finetune_trainer.stages.slice_programs import ProgramRecorder, kernel_settings
 
-    recorder, text = ProgramRecorder(kernel_settings(request), plan.context_length), [0] * options.width
-    if "Generate" in options.program:
+    # Programs depend on the texts' lengths only, so any token ids do.
+    text = [0] * options.width
+    recorder = ProgramRecorder(kernel_settings(request), plan.context_length)
+    if "Generate" in names:
         recorder.answers([text] * options.texts, sampling_of(request))
-    if "Likelihood" in options.program:
+    if "Likelihood" in names:
         recorder.likelihoods([(text, [0])] * options.texts)
     return [
         *train,
-        *(SliceProgram(kind=kind) for kind in _OF_ROWS if kind in options.program),
+        *(SliceProgram(kind=kind) for kind in _OF_ROWS if kind in names),
         *recorder.programs,
     ]
 
@@ -182,7 +190,7 @@ def _folder(text: str) -> Path:
     if (Path(text) / "config.json").is_file():
         return Path(text)
     raise argparse.ArgumentTypeError(
-        f"{text} is no folder with a config.json; for a model of the hub: hf download OWNER/NAME config.json "
+        f"{text} is not a folder with a config.json; for a model of the hub: hf download OWNER/NAME config.json "
         "--local-dir NAME"
     )
 
@@ -191,7 +199,7 @@ def _slice(text: str) -> str:
     family, _, topology = text.partition(":")
     if not re.fullmatch(rf"(?:{'|'.join(CHIPS)}):[1-9]\d*x[1-9]\d*(?:x[1-9]\d*)?", text):
         raise argparse.ArgumentTypeError(
-            f"{text} is not FAMILY:TOPOLOGY, for example v6e:2x2 for what a job calls v6e-4; families are "
+            f"{text} is not FAMILY:TOPOLOGY, for example v6e:2x2 for the slice v6e-4 of a job; families are "
             f"{', '.join(sorted(CHIPS))}"
         )
     if not is_slice(family, topology):
@@ -204,14 +212,14 @@ def _slice(text: str) -> str:
 def _count(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
 
 
 def _cli_message(error: StageError) -> str:
     """A job's message, with this command's options and the shell's variables in place of fields and flags."""
     if error.reason == "CompilerFlagRefused":
         return (
-            f"LIBTPU_INIT_ARGS or XLA_FLAGS of this shell: the TPU compiler does not take a flag (saw {error.saw}). "
+            f"LIBTPU_INIT_ARGS or XLA_FLAGS of this shell: the TPU compiler rejects a flag (found {error.actual}). "
             "Correct or remove it."
         )
     text = str(error)

@@ -155,7 +155,7 @@ class CompileClient:
         programs = StorageCompilationCache(folder, self._store, first=True, now=lambda: datetime.now(UTC))
         for key in keys:
             programs.put(key, Path(self._programs.name, key).read_bytes())
-        _LOG.info("compiled programs of %s are kept in %s: %d", candidate, folder, len(keys))
+        _LOG.info("compiled programs of %s stored in %s: %d", candidate, folder, len(keys))
 
     def fingerprint(self, candidate: Candidate) -> str:
         """A digest of everything that determines whether and how a program fits.
@@ -193,7 +193,7 @@ class CompileClient:
         """libtpu's release, from the name of the folder beside the package."""
         if self._library is None:
             raise CompilerUnavailable(
-                "This trainer image holds no libtpu, so the train step could not be compiled beforehand."
+                "This trainer image contains no libtpu, so the train step could not be compiled before training."
             )
         return next((path.name for path in self._library.parent.parent.glob("libtpu-*.dist-info")), "libtpu")
 
@@ -225,7 +225,7 @@ class CompileClient:
             code = process.wait()
             self._require_known_flags()
             raise CompilerUnavailable(
-                f"The compiler ended with code {code} on {candidate}; the log has its last lines."
+                f"The compiler exited with code {code} on {candidate}; the log contains its last lines."
             )
         answered = CompileResponse.model_validate_json(line)
         self._keys[candidate.to_json()] = answered.programs
@@ -244,9 +244,9 @@ class CompileClient:
         flags = {name: self._environment[name] for name in SLICE_VARIABLES if self._environment.get(name)}
         raise StageError(
             ExitCode.CONTRACT_UNSUPPORTED, "CompilerFlagRefused",
-            "the TPU compiler does not take a flag of the profile",
+            "the TPU compiler rejects a flag of the profile",
             where=f"libtpuInitArgs or xlaFlags of the profile's flavor, {self._compiler()}",
-            saw=f"{refused[0]} in {flags}",
+            actual=f"{refused[0]} in {flags}",
             fix="Ask the profile's owner to correct the flag, then create the job again. No TPU time was used.",
         )  # fmt: skip
 

@@ -98,7 +98,7 @@ class HloProgram:
             return int(known[1])
         test = self._parts[condition].counted()
         if test is None:
-            _LOG.warning("the loop %s ends by no counter: its body is counted once", body)
+            _LOG.warning("the loop %s has no counter as its condition: its body is counted once", body)
             return 1
         index, limit = test
         step = self._parts[body].step(index)

@@ -42,13 +42,13 @@ def remedies(
     Tries another remat policy and another mesh if the job sets them, the largest batch that fits, and the first of the
     ``larger`` slices. Stops once ``late`` returns True.
     """
-    looks: Sequence[Callable[[], Iterator[str]]] = (
+    searches: Sequence[Callable[[], Iterator[str]]] = (
         lambda: _policy(start, choices, model, ask),
         lambda: _mesh(start, choices, model, ask),
         lambda: _largest_batch(start, choices, model, refusal, ask),
         lambda: _larger_slice(start, choices, model, ask, larger),
     )
-    return tuple(remedy for look in looks if not late() for remedy in look())
+    return tuple(remedy for search in searches if not late() for remedy in search())
 
 
 def _policy(

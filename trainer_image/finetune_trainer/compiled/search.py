@@ -163,7 +163,7 @@ def describe(answer: Answer) -> str:
             step = f", step {seconds[0]:.3g}-{seconds[1]:.3g} s" if seconds else ""
             return f"fits, {gib(answer.peak_bytes)} of {gib(answer.limit_bytes)}{step}"
         case MemoryExceeded():
-            needed = gib(answer.needed_bytes) if answer.needed_bytes else "more than there is"
+            needed = gib(answer.needed_bytes) if answer.needed_bytes else "more than available"
             return f"does not fit, {needed} of {gib(answer.limit_bytes)}"
         case CompileFailure():
             return f"does not compile: {answer.message[:160]}"

@@ -34,7 +34,8 @@ class SliceSearchState:
     tried: list[str] = field(default_factory=list)
     """One line for each candidate that was compiled."""
 
-    def leave(self, start: Candidate, why: str) -> None:
+    def reject(self, start: Candidate, why: str) -> None:
+        """Records why a slice is not used. ``why`` completes a sentence that begins with the slice's name."""
         self.unfit.append(UnfitSlice(slice=without_flags(start.slice), why=why[:_WHY_CHARACTERS]))
 
     def settled(self, outcome: MemoryOutcome, start: Candidate) -> MemoryOutcome:
@@ -61,24 +62,27 @@ def without_flags(shape: SliceShape) -> SliceShape:
 
 
 def select_first_fitting(
-    places: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     model: ModelBounds,
-    holds: Callable[[Candidate, SliceSearchState], MemoryOutcome | None],
+    evaluate: Callable[[Candidate, SliceSearchState], MemoryOutcome | None],
 ) -> tuple[MemoryOutcome | None, SliceSearchState]:
-    """The outcome of the first place for which ``holds`` returns one, or None, and what was considered.
+    """Returns the outcome for the first candidate that can be used, and what was considered on the way.
 
-    ``holds`` records in its second argument why a place is not used.
+    The outcome is None if no candidate can be used. ``evaluate`` returns the outcome for one candidate; for one that
+    cannot be used it returns None and records the reason in its second argument. Of several candidates, those whose
+    mesh does not divide the model's heads are rejected without it; a single one is left to ``evaluate``, which reports
+    that as an error of the job.
     """
-    considered = SliceSearchState(several=len(places) > 1)
-    for start in places:
+    considered = SliceSearchState(several=len(candidates) > 1)
+    for start in candidates:
         if considered.several and not heads_divide(start.mesh, model):
-            considered.leave(
+            considered.reject(
                 start,
                 f"has {start.mesh.devices} devices for {start.global_batch} rows, and the model's {model.heads} heads "
                 f"and {model.kv_heads} kv heads do not divide among the {start.mesh.tensor} that would share a row",
             )
             continue
-        outcome = holds(start, considered)
+        outcome = evaluate(start, considered)
         if outcome is not None:
             return considered.settled(outcome, start), considered
     return None, considered
@@ -88,8 +92,9 @@ def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str]
     """``StageError`` 78 if no slice that the job may have holds the training; 64 if none can divide the batch."""
     if not considered.small:
         return StageError(
-            ExitCode.BAD_REQUEST, "BatchNotDivisible", "no slice that the job may have can divide the batch",
-            where="hyperparameters.globalBatchSize", saw=considered.summary,
+            ExitCode.BAD_REQUEST, "BatchNotDivisible",
+            "the batch cannot be divided among the devices of any slice that the job may use",
+            where="hyperparameters.globalBatchSize", actual=considered.summary,
             fix="Use a batch that is a multiple of the number of devices, or name a slice in resources.tpu.",
         )  # fmt: skip
     last = considered.small[-1]
@@ -103,7 +108,7 @@ def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str]
     )
 
 
-def memory_exceeded_error(saw: str, last: TooSmallSlice, *, several: bool, fix: str) -> StageError:
+def memory_exceeded_error(actual: str, last: TooSmallSlice, *, several: bool, fix: str) -> StageError:
     """``StageError`` 78 for too little memory."""
     policy = last.tried.tuning.get("remat_policy")
     kept = f" and remat_policy {policy}" if policy else ""
@@ -111,10 +116,10 @@ def memory_exceeded_error(saw: str, last: TooSmallSlice, *, several: bool, fix: 
     return StageError(
         ExitCode.OUT_OF_MEMORY,
         "MemoryExceeded",
-        "the training fits none of the slices that the job may have"
+        "the training fits none of the slices that the job may use"
         if several
         else "the training does not fit the slice's memory",
         where="spec.resources",
-        saw=f"{saw} per device with batch {last.start.global_batch}{kept}{on}",
+        actual=f"{actual} per device with batch {last.start.global_batch}{kept}{on}",
         fix=f"{fix} No TPU time was used.",
     )

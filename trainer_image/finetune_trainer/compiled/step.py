@@ -46,7 +46,7 @@ class AbstractTraining:
         self._objective = method_of(method).objective(config)
         # a model under an adapter is its own reference
         self._copied = self._objective.relative and method.lora is None
-        self._trainer = _trainer(config, mesh, self._objective, accumulation)
+        self._trainer = _abstract_trainer(config, mesh, self._objective, accumulation)
         self._batch = batch_shapes(config, mesh, request, parts=accumulation)
 
     def compile_step(self) -> Any:
@@ -152,8 +152,11 @@ def _bits(dtype: Any) -> int:
     return int(jnp.iinfo(dtype).bits)  # type: ignore[no-untyped-call]
 
 
-def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -> FineTuneTrainer:
-    """The trainer that ``open_session`` builds."""
+def _abstract_trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -> FineTuneTrainer:
+    """Returns the trainer that ``open_session`` builds, with shapes and shardings in place of arrays.
+
+    ``accumulation`` is the number of forward passes per step.
+    """
     built: list[FineTuneTrainer] = []
 
     def build() -> tuple[Any, Any]:
@@ -168,6 +171,7 @@ def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -
         return trainer.model, trainer.optimizer
 
     with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
+        # The trainer itself is no result that eval_shape can return, and its own arrays are tracers by now.
         model, optimizer = nnx.eval_shape(build)
         trainer = built[0]
         trainer.model, trainer.optimizer = with_shardings((model, optimizer), mesh)

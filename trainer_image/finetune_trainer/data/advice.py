@@ -65,7 +65,7 @@ def kind(value: object) -> str:
         dict: "an object",
         list: "a list",
         str: "text",
-        bool: "a truth value",
+        bool: "a boolean",
         int: "a number",
         float: "a number",
     }

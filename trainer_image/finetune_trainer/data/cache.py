@@ -90,7 +90,7 @@ class DataCache:
             return self._fetched(found.record, key)
         except DamagedEntryError as damage:
             _LOG.warning(
-                "the prepared data at %s is not used, and is made again: %s",
+                "the prepared data at %s is not used and is prepared again: %s",
                 self.layout.data(key.fingerprint), damage,
             )  # fmt: skip
             return CacheMiss(because=[f"the entry in the cache is damaged: {damage}"], found=found.version)
@@ -146,12 +146,12 @@ class DataCache:
         """Returns the entry's files. Raises ``DamagedEntryError`` if they do not match the manifest."""
         entry = self.layout.data_entry(key.fingerprint, manifest.tokens)
         if manifest.fingerprint != key.fingerprint:
-            raise DamagedEntryError("its manifest is of another fingerprint")
+            raise DamagedEntryError("its manifest has another fingerprint")
         if entry is None or (manifest.tokens, manifest.index) != (f"{entry}/{_TOKENS}", f"{entry}/{_INDEX}"):
             raise DamagedEntryError("its manifest names files outside of its folder")
         held = cache_entry.verify_entry(self.store, entry, manifest.files_digest)
         if held.keys() != {_TOKENS, _INDEX}:
-            raise DamagedEntryError("it holds other files than tokens and index")
+            raise DamagedEntryError("it contains other files than tokens and index")
         return CachedSource(
             manifest=manifest,
             tokens=self._local(entry, _TOKENS, held),

@@ -105,10 +105,11 @@ class Chat:
         for name in self._arguments:
             if not re.search(rf"\b{re.escape(name)}\b", template):
                 raise StageError(
-                    ExitCode.BAD_REQUEST, "ChatTemplateArgumentUnknown", "the chat template does not read it",
-                    where=f"spec.datasets.chatTemplate.arguments.{name}", saw=name,
+                    ExitCode.BAD_REQUEST, "ChatTemplateArgumentUnknown",
+                    "the chat template does not read this argument",
+                    where=f"spec.datasets.chatTemplate.arguments.{name}", actual=name,
                     expected=f"one of {', '.join(known)}" if (known := self._reads()) else "a variable that it reads",
-                    fix="Correct the name, or leave the argument out.",
+                    fix="Correct the name, or remove the argument.",
                 )  # fmt: skip
 
     def _reads(self) -> list[str]:
@@ -151,11 +152,11 @@ class Chat:
             )
         except Exception as error:
             raise StageError(
-                ExitCode.BAD_REQUEST, "PromptRefused", f"the chat template refuses a prompt: {error}",
-                where="spec.evaluation", saw=f"roles {_roles(messages)}",
-                expected="a template that takes the conversations of evaluation.prompts and evaluation.benchmarks",
-                fix="Set datasets.chatTemplate to one that does, or measure evaluation.datasets, whose rows hold the "
-                "messages that the template wants.",
+                ExitCode.BAD_REQUEST, "PromptRefused", f"the chat template rejects a prompt: {error}",
+                where="spec.evaluation", actual=f"roles {_roles(messages)}",
+                expected="a template that accepts the conversations of evaluation.prompts and evaluation.benchmarks",
+                fix="Set datasets.chatTemplate to one that does, or use evaluation.datasets, whose rows contain the "
+                "messages that the template expects.",
             ) from error  # fmt: skip
         return text
 
@@ -250,7 +251,7 @@ class Chat:
             raise StageError(
                 ExitCode.BAD_DATA,
                 "ChatTemplateMissing",
-                "the data are conversations, but the tokenizer has no chat template",
+                "the data contains conversations, but the tokenizer has no chat template",
                 where=place.path,
                 expected="a tokenizer with a chat template, as instruction-tuned models have",
                 fix="Set datasets.chatTemplate, or name another model.tokenizer.",
@@ -318,12 +319,15 @@ def _roles(messages: Sequence[Message]) -> str:
 def _other(messages: Sequence[Message]) -> str:
     """Returns an additional fix if the template may have rejected a role that not every template accepts."""
     roles = sorted({str(message["role"]) for message in messages} - {"user", "assistant"})
-    return f"; or set datasets.chatTemplate to one that takes the role {' and '.join(roles)}" if roles else ""
+    return (
+        f"; or set datasets.chatTemplate to one that accepts the role {' and '.join(roles)}" if roles else ""
+    )
 
 
 def _refused(messages: Sequence[Message], place: RowLocation, error: Exception) -> StageError:
     return place.mismatch(
-        f"the model's chat template refuses this conversation: {error}",
-        f"Change the conversation to what the template allows, often: user and assistant in turns{_other(messages)}.",
-        saw=f"roles {_roles(messages)}",
+        f"the model's chat template rejects this conversation: {error}",
+        f"Change the conversation to a form that the template accepts, often alternating turns of user and "
+        f"assistant{_other(messages)}.",
+        actual=f"roles {_roles(messages)}",
     )

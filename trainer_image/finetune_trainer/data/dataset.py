@@ -136,9 +136,9 @@ def split_validation(
             raise StageError(
                 ExitCode.BAD_DATA,
                 "SplitImpossible",
-                "no rows can be held back for validation and others trained on",
+                "the rows cannot be split into training and validation",
                 where=source.spec.path,
-                saw="rows of one and the same content",
+                actual="only rows with the same content",
                 expected="at least two different rows",
                 fix="Name rows in datasets.validation instead of splitFromTrain.",
             )

@@ -49,7 +49,7 @@ class TokenFile:
         """Writes the next example."""
         # One word per token: its id, encoded as -1 - id if it is trained.
         words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4")
-        assert self._file is not None, "written to the end already"
+        assert self._file is not None, "already written completely"
         self._file.write(words.tobytes())
         self._ends.append((self._ends[-1] if self._ends else 0) + len(words))
 
@@ -241,12 +241,14 @@ class ExampleWriter:
         columns["whole"].append(whole)
 
     def finish(self) -> tuple[TokenFile, ExampleIndex, str]:
-        """Returns the examples, their index and a digest of all tokens and masks. Equal digests mean equal training."""
+        """Ends writing and returns the examples, their index, and the SHA-256 of all tokens and masks in hexadecimal.
+
+        Equal digests mean equal training.
+        """
         self.tokens.finish()
+        # A file without any row in the index has no name here.
         names = tuple(self._files.get(number, "") for number in range(max(self._files, default=-1) + 1))
-        kept = {name: np.asarray(column, np.int64) for name, column in self._kept.items()}
-        dropped = {name: np.asarray(column, np.int64) for name, column in self._dropped.items()}
-        noted = {name: np.asarray(column, np.int64) for name, column in self._noted.items()}
+        kept, dropped, noted = (_as_arrays(columns) for columns in (self._kept, self._dropped, self._noted))
         index = ExampleIndex(
             ends=self.tokens.ends(),
             trained=kept["trained"],
@@ -267,6 +269,10 @@ class ExampleWriter:
             notes=tuple(self._notes),
         )
         return self.tokens, index, self._all.hexdigest()
+
+
+def _as_arrays(columns: "dict[str, array[int]]") -> dict[str, Int64Array]:
+    return {name: np.asarray(column, np.int64) for name, column in columns.items()}
 
 
 def _digest(data: bytes) -> int:

@@ -64,7 +64,7 @@ def find_split(spec: DatasetSpec, scratch: Path, readable: Sequence[str]) -> Hub
         if not name.endswith(tuple(readable)):
             raise _unreadable(
                 repository,
-                "files of this kind cannot be read",
+                "files of this type cannot be read",
                 name,
                 f"names that end in {', '.join(readable)}",
             )
@@ -84,8 +84,8 @@ def _refuse_script(repository: Repository) -> None:
     script = f"{repository.name.rpartition('/')[2]}.py"
     if script in repository.files:
         raise _unreadable(
-            repository, "the dataset is made by a program of its own, and such programs are never run (there is no "
-            "trust_remote_code)", script, "data files",
+            repository, "the dataset has a loading script, and loading scripts are never run (trust_remote_code is "
+            "not supported)", script, "data files",
         )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str
     if options := _reading_options(config):
         raise _unreadable(
             repository,
-            "its README asks for a way of reading that is not supported",
+            "its README requests an unsupported way of reading",
             ", ".join(options),
             "plain rows",
         )
@@ -142,7 +142,7 @@ def _query_datasets[T](repository: Repository, outline: Path, question: Callable
         said = " ".join(str(error).replace(str(outline), repository.name).split())[:160]
         files = ", ".join(repository.files[:4]) + (", …" if len(repository.files) > 4 else "")
         raise _unreadable(
-            repository, "no data files can be made out", f"{said}; its files: {files}",
+            repository, "no data files can be identified", f"{said}; its files: {files}",
             "data files, or a README whose configs name them",
         ) from error  # fmt: skip
 
@@ -156,18 +156,19 @@ def _reading_options(config: Any) -> list[str]:
     ]
 
 
-def _no_such(repository: Repository, field: str, what: str, saw: str, known: Sequence[str]) -> StageError:
+def _no_such(repository: Repository, field: str, what: str, actual: str, known: Sequence[str]) -> StageError:
     return StageError(
         ExitCode.INPUT_MISSING, "DatasetMissing", f"the dataset has no {what} of this name",
-        where=f"{repository.where}.{field}", saw=f"{saw} in {repository}",
-        expected=f"one of {', '.join(known[:_SHOWN])}", fix=f"Set {repository.where}.{field} to one that is there.",
+        where=f"{repository.where}.{field}", actual=f"{actual} in {repository}",
+        expected=f"one of {', '.join(known[:_SHOWN])}", fix=f"Set {repository.where}.{field} to an existing one.",
     )  # fmt: skip
 
 
-def _unreadable(repository: Repository, what: str, saw: str, expected: str) -> StageError:
+def _unreadable(repository: Repository, what: str, actual: str, expected: str) -> StageError:
     return StageError(
-        ExitCode.BAD_DATA, "HubDatasetUnreadable", what, where=repository.where, saw=f"{saw[:300]} in {repository}",
+        ExitCode.BAD_DATA, "HubDatasetUnreadable", what, where=repository.where,
+        actual=f"{actual[:300]} in {repository}",
         expected=expected,
-        fix=f"Set revision: {_PARQUET_BRANCH}, where the hub keeps a Parquet copy of most public datasets, or put JSON "
-        "lines into object storage and use uri.",
+        fix=f"Set revision: {_PARQUET_BRANCH}, where the Hub stores a Parquet copy of most public datasets, or put "
+        "JSON lines into object storage and use uri.",
     )  # fmt: skip

@@ -110,37 +110,39 @@ def assign_rows(lengths: Int64Array, *, length: int, packing: bool) -> RaggedInd
 
 
 def pack(sizes: npt.ArrayLike, capacity: int) -> RaggedIndices:
-    """Groups indices so that the sizes of each group sum to at most ``capacity``, by best fit decreasing.
+    """Groups the indices of ``sizes`` by best fit decreasing: the sizes of each group sum to at most ``capacity``.
 
-    Deterministic. Each index is in exactly one group, indices ascend within a group, and groups are ordered by their
-    first index.
+    No size may exceed ``capacity``. Deterministic. Each index is in exactly one group, indices ascend within a group,
+    and groups are ordered by their first index.
 
-    Takes about a second for a million rows: open groups are indexed by their remaining capacity, and a bit set of the
+    Takes about a second for a million rows: groups are indexed by their remaining capacity, and a bit set of the
     existing remaining capacities yields the tightest fit without a search.
     """
-    wanted = np.asarray(sizes, np.int64)
-    group = np.zeros(len(wanted), np.int64)
-    by_room: dict[int, list[int]] = {}
-    rooms = 0
+    needed = np.asarray(sizes, np.int64)
+    group_of = np.zeros(len(needed), np.int64)
     count = 0
-    order = np.argsort(-wanted, kind="stable")
-    for index, size in zip(order.tolist(), wanted[order].tolist(), strict=True):
-        enough = rooms >> size
-        if enough:
-            room = size + (enough & -enough).bit_length() - 1
-            chosen = by_room[room].pop()
-            if not by_room[room]:
-                rooms ^= 1 << room
+    groups_by_remaining: dict[int, list[int]] = {}
+    # Bit n is set if a group has a remaining capacity of n.
+    remaining_bits = 0
+    order = np.argsort(-needed, kind="stable")
+    for index, size in zip(order.tolist(), needed[order].tolist(), strict=True):
+        sufficient = remaining_bits >> size
+        if sufficient:
+            # The lowest bit that is set belongs to the tightest fit.
+            remaining = size + (sufficient & -sufficient).bit_length() - 1
+            group = groups_by_remaining[remaining].pop()
+            if not groups_by_remaining[remaining]:
+                remaining_bits ^= 1 << remaining
         else:
-            room, chosen, count = capacity, count, count + 1
-        group[index] = chosen
-        left = room - size
-        by_room.setdefault(left, []).append(chosen)
-        rooms |= 1 << left
-    return _grouped(group, count)
+            remaining, group, count = capacity, count, count + 1
+        group_of[index] = group
+        groups_by_remaining.setdefault(remaining - size, []).append(group)
+        remaining_bits |= 1 << (remaining - size)
+    return _grouped(group_of, count)
 
 
 def _grouped(group: Int64Array, count: int) -> RaggedIndices:
+    """Returns the indices of each of ``count`` groups, given the group of each index."""
     first = np.full(count, len(group), np.int64)
     np.minimum.at(first, group, np.arange(len(group)))
     rank = np.empty(count, np.int64)

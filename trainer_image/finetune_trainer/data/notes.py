@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ANSWER_LEFT_OUT = "a part of the last answer is left out by the chat template"
-TURN_LEFT_OUT = "a part of an earlier answer is left out by the chat template"
-TOOLS_LEFT_OUT = "tools are left out: the chat template shows none"
-ASKED_OTHERWISE = "the prompt for the last answer is not what the chat template writes before it in the row"
+ANSWER_LEFT_OUT = "the chat template omits a part of the last answer"
+TURN_LEFT_OUT = "the chat template omits a part of an earlier answer"
+TOOLS_LEFT_OUT = "the chat template renders no tools"
+ASKED_OTHERWISE = "the prompt for the last answer differs from the text before it in the row"
 SPLIT = "longer than maxSeqLength, and split into several sequences"
 
 #: Keys of a message under which datasets and templates store the assistant's reasoning, separately from its content.

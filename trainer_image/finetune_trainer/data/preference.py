@@ -106,13 +106,13 @@ class PreferencePreprocessor:
     width: int
     """Number of positions of a prompt and one answer in a batch, at least ``max_length``."""
     lacks: ClassVar[str] = "no row has two different answers to train on"
-    wanted: ClassVar[str] = "rows of chosen and rejected that differ within maxSeqLength"
+    wanted: ClassVar[str] = "rows whose chosen and rejected differ within maxSeqLength"
 
     def __post_init__(self) -> None:
         if self.prompt_length >= self.max_length:
             raise StageError(
-                ExitCode.BAD_REQUEST, "PromptLengthTooLong", "prompts leave no room for answers",
-                where="method: maxPromptLength", saw=str(self.prompt_length),
+                ExitCode.BAD_REQUEST, "PromptLengthTooLong", "prompts leave no tokens for answers",
+                where="method: maxPromptLength", actual=str(self.prompt_length),
                 expected=f"less than maxSeqLength, {self.max_length}",
                 fix=f"Use {self.max_length // 2}, or raise datasets.maxSeqLength.",
             )  # fmt: skip
@@ -163,13 +163,13 @@ class PairReader:
         if wrong:
             raise StageError(
                 ExitCode.BAD_REQUEST, "UnknownColumn", "preference data has no such column",
-                where=f"{spec.path}.columns", saw=wrong[0], expected=f"one of {', '.join(_COLUMNS)}",
-                fix="Write our name first, then the dataset's column.",
+                where=f"{spec.path}.columns", actual=wrong[0], expected=f"one of {', '.join(_COLUMNS)}",
+                fix="Write the standard name first, then the dataset's column.",
             )  # fmt: skip
         if spec.format not in ("Auto", "Preference"):
             raise StageError(
                 ExitCode.BAD_REQUEST, "FormatMismatch", "this method learns from pairs of answers",
-                where=f"{spec.path}.format", saw=spec.format, expected="Preference", fix="Leave it out.",
+                where=f"{spec.path}.format", actual=spec.format, expected="Preference", fix="Remove it.",
             )  # fmt: skip
         self._given = spec
         self._columns = {name: spec.columns.get(name, name) for name in _COLUMNS}
@@ -201,11 +201,11 @@ class PairReader:
             raise row.place.mismatch(
                 f'there is no column "{column}"',
                 "Name the columns: columns: {chosen: …, rejected: …} and, if there is one, {prompt: …}.",
-                saw=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
+                actual=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
             )
         if row.value[column] is None:
             raise row.place.mismatch(
-                f'"{column}" must be an answer', "Write both answers, or remove the row.", saw="null"
+                f'"{column}" must be an answer', "Write both answers, or remove the row.", actual="null"
             )
         return row.value[column]
 
@@ -230,11 +230,11 @@ class PairReader:
                 raise row.place.mismatch(
                     f'"{self._columns[name]}" must be one turn of the assistant after the prompt',
                     "Put the earlier turns into the prompt.",
-                    saw=f"{len(answer)} messages",
+                    actual=f"{len(answer)} messages",
                 )
             if isinstance(answer[0], Mapping) and answer[0].get("weight") == 0:
                 raise row.place.mismatch(
-                    f'"{self._columns[name]}" has weight 0, but both answers are learned from',
+                    f'"{self._columns[name]}" has weight 0, but training uses both answers',
                     "Remove the weight, or the row.",
                 )
 

@@ -13,7 +13,7 @@ from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
 from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
-from finetune_trainer.data.schema import Conversation, Example, Format, PlainText, checked
+from finetune_trainer.data.schema import Conversation, Example, Format, PlainText, read_examples
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.data.tokenize_batches import tokenize_batches
@@ -131,7 +131,7 @@ class TextPreprocessor:
         return {"maxSeqLength": str(self.max_length), **self.renderer.identity()}
 
     def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        found, examples = checked(source)
+        found, examples = read_examples(source)
         chat = False
         for some in tokenize_batches(examples, _AT_ONCE, _texts):
             for example, whole in zip(some, self.renderer.many(some), strict=True):
@@ -175,7 +175,7 @@ def windows(tokens: TokenizedExample, length: int) -> list[TokenizedExample]:
 
 def read_all(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
     """Yields every example of one source, checked."""
-    yield from checked(open_source(source, store, scratch))[1]
+    yield from read_examples(open_source(source, store, scratch))[1]
 
 
 def _why_dropped(tokens: TokenizedExample) -> str:
@@ -191,7 +191,7 @@ def _nothing_to_train(spec: DatasetSpec, preparer: Preprocessor, index: ExampleI
         "DatasetHasNothingToTrain",
         preparer.lacks,
         where=spec.path,
-        saw=", ".join(seen) or "no rows",
+        actual=", ".join(seen) or "no rows",
         expected=preparer.wanted,
         fix="Correct the data, or raise datasets.maxSeqLength.",
     )

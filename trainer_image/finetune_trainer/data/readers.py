@@ -32,7 +32,7 @@ def read_rows(file: DataFile) -> Rows:
 
 
 def suffix_of(name: str) -> str:
-    """Returns the supported suffix of a file name; '' if files of this kind cannot be read."""
+    """Returns the supported suffix of a file name; '' if files of this type cannot be read."""
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
@@ -43,7 +43,7 @@ def _json_lines(file: DataFile) -> Rows:
         except (gzip.BadGzipFile, EOFError) as error:
             raise file.unreadable(
                 "UnreadableFile",
-                "the file is not whole gzip data",
+                "the file is not complete gzip data",
                 f"{file.uri}: {error}",
                 "Compress and upload the file again.",
             ) from error
@@ -63,10 +63,10 @@ def _lines(stream: Any, file: DataFile) -> Rows:
             end = len(error.doc.rstrip())
             if error.pos >= end or error.msg.startswith("Unterminated string"):
                 raise _not_json(
-                    place, f"it breaks off after column {end}", saw=_excerpt(error.doc, end)
+                    place, f"it ends unexpectedly after column {end}", actual=_excerpt(error.doc, end)
                 ) from None
             what = f"{error.msg} at column {error.colno}"
-            raise _not_json(place, what, saw=_excerpt(error.doc, error.pos)) from None
+            raise _not_json(place, what, actual=_excerpt(error.doc, error.pos)) from None
         except ValueError as error:
             raise _not_json(place, str(error)) from None
         yield number, _object(value, place)
@@ -98,7 +98,7 @@ def half_character(value: Any) -> str:
 def _require_characters(value: Any) -> None:
     """Raises ValueError if the value contains an unpaired surrogate."""
     if half := half_character(value):
-        raise ValueError(f"{half} is half of a character, its other half is missing")
+        raise ValueError(f"{half} is a lone surrogate")
 
 
 def _json_document(file: DataFile) -> Rows:
@@ -118,7 +118,7 @@ def _json_document(file: DataFile) -> Rows:
                     "DatasetNotJson",
                     f"the file is not JSON: {error}",
                     file.uri,
-                    "Mend the file.",
+                    "Correct the file.",
                     expected="an array of objects",
                 ) from None
             if not number:
@@ -138,14 +138,16 @@ def _elements(stream: Any) -> Iterator[Any]:
     while (follows := text.mark()) != "]":
         if number:
             if follows != ",":
-                raise ValueError(f"there is no comma after element {number}" if follows else "it breaks off")
+                raise ValueError(
+                    f"there is no comma after element {number}" if follows else "it ends unexpectedly"
+                )
             text.at += 1
             text.mark()
         number += 1
         yield text.value(f"element {number}")
     text.at += 1
     if text.mark():
-        raise ValueError("there is more after the array")
+        raise ValueError("there is content after the array")
 
 
 class _Characters:
@@ -208,7 +210,7 @@ def _parquet(file: DataFile) -> Rows:
     except pyarrow.ArrowException as error:
         raise file.unreadable(
             "UnreadableFile",
-            "the file is not whole Parquet data",
+            "the file is not complete Parquet data",
             f"{file.uri}: {error}"[:300],
             "Write and upload the file again.",
         ) from error
@@ -228,9 +230,10 @@ def _own(value: Any) -> Any:
 
 
 def _array_record(file: DataFile) -> Rows:
-    """Reads records that are JSON objects, or ``tf.train.Example`` with one text per column as in MaxText.
+    """Yields records with their numbers, from 1: JSON objects, or ``tf.train.Example`` with one text per column.
 
-    A text that is a JSON list (of messages) is read as that list.
+    In a ``tf.train.Example``, whose form is MaxText's, a text that is a JSON list (of messages) is read as that list.
+    Raises ``StageError`` 65, for a file that is cut off possibly after the last record.
     """
     from array_record.python.array_record_module import ArrayRecordReader
 
@@ -245,7 +248,7 @@ def _array_record(file: DataFile) -> Rows:
     except (RuntimeError, ValueError) as error:
         raise file.unreadable(
             "UnreadableFile",
-            "the file is not whole ArrayRecord data",
+            "the file is not complete ArrayRecord data",
             f"{file.uri}: {error}"[:300],
             "Write and upload the file again.",
         ) from error
@@ -256,7 +259,9 @@ def _record(record: bytes, place: RowLocation) -> Mapping[str, Any]:
         try:
             return _object(_loaded(record), place)
         except ValueError as error:
-            raise place.mismatch("the record is not JSON", "Write it again.", saw=str(error)[:200]) from None
+            raise place.mismatch(
+                "the record is not JSON", "Write it again.", actual=str(error)[:200]
+            ) from None
     from google.protobuf.message import DecodeError
     from maxtext.input_pipeline.protos.example_pb2 import Example
 
@@ -266,9 +271,9 @@ def _record(record: bytes, place: RowLocation) -> Mapping[str, Any]:
         return {name: _text(feature) for name, feature in example.features.feature.items()}
     except (DecodeError, UnicodeDecodeError) as error:
         raise place.mismatch(
-            "the record is neither a JSON object nor a tf.train.Example of texts",
+            "the record is neither a JSON object nor a tf.train.Example of strings",
             "Write records as JSON objects, or columns as UTF-8 text.",
-            saw=str(error)[:200],
+            actual=str(error)[:200],
         ) from None
 
 
@@ -295,30 +300,30 @@ def _text_lines(file: DataFile) -> Rows:
                 yield number, {"text": text}
 
 
-def _not_json(place: RowLocation, what: str, *, saw: str = "") -> StageError:
+def _not_json(place: RowLocation, what: str, *, actual: str = "") -> StageError:
     return StageError(
         ExitCode.BAD_DATA,
         "DatasetNotJson",
         f"the line is not JSON: {what}",
         where=str(place),
-        saw=saw,
+        actual=actual,
         expected="one JSON object per line",
-        fix=f"Mend or remove this line. File: {place.file}",
+        fix=f"Correct or remove this line. File: {place.file}",
     )
 
 
 def _not_utf8(place: RowLocation, error: UnicodeDecodeError) -> StageError:
     return place.mismatch(
-        "the line is not UTF-8", "Save the file as UTF-8.", saw=f"byte {error.object[error.start]:#04x}"
+        "the line is not UTF-8", "Save the file as UTF-8.", actual=f"byte {error.object[error.start]:#04x}"
     )
 
 
 def _object(value: object, place: RowLocation) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise place.mismatch(
-            "the row is no object",
+            "the row is not an object",
             "Write every row as an object with named columns.",
-            saw=type(value).__name__,
+            actual=type(value).__name__,
             expected="a JSON object",
         )
     return value

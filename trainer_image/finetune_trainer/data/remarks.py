@@ -23,7 +23,7 @@ from finetune_trainer.methods import method_of
 _MANY_CUT, _MANY_EQUAL = 0.05, 0.01
 #: Ratio of row width to sequence length above which the remark is a problem instead of a note.
 _MUCH_WIDER = 1.25
-_LOOKED_AT = 32
+_CHECKED_ROWS = 32
 #: Learning rate below which most updates are smaller than half the last bit of a bfloat16 weight.
 _LEAST_ROUNDED = 1e-4
 #: Texts that are meant as a flag -> the flag to write.
@@ -39,26 +39,26 @@ def of_tokenizer(tokenizer: Any, renderer: Renderer) -> Iterator[Remark]:
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     if eos is None:
         yield _problem(
-            "The tokenizer names no end of sequence: answers may never end when the model is used."
+            "The tokenizer defines no end-of-sequence token: answers may never end when the model is used."
         )
     if pad is None:
         yield _note(
-            "The tokenizer names no padding token. Nothing is padded with one here; some programs that use the "
-            "exported model want one."
+            "The tokenizer defines no padding token. Training needs none, but some programs that use the exported "
+            "model do."
         )
     elif pad == eos:
         yield _note(
-            "Padding and end of sequence are one token. The mask here goes by position, so ends are trained; "
+            "Padding and end of sequence are the same token. The mask here depends on positions, so ends are trained; "
             "programs that mask by the padding token would not learn to end."
         )
     if not tokenizer.chat_template:
         yield _note(
-            "The tokenizer has no chat template: prompts and completions are joined as they stand, and "
+            "The tokenizer has no chat template: prompts and completions are concatenated unchanged, and "
             "conversations cannot be trained. datasets.chatTemplate sets one."
         )
     elif not renderer.generation_prompt():
         yield _note(
-            "The chat template writes nothing to ask for an assistant's turn (add_generation_prompt changes "
+            "The chat template writes nothing before an assistant's turn (add_generation_prompt changes "
             "nothing): an answer begins right after the last message."
         )
 
@@ -68,7 +68,7 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Remark]:
     for name, value in arguments.items():
         if isinstance(value, str) and value.strip().lower() in _FLAGS:
             yield _problem(
-                f"datasets.chatTemplate.arguments.{name} is the text {value!r}, which most templates take for neither "
+                f"datasets.chatTemplate.arguments.{name} is the text {value!r}, which most templates treat as neither "
                 f"true nor false: write {_FLAGS[value.strip().lower()]}."
             )
 
@@ -80,19 +80,19 @@ def of_class(misreading: str | None) -> Iterator[Remark]:
     """
     if misreading is not None:
         yield _note(
-            f"transformers loads this tokenizer as {misreading}, which makes other tokens than its tokenizer.json. "
+            f"transformers loads this tokenizer as {misreading}, which produces other tokens than its tokenizer.json. "
             "Here tokenizer.json is used, and the exported tokenizer_config.json names PreTrainedTokenizerFast, which "
-            "uses it too. A program that serves the base model from its own folder may see other tokens."
+            "uses it too. A program that serves the base model from its own folder may produce other tokens."
         )
 
 
 def of_ends(examples: Examples, ends: frozenset[int], max_length: int) -> Iterator[Remark]:
     """Yields a remark if the first rows that are not truncated do not train the model to end its answers."""
-    looked = [examples.read(number) for number in range(min(_LOOKED_AT, len(examples)))]
-    last = [each.ids[each.trained][-_CLOSING:] for each in looked if len(each) < max_length]
+    first_rows = [examples.read(number) for number in range(min(_CHECKED_ROWS, len(examples)))]
+    last = [each.ids[each.trained][-_CLOSING:] for each in first_rows if len(each) < max_length]
     if last and not any(np.isin(ids, list(ends)).any() for ids in last):
         yield _problem(
-            "No trained turn ends with a token that ends an answer: the chat template closes turns with none. The "
+            "No trained turn ends with a token that ends an answer: the chat template ends turns with none. The "
             "tuned model may not stop."
         )
 
@@ -103,27 +103,29 @@ def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterat
         rows = max(1, report.rows)
         if report.truncated_rows > _MANY_CUT * rows:
             yield _problem(
-                f"{report.name}: {report.truncated_rows:,} of {report.rows:,} rows are cut to maxSeqLength; "
+                f"{report.name}: {report.truncated_rows:,} of {report.rows:,} rows are truncated to maxSeqLength; "
                 "their ends are not trained."
             )
         if report.dropped_rows:
             yield _note(f"{report.name}: {report.dropped_rows:,} rows are dropped.")
         if report.duplicate_rows > _MANY_EQUAL * rows:
             yield _note(
-                f"{report.name}: {report.duplicate_rows:,} of {report.rows:,} rows equal an earlier one."
+                f"{report.name}: {report.duplicate_rows:,} of {report.rows:,} rows are equal to an earlier one."
             )
         if report.epoch_sequences and report.sequences and report.epoch_sequences > 4 * report.sequences:
             times = report.epoch_sequences / report.sequences
-            yield _problem(f"{report.name}: its weight shows every sequence {times:.1f} times in one epoch.")
+            yield _problem(
+                f"{report.name}: its weight repeats every sequence {times:.1f} times in one epoch."
+            )
     for leak in leaks:
         if leak.same_rows.count:
             yield _problem(
-                f"{leak.validation}: {leak.same_rows.count:,} rows stand in {leak.train}, too; its loss will look "
-                "better than the model is."
+                f"{leak.validation}: {leak.same_rows.count:,} rows are also in {leak.train}; its loss will be "
+                "lower than on unseen data."
             )
         if leak.same_prompts.count:
             yield _note(
-                f"{leak.validation}: {leak.same_prompts.count:,} prompts stand in {leak.train} with other answers."
+                f"{leak.validation}: {leak.same_prompts.count:,} prompts are also in {leak.train} with other answers."
             )
 
 
@@ -135,28 +137,28 @@ def of_rows(described: Sequence[DatasetDetails]) -> Iterator[Remark]:
             match found.kind:
                 case notes.ANSWER_LEFT_OUT:
                     yield _problem(
-                        f"{first} have reasoning or other text in their last answer that the chat template leaves out: "
+                        f"{first} have reasoning or other text in their last answer that the chat template omits: "
                         "it is not trained. Set datasets.chatTemplate to one that shows it, or remove it from the rows."
                     )
                 case notes.TURN_LEFT_OUT:
                     yield _note(
-                        f"{first} have reasoning or other text in earlier answers, which the chat template leaves "
-                        "out, as it does when the model is used. Those answers are trained without it."
+                        f"{first} have reasoning or other text in earlier answers, which the chat template "
+                        "omits, as it does when the model is used. Those answers are trained without it."
                     )
                 case notes.TOOLS_LEFT_OUT:
                     yield _problem(
-                        f"{first} have tools, but the chat template shows none: the model does not see them. Set "
+                        f"{first} have tools, but the chat template renders none: the model does not see them. Set "
                         "datasets.chatTemplate to one that does."
                     )
                 case notes.ASKED_OTHERWISE:
                     yield _problem(
-                        f"{first} are trained behind another prompt than the chat template asks with when the model is "
-                        "used: that one opens or leaves out reasoning where the row does not. Make "
+                        f"{first} are trained after a different prompt than the chat template writes when the model is "
+                        "used: that prompt opens or omits reasoning and the row does not. Make "
                         "datasets.chatTemplate, its arguments (enable_thinking) and the reasoning in the rows agree."
                     )
                 case notes.SPLIT:
                     yield _note(
-                        f"{first} are texts longer than maxSeqLength and are split: none of their tokens is lost."
+                        f"{first} are texts longer than maxSeqLength and are split: no token is lost."
                     )
 
 
@@ -169,8 +171,8 @@ def of_width(request: StageRequest, width: int, context_length: int) -> Iterator
     if width == length:
         return
     seen = (
-        f"Rows are {width:,} tokens wide, because the TPU's attention kernel takes none of {length:,}. Sequences are "
-        f"cut at {length:,} all the same"
+        f"Rows are {width:,} tokens wide, because the TPU's attention kernel does not support {length:,}. Sequences "
+        f"are still truncated at {length:,}"
     )
     if request.data.packing:
         yield _note(f"{seen}, and packing fills the whole row.")
@@ -192,9 +194,9 @@ def of_learning_rate(method: MethodSpec, chosen: HyperparametersSpec, parameters
     if lowest <= chosen.learning_rate <= highest:
         return
     kind = f"{method.type} {'with LoRA' if method.lora else 'of all weights'}"
-    effect = "may forget or diverge" if chosen.learning_rate > highest else "may hardly learn"
+    effect = "may forget or diverge" if chosen.learning_rate > highest else "may learn very little"
     yield _problem(
-        f"The learning rate, {chosen.learning_rate:g}, is outside of what is usual for {kind} ({lowest:g} to "
+        f"The learning rate, {chosen.learning_rate:g}, is outside of the usual range for {kind} ({lowest:g} to "
         f"{highest:g}): the model {effect}."
     )
 
@@ -203,9 +205,9 @@ def of_warmup(chosen: HyperparametersSpec, steps: int) -> Iterator[Remark]:
     """Yields a remark if the warm-up takes all ``steps`` optimizer steps."""
     if not chosen.warmup_steps or chosen.warmup_steps < steps:
         return
-    effect = "is 0 in the only one, and training fails" if steps == 1 else "never reaches its value"
+    effect = "is 0 in the only step, and training fails" if steps == 1 else "never reaches its full value"
     yield _problem(
-        f"The warm-up, hyperparameters.warmupSteps {chosen.warmup_steps:,}, takes all {steps:,} steps, so the learning "
+        f"The warm-up, hyperparameters.warmupSteps {chosen.warmup_steps:,}, spans all {steps:,} steps, so the learning "
         f"rate {effect}: lower it, or set warmupRatio."
     )
 

@@ -56,7 +56,7 @@ def _percentile(lengths: Int64Array, percent: int) -> int:
 def _found(piece: SourceSubset) -> Iterator[RowsFound]:
     index, chosen = piece.source.index, piece.chosen
     cut = chosen[index.whole[chosen] > piece.source.tokens.lengths()[chosen]]
-    yield _rows_found("cut to maxSeqLength", index.places(cut[:_FIRST]), len(cut))
+    yield _rows_found("truncated to maxSeqLength", index.places(cut[:_FIRST]), len(cut))
     for number, why in enumerate(index.reasons if piece.counts_dropped else ()):
         which = np.flatnonzero(index.dropped_why == number)
         yield _rows_found(f"dropped: {why}", index.dropped_places(which[:_FIRST]), len(which))

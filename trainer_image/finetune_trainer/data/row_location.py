@@ -29,14 +29,14 @@ class RowLocation:
             else f"{self.path}, row {self.row}"
         )
 
-    def mismatch(self, what: str, fix: str, *, saw: str = "", expected: str = "") -> StageError:
+    def mismatch(self, what: str, fix: str, *, actual: str = "", expected: str = "") -> StageError:
         """Returns the error (``StageError`` 65) for a row that does not match its dataset's schema."""
         return StageError(
             ExitCode.BAD_DATA,
             "DatasetSchemaMismatch",
             what,
             where=str(self),
-            saw=saw,
+            actual=actual,
             expected=expected,
             fix=f"{fix} File: {self.file}",
         )
@@ -67,8 +67,8 @@ class DataFile:
             path=self.dataset, file=self.uri, row=row, one_of_many=self.one_of_many, number=self.number
         )
 
-    def unreadable(self, reason: str, what: str, saw: str, fix: str, *, expected: str = "") -> StageError:
+    def unreadable(self, reason: str, what: str, actual: str, fix: str, *, expected: str = "") -> StageError:
         """Returns the error (``StageError`` 65) for a file whose content does not match its suffix."""
         return StageError(
-            ExitCode.BAD_DATA, reason, what, where=self.where, saw=saw, expected=expected, fix=fix
+            ExitCode.BAD_DATA, reason, what, where=self.where, actual=actual, expected=expected, fix=fix
         )

@@ -76,7 +76,7 @@ class DatasetSchema:
         if wrong:
             raise _bad_columns(
                 source,
-                "columns maps our names to the dataset's",
+                "columns maps standard names to the dataset's columns",
                 wrong[0],
                 known,
                 _turned(wrong[0], source.columns[wrong[0]], known),
@@ -86,11 +86,11 @@ class DatasetSchema:
                 raise StageError(
                     ExitCode.BAD_REQUEST,
                     "UnknownRole",
-                    "roleMap maps the dataset's roles to ours",
+                    "roleMap maps the dataset's roles to the standard ones",
                     where=f"{source.path}.roleMap",
-                    saw=role,
+                    actual=role,
                     expected=f"one of {', '.join(ROLES)}",
-                    fix="Write it the other way round: the dataset's role first, then ours.",
+                    fix="Swap them: the dataset's role first, then the standard one.",
                 )
         self._columns = {name: source.columns.get(name, name) for name in known}
         self._shape = self._detect(source, first)
@@ -117,9 +117,9 @@ class DatasetSchema:
             ):
                 return shape
         raise first.place.mismatch(
-            "the format is not known from the columns",
+            "the format cannot be determined from the columns",
             format_advice(first.value, [shape.needs for shape in SHAPES]),
-            saw=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
+            actual=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
             expected="; ".join(" and ".join(shape.needs) for shape in SHAPES),
         )
 
@@ -135,7 +135,7 @@ class DatasetSchema:
         value = self.value(row, name)
         if not isinstance(value, str):
             raise row.place.mismatch(
-                f'"{self._columns[name]}" must be text', "Write one string.", saw=kind(value)
+                f'"{self._columns[name]}" must be text', "Write one string.", actual=kind(value)
             )
         return value
 
@@ -146,7 +146,7 @@ class DatasetSchema:
             raise row.place.mismatch(
                 f'there is no column "{column}"',
                 column_advice(row.value, self._shape.columns),
-                saw=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
+                actual=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
             )
         return row.value[column]
 
@@ -158,14 +158,14 @@ class DatasetSchema:
             raise row.place.mismatch(
                 f'"{column}" must be a list of messages that is not empty',
                 'Write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}].',
-                saw="an empty list" if value == [] else kind(value),
+                actual="an empty list" if value == [] else kind(value),
             )
         return [self._message(message, index, row.place) for index, message in enumerate(value, start=1)]
 
     def _message(self, message: object, index: int, place: RowLocation) -> Mapping[str, Any]:
         if not isinstance(message, dict):
             raise place.mismatch(
-                f"message {index} is no object", "Write it as role and content.", saw=kind(message)
+                f"message {index} is not an object", "Write it as role and content.", actual=kind(message)
             )
         if "role" not in message and {"from", "value"} <= set(message):
             raise place.mismatch(
@@ -189,7 +189,7 @@ class DatasetSchema:
                 f"Write the {'answer' if mapped == 'assistant' else 'text'}, or remove the row."
                 if content is None
                 else "Content in parts is not supported; write one string.",
-                saw=kind(content) if "content" in message else "no content",
+                actual=kind(content) if "content" in message else "no content",
             )
         return made
 
@@ -198,7 +198,7 @@ class DatasetSchema:
             return place.mismatch(
                 f"message {index} has no role",
                 f"Give it one of {', '.join(ROLES)}.",
-                saw="nothing" if role is None else kind(role),
+                actual="nothing" if role is None else kind(role),
             )
         likely = role.lower() if role.lower() in ROLES else LIKELY_ROLE.get(role.lower(), "assistant")
         return place.mismatch(
@@ -206,10 +206,11 @@ class DatasetSchema:
         )
 
 
-def checked(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
-    """Returns the dataset's format and its examples, at most ``maxExamples``.
+def read_examples(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
+    """Returns the dataset's format, which the first row decides, and its examples, at most ``maxExamples``.
 
-    Raises ``StageError`` 65 immediately for an empty dataset, and during iteration for an invalid row.
+    Rows are read and checked during the iteration over the examples, which can be done once. Raises ``StageError`` 65
+    immediately for an empty dataset, and during the iteration for an invalid row.
     """
     first = next(source.rows(), None)
     if first is None:
@@ -218,12 +219,12 @@ def checked(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
             "DatasetEmpty",
             "the dataset is empty: it has no rows",
             where=source.spec.path,
-            saw=source.uri,
+            actual=source.uri,
             expected="at least one row",
             fix="Upload the data again.",
         )
     schema = DatasetSchema(source.spec, first)
-
+    # Reads again from the first row.
     rows = itertools.islice(source.rows(), source.spec.max_examples)
     return schema.format, (schema.example(row) for row in rows)
 
@@ -259,8 +260,8 @@ def _read_pair(schema: DatasetSchema, row: Row) -> Example:
     )
     raise row.place.mismatch(
         "prompt and completion must be two strings or two lists of messages",
-        "Write both the same way." if gone is None else f"Write the {gone}, or remove the row.",
-        saw=f"{kind(prompt)} and {kind(completion)}",
+        "Write both in the same form." if gone is None else f"Write the {gone}, or remove the row.",
+        actual=f"{kind(prompt)} and {kind(completion)}",
     )
 
 
@@ -276,7 +277,7 @@ def _read_text(schema: DatasetSchema, row: Row) -> Example:
 
 def _refuse_preference(_: DatasetSchema, row: Row) -> Example:
     raise row.place.mismatch(
-        "rows of chosen and rejected are for a method of preferences, not for SFT",
+        "rows with chosen and rejected are for preference methods, not for SFT",
         "To train on the better answers: columns: {completion: chosen}.",
     )
 
@@ -325,24 +326,24 @@ def require_columns(source: DatasetSpec, first: Row) -> None:
                 ExitCode.BAD_REQUEST, "UnknownColumn",
                 f'columns.{ours} names "{theirs}", which row {first.place.row} does not have',
                 where=source.path,
-                saw=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
-                fix=f"Write columns: {{{ours}: {near[0]}}}." if near else "Name a column of the row, or leave it out.",
+                actual=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
+                fix=f"Write columns: {{{ours}: {near[0]}}}." if near else "Name a column of the row, or remove it.",
             )  # fmt: skip
 
 
 def _turned(ours: str, theirs: str, known: Sequence[str]) -> str:
     if theirs in known:
-        return f"Write {{{theirs}: {ours}}}: our name first, then the dataset's column."
-    return "Write it the other way round: our name first, then the dataset's column."
+        return f"Write {{{theirs}: {ours}}}: the standard name first, then the dataset's column."
+    return "Swap them: the standard name first, then the dataset's column."
 
 
-def _bad_columns(source: DatasetSpec, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
+def _bad_columns(source: DatasetSpec, what: str, actual: str, known: Sequence[str], fix: str) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST,
         "UnknownColumn",
         what,
         where=f"{source.path}.columns",
-        saw=saw,
+        actual=actual,
         expected=f"one of {', '.join(known)}",
         fix=fix,
     )

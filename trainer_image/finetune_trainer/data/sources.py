@@ -52,9 +52,9 @@ def open_source(spec: DatasetSpec, store: StorageClient, scratch: Path) -> Locat
         raise StageError(
             ExitCode.BAD_DATA,
             "UnsupportedFileType",
-            "this kind of file cannot be read",
+            "this type of file cannot be read",
             where=f"{spec.path}.uri",
-            saw=unknown[0],
+            actual=unknown[0],
             expected=f"a name that ends in {', '.join(SUFFIXES)}",
             fix="Convert the file to JSON lines, or narrow the glob.",
         )
@@ -112,9 +112,9 @@ def _not_found(path: str, uri: str) -> StageError:
     return StageError(
         ExitCode.INPUT_MISSING,
         "DatasetMissing",
-        "no file matches this pattern" if glob else "there is no such file",
+        "no file matches this pattern" if glob else "the file does not exist",
         where=f"{path}.uri",
-        saw=uri,
+        actual=uri,
         expected="at least one matching file" if glob else "an existing file",
         fix="Upload the file or correct the address.",
     )

@@ -66,9 +66,11 @@ def beyond(tokenizer: Any, vocab_size: int) -> dict[int, str]:
 
 
 def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
-    """Raises ``StageError`` 64 for another model's tokenizer, or if its first or last token has no embedding.
+    """Raises ``StageError`` 64 if the model has no embedding for a token that rows need.
 
-    Tokens added beyond the vocabulary are allowed; only rows that contain one are rejected (``require_known``).
+    These are the regular tokens, without which the tokenizer is another model's, and the tokens for begin (bos) and end
+    (eos) of a sequence. Other tokens added beyond the vocabulary are allowed; only rows that contain one are rejected
+    (``require_known``).
     """
     unknown = beyond(tokenizer, vocab_size)
     if not unknown:
@@ -76,8 +78,8 @@ def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
     regular = unknown.keys() - set(getattr(tokenizer, "added_tokens_decoder", {}))
     if regular:
         raise StageError(
-            ExitCode.BAD_REQUEST, "TokenizerTooLarge", "the tokenizer knows more tokens than the model",
-            where="spec.model", saw=f"{max(unknown) + 1} tokens", expected=f"at most {vocab_size}",
+            ExitCode.BAD_REQUEST, "TokenizerTooLarge", "the tokenizer has more tokens than the model",
+            where="spec.model", actual=f"{max(unknown) + 1} tokens", expected=f"at most {vocab_size}",
             fix="Use the tokenizer that belongs to the model.",
         )  # fmt: skip
     for name in ("bos_token", "eos_token"):
@@ -85,7 +87,7 @@ def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
         if index is not None and index in unknown:
             raise StageError(
                 ExitCode.BAD_REQUEST, "SpecialTokenUnknown", f"the model has no embedding for the tokenizer's {name}",
-                where="spec.model", saw=f"{unknown[index]}, id {index}",
+                where="spec.model", actual=f"{unknown[index]}, id {index}",
                 expected=f"an id below the model's {vocab_size}",
                 fix=f"Correct {name} in tokenizer_config.json, or use the tokenizer that belongs to the model.",
             )  # fmt: skip
@@ -100,8 +102,8 @@ def require_known(source: PreparedSource, tokenizer: Any, vocab_size: int) -> No
     index = next(int(each) for each in source.tokens.read(number).ids if each >= vocab_size)
     (row,) = source.index.places(np.asarray([number], np.int64))
     raise StageError(
-        ExitCode.BAD_DATA, "TokenUnknown", "a row holds a token that the model has no embedding for",
-        where=f"{source.spec.path}, {row}", saw=f"{unknown.get(index, '')} (id {index})",
+        ExitCode.BAD_DATA, "TokenUnknown", "a row contains a token that the model has no embedding for",
+        where=f"{source.spec.path}, {row}", actual=f"{unknown.get(index, '')} (id {index})",
         expected=f"ids below the model's {vocab_size}",
         fix="Remove the token from the row or from the chat template.",
     )  # fmt: skip
@@ -119,8 +121,8 @@ def require_known_prompts(
         index = next((each for each in renderer.prompt(prompt) if each >= vocab_size), None)
         if index is not None:
             raise StageError(
-                ExitCode.BAD_REQUEST, "TokenUnknown", "a prompt holds a token that the model has no embedding for",
-                where=f"spec.evaluation.prompts[{number}]", saw=f"{unknown.get(index, '')} (id {index})",
+                ExitCode.BAD_REQUEST, "TokenUnknown", "a prompt contains a token that the model has no embedding for",
+                where=f"spec.evaluation.prompts[{number}]", actual=f"{unknown.get(index, '')} (id {index})",
                 expected=f"ids below the model's {vocab_size}", fix="Remove the token from the prompt.",
             )  # fmt: skip
 
@@ -133,15 +135,15 @@ def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -
         shown = ", ".join(f"{token} ({index})" for index, token in sorted(unknown.items())[:_SHOWN])
         yield Remark(
             level="Note",
-            text=f"The model has no embedding for {len(unknown)} of the tokenizer's tokens: {shown}. No row may hold "
-            "them; a program that pads the exported model's inputs with one fails.",
+            text=f"The model has no embedding for {len(unknown)} of the tokenizer's tokens: {shown}. No row may "
+            "contain them; a program that pads the exported model's inputs with one fails.",
         )
     for file in files:
         for name in ("bos", "eos", "pad"):
             if outside := [index for index in getattr(file, name) if index >= vocab_size]:
                 yield Remark(
                     level="Problem",
-                    text=f"{file.file}: {name}_token_id names {outside[0]}, and the model has {vocab_size} tokens.",
+                    text=f"{file.file}: {name}_token_id is {outside[0]}, but the model has {vocab_size} tokens.",
                 )
     yield from _of_ends(tokenizer, renderer, files)
     yield from _of_others(tokenizer, files)

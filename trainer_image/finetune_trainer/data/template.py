@@ -123,7 +123,7 @@ class Renderer:
             if example.held_out:
                 raise place.mismatch(
                     "a message has weight 0, but method.sft.trainOnPrompt trains every message",
-                    "Remove the weights, or leave trainOnPrompt out.",
+                    "Remove the weights, or remove trainOnPrompt.",
                 )
             return _Rendered(
                 text=text, turns=None, notes=(*said, *_left_out(example, [text] * len(messages)))
@@ -308,12 +308,12 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
             "ChatTemplateInvalid",
             "the chat template is not valid Jinja",
             where="spec.datasets.chatTemplate",
-            saw=f"line {error.lineno}: {error.message}",
-            expected="a template as transformers reads them",
+            actual=f"line {error.lineno}: {error.message}",
+            expected="a template that transformers can render",
             fix="Correct this line.",
         ) from error
     except Exception:  # noqa: BLE001  templates may reject the probe, as some do without a system message
-        _LOG.debug("the chat template refuses a conversation of one message", exc_info=True)
+        _LOG.debug("the chat template rejects a conversation of one message", exc_info=True)
 
 
 def _as_chat(pair: TextPair) -> Conversation:

@@ -26,7 +26,7 @@ def tools_of(row: Row) -> Sequence[Mapping[str, Any]] | None:
         raise row.place.mismatch(
             f'"{_TOOLS}" must be a list of objects, each the JSON schema of a function',
             'Write [{"type": "function", "function": {"name": "…", "parameters": {…}}}].',
-            saw=kind(value),
+            actual=kind(value),
         )
     return value
 
@@ -55,7 +55,7 @@ def _weight(message: Mapping[str, Any], number: int, place: RowLocation) -> int 
     if isinstance(weight, bool) or weight not in (0, 1):
         raise place.mismatch(
             f"the weight of message {number} must be 0 or 1", "Write 0 for a turn that is not to be trained.",
-            saw=str(weight)[:40],
+            actual=str(weight)[:40],
         )  # fmt: skip
     if weight == 1 and message["role"] != "assistant":
         raise place.mismatch(
@@ -78,7 +78,7 @@ def calls_of(calls: Any, role: str, index: int, place: RowLocation) -> list[Any]
         raise place.mismatch(
             f"the tool_calls of message {index} must be a list of objects in a message of the assistant",
             'Write [{"type": "function", "function": {"name": "…", "arguments": {…}}}].',
-            saw=f"{kind(calls)} in a message of role {role}",
+            actual=f"{kind(calls)} in a message of role {role}",
         )
     return [_call(each, index, place) for each in calls]
 
@@ -94,7 +94,7 @@ def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[st
             raise place.mismatch(
                 f"the arguments of a tool call in message {index} are not a JSON object",
                 "Write an object, as such or as JSON text; {} where the call has no arguments.",
-                saw=given.strip()[:60] or "an empty text" if isinstance(given, str) else kind(given),
+                actual=given.strip()[:60] or "an empty text" if isinstance(given, str) else kind(given),
             )
     return made
 
@@ -107,12 +107,13 @@ def _from_json(text: str, place: RowLocation) -> Any:
     """
     try:
         value = json.loads(text)
-        half = half_character(value) if r"\ud" in text.lower() else ""
+        # Only escapes that begin with \ud can encode a surrogate; other texts are not searched.
+        surrogate = half_character(value) if r"\ud" in text.lower() else ""
     except (ValueError, RecursionError):
         return text
-    if half:
+    if surrogate:
         raise place.mismatch(
-            f"JSON text in it holds {half}, half of a character, whose other half is missing",
-            "Mend or remove this row.",
+            f"its JSON text contains {surrogate}, a lone surrogate",
+            "Correct or remove this row.",
         )
     return value

@@ -147,7 +147,8 @@ class TurnFinder:
                 raise _left_out(messages, within[0] if within else max(before, 0), place)
             if len(within) > 1:
                 raise place.mismatch(
-                    f"messages {within[0] + 1} to {within[-1] + 1} are all the assistant's, with more than plain text",
+                    f"messages {within[0] + 1} to {within[-1] + 1} are consecutive turns of the assistant with "
+                    "more than plain text",
                     "Merge them into one.",
                 )
             if within:
@@ -353,6 +354,6 @@ def _shared(one: str, other: str) -> int:
 
 def _left_out(messages: Sequence[Message], number: int, place: RowLocation) -> StageError:
     return place.mismatch(
-        f"the model's chat template does not show message {number + 1} ({messages[number]['role']}) as it stands",
+        f"the model's chat template does not show message {number + 1} ({messages[number]['role']}) unchanged",
         "Remove or merge this message, or set method.sft.trainOnPrompt.",
     )

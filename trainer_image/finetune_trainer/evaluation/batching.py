@@ -90,7 +90,7 @@ class Batching:
                     raise _too_long(error) from error
                 while self._most(tokens, logits) >= rows:
                     self._halvings += 1
-                _LOG.warning("%d rows at a time do not fit the devices' memory: trying half of them", rows)
+                _LOG.warning("%d rows per batch do not fit the devices' memory: trying half of them", rows)
                 continue
             done += len(some)
             yield some, found
@@ -103,7 +103,8 @@ def is_exhausted(error: BaseException) -> bool:
 
 def _too_long(error: BaseException) -> StageError:
     return StageError(
-        ExitCode.OUT_OF_MEMORY, "EvaluationOutOfMemory", "the devices do not hold one text of the evaluation",
-        where="spec.evaluation", saw=" ".join(str(error).split())[:300],
+        ExitCode.OUT_OF_MEMORY, "EvaluationOutOfMemory",
+        "a single text of the evaluation does not fit the devices' memory",
+        where="spec.evaluation", actual=" ".join(str(error).split())[:300],
         fix="Lower evaluation.generation.maxNewTokens, remove the longest rows, or use a larger slice.",
     )  # fmt: skip

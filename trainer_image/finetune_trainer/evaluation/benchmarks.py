@@ -103,13 +103,13 @@ def load(spec: BenchmarkSpec, store: StorageClient, scratch: Path) -> LoadedBenc
     if spec.uri is None:
         config, uri, revision = _known(spec, scratch)
     else:
-        config, uri, revision = _described(spec, spec.uri, store, scratch / "benchmarks" / spec.name)
+        config, uri, revision = _own_task(spec, spec.uri, store, scratch / "benchmarks" / spec.name)
     config |= {"task": spec.name, "dataset_kwargs": {**config.get("dataset_kwargs", {}), **kept}}
     _seed()
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # the harness raises anything for a faulty configuration or faulty rows
-        raise invalid(spec, "the harness cannot make this task", saw=str(error)) from error
+        raise invalid(spec, "the harness cannot create this task", actual=str(error)) from error
     return LoadedBenchmark(spec=spec, task=task, uri=uri, revision=revision)
 
 
@@ -132,8 +132,8 @@ def scores(benchmark: LoadedBenchmark, model: "HarnessModel", *, chat: bool) -> 
         )
     except ArithmeticError as error:
         raise invalid(
-            benchmark.spec, "a score cannot be computed", saw=f"{type(error).__name__}: {error}",
-            fix="Use a metric that stays finite, acc or bits_per_byte, or leave the benchmark out.",
+            benchmark.spec, "a score cannot be computed", actual=f"{type(error).__name__}: {error}",
+            fix="Use a metric that stays finite, acc or bits_per_byte, or remove the benchmark.",
         ) from error  # fmt: skip
     values = found["results"][benchmark.spec.name]
     return {
@@ -154,20 +154,20 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
     index = _index()
     entry = index.get(spec.name)
     if entry is None:
-        raise _missing(spec, saw=spec.name, expected="a name that lm-evaluation-harness knows")
+        raise _missing(spec, actual=spec.name, expected="a task name of lm-evaluation-harness")
     if entry.kind is not Kind.TASK:
         members = sorted(entry.tags) or [name for name in index if name.startswith(f"{spec.name}_")]
         raise invalid(
             spec,
             "this is not one task",
-            saw=f"a {entry.kind.name.lower()} of lm-evaluation-harness",
+            actual=f"a {entry.kind.name.lower()} of lm-evaluation-harness",
             fix=f"Name its tasks one by one: {', '.join(members[:_SHOWN])} …",
         )
     config = resolved(spec, entry.yaml_path)
     repo = config.get("dataset_path")
     splits = sorted({config[kind] for kind in _SPLITS if config.get(kind)})
     if repo is None or repo in _READERS or not splits:
-        raise invalid(spec, "its rows do not come from a dataset of the hub", saw=str(repo))
+        raise invalid(spec, "its rows do not come from a dataset of the hub", actual=str(repo))
     name = config.pop("dataset_name", None)
     commit = spec.revision or (config.get("dataset_kwargs") or {}).get("revision", "main")
     files: dict[str, list[str]] = {}
@@ -181,7 +181,7 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
         files[split] = [str(file.path) for file in found.fetch()]
     kinds = {_KINDS[Path(file).suffix] for some in files.values() for file in some}
     if len(kinds) != 1:
-        raise invalid(spec, "its files are of several kinds", saw=", ".join(sorted(kinds)))
+        raise invalid(spec, "its files are of several types", actual=", ".join(sorted(kinds)))
     config |= {"dataset_path": kinds.pop(), "dataset_kwargs": {"data_files": files}}
     return config, f"hf://datasets/{repo}@{commit}", commit
 
@@ -197,8 +197,8 @@ def resolved(spec: BenchmarkSpec, path: Path) -> dict[str, Any]:
         return without_evaluate(load_yaml(path, resolve_func=True))
     except (Exception, SystemExit) as error:  # the import of the task's module may raise anything
         raise invalid(
-            spec, "the task cannot be loaded with what the trainer's image holds",
-            saw=f"{type(error).__name__}: {error}", fix="Leave it out.",
+            spec, "the task cannot be loaded with the packages of the trainer image",
+            actual=f"{type(error).__name__}: {error}", fix="Remove it.",
         ) from error  # fmt: skip
 
 
@@ -209,14 +209,21 @@ def _index() -> Mapping[str, Any]:
     return found
 
 
-def _described(
+def _own_task(
     spec: BenchmarkSpec, uri: str, store: StorageClient, scratch: Path
 ) -> tuple[dict[str, Any], str, str]:
-    """Returns configuration, URI and digest of the task in ``<uri>/<name>.yaml``, with its data files downloaded."""
+    """Returns configuration, URI and revision of the user's task in ``<uri>/<name>.yaml``.
+
+    The data files are downloaded to ``scratch``, and the configuration refers to them there. The revision is a digest
+    of names, sizes and checksums of all the task's files. Raises ``StageError`` for a missing file, an invalid task,
+    and files that have changed since preflight pinned the revision.
+    """
     name = f"{spec.name}.yaml"
     text = store.read_or_none(join(uri, name))
     if text is None:
-        raise _missing(spec, saw=f"no {name} in {uri}", expected=f"the harness's YAML in {join(uri, name)}")
+        raise _missing(
+            spec, actual=f"no {name} in {uri}", expected=f"the harness's YAML in {join(uri, name)}"
+        )
     config = _read(spec, text)
     files = _data_files(spec, config)
     names = [name, *(file for split in files.values() for file in split)]
@@ -225,11 +232,13 @@ def _described(
     for each in names:
         entry = store.stat(join(uri, each))
         if entry is None:
-            raise _missing(spec, saw=f"no {each} in {uri}", expected=f"the file that {name} names")
+            raise _missing(spec, actual=f"no {each} in {uri}", expected=f"the file that {name} names")
         digest.update(f"{each}\0{entry.size}\0{entry.crc32c}\n".encode())
         (scratch / each).parent.mkdir(parents=True, exist_ok=True)
         paths[each] = str(store.fetch_file(join(uri, each), scratch / each))
-    revision = digest.hexdigest()[:40]
+    revision = digest.hexdigest()[
+        :40
+    ]  # the length of a commit, like the revisions of the harness's own tasks
     require_unchanged(spec.revision, revision, where=spec.path, uri=uri)
     options = dict(config["dataset_kwargs"])
     options["data_files"] = {split: [paths[file] for file in some] for split, some in files.items()}
@@ -241,14 +250,14 @@ def _read(spec: BenchmarkSpec, text: bytes) -> dict[str, Any]:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise invalid(
-            spec, "this is no plain YAML", saw=str(error), fix="Leave !function out: no code is run."
+            spec, "this is not plain YAML", actual=str(error), fix="Remove !function: no code is run."
         ) from error
     if not isinstance(config, Mapping):
-        raise invalid(spec, "this is no task", saw=type(config).__name__)
+        raise invalid(spec, "this is not a task", actual=type(config).__name__)
     plain = require_plain(spec, config)
     if plain.get("dataset_path") not in _READERS:
         raise invalid(
-            spec, "its rows must lie in the folder", saw=f"dataset_path: {plain.get('dataset_path')}",
+            spec, "its rows must be in the folder", actual=f"dataset_path: {plain.get('dataset_path')}",
             expected=f"one of {', '.join(_READERS)}, with dataset_kwargs: {{data_files: {{test: rows.jsonl}}}}",
         )  # fmt: skip
     return plain
@@ -265,7 +274,7 @@ def _data_files(spec: BenchmarkSpec, config: Mapping[str, Any]) -> dict[str, lis
         if all(files.values()) and not any(_outside(name) for some in files.values() for name in some):
             return files
     raise invalid(
-        spec, "it must name its files by split, in the folder", saw=f"data_files: {found}",
+        spec, "it must name its files by split, in the folder", actual=f"data_files: {found}",
         expected="dataset_kwargs: {data_files: {test: rows.jsonl}}",
     )  # fmt: skip
 
@@ -284,8 +293,8 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _missing(spec: BenchmarkSpec, *, saw: str, expected: str) -> StageError:
+def _missing(spec: BenchmarkSpec, *, actual: str, expected: str) -> StageError:
     return StageError(
-        ExitCode.INPUT_MISSING, "BenchmarkMissing", "there is no such benchmark", where=spec.path, saw=saw,
+        ExitCode.INPUT_MISSING, "BenchmarkMissing", "the benchmark does not exist", where=spec.path, actual=actual,
         expected=expected, fix="Correct the name, or put the task's YAML and its rows into the folder.",
     )  # fmt: skip

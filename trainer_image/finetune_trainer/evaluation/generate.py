@@ -102,7 +102,9 @@ class Generator:
         model = with_cache(self._loaded.model, config, mesh) if self._cached else None
         if model is None:
             if self._cached:
-                _LOG.info("no KV cache for this model at %d tokens: slower", config.max_target_length)
+                _LOG.info(
+                    "no KV cache for this model at %d tokens: generation is slower", config.max_target_length
+                )
             graph, state = nnx.split(self._loaded.model)
             step = _by_forward_passes(graph, self._sampling, self._ends, self._total(width))
         else:
@@ -175,6 +177,7 @@ def _by_cache(graph: Any, cache: Any, sampling: Sampling, ends: tuple[int, ...])
 
     def run(state: Any, tokens: jax.Array, lengths: jax.Array, numbers: jax.Array) -> jax.Array:
         def call(cache: Any, tokens: Any, positions: Any, segments: Any, mode: str) -> tuple[Any, Any]:
+            """Returns the logits of ``tokens`` and the cache with their keys and values."""
             model = nnx.merge(graph, cache, state, copy=True)
             output = model(
                 decoder_input_tokens=tokens,
@@ -185,15 +188,15 @@ def _by_cache(graph: Any, cache: Any, sampling: Sampling, ends: tuple[int, ...])
             )
             return _logits(output), nnx.state(model, nnx.Cache)
 
-        places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-        before = (places < lengths[:, None] - 1).astype(jnp.int32)
-        _, filled = call(empty_cache(cache), tokens, places, before, MODEL_MODE_PREFILL)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+        all_but_last = (positions < lengths[:, None] - 1).astype(jnp.int32)
+        _, filled = call(empty_cache(cache), tokens, positions, all_but_last, MODEL_MODE_PREFILL)
         last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
 
         def next_logits(carry: tuple[Any, Any], step: jax.Array) -> tuple[jax.Array, Any]:
             cache, token = carry
-            positions = (lengths - 1 + step)[:, None]
-            logits, cache = call(cache, token, positions, None, MODEL_MODE_AUTOREGRESSIVE)
+            position = (lengths - 1 + step)[:, None]
+            logits, cache = call(cache, token, position, None, MODEL_MODE_AUTOREGRESSIVE)
             return logits[:, 0], cache
 
         def append(cache: Any, chosen: jax.Array, _: jax.Array) -> tuple[Any, Any]:

@@ -51,11 +51,12 @@ class Likelihood:
         self._run = jax.jit(run, out_shardings=(whole, whole))
 
     def of(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
-        """Returns each continuation's log-probability in nats, and whether each of its tokens is the likeliest one.
+        """Returns each continuation's log-probability in nats, and whether all of its tokens are the likeliest ones.
 
-        Every process returns the same.
+        The results are in the order of ``pairs``, and the same in every process.
         """
         found: dict[int, tuple[float, bool]] = {}
+        # The last token is only a target.
         lengths = [min(len(context) + len(rest) - 1, self._longest) for context, rest in pairs]
         settings = widths.settings_of(self._loaded.config)
         with jax.set_mesh(self._loaded.mesh), logical_axis_rules(self._loaded.config.logical_axis_rules):
@@ -84,8 +85,8 @@ class Likelihood:
     def _measured(self, pairs: Sequence[Pair], rows: int, width: int) -> list[tuple[float, bool]]:
         batch = self._batch(pairs, rows, width)
         sums, likeliest = self._run(self._state, *shard_batch(batch, self._loaded.mesh).values())
-        told = zip(np.asarray(sums).tolist(), np.asarray(likeliest).tolist(), strict=True)
-        return list(told)[: len(pairs)]
+        scored = zip(np.asarray(sums).tolist(), np.asarray(likeliest).tolist(), strict=True)
+        return list(scored)[: len(pairs)]
 
     def _batch(self, pairs: Sequence[Pair], rows: int, width: int) -> dict[str, np.ndarray]:
         """Returns the program's arrays ``[rows, width]``; rows beyond the pairs are empty."""

@@ -84,9 +84,9 @@ class LossMeter:
     def measure(
         self, model: Any, batches: Iterable[Batch], *, alive: Callable[[], None] = lambda: None
     ) -> MeasuredLoss:
-        """Returns the loss over all batches, summed on the host in float64 and in order.
+        """Returns the loss over all batches, summed on the host in float64 and in the order of the batches.
 
-        ``alive`` is called after each batch.
+        Loss and metrics are 0 if the batches count no token or pair. ``alive`` is called after each batch.
         """
         totals = dict.fromkeys(("nats", "total_weights", *self._objective.metrics), 0.0)
         tokens = 0

@@ -57,14 +57,14 @@ _READING = frozenset({
     "column_names", "columns", "data_files", "delimiter", "encoding", "field", "header", "keep_linebreaks", "names",
     "quotechar", "sample_by", "sep", "skiprows",
 })  # fmt: skip
-_LOADS = "it is scored by a program or a model of the Hugging Face Hub, at no pinned revision"
+_LOADS = "it is scored by a program or a model of the Hugging Face Hub without a pinned revision"
 #: Keys of the harness's own tasks, which may also call the harness's functions.
 _OWN_KEYS = KEYS | {"process_docs", "process_results"}
 
 #: Reason why tasks of the harness are rejected -> the functions, or whole modules, that their YAML names. A test
 #: searches the code of the pinned harness for others.
 _REFUSED_CODE = {
-    "what the model answers is run as a program, or read by a parser that evaluates it": (
+    "the model's answers are run as a program, or read by a parser that evaluates them": (
         "cruxeval/utils", "humaneval/utils", "humaneval_infilling/utils", "leaderboard/math/utils",
         "longproc/metrics", "mbpp/utils", "minerva_math/utils", "putnam_axiom/utils", "score/math/utils_math",
         "slr_bench/lm_eval_slr_bench",
@@ -84,10 +84,10 @@ _REFUSED_CODE = {
         "mimic_repsum/utils_perplexity", "mts_dialog/utils", "mts_dialog/utils_perplexity", "noreval/norsumm/utils",
         "noticia/utils.rouge1_agg", "olaph/utils", "olaph/utils_perplexity", "spanish_bench/utils.rouge1_agg",
     ),
-    "it fetches data of NLTK, at no pinned revision": (
+    "it fetches data of NLTK without a pinned revision": (
         "ifeval/utils", "leaderboard/ifeval/utils", "nerel-bench/utils",
     ),
-    "it asks a service on the network": ("realtoxicityprompts/metric",),
+    "it calls a service on the network": ("realtoxicityprompts/metric",),
 }  # fmt: skip
 _ROOT = Path(tasks.__file__).resolve().parent
 
@@ -97,9 +97,7 @@ class LoadRefusedError(RuntimeError):
 
 
 def _refuse_load(*asked: Any, **_options: Any) -> NoReturn:
-    raise LoadRefusedError(
-        f"evaluate.load fetches a program and runs it, which no benchmark may: {asked[:1]}"
-    )
+    raise LoadRefusedError(f"evaluate.load fetches a program and runs it, which is not allowed: {asked[:1]}")
 
 
 def refuse_loading() -> None:
@@ -152,15 +150,15 @@ def require_known(spec: BenchmarkSpec, config: Mapping[str, Any]) -> None:
     """
     if unknown := _unknown(config, _OWN_KEYS):
         raise invalid(
-            spec, "its answers would be run as programs, its rows made by one, or it does not ask in text alone",
-            saw=", ".join(unknown), expected="a task of texts", fix="Leave it out.",
+            spec, "it runs its answers as programs, generates its rows by a program, or does not consist of text alone",
+            actual=", ".join(unknown), expected="a task of text only", fix="Remove it.",
         )  # fmt: skip
     for place in functions(config):
         for why, code in _REFUSED_CODE.items():
             if any(place == each or place.startswith(f"{each}.") for each in code):
                 raise invalid(
-                    spec, why, saw=f"{spec.name} of lm-evaluation-harness, scored by {place}",
-                    expected="a task whose answers are compared as texts", fix="Leave it out.",
+                    spec, why, actual=f"{spec.name} of lm-evaluation-harness, scored by {place}",
+                    expected="a task whose answers are compared as texts", fix="Remove it.",
                 )  # fmt: skip
     # Other tasks never call their metrics: their scores come from process_results or from log-probabilities.
     if (
@@ -171,7 +169,7 @@ def require_known(spec: BenchmarkSpec, config: Mapping[str, Any]) -> None:
             name = str(metric.get("metric"))
             if metric.get("hf_evaluate") or (name not in METRICS and not any(functions(name))):
                 raise invalid(
-                    spec, _LOADS, saw=f"{key}: {name} of evaluate.load", fix="Leave it out.",
+                    spec, _LOADS, actual=f"{key}: {name} of evaluate.load", fix="Remove it.",
                     expected="a metric that the harness computes itself",
                 )  # fmt: skip
 
@@ -186,11 +184,11 @@ def without_evaluate(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def invalid(
-    spec: BenchmarkSpec, what: str, *, saw: str, expected: str = "", fix: str = "Correct the task."
+    spec: BenchmarkSpec, what: str, *, actual: str, expected: str = "", fix: str = "Correct the task."
 ) -> StageError:
     """Returns the error (65) for a benchmark that cannot be used."""
     return StageError(
-        ExitCode.BAD_DATA, "BenchmarkInvalid", what, where=spec.path, saw=" ".join(saw.split())[:300],
+        ExitCode.BAD_DATA, "BenchmarkInvalid", what, where=spec.path, actual=" ".join(actual.split())[:300],
         expected=expected, fix=fix,
     )  # fmt: skip
 
@@ -204,9 +202,9 @@ def _require_keys(
 ) -> None:
     if unknown := _unknown(config, allowed):
         raise invalid(
-            spec, "no code is run, and nothing outside of the folder is read",
-            saw=", ".join(f"{prefix}{key}" for key in unknown), expected=f"some of {', '.join(sorted(allowed))}",
-            fix="Write the task out in one file, without these keys.",
+            spec, "a task may not run code or read anything outside of the folder",
+            actual=", ".join(f"{prefix}{key}" for key in unknown), expected=f"some of {', '.join(sorted(allowed))}",
+            fix="Write the task in one file, without these keys.",
         )  # fmt: skip
 
 
@@ -218,19 +216,19 @@ def _unknown(config: Mapping[Any, Any], allowed: frozenset[str]) -> list[str]:
 def _entries(spec: BenchmarkSpec, found: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields each entry of a list of mappings with its path in the YAML."""
     if not isinstance(found, list | None):
-        raise invalid(spec, f"{key} is no list", saw=str(found))
+        raise invalid(spec, f"{key} is not a list", actual=str(found))
     for i, each in enumerate(found or ()):
         yield f"{key}[{i}]", _mapping(spec, each, f"{key}[{i}]")
 
 
 def _mapping(spec: BenchmarkSpec, found: Any, key: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
-        raise invalid(spec, f"{key} is no mapping", saw=str(found))
+        raise invalid(spec, f"{key} is not a mapping", actual=str(found))
     return found
 
 
-def _not_listed(spec: BenchmarkSpec, what: str, key: str, saw: str, known: frozenset[str]) -> StageError:
-    return invalid(spec, what, saw=f"{key}: {saw}", expected=f"one of {', '.join(sorted(known))}")
+def _not_listed(spec: BenchmarkSpec, what: str, key: str, actual: str, known: frozenset[str]) -> StageError:
+    return invalid(spec, what, actual=f"{key}: {actual}", expected=f"one of {', '.join(sorted(known))}")
 
 
 def functions(found: Any) -> Iterator[str]:

@@ -33,7 +33,7 @@ def questions(source: DatasetSpec, renderer: Renderer, store: StorageClient, scr
     found = [asked for example in read_all(source, store, scratch) if (asked := question(example, renderer))]
     if not found:
         raise StageError(
-            ExitCode.BAD_DATA, "DatasetHasNoAnswers", "no row has an answer to compare with", where=source.path,
+            ExitCode.BAD_DATA, "DatasetHasNoAnswers", "no row contains an answer to compare with", where=source.path,
             expected="rows that end in an assistant's turn or a completion",
             fix="Measure Loss alone on this dataset, or add the answers.",
         )  # fmt: skip

@@ -117,9 +117,10 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) 
 
 
 def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) -> Path:
-    """Writes the exported ``model`` in MaxText's format.
+    """Writes an exported model in MaxText's format to the new folder ``out``, with card and manifest; returns ``out``.
 
-    ``out/items`` is a ``load_parameters_path`` for ``scan_layers=False``.
+    ``model`` is the exported folder in Hugging Face format, whose weights are converted again. ``out/items`` is a
+    ``load_parameters_path`` for ``scan_layers=False``. ``scratch`` must be on the file system of ``out``.
     """
     converted = conversion.convert(
         open_weights(model, inputs.plan, where=str(model)),

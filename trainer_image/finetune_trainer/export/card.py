@@ -81,8 +81,8 @@ def render_orbax(facts: CardFacts, *, dtype: str, settings: Sequence[str]) -> st
 
 def _licence_text(licence: str | None) -> str:
     if licence:
-        return f"The base model's licence is `{licence}`; it applies to this model too."
-    return "The base model's folder names no licence; its terms apply to this model too."
+        return f"The base model's license is `{licence}`; it applies to this model too."
+    return "The base model's folder states no license; its terms apply to this model too."
 
 
 def _table(title: str, rows: Table) -> str:

@@ -112,7 +112,7 @@ def _asked[T](call: Callable[[], T], hub: HubDestinationSpec, where: str) -> T:
         return asked(call, HubRef(repo=hub.repo), "model", where)
     except StageError as error:
         if error.reason == "HubAccessDenied" and isinstance(error.__cause__, errors.HfHubHTTPError):
-            raise _denied(where, hub.repo, error.saw) from error
+            raise _denied(where, hub.repo, error.actual) from error
         if error.reason != "HubRepositoryMissing":
             raise
         # The hub answers "not found" for repositories without write access; a missing one would have been created.
@@ -140,7 +140,7 @@ def why_not(who: Any, repo: str) -> str:
     token = _at(who, "auth", "accessToken")
     role = _at(token, "role")
     if role == "read":
-        return "a token that may only read"
+        return "a read-only token"
     if role == "fineGrained":
         scopes = _at(token, "fineGrained", "scoped")
         if not isinstance(scopes, list) or any(_grants(each, owner, repo) for each in scopes):
@@ -151,8 +151,8 @@ def why_not(who: Any, repo: str) -> str:
         return ""
     roles = {str(_at(org, "name")).casefold(): _at(org, "roleInOrg") for org in orgs}
     if owner not in roles:
-        return f"a token of {name}, who does not belong to {repo.partition('/')[0]}"
-    return f"a token of {name}, who may only read in it" if roles[owner] in ("read", "no_access") else ""
+        return f"a token of {name}, who is not a member of {repo.partition('/')[0]}"
+    return f"a token of {name}, who has read access only" if roles[owner] in ("read", "no_access") else ""
 
 
 def _grants(scope: Any, owner: str, repo: str) -> bool:
@@ -193,23 +193,25 @@ def _files_of_ours(api: HfApi, repo: str, present: set[str], where: str) -> set[
     others = present - ours - _HUBS_OWN
     if others:
         raise StageError(
-            ExitCode.BAD_REQUEST, "DestinationNotEmpty", "the destination holds files that are not an exported model",
-            where=where, saw=f"{repo}: {', '.join(sorted(others)[:3])}", expected="a new one, or an earlier export",
+            ExitCode.BAD_REQUEST, "DestinationNotEmpty",
+            "the destination contains files that are not an exported model",
+            where=where, actual=f"{repo}: {', '.join(sorted(others)[:3])}", expected="a new one, or an earlier export",
             fix="Choose another repository.",
         )  # fmt: skip
     return ours
 
 
-def _denied(where: str, repo: str, saw: str) -> StageError:
+def _denied(where: str, repo: str, actual: str) -> StageError:
     return StageError(
-        ExitCode.PERMISSION_DENIED, "HubAccessDenied", f"the token may not push to {repo}", where=where, saw=saw,
-        expected="a token that may write there", fix="Put one into the Secret that tokenSecretRef names.",
+        ExitCode.PERMISSION_DENIED, "HubAccessDenied",
+        f"the token does not allow pushing to {repo}", where=where, actual=actual,
+        expected="a token with write access", fix="Put one into the Secret that tokenSecretRef names.",
     )  # fmt: skip
 
 
 def _public(hub: HubDestinationSpec, where: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "HubRepositoryPublic", "the repository is public", where=where, saw=hub.repo,
-        expected="a private repository, as private: true asks",
-        fix="Make it private on the hub, choose another repository, or set private: false.",
+        ExitCode.BAD_REQUEST, "HubRepositoryPublic", "the repository is public", where=where, actual=hub.repo,
+        expected="a private repository, because of private: true",
+        fix="Make it private on the Hub, choose another repository, or set private: false.",
     )  # fmt: skip

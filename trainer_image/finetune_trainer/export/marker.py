@@ -126,11 +126,12 @@ def _parsed(content: bytes | None) -> _Marker | None:
 
 
 def _in_use(uri: str, found: _Marker | None) -> StageError:
-    by = "a marker that names no job, or none"
+    by = "a marker without a job, or no marker"
     if found is not None:
         by = f"attempt {found.owner.attempt[:40]} of job {found.owner.job[:200]} (uid {found.owner.uid[:40]})"
     return StageError(
         ExitCode.BAD_REQUEST, "DestinationInUse", "another upload to the destination is under way or was interrupted",
-        where=uri, saw=by, expected=f"no {MARKER} of another upload",
-        fix=f"Let that job finish; if it is gone, delete {join(uri, MARKER)}. Then retry from Export.",
+        where=uri, actual=by, expected=f"no {MARKER} of another upload",
+        fix=f"Wait until that job has finished; if it no longer exists, delete {join(uri, MARKER)}. Then retry from "
+        "Export.",
     )  # fmt: skip

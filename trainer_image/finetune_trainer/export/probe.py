@@ -41,7 +41,7 @@ def _folder(
         _require_folder(local, destination.path)
     for place in places(folder_names(export.content, orbax=export.orbax)).values():
         uri = join(root, place).rstrip("/")
-        _try("list what lies there", destination, partial(require_ours, uri, store, owner))
+        _try("list the files there", destination, partial(require_ours, uri, store, owner))
     probe = join(root, f"{PROBE}{uuid.uuid4().hex}")
     made = [] if local is None else [each for each in (local, *local.parents) if not each.exists()]
     # Deletion is tested first, on a name that does not exist: without that permission the file could not be removed.
@@ -65,18 +65,18 @@ def _try(what: str, destination: DestinationSpec, call: Callable[[], object]) ->
             case ExitCode.PERMISSION_DENIED:
                 raise StageError(
                     error.code, error.reason, f"Export could not {what}", where=destination.path,
-                    saw=f"{uri}: {error.saw}", expected="the right to list, read, create and delete files there",
+                    actual=f"{uri}: {error.actual}", expected="permission to list, read, create and delete files there",
                     fix=_grant(uri),
                 ) from error  # fmt: skip
             case ExitCode.INPUT_MISSING:
                 raise StageError(
-                    error.code, "DestinationMissing", f"Export could not {what}: there is no such place",
-                    where=destination.path, saw=uri, expected="a bucket that exists",
+                    error.code, "DestinationMissing", f"Export could not {what}: the location does not exist",
+                    where=destination.path, actual=uri, expected="a bucket that exists",
                     fix="Correct the address, or create the bucket.",
                 ) from error  # fmt: skip
             case ExitCode.BAD_REQUEST:
                 raise StageError(
-                    error.code, error.reason, error.what, where=destination.path, saw=f"{uri}: {error.saw}",
+                    error.code, error.reason, error.what, where=destination.path, actual=f"{uri}: {error.actual}",
                     expected=error.expected, fix=error.fix,
                 ) from error  # fmt: skip
             case _:
@@ -98,6 +98,6 @@ def _require_folder(path: Path, where: str) -> None:
     if not existing.is_dir():
         raise StageError(
             ExitCode.BAD_REQUEST, "DestinationNotAFolder", "the destination cannot be a folder", where=where,
-            saw=f"{existing}, which is a file", expected="a folder, or a name for one",
+            actual=f"{existing}, which is a file", expected="a folder, or an unused name",
             fix="Choose another destination.",
         )  # fmt: skip

@@ -122,9 +122,9 @@ def _require_uploaded(folder: Path, uri: str, names: Iterable[str], store: Stora
         changed = [name for name, same in zip(ordered, pool.map(is_there, ordered), strict=True) if not same]
     if changed:
         raise StageError(
-            ExitCode.BAD_REQUEST, "DestinationChanged", "files changed at the destination while it was uploaded to",
-            where=uri, saw=f"other content of {', '.join(changed[:3])}", expected="the files as they were uploaded",
-            fix="Let nothing else write there, and retry from Export.",
+            ExitCode.BAD_REQUEST, "DestinationChanged", "files at the destination changed during the upload",
+            where=uri, actual=f"other content of {', '.join(changed[:3])}", expected="the files as they were uploaded",
+            fix="Make sure that nothing else writes there, and retry from Export.",
         )  # fmt: skip
 
 
@@ -153,8 +153,9 @@ def _ours(
         others &= set(new)
     if others:
         raise StageError(
-            ExitCode.BAD_REQUEST, "DestinationNotEmpty", "the destination holds files that are not an exported model",
-            where=uri, saw=", ".join(sorted(others)[:3]), expected="an empty folder or an earlier export",
+            ExitCode.BAD_REQUEST, "DestinationNotEmpty",
+            "the destination contains files that are not an exported model",
+            where=uri, actual=", ".join(sorted(others)[:3]), expected="an empty folder or an earlier export",
             fix="Choose another destination, or empty this one.",
         )  # fmt: skip
     return present & ours

@@ -72,12 +72,12 @@ def adapter(
         pairs |= dict(zip(parameter.names, found, strict=True))
     left = len([key for key in checkpoint.arrays if key.endswith(_LOW)])
     if not pairs or any(a.shape[0] != rank for a, _ in pairs.values()):
-        saw = f"{left} adapted parameters" + (
+        actual = f"{left} adapted parameters" + (
             f" of rank {next(iter(pairs.values()))[0].shape[0]}" if pairs else ""
         )
         raise StageError(
-            ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint is not of this LoRA training", saw=saw,
-            expected=f"adapters of rank {rank}", fix="Export with the settings that the training had.",
+            ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint does not belong to this LoRA training",
+            actual=actual, expected=f"adapters of rank {rank}", fix="Export with the settings of the training.",
         )  # fmt: skip
     return LoraAdapter(pairs=pairs, rank=rank, alpha=alpha)
 
@@ -94,6 +94,8 @@ def merged(weights: Weights, lora: LoraAdapter) -> Iterator[tuple[str, np.ndarra
 
 def _incomplete(key: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint lacks a parameter of this model", saw=f"no {key}",
-        expected="a fully tuned checkpoint of the same model", fix="Export the checkpoint with the model it came from.",
+        ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint has no value for a parameter of this model",
+        actual=f"no {key}",
+        expected="a fully tuned checkpoint of the same model",
+        fix="Export the checkpoint with the model that was trained.",
     )  # fmt: skip

@@ -58,7 +58,7 @@ def resolve(config: Mapping[str, object], *, where: str = "config.json") -> Mode
             "UnsupportedArchitecture",
             "this model's architecture is not supported",
             where=f"{where}: architectures",
-            saw=repr(architectures) if architectures is not None else "nothing",
+            actual=repr(architectures) if architectures is not None else "nothing",
             expected=f"one of {', '.join(SUPPORTED)}",
             fix="Choose a model of a supported architecture.",
         )
@@ -78,7 +78,7 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
         raise StageError(
             ExitCode.INPUT_MISSING,
             "NotAModelFolder",
-            "there is no such file",
+            "the file does not exist",
             where=shown,
             expected="a folder in Hugging Face format",
             fix="Point the model at a folder with config.json, safetensors and tokenizer files.",
@@ -87,9 +87,9 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
         raise StageError(
             ExitCode.BAD_REQUEST,
             "InvalidModelConfig",
-            "the file is not JSON that can be read",
+            "the file is not valid JSON",
             where=shown,
-            saw=str(error),
+            actual=str(error),
             expected="a JSON object",
             fix="Copy the model's config.json again.",
         ) from None
@@ -99,7 +99,7 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
             "InvalidModelConfig",
             "the file is nested too deeply",
             where=shown,
-            saw=f"more than {_DEEPEST} levels of objects and lists",
+            actual=f"more than {_DEEPEST} levels of objects and lists",
             expected="the few levels of a model's settings",
             fix="Copy the model's config.json again.",
         )
@@ -107,9 +107,9 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
         raise StageError(
             ExitCode.BAD_REQUEST,
             "InvalidModelConfig",
-            "the file holds no object",
+            "the file does not contain an object",
             where=shown,
-            saw=type(config).__name__,
+            actual=type(config).__name__,
             expected="a JSON object",
             fix="Copy the model's config.json again.",
         )

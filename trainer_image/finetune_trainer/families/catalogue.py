@@ -25,12 +25,12 @@ def require_family(stated: str, plan: ModelPlan) -> None:
     if stated not in names:
         close = difflib.get_close_matches(stated, names, n=3)
         raise _wrong(
-            "MaxText knows no such model", stated, f"such as {', '.join(close or [plan.model_name])}"
+            "MaxText does not have this model", stated, f"such as {', '.join(close or [plan.model_name])}"
         )
     asked, ours = _decoder(stated), _decoder(plan.model_name)
     if asked != ours and not {asked, ours} <= _ALIKE:
         raise _wrong(
-            "config.json is of another family",
+            "config.json belongs to another family",
             f"{stated} ({asked})",
             f"a model like {plan.model_name} ({ours})",
         )
@@ -54,8 +54,8 @@ def _folder() -> Path:
     return Path(found.submodule_search_locations[0]) / "configs" / "models"
 
 
-def _wrong(what: str, saw: str, expected: str) -> StageError:
+def _wrong(what: str, actual: str, expected: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "MaxTextModelMismatch", what, where=_WHERE, saw=saw, expected=expected,
-        fix="Correct model.maxtextModel, or leave it out where the model has a config.json.",
+        ExitCode.BAD_REQUEST, "MaxTextModelMismatch", what, where=_WHERE, actual=actual, expected=expected,
+        fix="Correct model.maxtextModel, or remove it if the model has a config.json.",
     )  # fmt: skip

@@ -123,7 +123,7 @@ def dimensions(config: Fields, default: ConfigDefaults) -> Dimensions:
     )
 
 
-def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> MoEConfig:
+def experts(config: Fields, key: str, *, number: int, chosen: int, width: int) -> MoEConfig:
     """Returns the configuration of a layer's experts, ``width`` being the size of each expert's hidden layer.
 
     ``key`` is the architecture's key for the number of experts. ``number`` and ``chosen``, the experts per token, are
@@ -174,11 +174,11 @@ def refuse_unsupported_parts(
     code = config.get("auto_map")
     if not (isinstance(code, Mapping) and published.issuperset(map(str, code.values()))):
         config.must_be_off(
-            "auto_map", "The folder brings its own modelling code, which MaxText does not run."
+            "auto_map", "The folder contains its own modeling code, which MaxText does not run."
         )
     if config.has("pretraining_tp") and config.integer("pretraining_tp") != 1:
         config.refuse(
-            "pretraining_tp", "1 or absent", "Set it to 1: it only reproduces another order of summation."
+            "pretraining_tp", "1 or absent", "Set it to 1: it only reproduces a different order of summation."
         )
 
 

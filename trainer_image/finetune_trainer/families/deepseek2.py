@@ -43,7 +43,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     _refuse_other_routing(config)
     if config.has("q_lora_rank"):
         config.refuse(
-            "q_lora_rank", "null", "Only models with undivided queries are proven, as DeepSeek-V2-Lite."
+            "q_lora_rank", "null", "Only models without a query LoRA are verified, such as DeepSeek-V2-Lite."
         )
     size = common.dimensions(config, DEFAULTS)
     if size.kv_heads != size.heads:
@@ -58,7 +58,13 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         config.refuse("qk_rope_head_dim", "an even number", "Rotary embeddings turn pairs of dimensions.")
     size = replace(size, head_dim=latent.nope_dim + latent.rope_dim)
     experts = replace(
-        common.experts(config, "n_routed_experts", 64, 6, config.integer("moe_intermediate_size", 1407)),
+        common.experts(
+            config,
+            "n_routed_experts",
+            number=64,
+            chosen=6,
+            width=config.integer("moe_intermediate_size", 1407),
+        ),
         shared=config.integer("n_shared_experts", 2),
         dense_layers=config.integer("first_k_dense_replace", 0),
     )
@@ -104,8 +110,8 @@ def _refuse_other_routing(config: Fields) -> None:
     if config.text("topk_method", "greedy") != "greedy":
         config.refuse("topk_method", "greedy", "MaxText chooses DeepSeek 2's experts from one group.")
     if config.text("scoring_func", "softmax") != "softmax":
-        config.refuse("scoring_func", "softmax", "DeepSeek 2 scores experts so.")
-    config.must_be_off("norm_topk_prob", "MaxText does not norm the weights of DeepSeek 2's experts.")
+        config.refuse("scoring_func", "softmax", "DeepSeek 2 scores experts this way.")
+    config.must_be_off("norm_topk_prob", "MaxText does not normalize the weights of DeepSeek 2's experts.")
     if config.integer("moe_layer_freq", 1) != 1:
         config.refuse("moe_layer_freq", "1", "MaxText has experts in every layer after the dense ones.")
 

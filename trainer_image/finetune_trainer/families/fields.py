@@ -23,13 +23,13 @@ class Fields:
 
     def refuse(self, name: str, expected: str, fix: str, *, what: str = "is not supported") -> NoReturn:
         """Raises ``StageError`` 64 for the value of a key."""
-        saw = repr(self._values.get(name)) if name in self._values else "nothing"
+        actual = repr(self._values.get(name)) if name in self._values else "nothing"
         raise StageError(
             ExitCode.BAD_REQUEST,
             "UnsupportedModelConfig",
             what,
             where=f"{self.where}: {name}",
-            saw=saw,
+            actual=actual,
             expected=expected,
             fix=fix,
         )
@@ -55,7 +55,7 @@ class Fields:
             or not minimum <= value <= maximum
         ):
             self.refuse(
-                name, f"an integer from {minimum} to {maximum}", "Correct config.json.", what="is not usable"
+                name, f"an integer from {minimum} to {maximum}", "Correct config.json.", what="is invalid"
             )
         return int(value)
 
@@ -65,7 +65,7 @@ class Fields:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            self.refuse(name, "a number above 0", "Correct config.json.", what="is not usable")
+            self.refuse(name, "a number above 0", "Correct config.json.", what="is invalid")
         return float(value)
 
     def optional_number(self, name: str, default: float | None) -> float | None:
@@ -81,7 +81,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.refuse(name, "true or false", "Correct config.json.", what="is not usable")
+            self.refuse(name, "true or false", "Correct config.json.", what="is invalid")
         return value
 
     def text(self, name: str, default: str) -> str:
@@ -89,7 +89,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            self.refuse(name, "a string", "Correct config.json.", what="is not usable")
+            self.refuse(name, "a string", "Correct config.json.", what="is invalid")
         return value
 
     def table(self, name: str) -> "Fields | None":
@@ -98,7 +98,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            self.refuse(name, "an object", "Correct config.json.", what="is not usable")
+            self.refuse(name, "an object", "Correct config.json.", what="is invalid")
         return Fields(value, f"{self.where}: {name}")
 
     def must_be_off(self, name: str, why: str) -> None:

@@ -25,15 +25,15 @@ DEFAULTS = common.ConfigDefaults(
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a Gemma 2 model.
 
-    Conversion folds the query scale into the query weights and sqrt(width) into the embeddings, and adds 1 to the
-    norms' weights.
+    Conversion folds the query scale into the query weights and sqrt(hidden_size) into the embeddings, and adds 1 to the
+    norms' weights. Raises ``StageError`` 64 for a configuration that MaxText's block does not compute.
     """
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 2 attends to earlier tokens only.")
     common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
     size = common.dimensions(config, DEFAULTS)
     if size.layers % 2:
-        config.refuse("num_hidden_layers", "an even number", "MaxText builds Gemma 2 of pairs of layers.")
+        config.refuse("num_hidden_layers", "an even number", "MaxText builds Gemma 2 from pairs of layers.")
     common.layer_pattern(config, ["sliding_attention", "full_attention"] * (size.layers // 2))
     rotary = rope.single(config, default_theta=10_000.0, kinds=("default", "linear"))
     if not config.flag("tie_word_embeddings", True):
@@ -59,7 +59,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "use_post_attn_norm": True,
             "use_post_ffw_norm": True,
             "logits_via_embedding": True,
-            # undoes the sqrt(width) that conversion folds into the shared table
+            # undoes the sqrt(hidden_size) that conversion folds into the shared table
             "normalize_embedding_logits": True,
         },
         **asdict(size),

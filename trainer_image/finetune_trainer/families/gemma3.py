@@ -20,6 +20,7 @@ DEFAULTS = common.ConfigDefaults(
     context_length=131_072,
     tied_embeddings=True,
 )
+#: Of so many consecutive layers, the last attends to the whole context and the others to a sliding window.
 _PATTERN = 6
 
 
@@ -39,8 +40,8 @@ def text_config(config: Fields) -> Fields:
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a Gemma 3 text model.
 
-    Conversion folds sqrt(width) into the embeddings and adds 1 to the norms' weights; MaxText scales queries at run
-    time.
+    Conversion folds sqrt(hidden_size) into the embeddings and adds 1 to the norms' weights; MaxText scales queries at
+    run time. Raises ``StageError`` 64 for a configuration that MaxText's block does not compute.
     """
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 3 attends to earlier tokens only.")
@@ -51,7 +52,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     common.layer_pattern(
         config, ["sliding_attention" if (i + 1) % _PATTERN else "full_attention" for i in range(size.layers)]
     )
-    globally, locally = rope.by_attention(config, default_global=1_000_000.0, default_local=10_000.0)
+    global_rope, local_rope = rope.by_attention(config, default_global=1_000_000.0, default_local=10_000.0)
     if not config.flag("tie_word_embeddings", True):
         config.refuse(
             "tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings."
@@ -67,9 +68,9 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "mlp_activations": common.activations(config, "hidden_activation", "gelu_pytorch_tanh"),
             "normalization_layer_epsilon": 1e-6,
             "rope_type": "default",
-            "rope_max_timescale": globally.theta,
-            "local_rope_max_timescale": locally.theta,
-            "rope_linear_scaling_factor": globally.linear,
+            "rope_max_timescale": global_rope.theta,
+            "local_rope_max_timescale": local_rope.theta,
+            "rope_linear_scaling_factor": global_rope.linear,
             "sliding_window_size": config.integer("sliding_window", 4096),
             "attn_logits_soft_cap": config.optional_number("attn_logit_softcapping", None) or 0.0,
             "final_logits_soft_cap": config.optional_number("final_logit_softcapping", None) or 0.0,
@@ -77,7 +78,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "use_post_attn_norm": True,
             "use_post_ffw_norm": True,
             "logits_via_embedding": True,
-            # undoes the sqrt(width) that conversion folds into the shared table
+            # undoes the sqrt(hidden_size) that conversion folds into the shared table
             "normalize_embedding_logits": True,
         },
         **asdict(size),
@@ -102,5 +103,5 @@ def _name_by_query_scale(config: Fields, size: common.Dimensions) -> str:
     return config.refuse(
         "query_pre_attn_scalar",
         f"head_dim ({size.head_dim}) or hidden_size // num_attention_heads ({size.hidden_size // size.heads})",
-        "MaxText's Gemma 3 knows these two query scales.",
+        "MaxText's Gemma 3 supports these two query scales.",
     )

@@ -23,12 +23,12 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a Mixtral model.
 
     The softmax of the expert weights covers only the chosen experts. Conversion folds 1/sqrt(head_dim) into the query
-    weights.
+    weights. Raises ``StageError`` 64 for a configuration that MaxText's block does not compute.
     """
     common.refuse_unsupported_parts(config)
     config.must_be_off("sliding_window", "MaxText's Mixtral attends to the whole context.")
     size = common.dimensions(config, DEFAULTS)
-    experts = common.experts(config, "num_local_experts", 8, 2, size.intermediate_size)
+    experts = common.experts(config, "num_local_experts", number=8, chosen=2, width=size.intermediate_size)
     rotary = rope.single(config, default_theta=1_000_000.0, kinds=("default",))
     tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
     return ModelPlan(

@@ -227,11 +227,11 @@ class ModelPlan:
                 "UnknownLoraModule",
                 "LoRA can adapt the linear layers of attention and MLP only"
                 if self.experts is None
-                else "of a mixture of experts LoRA can adapt the linear layers of attention only",
+                else "in a mixture of experts, LoRA can adapt the linear layers of attention only",
                 where="spec.method.lora.targetModules",
-                saw=", ".join(unknown) or "an empty list",
+                actual=", ".join(unknown) or "an empty list",
                 expected=f"some of {', '.join(self.lora_modules)}",
-                fix="Name modules from that list, or leave targetModules out to adapt them all.",
+                fix="Choose modules from that list, or remove targetModules to adapt them all.",
             )
         return module_path(chosen)
 

@@ -22,7 +22,8 @@ DEFAULTS = common.ConfigDefaults(
 def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEFAULTS) -> ModelPlan:
     """Returns the plan of a dense Qwen3 model.
 
-    Queries and keys are normalized per head; MaxText scales queries at run time.
+    Queries and keys are normalized per head; MaxText scales queries at run time. ``default`` are the values of omitted
+    keys. Raises ``StageError`` 64 for a configuration that MaxText's block does not compute.
     """
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_sliding_window", "MaxText's Qwen3 attends to the whole context in every layer.")

@@ -29,11 +29,11 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         config.refuse("decoder_sparse_step", "1", "MaxText's Qwen3 MoE has experts in every layer.")
     if not config.flag("norm_topk_prob", False):
         config.refuse(
-            "norm_topk_prob", "true", "MaxText weighs the chosen experts otherwise: its logits differ."
+            "norm_topk_prob", "true", "MaxText weights the selected experts differently: its logits differ."
         )
     made = qwen3.plan(config, architecture, DEFAULTS)
     width = config.integer("moe_intermediate_size", 768)
-    experts = common.experts(config, "num_experts", 128, 8, width)
+    experts = common.experts(config, "num_experts", number=128, chosen=8, width=width)
     return replace(
         made,
         family=Family.QWEN3_MOE,

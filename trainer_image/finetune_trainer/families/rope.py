@@ -88,7 +88,7 @@ def _read(
     theta_fields, key = (source, "rope_theta") if source is not None else (config, theta_key)
     theta = theta_fields.number(key, default_theta)
     if theta != int(theta):
-        theta_fields.refuse(key, "a whole number", "MaxText's rope_max_timescale holds integers only.")
+        theta_fields.refuse(key, "a whole number", "MaxText's rope_max_timescale accepts integers only.")
     for fields in (config, table):
         if fields is not None and fields.number("partial_rotary_factor", 1.0) != 1.0:
             fields.refuse("partial_rotary_factor", "1.0 or absent", "Use a model that rotates whole heads.")

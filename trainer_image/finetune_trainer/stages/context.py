@@ -91,10 +91,10 @@ class StageContext:
         self._vocab_size = plan.vocab_size
         data = self.request.data
         if data.max_seq_length > plan.context_length:
-            if data.max_seq_length_asked and self.request.stage is Stage.PREFLIGHT:
+            if data.max_seq_length_explicit and self.request.stage is Stage.PREFLIGHT:
                 raise StageError(
                     ExitCode.BAD_REQUEST, "SequenceTooLong", "the sequences are longer than the model's own limit",
-                    where="spec.datasets.maxSeqLength", saw=f"{data.max_seq_length} tokens",
+                    where="spec.datasets.maxSeqLength", actual=f"{data.max_seq_length} tokens",
                     expected=f"at most {plan.context_length}, the {plan.context_field} of {model.source}/config.json",
                     fix=f"Set it to {plan.context_length} or less, or use a model with a longer context.",
                 )  # fmt: skip
@@ -173,7 +173,7 @@ class StageContext:
     def _pairs(self) -> PreferencePreprocessor:
         method = self.request.method
         assert isinstance(method, PreferenceMethod), (
-            "the contract takes pairs with a method that compares them"
+            "the contract allows pairs only with a method that compares them"
         )
         return PreferencePreprocessor(
             renderer=self.renderer,

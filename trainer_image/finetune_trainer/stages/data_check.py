@@ -46,15 +46,15 @@ def _full(context: StageContext) -> DataReport:
 def _sample(context: StageContext) -> DataReport:
     data = context.request.data
 
-    def looked_at(sources: Sequence[DatasetSpec], name: str) -> Dataset:
+    def read_sources(sources: Sequence[DatasetSpec], name: str) -> Dataset:
         first = [
             source.model_copy(update={"max_examples": min(source.max_examples or SAMPLE_ROWS, SAMPLE_ROWS)})
             for source in sources
         ]
         return context.dataset(name, first, use_cache=False)
 
-    train = looked_at(data.train, "train")
-    validation = [looked_at([source], source.name) for source in data.validation]
+    train = read_sources(data.train, "train")
+    validation = [read_sources([source], source.name) for source in data.validation]
     return _report(context, _requested_steps(context), train, validation, "Sample")
 
 
@@ -94,7 +94,7 @@ def located(context: StageContext, source: DatasetSpec) -> DatasetReport:
 
 def _requested_steps(context: StageContext) -> int:
     steps = context.request.hyperparameters.steps
-    assert steps is not None, "the operator asks for steps where the rows are not counted"
+    assert steps is not None, "the operator sets the steps if the rows are not counted"
     return steps
 
 
@@ -130,8 +130,8 @@ def _report(
 
 def _details(data: Dataset, checked: Literal["Full", "Sample"]) -> list[DatasetDetails]:
     unknown = {"sequences": None, "epoch_sequences": None} if checked == "Sample" else {}
-    told = [each.model_copy(update={"checked": checked, **unknown}) for each in data.reports]
-    return [report.details(piece, each) for piece, each in zip(data.pieces, told, strict=True)]
+    reports = [each.model_copy(update={"checked": checked, **unknown}) for each in data.reports]
+    return [report.details(piece, each) for piece, each in zip(data.pieces, reports, strict=True)]
 
 
 def _empty(context: StageContext, steps: int, checked: Literal["Full", "Sample", "Off"]) -> DataReport:

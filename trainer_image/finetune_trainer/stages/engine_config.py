@@ -76,11 +76,11 @@ def require_devices(request: StageRequest) -> None:
     mesh, found = request.mesh, jax.device_count()
     if found != mesh.devices:
         raise StageError(
-            ExitCode.UNAVAILABLE, "DeviceCountMismatch", "JAX finds another number of devices than the slice has",
-            where=f"host {jax.process_index()}", saw=f"{found} {jax.default_backend()} devices",
+            ExitCode.UNAVAILABLE, "DeviceCountMismatch", "JAX finds a different number of devices than the slice has",
+            where=f"host {jax.process_index()}", actual=f"{found} {jax.default_backend()} devices",
             expected=f"{mesh.devices}, over all hosts",
-            fix="The operator tries again. If it stays so: chipsPerHost of the profile's flavor must be that of the "
-            "node pool, and nothing else on the nodes may hold chips.",
+            fix="The operator retries. If the error persists: chipsPerHost of the profile's flavor must be that of the "
+            "node pool, and nothing else on the nodes may use chips.",
         )  # fmt: skip
 
 

@@ -232,7 +232,7 @@ def prompts_of(context: StageContext, plan: ModelPlan, asked: Sequence[Question]
     cut = sum(len(prompt) > row_capacity for prompt in prompts)
     if cut:
         _LOG.warning(
-            "%d of %d prompts are longer than %d tokens and lose their beginning",
+            "%d of %d prompts are longer than %d tokens and are truncated at the start",
             cut,
             len(prompts),
             row_capacity,

@@ -148,7 +148,10 @@ def _artifact(name: str, published: Published) -> Artifact:
 
 
 def card_facts(context: StageContext, model: LocalModel) -> CardFacts:
-    """What the model card states about training, data and scores, from the request and the earlier stages' records."""
+    """Returns what the model card states, from the request and the records of preflight and evaluation.
+
+    A record that does not exist leaves its part empty.
+    """
     request = context.request
     h = request.hyperparameters
     training = {
@@ -160,20 +163,22 @@ def card_facts(context: StageContext, model: LocalModel) -> CardFacts:
         "Optimizer": h.optimizer,
         "Seed": str(h.seed),
     }
-    found = context.store.read_or_none(context.folder.preflight_report)
-    data = {} if found is None else _data(PreflightOutcome.model_validate_json(found))
-    scores = context.store.read_or_none(context.folder.evaluation_results)
-    measured = None if scores is None else EvaluateOutcome.model_validate_json(scores)
+    preflight = context.store.read_or_none(context.folder.preflight_report)
+    data = {} if preflight is None else _data(PreflightOutcome.model_validate_json(preflight))
+    scores, samples = {}, []
+    results = context.store.read_or_none(context.folder.evaluation_results)
+    if results is not None:
+        measured = EvaluateOutcome.model_validate_json(results)
+        scores = _scores(measured)
+        samples = [(sample.prompt, sample.tuned or "") for sample in measured.samples[:_CARD_SAMPLES]]
     return CardFacts(
         name=request.job.name,
         base_model=model.source,
         base_revision=model.revision,
         training=training,
         data=data,
-        evaluation={} if measured is None else _scores(measured),
-        samples=[]
-        if measured is None
-        else [(sample.prompt, sample.tuned or "") for sample in measured.samples[:_CARD_SAMPLES]],
+        evaluation=scores,
+        samples=samples,
     )
 
 
@@ -184,7 +189,7 @@ def method(spec: MethodSpec) -> str:
     lora = spec.lora
     if lora is None:
         return f"{spec.type}{options}, full fine-tuning"
-    base = f" on a base in {lora.quantization}" if lora.quantization else ""
+    base = f" on a base model in {lora.quantization}" if lora.quantization else ""
     return f"{spec.type}{options}, LoRA{base}, rank {lora.rank}, alpha {lora.alpha:g}"
 
 

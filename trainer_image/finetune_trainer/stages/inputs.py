@@ -29,7 +29,7 @@ def trained_parameters(context: StageContext) -> str:
         raise StageError(
             ExitCode.INPUT_MISSING,
             "CheckpointMissing",
-            "there is no such checkpoint",
+            "the checkpoint does not exist",
             where=address,
             expected=f"the checkpoint of step {step}",
             fix="Run training again.",
@@ -41,9 +41,9 @@ def _not_given(field: str, what: str, stage: str) -> StageError:
     return StageError(
         ExitCode.CONTRACT_UNSUPPORTED,
         "RequestIncomplete",
-        f"the request lacks {what}",
+        f"the request does not contain {what}",
         where=f"request.{field}",
-        saw="nothing",
+        actual="nothing",
         expected=f"what the {stage} stage found",
-        fix="Give it in the request.",
+        fix="Add it to the request.",
     )

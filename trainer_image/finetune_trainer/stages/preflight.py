@@ -114,7 +114,7 @@ def run(context: StageContext) -> PreflightOutcome:
 def _uncompiled(memory: MemoryOutcome | None) -> Iterator[str]:
     if memory is not None and memory.uncompiled:
         yield (
-            "Programs of the job that were not compiled beforehand, so that it is not known whether they fit, the "
+            "Programs of the job that were not compiled before training, so it is unknown whether they fit; the "
             f"largest first: {'; '.join(memory.uncompiled)}."
         )
 
@@ -126,8 +126,8 @@ def checked_benchmarks(context: StageContext, found: Sequence["LoadedBenchmark"]
     for gate in context.request.evaluation.gates:
         if gate.metric.startswith(names) and gate.metric not in measured:
             raise StageError(
-                ExitCode.BAD_REQUEST, "GateNotMeasured", "the benchmark does not measure what a gate asks for",
-                where="spec.evaluation.gates", saw=gate.metric, expected=f"one of {', '.join(sorted(measured))}",
+                ExitCode.BAD_REQUEST, "GateNotMeasured", "the benchmark does not measure the metric of a gate",
+                where="spec.evaluation.gates", actual=gate.metric, expected=f"one of {', '.join(sorted(measured))}",
                 fix="Name one of these metrics.",
             )  # fmt: skip
     return [
@@ -146,8 +146,8 @@ def _check_profiling(context: StageContext, steps: int) -> None:
     wanted = context.request.profiling
     if wanted is not None and wanted.start_step + wanted.steps - 1 > steps:
         raise StageError(
-            ExitCode.BAD_REQUEST, "ProfilingTooLate", "training ends before the steps that are to be profiled",
-            where="spec.profiling", saw=f"steps {wanted.start_step} to {wanted.start_step + wanted.steps - 1}",
+            ExitCode.BAD_REQUEST, "ProfilingTooLate", "training ends before the steps to profile",
+            where="spec.profiling", actual=f"steps {wanted.start_step} to {wanted.start_step + wanted.steps - 1}",
             expected=f"steps up to {steps}", fix="Lower profiling.startStep or profiling.steps.",
         )  # fmt: skip
 
@@ -160,14 +160,15 @@ def check_request(context: StageContext, plan: ModelPlan) -> None:
     request = context.request
     if request.pathways_jax not in (None, jax := version("jax")):
         raise StageError(
-            ExitCode.BAD_REQUEST, "PathwaysJaxMismatch", "Pathways' servers are for another JAX than the trainer's",
-            where="profile: images", saw=f"pathwaysServer and pathwaysProxy for JAX {request.pathways_jax}",
-            expected=f"JAX {jax}, which images.trainer holds", fix=f"Use servers with the tag jax-{jax}.",
+            ExitCode.BAD_REQUEST, "PathwaysJaxMismatch",
+            "Pathways' servers are for another JAX version than the trainer's",
+            where="profile: images", actual=f"pathwaysServer and pathwaysProxy for JAX {request.pathways_jax}",
+            expected=f"JAX {jax}, as in images.trainer", fix=f"Use servers with the tag jax-{jax}.",
         )  # fmt: skip
     if request.evaluation.max_new_tokens >= plan.context_length:
         raise StageError(
-            ExitCode.BAD_REQUEST, "AnswerTooLong", "an answer leaves no room for its prompt",
-            where="spec.evaluation.generation.maxNewTokens", saw=str(request.evaluation.max_new_tokens),
+            ExitCode.BAD_REQUEST, "AnswerTooLong", "an answer leaves no tokens for its prompt",
+            where="spec.evaluation.generation.maxNewTokens", actual=str(request.evaluation.max_new_tokens),
             expected=f"fewer than the model's {plan.context_length} tokens", fix="Lower maxNewTokens.",
         )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")

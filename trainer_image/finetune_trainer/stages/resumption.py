@@ -53,12 +53,13 @@ def _read(context: StageContext, uri: str) -> StageRequest:
     try:
         return StageRequest.read(context.store.read(uri))
     except (ContractUnsupported, ValidationError) as error:
-        saw = str(error)
+        actual = str(error)
         if isinstance(error, ValidationError):
-            saw = error.errors(include_url=False, include_input=False)[0]["msg"]
+            actual = error.errors(include_url=False, include_input=False)[0]["msg"]
         raise StageError(
-            ExitCode.BAD_REQUEST, "ResumeMismatch", "the run was begun by another release", where=uri, saw=saw,
-            expected="a request of this release", fix="Go on with the trainer image that began it, or begin anew.",
+            ExitCode.BAD_REQUEST, "ResumeMismatch", "another release started the run", where=uri, actual=actual,
+            expected="a request of this release",
+            fix="Continue with the trainer image that started it, or start from the beginning.",
         ) from error  # fmt: skip
 
 
@@ -106,8 +107,8 @@ def _short(value: object) -> str:
 
 def _mismatch(job: str, differs: list[str]) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "ResumeMismatch", f"this is another training than the one that {job} began",
-        where="spec.resumeFrom.runFolder", saw="; ".join(differs)[:480],
-        expected="the same but for steps and epochs",
-        fix="Make them the same, or leave resumeFrom out and begin anew.",
+        ExitCode.BAD_REQUEST, "ResumeMismatch", f"this training differs from the one that {job} started",
+        where="spec.resumeFrom.runFolder", actual="; ".join(differs)[:480],
+        expected="the same except for steps and epochs",
+        fix="Make them the same, or remove resumeFrom to start from the beginning.",
     )  # fmt: skip

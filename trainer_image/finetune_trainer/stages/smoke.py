@@ -149,10 +149,10 @@ class _Chain:
                     raise
                 found = error
         raise StageError(
-            ExitCode.BAD_REQUEST, "SmokeTestTooSmall", "the first rows leave nothing to train on in a smoke test",
-            where="spec.preflight.smoke.examples", saw=found.what,
-            expected=f"rows that leave tokens to train on within {longest}",
-            fix="Raise it, or leave preflight.smoke out.",
+            ExitCode.BAD_REQUEST, "SmokeTestTooSmall", "the first rows contain no tokens to train on in a smoke test",
+            where="spec.preflight.smoke.examples", actual=found.what,
+            expected=f"rows with tokens to train on within {longest}",
+            fix="Raise it, or remove preflight.smoke.",
         ) from found  # fmt: skip
 
     def _examples(self) -> int:
@@ -181,7 +181,7 @@ class _Chain:
         except StageError as error:
             where = f"smoke test, {stage}" + (f": {error.where}" if error.where else "")
             raise StageError(
-                error.code, error.reason, error.what, where=where, saw=error.saw, expected=error.expected,
+                error.code, error.reason, error.what, where=where, actual=error.actual, expected=error.expected,
                 fix=error.fix,
             ) from error  # fmt: skip
 

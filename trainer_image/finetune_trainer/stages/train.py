@@ -1,20 +1,27 @@
 """Train: from the converted model, or the newest checkpoint, to the last step; then the loss on the validation set."""
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finetune_contract import TrainOutcome
 from finetune_contract.result import MOST_UNCHANGED
 from finetune_trainer import conversion_cache, engine
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
+from finetune_trainer.data.dataset import Dataset
+from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.engine_config import require_devices, training_config
 from finetune_trainer.stages.inputs import converted_model
 from finetune_trainer.storage import engine_path
 
 if TYPE_CHECKING:
+    from finetune_contract import DiscardedCheckpoint
+    from finetune_trainer.training.report import ProgressReporter
     from finetune_trainer.training.retention import Retention
     from finetune_trainer.training.saving import CheckpointSavePolicy
+    from finetune_trainer.training.session import Session
+    from finetune_trainer.training.trainer import TrainerControl
 
 
 class TrainingStopped(Exception):
@@ -26,20 +33,17 @@ class TrainingStopped(Exception):
 
 
 def run(context: StageContext) -> TrainOutcome:
-    """Trains and evaluates.
+    """Trains from the converted model or the newest complete checkpoint to the last step, and evaluates at the end.
 
-    Raises ``TrainingStopped`` after saving, and ``StageError`` 70 when the loss is not finite.
+    Raises ``TrainingStopped`` after a requested stop, once the checkpoint is saved, and ``StageError`` 70 if the loss
+    or the weights are not finite, or a layer has not changed.
     """
-    import jax
-
     from finetune_trainer.training import goodput
     from finetune_trainer.training.checkpoint_checksums import discard_damaged
-    from finetune_trainer.training.report import ProgressReporter
-    from finetune_trainer.training.session import open_session, peak_memory
-    from finetune_trainer.training.tracing import Trace
-    from finetune_trainer.training.trainer import Stopped, TrainerControl
-    from finetune_trainer.training.utilization import ideal_step_seconds
+    from finetune_trainer.training.session import open_session
+    from finetune_trainer.training.trainer import Stopped
 
+    # Seconds by kind of activity; trainer and reports read and extend this dictionary.
     seconds = {"startup": goodput.since_process_start()}
     started = time.perf_counter()
     plan = context.plan(context.model(weights=False))
@@ -61,16 +65,83 @@ def run(context: StageContext) -> TrainOutcome:
         session = open_session(config, plan, request, steps=steps, retention=retention, saving=saving)
     seconds["compile"] = context.compilations.seconds - compiled
     seconds["restore"] = time.perf_counter() - started - seconds["compile"]
-    report = None
-    if context.processes.first:
-        report = ProgressReporter(
-            context.folder, context.store, attempt=request.attempt, restart=request.restart, total_steps=steps,
-            start_step=session.start_step, discarded=discarded, seconds=seconds, compilations=context.compilations,
-            peak_memory=peak_memory,
-            ideal_seconds=ideal_step_seconds(plan, request, [each.device_kind for each in jax.devices()]),
-            now=context.now,
-        )  # fmt: skip
-    control = TrainerControl(
+
+    report = _reporter(context, plan, session, steps, discarded, seconds) if context.processes.first else None
+    control = _control(context, session, steps, saving, report, validation, seconds)
+    batches = TrainBatches(
+        rows=data.rows,
+        parts=data.parts,
+        batch_size=h.global_batch_size,
+        seed=h.seed,
+        shuffle=request.data.shuffle,
+    )
+    stopped = False
+    unchanged: list[str] = []
+    try:
+        unchanged = session.run(batches, control)
+    except Stopped:
+        stopped = True
+    finally:
+        if report is not None:
+            report.checkpoints(session.trainer.saved_steps())
+            report.close()
+    outcome = _outcome(context, session, steps, seconds, unchanged)
+    if stopped:
+        raise TrainingStopped(outcome)
+    return outcome
+
+
+def _reporter(  # noqa: PLR0917
+    context: StageContext,
+    plan: ModelPlan,
+    session: "Session",
+    steps: int,
+    discarded: "list[DiscardedCheckpoint]",
+    seconds: dict[str, float],
+) -> "ProgressReporter":
+    """Returns the reporter of the first process. ``discarded`` are the damaged checkpoints that were deleted."""
+    import jax
+
+    from finetune_trainer.training.report import ProgressReporter
+    from finetune_trainer.training.session import peak_memory
+    from finetune_trainer.training.utilization import ideal_step_seconds
+
+    request = context.request
+    return ProgressReporter(
+        context.folder,
+        context.store,
+        attempt=request.attempt,
+        restart=request.restart,
+        total_steps=steps,
+        start_step=session.start_step,
+        discarded=discarded,
+        seconds=seconds,
+        compilations=context.compilations,
+        peak_memory=peak_memory,
+        ideal_seconds=ideal_step_seconds(plan, request, [each.device_kind for each in jax.devices()]),
+        now=context.now,
+    )
+
+
+def _control(  # noqa: PLR0917
+    context: StageContext,
+    session: "Session",
+    steps: int,
+    saving: "CheckpointSavePolicy",
+    report: "ProgressReporter | None",
+    validation: Sequence[Dataset],
+    seconds: dict[str, float],
+) -> "TrainerControl":
+    """Returns the trainer's inputs; see ``TrainerControl``."""
+    from finetune_trainer.training.tracing import Trace
+    from finetune_trainer.training.trainer import TrainerControl
+
+    request, h = context.request, context.request.hyperparameters
+    trace = None
+    if request.profiling:
+        host = context.processes.index
+        trace = Trace(request.profiling, context.folder.profile, context.store, context.scratch, host=host)
+    return TrainerControl(
         total_steps=steps,
         saving=saving,
         evaluate_every=request.evaluation.every_steps,
@@ -80,42 +151,13 @@ def run(context: StageContext) -> TrainOutcome:
         accumulation=h.gradient_accumulation_steps,
         report=report,
         host_report=context.host_report,
-        trace=Trace(
-            request.profiling,
-            context.folder.profile,
-            context.store,
-            context.scratch,
-            host=context.processes.index,
-        )
-        if request.profiling
-        else None,
+        trace=trace,
         evaluation={
             each.name: EvaluationBatches(rows=each.rows, batch_size=h.microbatch_size) for each in validation
         },
         seconds=seconds,
         compilations=context.compilations,
     )
-    batches = TrainBatches(
-        rows=data.rows,
-        parts=data.parts,
-        batch_size=h.global_batch_size,
-        seed=h.seed,
-        shuffle=request.data.shuffle,
-    )
-    stopped = None
-    still: list[str] = []
-    try:
-        still = session.run(batches, control)
-    except Stopped as stop:
-        stopped = stop
-    finally:
-        if report is not None:
-            report.checkpoints(session.trainer.saved_steps())
-            report.close()
-    outcome = _outcome(context, session, steps, seconds, still)
-    if stopped is not None:
-        raise TrainingStopped(outcome)
-    return outcome
 
 
 def _policies(context: StageContext) -> "tuple[Retention, CheckpointSavePolicy]":
@@ -138,11 +180,9 @@ def _policies(context: StageContext) -> "tuple[Retention, CheckpointSavePolicy]"
 
 
 def _outcome(
-    context: StageContext, session: object, steps: int, seconds: dict[str, float], still: list[str]
+    context: StageContext, session: "Session", steps: int, seconds: dict[str, float], unchanged: list[str]
 ) -> TrainOutcome:
-    from finetune_trainer.training.session import Session
-
-    assert isinstance(session, Session)
+    """Returns the outcome so far. ``unchanged`` are the names of trained tensors that training left unchanged."""
     watch = session.trainer.training_hooks
     evaluated = session.trainer.last_evaluation
     done, saved, retention = (
@@ -160,8 +200,8 @@ def _outcome(
         best_step=retention.best(saved),
         checkpoints=retention.records(saved, context.folder),
         tokens=watch.tokens,
-        unchanged_tensors=len(still),
-        unchanged=still[:MOST_UNCHANGED],
+        unchanged_tensors=len(unchanged),
+        unchanged=unchanged[:MOST_UNCHANGED],
         trace=context.folder.profile
         if any(True for _ in context.store.entries(context.folder.profile))
         else None,

@@ -189,8 +189,8 @@ class StorageClient:
         for name, entry in files.items():
             if not is_inside(name):
                 raise StageError(
-                    ExitCode.BAD_REQUEST, "InvalidUri", "a file's name would lead out of its folder", where=entry.uri,
-                    saw=repr(name), expected="names between slashes, none empty, '.' or '..'",
+                    ExitCode.BAD_REQUEST, "InvalidUri", "a file's name points outside of its folder", where=entry.uri,
+                    actual=repr(name), expected="names between slashes, none empty, '.' or '..'",
                     fix="Rename or remove the file.",
                 )  # fmt: skip
         target.mkdir(parents=True, exist_ok=True)

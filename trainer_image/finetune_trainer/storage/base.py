@@ -82,7 +82,7 @@ def missing(uri: str) -> StageError:
     return StageError(
         ExitCode.INPUT_MISSING,
         "InputMissing",
-        "there is no such file or folder",
+        "the file or folder does not exist",
         where=uri,
         fix="Check the address, or put the file there.",
     )
@@ -95,7 +95,7 @@ def denied(uri: str, detail: str) -> StageError:
         "StoragePermissionDenied",
         "access is denied",
         where=uri,
-        saw=detail[:300],
+        actual=detail[:300],
         fix="Grant the stage's service account roles/storage.objectViewer there, or objectUser to write.",
     )
 
@@ -105,8 +105,8 @@ def unavailable(uri: str, detail: str) -> StageError:
     return StageError(
         ExitCode.UNAVAILABLE,
         "StorageUnavailable",
-        "storage did not answer, retries included",
+        "storage did not respond, even after retries",
         where=uri,
-        saw=detail[:300],
-        fix="Nothing to change: the operator tries again.",
+        actual=detail[:300],
+        fix="No action is needed: the operator retries.",
     )

@@ -41,9 +41,9 @@ def first_changed(recorded: Mapping[str, Sequence[object]], found: Held) -> str 
         if now[0] != facts[0]:
             return f"{_short(name)} has {now[0]} bytes, {facts[0]} were saved"
         if now[1] != facts[1]:
-            return f"{_short(name)} has other content than was saved"
+            return f"{_short(name)} has other content than the saved one"
         if len(facts) > 2 and now[2:] != list(facts[2:]):
-            return f"{_short(name)} was written again since it was saved"
+            return f"{_short(name)} was written again after it was saved"
     return None
 
 

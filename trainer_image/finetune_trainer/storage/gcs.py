@@ -58,7 +58,7 @@ def _passing(error: BaseException) -> bool:
 
 
 def _waiting(error: Exception) -> None:
-    _LOG.warning("object storage is not answering, trying again: %s", error)
+    _LOG.warning("object storage does not respond, retrying: %s", error)
 
 
 #: All requests of this module can be repeated: whole-object writes and create-only writes are idempotent.

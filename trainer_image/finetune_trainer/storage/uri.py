@@ -34,8 +34,8 @@ def parse(uri: str) -> GcsAddress | Path:
     raise StageError(
         ExitCode.BAD_REQUEST,
         "InvalidUri",
-        "this is no address the trainer can reach",
-        saw=repr(uri),
+        "the trainer cannot read this URI",
+        actual=repr(uri),
         expected="gs://bucket/path or file:///path, without empty names, '.' and '..'",
         fix="Correct the URI.",
     )

@@ -43,7 +43,9 @@ def discard_damaged(store: StorageClient, folder: RunFolder) -> list[DiscardedCh
         damage = None if sealed is None else first_changed(json.loads(sealed), found[step])
         if damage is None:
             break
-        _LOG.warning("the checkpoint of step %d is not what was saved (%s); it is deleted", step, damage)
+        _LOG.warning(
+            "the checkpoint of step %d has changed since it was saved (%s); it is deleted", step, damage
+        )
         discarded.append(DiscardedCheckpoint(step=step, why=damage))
         # Orbax's mark of a complete checkpoint first: an interruption here leaves none that looks complete.
         store.delete_folder(folder.checkpoint(step), first=("commit_success.txt", "_CHECKPOINT_METADATA"))

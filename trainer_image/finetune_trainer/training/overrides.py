@@ -20,11 +20,11 @@ def parse(overrides: Mapping[str, str]) -> dict[str, Value]:
 
 def _refusal(fault: OverrideFault) -> StageError:
     where = f"spec.engineOverrides.{fault.key}"
-    told = {"where": where, "saw": fault.saw, "expected": fault.expected, "fix": fault.fix}
+    details = {"where": where, "actual": fault.actual, "expected": fault.expected, "fix": fault.fix}
     match fault.kind:
         case FaultKind.UNKNOWN:
-            return StageError(ExitCode.BAD_REQUEST, "UnknownEngineOverride", fault.what, **told)
+            return StageError(ExitCode.BAD_REQUEST, "UnknownEngineOverride", fault.what, **details)
         case FaultKind.NOT_ALLOWED:
-            return StageError(ExitCode.BAD_REQUEST, "EngineOverrideNotAllowed", fault.what, **told)
+            return StageError(ExitCode.BAD_REQUEST, "EngineOverrideNotAllowed", fault.what, **details)
         case FaultKind.INVALID:
-            return StageError(ExitCode.BAD_REQUEST, "EngineOverrideInvalid", fault.what, **told)
+            return StageError(ExitCode.BAD_REQUEST, "EngineOverrideInvalid", fault.what, **details)

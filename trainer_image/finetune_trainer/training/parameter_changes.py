@@ -59,11 +59,11 @@ class ParameterChanges:
             found |= dict(zip(self._parameters[key].names, changed.ravel().tolist(), strict=True))
         return found
 
-    def require_numbers(self, model: Any, *, step: int) -> None:
-        """Raises ``StageError`` 70 where a trained value is not finite.
+    def require_finite(self, model: Any, *, step: int) -> None:
+        """Raises ``StageError`` 70 if a trained parameter of ``model`` is NaN or infinite. ``step`` is for the message.
 
-        A step's loss is that of the weights before it, so no loss covers what the last step has made of them, or any
-        step of weights that no row uses.
+        A step's loss is computed before the step changes the weights. So no loss shows what the last step has changed,
+        nor what any step has changed in weights that no row uses.
         """
         arrays = _named(nnx.state(model, self._trained))
         whole = NamedSharding(self._mesh, PartitionSpec())
@@ -74,8 +74,8 @@ class ParameterChanges:
         broken = sorted(key for key, value in finite.items() if not np.asarray(value))
         if broken:
             raise StageError(
-                ExitCode.DIVERGED, "Diverged", "training ended with weights that are no numbers",
-                where=f"step {step}", saw=f"{len(broken)} of {len(finite)} arrays, {', '.join(broken[:2])}"[:300],
+                ExitCode.DIVERGED, "Diverged", "training ended with weights that are NaN or infinite",
+                where=f"step {step}", actual=f"{len(broken)} of {len(finite)} arrays, {', '.join(broken[:2])}"[:300],
                 expected="finite numbers",
                 fix="Lower hyperparameters.learningRate or raise warmupRatio.",
             )  # fmt: skip
@@ -132,11 +132,11 @@ def require_parameter_changes(moved: Mapping[str, bool], *, step: int, rates: np
         "NothingTrained",
         "training changed nothing" if whole else "training did not change every layer",
         where=f"step {step}",
-        saw=f"{len(still)} of {len(moved)} trained tensors as they were, bit for bit"
+        actual=f"{len(still)} of {len(moved)} trained tensors are unchanged, bit for bit"
         + ("" if whole else f"; nothing changed in layers {shown} of {len(layers)}"),
         expected="a change in every layer",
         fix="Raise hyperparameters.learningRate, and with weightPrecision BF16 set FP32. If that does not help, report "
-        "it with the model's config.json and the method: this model cannot be trained so."
+        "it with the model's config.json and the method: this model cannot be trained this way."
         if rates.any()
         else "The learning rate was 0 at every step: lower hyperparameters.warmupSteps, or train for more steps.",
     )

@@ -42,13 +42,13 @@ class Retention:
     def records(self, steps: Iterable[int], folder: RunFolder) -> list[CheckpointRecord]:
         """Records of these checkpoints, oldest first, as many as a result holds: the newest, and the best."""
         saved = list(steps)
-        told = saved[-MOST_CHECKPOINTS:]
+        listed = saved[-MOST_CHECKPOINTS:]
         best = self.best(saved)
-        if best is not None and best not in told:
-            told[0] = best
+        if best is not None and best not in listed:
+            listed[0] = best
         return [
             CheckpointRecord(step=step, uri=folder.checkpoint(step), metrics=self._metrics(step))
-            for step in told
+            for step in listed
         ]
 
     def _metrics(self, step: int) -> dict[str, float]:

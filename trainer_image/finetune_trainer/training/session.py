@@ -84,7 +84,7 @@ class Session:
                 control.report.flush()
             if control.stop_agreed():
                 raise Stopped(control.total_steps)
-            self.movement.require_numbers(trainer.model, step=control.total_steps)
+            self.movement.require_finite(trainer.model, step=control.total_steps)
             moved = self.movement.moved(trainer.model, trainer.optimizer)
             still = require_parameter_changes(moved, step=control.total_steps, rates=self.learning_rates)
             trainer.evaluate()
@@ -190,5 +190,7 @@ def _tunix(
 
 def peak_memory() -> int | None:
     """Largest number of bytes in use on any device of this process; None where devices report no statistics (CPU)."""
-    told = [device.memory_stats() or {} for device in jax.local_devices()]
-    return max((stats["peak_bytes_in_use"] for stats in told if "peak_bytes_in_use" in stats), default=None)
+    all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max(
+        (stats["peak_bytes_in_use"] for stats in all_stats if "peak_bytes_in_use" in stats), default=None
+    )

@@ -72,7 +72,7 @@ def parallelism(mesh: MeshSpec, *, on_cpu: bool) -> dict[str, int]:
     if mesh.data % slices:
         raise StageError(
             ExitCode.BAD_REQUEST, "MeshNotDivisible", "data parallelism must be a multiple of the slices",
-            where="spec.resources.parallelism.data", saw=str(mesh.data), expected=f"a multiple of {slices}",
+            where="spec.resources.parallelism.data", actual=str(mesh.data), expected=f"a multiple of {slices}",
             fix=f"Set data: {slices}.",
         )  # fmt: skip
     inside = (mesh.data // slices, mesh.fsdp, mesh.tensor)
@@ -92,19 +92,19 @@ def controller(mesh: MeshSpec) -> dict[str, bool]:
 
 
 def per_device_batch_size(h: HyperparametersSpec, mesh: MeshSpec) -> float:
-    """Rows per device and forward pass; below 1 where devices share a row under tensor parallelism.
+    """Returns the rows per device and forward pass; below 1 if devices share a row under tensor parallelism.
 
-    Raises ``StageError`` 64 when rows do not divide evenly.
+    Raises ``StageError`` 64 if the global batch does not divide evenly.
     """
-    parts, shards = h.gradient_accumulation_steps, mesh.data * mesh.fsdp
-    unit = parts * shards
+    passes = h.gradient_accumulation_steps
+    unit = passes * mesh.data * mesh.fsdp
     if h.global_batch_size % unit:
         lower = h.global_batch_size // unit * unit
         nearest = f"{lower} or {lower + unit}" if lower else str(unit)
-        accumulated = f", in {parts} forward passes" if parts > 1 else ""
+        accumulated = f", in {passes} forward passes" if passes > 1 else ""
         raise StageError(
             ExitCode.BAD_REQUEST, "BatchNotDivisible", "the batch does not divide evenly among the devices",
-            where="spec.hyperparameters.globalBatchSize", saw=str(h.global_batch_size),
+            where="spec.hyperparameters.globalBatchSize", actual=str(h.global_batch_size),
             expected=f"a multiple of {unit} (data {mesh.data} x fsdp {mesh.fsdp}{accumulated})", fix=f"Use {nearest}.",
         )  # fmt: skip
     return h.global_batch_size / (unit * mesh.tensor)
@@ -182,9 +182,10 @@ def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
     """
     if kind is not None and plan.experts is not None:
         raise StageError(
-            ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "experts, nearly all of the model, cannot be quantized",
-            where="spec.method.lora.quantization", saw=kind,
-            expected="None for a mixture of experts", fix="Leave it out.",
+            ExitCode.BAD_REQUEST, "QuantizationDoesNotFit",
+            "experts, which make up nearly all of the model, cannot be quantized",
+            where="spec.method.lora.quantization", actual=kind,
+            expected="None for a mixture of experts", fix="Remove it.",
         )  # fmt: skip
     if kind != "NF4":
         return {} if kind is None else {"lora_weight_qtype": "int8"}
@@ -195,7 +196,7 @@ def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
         if not any(size % block for size in inputs.values()):
             return {"lora_weight_qtype": "nf4", "lora_tile_size": block}
     raise StageError(
-        ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "the model's sizes cannot be cut into blocks for NF4",
-        where="spec.method.lora.quantization", saw=", ".join(f"{name} {size}" for name, size in inputs.items()),
-        expected=f"multiples of {_NF4_BLOCKS[-1]}", fix="Use INT8, which needs no blocks, or leave it out.",
+        ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "the model's dimensions cannot be divided into blocks for NF4",
+        where="spec.method.lora.quantization", actual=", ".join(f"{name} {size}" for name, size in inputs.items()),
+        expected=f"multiples of {_NF4_BLOCKS[-1]}", fix="Use INT8, which needs no blocks, or remove it.",
     )  # fmt: skip

@@ -71,7 +71,7 @@ class StepDataHooks(DataHooks):  # type: ignore[misc]  # Tunix ships no types
 
     @override
     def load_next_eval_batch(self, train_ctx: "FineTuneTrainer") -> None:
-        raise NotImplementedError("the trainer evaluates by itself")
+        raise NotImplementedError("the trainer evaluates in its own loop")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -424,9 +424,9 @@ def check_finite(value: float, step: int, *, what: str = "loss") -> None:
         raise StageError(
             ExitCode.DIVERGED,
             "Diverged",
-            f"training diverged: the {what} is no number any more",
+            f"training diverged: the {what} is NaN or infinite",
             where=f"step {step}",
-            saw=str(value),
+            actual=str(value),
             expected="a finite number",
-            fix="Lower hyperparameters.learningRate or raise warmupRatio; checkpoints before this step are sound.",
+            fix="Lower hyperparameters.learningRate or raise warmupRatio; checkpoints before this step are valid.",
         )

@@ -1,0 +1,154 @@
+"""The plan of a job: made at admission, stored, and read again by every later decision."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from finetune_contract import CONTRACT_VERSION, ContractVersion, MemoryOutcome
+from finetune_operator.api import Reason
+from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of, since_retry
+from finetune_operator.lifecycle.attempts.capacity import exhausted_capacities
+from finetune_operator.lifecycle.decision import Admit, NextStep
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.derive import derive_stages, preflight_found
+from finetune_operator.planning import (
+    Plan,
+    Refused,
+    StoredPlan,
+    admit,
+    make_plan,
+    read_stored_plan,
+    render_stored_plan,
+    replan,
+)
+from finetune_operator.planning.first_format import first_format_name, take_over
+from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_name
+
+type Object = Mapping[str, Any]
+
+
+def admit_job(observation: Observation) -> NextStep:
+    """Stores the plan, and does nothing else: nothing is started before the run folder that it names has been read.
+
+    The plan may be that of a job that has run for days. Raises Refused.
+    """
+    snapshot = plan_to_store(observation)
+    plan = make_plan(_as_admitted(observation.job, snapshot), snapshot)
+    step = NextStep(action=Admit(write=render_stored_plan(snapshot)), requeue_after=0.0)
+    if observation.status.resolved is not None:
+        return step
+    live = [attempt for attempt in attempts_of(observation) if attempt.live]
+    return replace(
+        step,
+        state=JobState(phase=JobPhase.ACTIVE, starting=True),
+        stages=derive_stages(observation, plan, live, suspend=False),
+    )
+
+
+def current_plan(
+    observation: Observation, snapshot: StoredPlan, attempts: tuple[Attempt, ...]
+) -> tuple[Plan, Refused | None]:
+    """Returns the plan for the spec in its present form; if that is refused, the admitted plan and why. Raises Refused.
+
+    If preflight had slices to choose from, its findings decide which one. Its findings hold even if an edit has
+    switched its memory check off since.
+    """
+    fresh = [each for each in attempts if since_retry(observation.folder.retry, each)]
+    exhausted = exhausted_capacities(fresh)
+    plan, refused = _planned(observation.job, snapshot, exhausted, None)
+    if plan.memory is not None and not plan.memory.candidates:
+        return plan, refused
+    found = preflight_found(observation, plan, attempts)
+    if found is None or found.memory is None:
+        return plan, refused
+    return _planned(observation.job, snapshot, exhausted, found.memory)
+
+
+def _planned(
+    job: Object, snapshot: StoredPlan, exhausted: frozenset[str], found: MemoryOutcome | None
+) -> tuple[Plan, Refused | None]:
+    try:
+        return replan(job, snapshot, exhausted, found), None
+    except Refused as refused:
+        return make_plan(_as_admitted(job, snapshot), snapshot, exhausted, found), refused
+
+
+def _as_admitted(job: Object, snapshot: StoredPlan) -> Object:
+    """Returns the job with the admitted spec, except for the fields that control its lifecycle."""
+    steering = {name: job["spec"][name] for name in LIFECYCLE if name in job["spec"]}
+    return {**job, "spec": {**snapshot.spec, **steering}}
+
+
+def stored_plan(observation: Observation) -> StoredPlan | None:
+    """Returns the job's stored plan; None if there is none. Raises Refused (PlanMissing) if it is another job's."""
+    if observation.snapshot is None:
+        return None
+    snapshot = read_stored_plan(observation.snapshot)
+    if snapshot.job != identity(observation.job):
+        raise Refused(
+            Reason.PLAN_MISSING,
+            f"ConfigMap {observation.snapshot['metadata']['name']} in the operator's namespace is the plan of "
+            f"{snapshot.job.namespace}/{snapshot.job.name} ({snapshot.job.uid}), not of this job. "
+            "Ask the platform team to delete it.",
+        )
+    return snapshot
+
+
+def plan_to_store(observation: Observation) -> StoredPlan:
+    """Returns the plan to store for a job that has none. Raises Refused.
+
+    A lost plan is made again only if it has the digest that the job's JobSets and status name: under another plan the
+    job would silently get another image, slice or folder in the middle of its run.
+    """
+    job = observation.job
+    if first_format_name(job) is not None and (
+        observation.first_format or not _unchanged_profile(observation)
+    ):
+        return take_over(job, observation.first_format)
+    snapshot = admit(
+        job, observation.profiles, observation.template, observation.source, observation.neighbours
+    ).snapshot
+    named = _named(observation)
+    if not named:
+        return snapshot
+    made = next((each for each in _by_any_release(snapshot) if named == {each.digest}), None)
+    if made is None:
+        raise Refused(
+            Reason.PLAN_MISSING,
+            f"The job's plan, ConfigMap {plan_name(job['metadata']['uid'])} in the operator's namespace, is missing "
+            "and cannot be rebuilt: the job or its profile has changed since the job was admitted. Restore the "
+            "ConfigMap or undo the change; or create the job again: spec.resumeFrom continues from its last "
+            "checkpoint.",
+        )
+    return made
+
+
+def _by_any_release(snapshot: StoredPlan) -> Iterator[StoredPlan]:
+    """Yields the plan as this operator makes it, and as operators with earlier minor versions of the contract did."""
+    for minor in range(CONTRACT_VERSION.minor, -1, -1):
+        yield replace(snapshot, contract=ContractVersion(CONTRACT_VERSION.major, minor))
+
+
+def _named(observation: Observation) -> set[str]:
+    """Returns the digests of plans that the job's JobSets and status name."""
+    found = {jobset.plan_digest for jobset in observation.jobsets if jobset.plan_digest}
+    resolved = observation.status.resolved
+    return found | {resolved.plan.digest} if resolved and resolved.plan else found
+
+
+def _unchanged_profile(observation: Observation) -> bool:
+    """Returns whether a job of an earlier release that has lost its plan would be admitted under the same profile."""
+    resolved = observation.status.resolved
+    profile = resolved.profile if resolved else None
+    admitted = admit(
+        observation.job,
+        observation.profiles,
+        observation.template,
+        observation.source,
+        observation.neighbours,
+    ).snapshot
+    return profile is not None and (admitted.profile_name, admitted.profile_hash) == (
+        profile.name,
+        profile.hash,
+    )

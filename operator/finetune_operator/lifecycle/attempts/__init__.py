@@ -1,0 +1,1 @@
+"""Attempts of stages: their listing, their results and their usage."""

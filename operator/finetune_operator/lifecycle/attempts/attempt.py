@@ -1,0 +1,205 @@
+"""The attempts of a job, derived from JobSets, pods and the run folder's listing."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain
+
+from finetune_contract import Outcome, Stage
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.workload import Workload, newest
+from finetune_operator.lifecycle.observation import AttemptFiles, Observation, RetryRecord, TakeoverRecord
+from finetune_operator.planning.requests import MAX_ATTEMPT
+
+#: Maximum for one job, over all stages: every decision classifies all of them.
+MOST_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt with everything observed about it."""
+
+    key: AttemptKey
+    ordinal: int
+    """Position among the stage's attempts, from 1, which users see; restarts inside JobSets count."""
+    jobset: JobSet | None
+    pods: tuple[Pod, ...]
+    files: AttemptFiles | None
+    """Records of the current or last run; None if the trainer has not written any (yet)."""
+    written: AttemptFiles | None = None
+    """All records, also those of earlier runs of the attempt."""
+    follows: datetime | None = None
+    """For a restart inside the JobSet: when the attempt before it ended. None if unknown, and for other attempts."""
+    restarted: bool = False
+    """Whether the JobSet has been restarted since; JobSet restarts only after disruptions."""
+    workload: Workload | None = None
+    """Kueue's Workload of the JobSet; None if the JobSet is in no queue, or Kueue has not created a Workload yet."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a pod of the attempt may still run, so that no other attempt may start."""
+        jobset_live = self.jobset is not None and not self.restarted and not self.jobset.ended
+        return jobset_live or any(pod.live for pod in self.pods)
+
+    @property
+    def running(self) -> bool:
+        """Whether all expected pods exist and were started."""
+        # JobSet creates the other pods of a slice once the first one has a node.
+        expected = self.jobset.pods_expected if self.jobset else 1
+        return len(self.pods) >= expected and all(pod.started for pod in self.pods)
+
+
+def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
+    """Returns every attempt, ordered by stage, number and restart."""
+    jobsets = {jobset.key.jobset: jobset for jobset in observation.jobsets if jobset.key}
+    pods = _pods(observation)
+    workloads = _workloads(observation)
+    keys, _ = _keys(observation, pods)
+    last = {key.jobset: key.restart for key in keys}
+    before: Counter[Stage] = Counter()
+    found: list[Attempt] = []
+    for key in keys:
+        jobset, files = jobsets.get(key.jobset), observation.folder.attempts.get(key)
+        before[key.stage] += 1
+        restarted = key.restart < last[key.jobset]
+        found.append(
+            Attempt(
+                key=key,
+                ordinal=before[key.stage],
+                jobset=jobset,
+                pods=tuple(pods.get(key, ())),
+                files=_of_this_run(files, jobset, restarted=restarted),
+                written=files,
+                follows=_end_before(key, observation),
+                restarted=restarted,
+                workload=workloads.get(jobset.uid) if jobset else None,
+            )
+        )
+    return tuple(found)
+
+
+def too_many(observation: Observation) -> bool:
+    """Whether :func:`attempts_of` omits the oldest attempts because there are more than ``MOST_ATTEMPTS``."""
+    _, cut = _keys(observation, _pods(observation))
+    return cut
+
+
+def _pods(observation: Observation) -> dict[AttemptKey, list[Pod]]:
+    pods: dict[AttemptKey, list[Pod]] = {}
+    for pod in observation.pods:
+        if pod.key:
+            pods.setdefault(pod.key, []).append(pod)
+    return pods
+
+
+def _keys(
+    observation: Observation, pods: Mapping[AttemptKey, Sequence[Pod]]
+) -> tuple[list[AttemptKey], bool]:
+    """Returns the keys of the attempts in order, and whether some were omitted.
+
+    A JobSet has had all restarts up to the newest one that its status or a pod reports. A pod without JobSet and record
+    is an attempt only as long as it runs. If there are too many attempts, those that run or have a JobSet take
+    precedence, then those with records, then the newest.
+    """
+    of_jobsets = [jobset.key for jobset in observation.jobsets if jobset.key]
+    made = {key.jobset for key in of_jobsets}
+    live = [key for key, own in pods.items() if any(pod.live for pod in own)]
+    newest = sorted((*of_jobsets, *(key for key in pods if key.jobset in made)), key=_place, reverse=True)
+    by_rank = chain(
+        sorted(live, key=_place, reverse=True),
+        newest,
+        sorted(observation.folder.attempts, key=_place, reverse=True),
+        (key for last in newest for key in _until(last)),
+    )
+    found: set[AttemptKey] = set()
+    for key in by_rank:
+        if key not in found and len(found) == MOST_ATTEMPTS:
+            return sorted(found, key=_place), True
+        found.add(key)
+    return sorted(found, key=_place), False
+
+
+def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
+    """Returns all restarts of a JobSet, the newest first, including those without any record."""
+    return (replace(newest, restart=restart) for restart in range(newest.restart, -1, -1))
+
+
+def _place(key: AttemptKey) -> tuple[int, int, int]:
+    return key.stage.order, key.number, key.restart
+
+
+def next_number(
+    attempts: Sequence[Attempt],
+    stage: Stage,
+    takeovers: Sequence[TakeoverRecord] = (),
+    foreign_attempts: Collection[AttemptKey] = (),
+) -> int:
+    """Returns the number of the stage's next attempt.
+
+    Args:
+        attempts: the attempts of the job.
+        stage: the stage.
+        takeovers: the takeover records of the run folder.
+        foreign_attempts: attempts in the run folder that are not the job's. Their numbers are skipped as long as
+            others are available.
+    """
+    first = takeovers[-1].first.get(stage, 1) if takeovers else 1
+    next_ = max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))
+    taken = {key.number for key in foreign_attempts if key.stage is stage}
+    return next((number for number in range(next_, MAX_ATTEMPT) if number not in taken), next_)
+
+
+def since_retry(retry: RetryRecord | None, attempt: Attempt) -> bool:
+    """Whether the attempt was created after the last manual retry, and therefore counts. ``retry`` None: no retry."""
+    return retry is None or attempt.key.number >= retry.first.get(attempt.key.stage, 1)
+
+
+def _end_before(key: AttemptKey, observation: Observation) -> datetime | None:
+    """Returns when the attempt before this restart ended; None if unknown, and for an attempt that is no restart."""
+    if not key.restart:
+        return None
+    files = observation.folder.attempts.get(replace(key, restart=key.restart - 1))
+    result, recorded = (files.result, files.failure) if files else (None, None)
+    if recorded and recorded.at and not recorded.written:
+        # The record is about one run, which another run may have followed; the attempt's end is not recorded yet.
+        return None
+    return max(
+        (time for time in (result and result.finished, recorded and recorded.written) if time), default=None
+    )
+
+
+def _workloads(observation: Observation) -> dict[str, Workload]:
+    """Returns the newest Workload of each JobSet, by the JobSet's uid."""
+    found: dict[str, list[Workload]] = {}
+    for workload in observation.workloads or ():
+        for uid in workload.owner_uids:
+            found.setdefault(uid, []).append(workload)
+    return {uid: newest(each) for uid, each in found.items()}
+
+
+def _of_this_run(
+    files: AttemptFiles | None, jobset: JobSet | None, *, restarted: bool
+) -> AttemptFiles | None:
+    """Returns the records without those of earlier runs of the attempt.
+
+    Kueue stops a JobSet by suspending it, which usually fails no Job and counts as no restart. When quota is available
+    again, new pods run the same attempt.
+    """
+    resumed = jobset.resumed_at if jobset else None
+    if files is None:
+        return None
+    result, recorded = files.result, files.failure
+    if recorded and recorded.at and result and recorded.at < result.started:
+        # A run that began after the recorded one has left a result.
+        recorded = None
+    if resumed is None:
+        return replace(files, failure=recorded)
+    earlier = result is not None and result.outcome is Outcome.STOPPED and result.finished < resumed
+    # An attempt that a restart follows ended with the recorded run, unless a later run has left a result.
+    another = not restarted or (result is not None and not earlier)
+    if recorded and recorded.at and recorded.at < resumed and another:
+        recorded = None
+    return replace(files, result=None if earlier and not restarted else result, failure=recorded)

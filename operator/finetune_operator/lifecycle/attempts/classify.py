@@ -1,0 +1,362 @@
+"""Classifies how an attempt ended: by the trainer's record, then by the status of pods, then by missing objects.
+
+The contract derives the charged class from the failure's exit code. If the trainer could not write a record, the result
+contains one to write, so that later reconciles reach the same result after pods and nodes are deleted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from finetune_contract import (
+    CONTRACT_VERSION,
+    ExitCode,
+    Failure,
+    FailureClass,
+    Outcome,
+    Stage,
+    StageResult,
+)
+from finetune_contract.failure import PEER_LOST
+from finetune_operator.lifecycle.attempts import contract_mismatch
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
+from finetune_operator.lifecycle.attempts.deadlines import (
+    DEADLINE_EXCEEDED,
+    HUNG,
+    POD_NOT_STARTED,
+    PODS_MISSING,
+    STAGE_TIMEOUT,
+    STARTUP_TIMEOUT,
+)
+from finetune_operator.lifecycle.attempts.disruption import (
+    PLACEMENT_RACE,
+    PREEMPTED,
+    PRESSURES,
+    Disruption,
+    disruption,
+    pressure,
+)
+from finetune_operator.lifecycle.attempts.stop_records import (
+    BUDGET_EXHAUSTED,
+    EVICTED,
+    REPLACED,
+    RUN_FOLDER_UNREADABLE,
+    SUSPENDED,
+    eviction,
+    suspension,
+)
+from finetune_operator.lifecycle.children.container import ContainerTermination
+from finetune_operator.lifecycle.children.node import SliceNode
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.pods import last_worker_message, trainer_terminations
+from finetune_operator.planning.stages import STAGES
+from finetune_operator.rendering import jobset_name
+
+_SIGNALLED = 128
+#: Characters of a termination message in a failure.
+_MOST_EVIDENCE = 4096
+_SIGTERM = _SIGNALLED + 15
+_SIGKILL = _SIGNALLED + 9
+_MEASURED = (
+    "The stage requests the memory that was measured for models of this size, and no field of the job changes it: "
+    "report the model to the platform team, and use a smaller one meanwhile."
+)
+
+#: Pathways' workers failed repeatedly, which ended the attempt; the head only received SIGTERM.
+WORKERS_FAILED = "WorkersFailed"
+#: The result cannot be parsed and a later attempt has followed, see :mod:`.damaged_records`.
+RECORD_IGNORED = "RecordIgnored"
+#: The result cannot be parsed, and no later attempt has followed.
+RESULT_MALFORMED = "ResultMalformed"
+_ON_PURPOSE = (
+    SUSPENDED,
+    REPLACED,
+    NO_CAPACITY,
+    DEADLINE_EXCEEDED,
+    BUDGET_EXHAUSTED,
+    RUN_FOLDER_UNREADABLE,
+    RECORD_IGNORED,
+)
+#: Reasons that the operator has determined; a later record of the trainer does not change them.
+_FINAL = (
+    PREEMPTED,
+    PLACEMENT_RACE,
+    HUNG,
+    STARTUP_TIMEOUT,
+    STAGE_TIMEOUT,
+    PODS_MISSING,
+    POD_NOT_STARTED,
+    WORKERS_FAILED,
+    *PRESSURES,
+)
+
+
+class AttemptOutcome(StrEnum):
+    SUCCEEDED = "Succeeded"
+    STOPPED = "Stopped"
+    """The operator stopped the attempt: no class is charged."""
+    EVICTED = "Evicted"
+    """Kueue withdrew the quota: no class is charged."""
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptResult:
+    """How one attempt ended."""
+
+    ending: AttemptOutcome
+    failure: Failure | None = None
+    """Set if the ending is FAILED."""
+    finished: datetime | None = None
+    """None if the time is unknown."""
+    purpose: str | None = None
+    """Reason in the operator's record if the ending is STOPPED."""
+    record: Failure | None = None
+    """Record to write to the run folder, because pods and nodes may be deleted; None if none is needed."""
+
+    @property
+    def failure_class(self) -> FailureClass | None:
+        if self.ending is AttemptOutcome.EVICTED:
+            return FailureClass.QUOTA
+        return self.failure.failure_class if self.failure else None
+
+
+def classify(  # noqa: PLR0911  one per case
+    attempt: Attempt,
+    job: str,
+    *,
+    suspend: bool,
+    now: datetime,
+    nodes: Mapping[str, SliceNode] | None = None,
+) -> AttemptResult | None:
+    """Returns the result; None while the attempt may still run.
+
+    Until it is recorded, the result may change with new observations.
+
+    Args:
+        attempt: the attempt.
+        job: the job's name, for messages.
+        suspend: whether the job is suspended now. If so, a missing JobSet was deleted intentionally.
+        now: the time of the observation.
+        nodes: see :func:`disruption`.
+    """
+    if attempt.live:
+        return None
+    files = attempt.files
+    result = files.result if files else None
+    recorded = files.failure if files else None
+    end_of_jobset = attempt.jobset.end_time if attempt.jobset and not attempt.restarted else None
+    # A node's clock may be fast; the JobSet's end time is the control plane's.
+    finished = min((time for time in (result and result.finished, end_of_jobset) if time), default=None)
+    if result and result.outcome is Outcome.SUCCEEDED:
+        wrong = _incomplete(attempt, result)
+        if wrong is None:
+            return AttemptResult(ending=AttemptOutcome.SUCCEEDED, finished=finished)
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=wrong, finished=finished)
+    purpose = recorded.reason if recorded and recorded.reason in _ON_PURPOSE else None
+    stopped = result is None or result.outcome is Outcome.STOPPED
+    if purpose and stopped:
+        return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=purpose, finished=finished)
+    if recorded and recorded.reason == EVICTED and stopped:
+        return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished)
+    evicted = attempt.workload.evicted if attempt.workload else None
+    if evicted and stopped and recorded is None:
+        return AttemptResult(
+            ending=AttemptOutcome.EVICTED, finished=finished, record=eviction(attempt, evicted)
+        )
+    taken = disruption(attempt, nodes, ended=finished, now=now)
+    failure = _shown_by_pods(attempt, job, taken, finished) if stopped and recorded is None else None
+    if failure:
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
+    if result:
+        failure, record = _from_result(attempt, result, recorded, taken)
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=record)
+    if recorded and (settled(recorded) or not (taken and _crash(recorded))):
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=recorded, finished=finished)
+    if attempt.jobset is None and suspend:
+        return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=SUSPENDED, record=suspension())
+    if taken:
+        failure = _taken(attempt, taken, evidence=recorded.message if recorded else "")
+    else:
+        failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
+    return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
+
+
+def settled(recorded: Failure | None) -> bool:
+    """Whether the operator's record is final: neither a later record of the trainer nor the nodes change it."""
+    return recorded is not None and recorded.reason in _FINAL
+
+
+def _crash(recorded: Failure) -> bool:
+    """Whether the failure may be a consequence of a disruption."""
+    return recorded.failure_class is FailureClass.INFRASTRUCTURE
+
+
+def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
+    if result.details is not None and result.details.kind == attempt.key.stage:
+        return None
+    return Failure(
+        code=ExitCode.CONTRACT_UNSUPPORTED,
+        reason="ResultIncomplete",
+        message=f"{attempt.key.stage} reports success without findings that this operator understands: the trainer "
+        f"image supports version {result.supports} of the contract, the operator {CONTRACT_VERSION}.",
+        fix=contract_mismatch.FIX,
+    )
+
+
+def _from_result(
+    attempt: Attempt, result: StageResult, recorded: Failure | None, taken: Disruption | None
+) -> tuple[Failure, Failure | None]:
+    """Returns the failure that counts, and the record to write if it is not the trainer's."""
+    if recorded and settled(recorded):
+        return recorded, None
+    elsewhere = _elsewhere(attempt, result, recorded, taken)
+    if elsewhere is not None:
+        return elsewhere, None if elsewhere == recorded else elsewhere
+    if result.outcome is Outcome.STOPPED:
+        return (
+            Failure(
+                code=ExitCode.STOPPED,
+                reason=PREEMPTED,
+                message=f"{attempt.key.stage} received SIGTERM and saved its state.",
+            ),
+            None,
+        )
+    failure = result.failure or Failure(
+        code=result.exit_code,
+        reason="Unexplained",
+        message=f"{attempt.key.stage} ended with code {result.exit_code} and reported no reason.",
+    )
+    if failure.failure_class is FailureClass.INFRASTRUCTURE and taken:
+        # If one host is disrupted, the others crash because of it, often earlier.
+        preempted = _taken(attempt, taken, evidence=failure.message)
+        return preempted, preempted
+    return failure, None
+
+
+def _elsewhere(
+    attempt: Attempt, result: StageResult, recorded: Failure | None, taken: Disruption | None
+) -> Failure | None:
+    """Returns the failure of another host's process if the first host was stopped or failed because of it; else None.
+
+    Kubernetes terminates a Job's other pods when one has failed.
+    """
+    stopped = result.outcome is Outcome.STOPPED
+    if not stopped and not (result.failure and result.failure.reason == PEER_LOST):
+        return None
+    if recorded and recorded.host != 0 and not (taken and _of_another_host(recorded)):
+        return recorded
+    killed = [pair for pair in trainer_terminations(attempt.pods) if pair[1].reason == "OOMKilled"]
+    return _died(attempt.key.stage, *killed[0]) if killed else None
+
+
+def _of_another_host(recorded: Failure) -> bool:
+    """Whether a host other than the first failed, possibly only because another host was missing."""
+    return recorded.host != 0 and recorded.failure_class is FailureClass.INFRASTRUCTURE
+
+
+def _from_pods(attempt: Attempt, job: str) -> Failure:
+    """Returns the failure of an attempt whose JobSet has ended without a record of the trainer."""
+    stage = attempt.key.stage
+    ended = [(pod, end) for pod, end in trainer_terminations(attempt.pods) if end.exit_code != 0]
+    if not ended:
+        message = attempt.jobset.failure_message if attempt.jobset else ""
+        reported = f" JobSet reports: {message}." if message else ""
+        return Failure(
+            code=_SIGKILL,
+            reason="PodLost",
+            message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
+            f"trainer, and its pods are deleted or succeeded.{reported}"[:1024],
+        )
+    return _died(stage, *min(ended, key=lambda pair: (_silence(pair[1]), pair[0].name)))
+
+
+def _died(stage: Stage, pod: Pod, end: ContainerTermination) -> Failure:
+    """Returns the failure of a pod whose trainer ended without a record, from its exit code and termination message."""
+    code, name = end.exit_code, pod.name
+    evidence = end.message[-_MOST_EVIDENCE:]
+    if end.reason == "OOMKilled":
+        return Failure(
+            code=ExitCode.OUT_OF_MEMORY,
+            reason="HostOutOfMemory",
+            message=f"{stage}: pod {name} was killed because it used more memory than its limit.",
+            fix=_MEASURED
+            if STAGES[stage].sized_by_model
+            else "Use a smaller batch or sequence length, or larger nodes.",
+            evidence=evidence,
+        )
+    if code == ExitCode.CONTRACT_UNSUPPORTED:
+        return contract_mismatch.refused_by_trainer(stage, name, evidence)
+    if code in (ExitCode.STOPPED, _SIGTERM):
+        return Failure(
+            code=ExitCode.STOPPED,
+            reason=PREEMPTED,
+            message=f"{stage}: pod {name} received SIGTERM before it had anything to save.",
+            evidence=evidence,
+        )
+    known = code in ExitCode._value2member_map_
+    return Failure(
+        code=code,
+        reason=ExitCode(code).name.title().replace("_", "") if known else "ProcessDied",
+        message=f"{stage}: the process of pod {name} ended with code {code}{_signal(code)} and left no record.",
+        evidence=evidence,
+    )
+
+
+def _silence(end: ContainerTermination) -> int:
+    """Returns a rank by which the most informative termination comes first.
+
+    A host that was stopped or killed because another one failed shows no cause of its own; a host that missed another
+    one reports only that.
+    """
+    if end.reason == "OOMKilled":
+        return 0
+    code = end.exit_code
+    if code in ExitCode._value2member_map_:
+        return {ExitCode.UNAVAILABLE: 1, ExitCode.STOPPED: 3}.get(ExitCode(code), 0)
+    return 2 if code < _SIGNALLED else 4
+
+
+def _signal(code: int) -> str:
+    return f" (killed by signal {code - _SIGNALLED})" if _SIGNALLED < code < 160 else ""
+
+
+def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=taken.reason,
+        message=f"{attempt.key.stage}: {taken.message}"[:1024],
+        evidence=evidence,
+    )
+
+
+def _shown_by_pods(
+    attempt: Attempt, job: str, taken: Disruption | None, ended: datetime | None
+) -> Failure | None:
+    """Returns the failure that pods show for an attempt that was stopped, unless it is a preemption; else None."""
+    short = pressure(attempt, ended)
+    if short is None and taken is None and attempt.jobset and attempt.jobset.workers_failed:
+        return _workers_failed(attempt, job)
+    return short
+
+
+def _workers_failed(attempt: Attempt, job: str) -> Failure:
+    stage = attempt.key.stage
+    return Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=WORKERS_FAILED,
+        message=f"{stage}: the workers of JobSet {jobset_name(job, stage, attempt.key.number)} were restarted more "
+        "often than their Job allows, and the JobSet failed.",
+        evidence=last_worker_message(attempt.pods)[-4096:],
+    )
+
+
+def _vanished(attempt: Attempt, job: str) -> Failure:
+    name = jobset_name(job, attempt.key.stage, attempt.key.number)
+    return Failure(
+        code=_SIGKILL,
+        reason="JobSetDeleted",
+        message=f"{attempt.key.stage}: JobSet {name} was deleted before its trainer had left a record.",
+    )

@@ -1,0 +1,175 @@
+"""Detects disruptions of an attempt's pods or nodes: by the pods' conditions, the JobSet's restarts and the nodes.
+
+If one host of a slice is disrupted, the others crash because of it, often before the first host's pod has a condition.
+So the nodes count, too, for a short time after the end of the attempt.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_contract import ExitCode, Failure
+from finetune_operator.api.timestamps import after
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.children.node import SliceNode
+from finetune_operator.lifecycle.children.object_condition import ObjectCondition
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.pods import trainer_terminations
+
+PREEMPTED = "Preempted"
+#: JobSet itself removed a pod that was scheduled to another node pool than its leader; no capacity was lost.
+PLACEMENT_RACE = "PlacementRace"
+_PLACEMENT = "ExclusivePlacementViolation"
+
+#: How long before an attempt's end a disruption explains it, and how long after it the nodes' state does.
+WINDOW = timedelta(minutes=3)
+_LEAVING = frozenset(
+    {
+        "cloud.google.com/impending-node-termination",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/out-of-service",
+        "node.cloudprovider.kubernetes.io/shutdown",
+        "ToBeDeletedByClusterAutoscaler",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disruption:
+    """A disruption of an attempt."""
+
+    reason: str
+    """PREEMPTED or PLACEMENT_RACE."""
+    message: str
+
+
+def disruption(
+    attempt: Attempt, nodes: Mapping[str, SliceNode] | None, *, ended: datetime | None, now: datetime
+) -> Disruption | None:
+    """Returns the first disruption found; None if there is none.
+
+    Args:
+        attempt: an attempt that has ended.
+        nodes: all nodes of its slice's kind, by name; None if they were not read.
+        ended: when it ended; None if unknown.
+        now: the time of the observation.
+    """
+    end = ended_at(attempt, ended)
+    targets = [found for pod in attempt.pods if (found := disruption_target(pod, end))]
+    for target in targets:
+        if target.reason != _PLACEMENT:
+            return Disruption(
+                reason=PREEMPTED,
+                message=f"Kubernetes disrupted a pod ({target.reason}): {target.message or ''}",
+            )
+    if targets and attempt.restarted:
+        return Disruption(
+            reason=PLACEMENT_RACE,
+            message="JobSet restarted all pods, because some were scheduled to another node pool than the first.",
+        )
+    if nodes is not None and (ended is None or now - ended <= WINDOW):
+        hosts = attempt.jobset.hosts_per_slice if attempt.jobset else 1
+        for message in (*_nodes_lost(attempt.pods, nodes), *_slices_broken(attempt.pods, nodes, hosts)):
+            return Disruption(reason=PREEMPTED, message=message)
+    if attempt.restarted:
+        return Disruption(reason=PREEMPTED, message="A pod was disrupted, and JobSet restarted all pods.")
+    return None
+
+
+def ended_at(attempt: Attempt, ended: datetime | None) -> datetime | None:
+    """Returns ``ended`` if it is known, else when the trainer's last container ended; None if that is unknown, too."""
+    ends = (each.finished_at for _, each in trainer_terminations(attempt.pods))
+    return ended or max((each for each in ends if each), default=None)
+
+
+def disruption_target(pod: Pod, ended: datetime | None) -> ObjectCondition | None:
+    """Returns the pod's condition DisruptionTarget if it explains the end of the attempt; else None.
+
+    The pod of a Pathways worker that was replaced hours earlier may still exist, and explains nothing. A pod may save
+    for as long as its grace period before it ends.
+    """
+    found = pod.disruption_target
+    taken = found.last_transition_time if found else None
+    if found is None or taken is None or ended is None:
+        return found
+    gone = pod.finished_at
+    saved = pod.termination_grace_period_seconds if gone is not None and gone >= ended - WINDOW else 0
+    return found if after(taken, saved) >= ended - WINDOW else None
+
+
+def _nodes_lost(pods: Iterable[Pod], nodes: Mapping[str, SliceNode]) -> Iterator[str]:
+    for pod in pods:
+        name = pod.node_name
+        # Only nodes of slices were read.
+        if name is None or not pod.slice_kind:
+            continue
+        of_pod = f"of pod {pod.name}"
+        if name not in nodes:
+            yield f"Node {name} {of_pod} is gone."
+        elif wrong := _wrong(nodes[name]):
+            yield f"Node {name} {of_pod} is {wrong}."
+
+
+def _slices_broken(pods: Iterable[Pod], nodes: Mapping[str, SliceNode], hosts: int) -> Iterator[str]:
+    """Returns messages about slices of several hosts, each of which has a node pool of its own.
+
+    The pod of a lost host is often deleted before it is observed.
+    """
+    placed = {pod.node_name for pod in pods if pod.node_name} & nodes.keys()
+    pools = {pool for name in placed if (pool := nodes[name].pool)} if hosts > 1 else set()
+    for pool in sorted(pools):
+        members = {name: node for name, node in nodes.items() if node.pool == pool}
+        if len(members) < hosts:
+            yield f"Slice {pool} has {len(members)} of its {hosts} nodes."
+        for name, node in sorted(members.items()):
+            if wrong := _wrong(node):
+                yield f"Node {name} of slice {pool} is {wrong}."
+
+
+def _wrong(node: SliceNode) -> str | None:
+    leaving = [taint for taint in node.taints if taint in _LEAVING]
+    if leaving:
+        return f"leaving: {leaving[0]}"
+    if node.under_maintenance:
+        return "under maintenance"
+    return None if node.ready else "not ready"
+
+
+PRESSURES = ("DiskPressure", "MemoryPressure")
+#: The kubelet's messages (pkg/kubelet/eviction/helpers.go): a node is low, or a pod exceeds a limit of its own.
+_DISK = re.compile(
+    r"low on resource: (?:ephemeral-storage|inodes)|ephemeral (?:local )?storage|EmptyDir volume",
+    re.IGNORECASE,
+)
+_OWN_LIMIT = re.compile(r"exceed\w* (?:the total limit|its local ephemeral storage limit)", re.IGNORECASE)
+_RAISE = "Raise the limit in the namespace's LimitRange. If it is Export's own, set by the model, report it."
+_MEMORY = re.compile(r"low on resource: memory", re.IGNORECASE)
+
+
+def pressure(attempt: Attempt, ended: datetime | None) -> Failure | None:
+    """Returns the failure of an attempt that a kubelet has evicted under disk or memory pressure; None for any other.
+
+    ``ended``: when the attempt ended; None if unknown.
+    """
+    for pod in attempt.pods:
+        evicted = disruption_target(pod, ended_at(attempt, ended))
+        if evicted is None or evicted.reason != "TerminationByKubelet":
+            continue
+        message = " ".join((evicted.message or "").split())
+        for pattern, reason, fix in (
+            (_OWN_LIMIT, "DiskPressure", _RAISE),
+            (_DISK, "DiskPressure", "Use nodes with a larger boot disk or local SSDs for scratch space."),
+            (_MEMORY, "MemoryPressure", "Use nodes with more memory, or keep other pods off the node."),
+        ):
+            if pattern.search(message):
+                evicted_pod = f"Kubernetes evicted pod {pod.name}"
+                return Failure(
+                    code=ExitCode.UNAVAILABLE,
+                    reason=reason,
+                    message=f"{attempt.key.stage}: {evicted_pod}: {message} {fix}"[:1024],
+                    actual=message[:512],
+                    fix=fix,
+                )
+    return None

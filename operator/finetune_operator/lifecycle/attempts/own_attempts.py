@@ -1,0 +1,171 @@
+"""Selects the job's own attempts from a run folder's listing.
+
+A run folder is a folder in a bucket: an export, a script or a person may create ``attempts/eval-999/result.json``.
+Such a file must neither end a stage nor use up attempt numbers, so an attempt counts only if one of these confirms it:
+
+- A JobSet or a pod of the job has its number, and at least its restart.
+- The job's status names its JobSet and, if that is deleted, its restart or, without a gap, an earlier one. The history
+  in the status holds the newest entries only: once it is full, numbers below a named one count, too.
+- If the status names no attempts (the job is new, continues in another job's folder, or its status was lost): numbers
+  are assigned consecutively, so those without a gap count if they precede every live attempt.
+
+One attempt may be missed: if the operator terminated between creating its JobSet and reporting it, and another client
+deleted the JobSet before the next reconcile. Its number is then skipped and the stage runs again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api.status_stages import AttemptRecord
+from finetune_operator.lifecycle.attempts.pending_records import pending_records
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
+from finetune_operator.rendering import MAX_RESTART
+
+type Object = Mapping[str, Any]
+type Number = tuple[Stage, int]
+
+#: Maximum number of entries of ``status.attempts.history``.
+HISTORY = 10
+
+
+def own_attempts(
+    listed: Collection[AttemptKey],
+    takeovers: tuple[TakeoverRecord, ...],
+    *,
+    job: Object,
+    status: FineTuneJobStatus,
+    jobsets: Sequence[JobSet],
+    pods: Sequence[Pod],
+) -> frozenset[AttemptKey]:
+    """Returns those of ``listed`` that are confirmed as the job's own.
+
+    Args:
+        listed: attempts in the run folder since the last takeover.
+        takeovers: the takeover records of the run folder.
+        job: the FineTuneJob.
+        status: its status.
+        jobsets: its JobSets.
+        pods: its pods.
+    """
+    listed = [key for key in listed if key.restart <= MAX_RESTART]
+    restarts: dict[Number, int] = {}
+    made = {jobset.key for jobset in jobsets if jobset.key} | {pod.key for pod in pods if pod.key}
+    for key in made:
+        restarts[key.jobset] = max(key.restart, restarts.get(key.jobset, 0))
+    reported = _reported(status)
+    if reported is not None:
+        named = _followed(_with_restarts(reported), listed)
+        # In another job's folder without its takeover record, numbers that are not named may be that job's.
+        alone = bool(takeovers) or "resumeFrom" not in job.get("spec", {})
+        full = alone and len(_history(status)) >= HISTORY
+        numbers = _below(listed, named) if full else frozenset()
+    else:
+        named, numbers = {}, _in_a_row(listed, restarts, _live(jobsets, pods), takeovers)
+    unnamed = numbers - (restarts | named).keys()
+    return frozenset(
+        key
+        for key in listed
+        if key.restart <= restarts.get(key.jobset, named.get(key.jobset, -1)) or key.jobset in unnamed
+    )
+
+
+def with_own_attempts(observation: Observation) -> Observation:
+    """Returns the observation with the job's own attempts only; the others are in ``folder.foreign_attempts``."""
+    folder = observation.folder
+    own = own_attempts(
+        folder.attempts.keys(),
+        folder.takeovers,
+        job=observation.job,
+        status=observation.status,
+        jobsets=observation.jobsets,
+        pods=observation.pods,
+    )
+    foreign_attempts = folder.attempts.keys() - own
+    if not foreign_attempts:
+        return observation
+    attempts = {key: files for key, files in folder.attempts.items() if key in own}
+    return replace(
+        observation,
+        folder=replace(
+            folder, attempts=attempts, foreign_attempts=folder.foreign_attempts | foreign_attempts
+        ),
+    )
+
+
+def _history(status: FineTuneJobStatus) -> Sequence[AttemptRecord]:
+    return (status.attempts.history if status.attempts else None) or ()
+
+
+def _live(jobsets: Iterable[JobSet], pods: Iterable[Pod]) -> set[Number]:
+    """Returns the JobSets that may still run, or have pods that may."""
+    live = {jobset.key for jobset in jobsets if jobset.key and not jobset.ended}
+    live |= {pod.key for pod in pods if pod.key and pod.live}
+    return {key.jobset for key in live}
+
+
+def _reported(status: FineTuneJobStatus) -> list[AttemptKey] | None:
+    """Returns the attempts that the status names; None if it counts none."""
+    if not status.attempts or not status.attempts.total:
+        return None
+    found = [key for key, _ in pending_records(status)]
+    named = [(each.name, each.job_set, each.restart) for each in status.stages or ()]
+    named += [(each.stage, each.job_set, each.restart) for each in _history(status)]
+    for stage, jobset, restart in named:
+        number = (jobset or "").rpartition("-")[2]
+        if number.isdecimal():
+            found.append(AttemptKey(stage, int(number), restart or 0))
+    return found
+
+
+def _with_restarts(keys: Iterable[AttemptKey]) -> dict[Number, int]:
+    newest: dict[Number, int] = {}
+    for key in keys:
+        newest[key.stage, key.number] = max(key.restart, newest.get((key.stage, key.number), 0))
+    return newest
+
+
+def _followed(named: Mapping[Number, int], listed: Collection[AttemptKey]) -> dict[Number, int]:
+    """Adds the restarts since the last reconcile, without a gap: the JobSet that counted them may be deleted."""
+    present = set(listed)
+    found: dict[Number, int] = {}
+    for (stage, number), restart in named.items():
+        last = restart
+        while AttemptKey(stage, number, last + 1) in present:
+            last += 1
+        found[stage, number] = last
+    return found
+
+
+def _below(listed: Iterable[AttemptKey], named: Mapping[Number, int]) -> frozenset[Number]:
+    """Returns the numbers below the newest named one of their stage."""
+    newest = {stage: max((n for s, n in named if s is stage), default=0) for stage in Stage}
+    return frozenset((key.stage, key.number) for key in listed if key.number < newest[key.stage])
+
+
+def _in_a_row(
+    listed: Iterable[AttemptKey],
+    made: Collection[Number],
+    live: Collection[Number],
+    takeovers: tuple[TakeoverRecord, ...],
+) -> frozenset[Number]:
+    """Returns the numbers without a gap from the first, or below a child's number, that precede every live attempt."""
+    present = {(key.stage, key.number) for key in listed}
+    last = min((_place(number) for number in live), default=None)
+    found: set[Number] = set()
+    for stage in Stage:
+        number = takeovers[-1].first.get(stage, 1) if takeovers else 1
+        newest = max((n for s, n in made if s is stage), default=0)
+        while (stage, number) in present or number <= newest:
+            found.add((stage, number))
+            number += 1
+    return frozenset(each for each in found if last is None or _place(each) <= last)
+
+
+def _place(number: Number) -> tuple[int, int]:
+    return number[0].order, number[1]

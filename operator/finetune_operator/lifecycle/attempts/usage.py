@@ -1,0 +1,291 @@
+"""The usage of attempts: active time, chip hours and cost.
+
+Each run is measured by its pods, the trainer's record, and the records that the operator writes in case pods and
+trainer's record are deleted. The usage in the last status is a floor, to which the time since then is added: so usage
+never falls when pods or records are deleted, and all later time is counted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf
+from typing import Any
+
+from finetune_contract import Failure, Outcome, Stage, StageResult
+from finetune_contract.base import MOST_PRICE, MOST_SECONDS
+from finetune_operator.api.status_stages import ActiveTime
+from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.pods import running_span
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.planning import Plan
+from finetune_operator.planning.slices.topology import FlavorTerms
+
+type Object = Mapping[str, Any]
+type Interval = tuple[datetime, datetime]
+type Part = tuple[float, "UsageRate"]
+"""Seconds, and the rate that applies to them."""
+type JobSetKey = tuple[Stage, int]
+"""Stage and number of a JobSet."""
+
+_HOUR = 3600
+#: Of ``status.cost``: a larger amount with six decimals is longer than the field.
+_MOST = 1e17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Usage while processes ran; waiting does not count."""
+
+    seconds: float = 0.0
+    """Active time of all stages."""
+    chip_hours: float = 0.0
+    cost: float | None = None
+    """Each hour at the price of the flavor on which it ran; hours without a price are free. None if the profile has no
+    price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRate:
+    """What an hour of one attempt uses."""
+
+    chips: int
+    price: float | None
+    """Price of a chip hour; None if the profile has none."""
+    known: bool = True
+    """False: the rate is unknown, and that of the job's current slice is assumed."""
+
+
+def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> Usage:
+    """Returns the usage of all attempts until the beginning of the current second, which is what :func:`active_time`
+    reports: never less than the job's status reports now, and never more time than has passed."""
+    now, previous = observation.now.replace(microsecond=0), observation.status
+    every = tuple(attempts)
+    recorded = _recorded_rates(every)
+    rated = [(attempt, rate_of(attempt, plan, recorded)) for attempt in every]
+    as_of = previous.active_time.as_of if previous.active_time else None
+    # Usage that was reported while the rate was known is better than an estimate with the current rate.
+    lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
+    seen = _sum(plan, _within(lengths, _begun(observation), now))
+    since = _sum(
+        plan,
+        _within(
+            [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated],
+            as_of,
+            now,
+        )
+        if as_of
+        else [],
+    )
+    seconds = previous.active_time.seconds if previous.active_time else 0
+    chip_hours = (_amount(previous.cost.chip_hours) if previous.cost else None) or 0.0
+    amount = _amount(previous.cost.amount) if previous.cost else None
+    costs = [each for each in (seen.cost, amount) if each is not None]
+    return Usage(
+        seconds=max(seen.seconds, seconds + since.seconds),
+        chip_hours=max(seen.chip_hours, chip_hours + since.chip_hours),
+        cost=max(seen.cost or 0.0, (amount or 0.0) + (since.cost or 0.0)) if costs else None,
+    )
+
+
+def _amount(reported: str | None) -> float | None:
+    """Returns hours or money of ``status.cost``; None if it is missing, or more than a status of the operator holds."""
+    if reported is None:
+        return None
+    amount = float(reported)
+    return amount if amount < _MOST else None
+
+
+def _begun(observation: Observation) -> datetime | None:
+    """Returns the earliest time at which the job can have started; None if unknown."""
+    created = observation.job["metadata"].get("creationTimestamp")
+    return parse(created) if created else observation.status.start_time
+
+
+def _within(parts: Iterable[Part], begin: datetime | None, now: datetime) -> list[Part]:
+    """Limits the total to the time since ``begin``: attempts never overlap, but records may contain any time."""
+    left = max(0.0, (now - begin).total_seconds()) if begin else inf
+    found: list[Part] = []
+    for length, rate in parts:
+        found.append((min(length, left), rate))
+        left -= found[-1][0]
+    return found
+
+
+def active_time(used: Usage, now: datetime) -> ActiveTime:
+    """Returns ``status.activeTime``, to which the next reconcile adds what has run since ``as_of``.
+
+    ``used``: the usage until ``now``.
+    """
+    return ActiveTime.model_construct(seconds=int(used.seconds), as_of=whole_second(now))
+
+
+def run_seconds(attempt: Attempt, now: datetime) -> float:
+    """Returns the seconds that the attempt's processes ran, over all runs; 0 if unknown.
+
+    If the sources of a run differ, the longest time counts.
+    """
+    return earlier_run_seconds(attempt) + _ran_now(attempt, now.replace(microsecond=0))
+
+
+def earlier_run_seconds(attempt: Attempt) -> float:
+    """Returns the seconds of the runs before the current or last one."""
+    record, result = _earlier(attempt)
+    last, _ = _last(attempt)
+    base = (last.seconds_before or 0.0) if last else 0.0
+    seconds = (record.seconds or 0.0) if record else 0.0
+    if result is not None:
+        length = max(0.0, (result.finished - result.started).total_seconds())
+        same = record is not None and record.at is not None and record.at >= result.started
+        seconds = (
+            max(seconds, (record.seconds_before or 0.0) + length) if same and record else seconds + length
+        )
+    return min(max(base, seconds), MOST_SECONDS)
+
+
+def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
+    """Returns the fields to record about an earlier run whose result the next run replaces; None if all is recorded.
+
+    They say when it ended, and how long it and the runs before it ran.
+    """
+    record, result = _earlier(attempt)
+    recorded = (record.seconds or 0.0) if record else 0.0
+    total = earlier_run_seconds(attempt)
+    if result is None or total <= recorded + 1:
+        return None
+    same = record is not None and record.at is not None and record.at >= result.started
+    return {
+        "at": result.finished,
+        "seconds": min(total, MOST_SECONDS),
+        "seconds_before": (record.seconds_before if same and record else recorded) or None,
+    }
+
+
+def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
+    """Returns the usage fields of the attempt's failure record, the only source once JobSet and pods are deleted."""
+    found: dict[str, Any] = {"seconds": min(run_seconds(attempt, now), MOST_SECONDS) or None}
+    if before := earlier_run_seconds(attempt):
+        found["seconds_before"] = min(before, MOST_SECONDS)
+    if attempt.key.stage.on_tpu:
+        rate = rate_of(attempt, plan)
+        price = None if rate.price is None else min(rate.price, MOST_PRICE)
+        found |= {"chips": rate.chips, "chip_hour_price": price}
+    return found
+
+
+def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate] | None = None) -> UsageRate:
+    """Returns what an hour of the attempt uses.
+
+    By its JobSet; if that is deleted, by the records; if there are none, by the job's current slice.
+
+    ``recorded``: the rates in the records of all attempts, by JobSet. None: only this attempt's record counts.
+    """
+    if not attempt.key.stage.on_tpu:
+        return UsageRate(chips=0, price=None)
+    if attempt.jobset is not None:
+        held = attempt.jobset.chips
+        return UsageRate(
+            chips=plan.chips if held is None else held,
+            price=terms_of(attempt.jobset, plan).chip_hour_price,
+        )
+    key = attempt.key.stage, attempt.key.number
+    known = (recorded or {}).get(key) or _recorded_rates([attempt]).get(key)
+    return known or UsageRate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
+
+
+def terms_of(jobset: JobSet, plan: Plan) -> FlavorTerms:
+    """Returns the terms of the flavor for which the JobSet was rendered; the current ones if the plan lacks it."""
+    return plan.flavors.get(jobset.flavor or "", _present(plan))
+
+
+def _present(plan: Plan) -> FlavorTerms:
+    return FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
+
+
+def _recorded_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:
+    """Returns the recorded rates; all restarts of one JobSet have the same."""
+    return {
+        (attempt.key.stage, attempt.key.number): UsageRate(chips=record.chips, price=record.chip_hour_price)
+        for attempt in attempts
+        if attempt.written and (record := attempt.written.failure) and record.chips is not None
+    }
+
+
+def _earlier(attempt: Attempt) -> tuple[Failure | None, StageResult | None]:
+    """Returns the operator's record and the trainer's result if they are of earlier runs of the attempt."""
+    files = attempt.written
+    if files is None:
+        return None, None
+    record, result = files.failure, files.result
+    resumed = _resumed(attempt)
+    recorded_before = record is not None and (
+        record.at is not None
+        and (
+            (resumed is not None and record.at < resumed)
+            or (result is not None and record.at < result.started)
+        )
+    )
+    stopped = result is not None and result.outcome is Outcome.STOPPED
+    result_before = stopped and result is not None and resumed is not None and result.finished < resumed
+    return (record if recorded_before else None), (result if result_before else None)
+
+
+def _last(attempt: Attempt) -> tuple[Failure | None, StageResult | None]:
+    """Returns the operator's record and the trainer's result if they are of the current or last run."""
+    files, (record, result) = attempt.written, _earlier(attempt)
+    if files is None:
+        return None, None
+    return (None if record else files.failure), (None if result else files.result)
+
+
+def _resumed(attempt: Attempt) -> datetime | None:
+    """Returns when the JobSet was resumed for the current run; None if it was not.
+
+    After a restart, the JobSet runs another attempt.
+    """
+    return attempt.jobset.resumed_at if attempt.jobset and not attempt.restarted else None
+
+
+def _ran_now(attempt: Attempt, now: datetime) -> float:
+    lengths = [(end - begin).total_seconds() for begin, end in _intervals(attempt, now)]
+    record, _ = _last(attempt)
+    if record and record.seconds:
+        lengths.append(record.seconds - (record.seconds_before or 0.0))
+    return max([0.0, *lengths])
+
+
+def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
+    """Returns the begin and end of the current run by the trainer's result and by the pods, if they are known."""
+    found: list[Interval] = []
+    _, result = _last(attempt)
+    if result is not None:
+        found.append((result.started, result.finished))
+    if span := running_span(attempt.pods):
+        found.append((span[0], span[1] or now))
+    # Pods of the run before may still be terminating, and a node's clock may be wrong.
+    earliest = _resumed(attempt) or (attempt.jobset.creation_timestamp if attempt.jobset else None)
+    return [(max(begin, earliest) if earliest else begin, min(end, now)) for begin, end in found]
+
+
+def run_seconds_since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
+    """Returns the seconds of the attempt's runs from ``as_of`` until ``now``."""
+    present = [_overlap(each, as_of, now) for each in _intervals(attempt, now)]
+    _, result = _earlier(attempt)
+    before = _overlap((result.started, result.finished), as_of, now) if result else 0.0
+    return before + max([0.0, *present])
+
+
+def _overlap(interval: Interval, begin: datetime, end: datetime) -> float:
+    return max(0.0, (min(interval[1], end) - max(interval[0], begin)).total_seconds())
+
+
+def _sum(plan: Plan, parts: Iterable[tuple[float, UsageRate]]) -> Usage:
+    seconds = hours = cost = 0.0
+    priced = plan.placement.chip_hour_price is not None
+    for length, rate in parts:
+        seconds += length
+        hours += length * rate.chips / _HOUR
+        cost += length * rate.chips / _HOUR * (rate.price or 0.0)
+        priced = priced or rate.price is not None
+    return Usage(seconds=seconds, chip_hours=hours, cost=cost if priced else None)

@@ -1,0 +1,87 @@
+"""The status of a pod's container as decisions read it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerTermination:
+    """How a container's process ended."""
+
+    exit_code: int
+    reason: str | None
+    message: str
+    finished_at: datetime | None
+
+    @classmethod
+    def parse(cls, found: Object) -> "ContainerTermination":
+        return cls(
+            exit_code=number(found, "exitCode"),
+            reason=text(found, "reason"),
+            message=text(found, "message") or "",
+            finished_at=time(found, "finishedAt"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerState:
+    """Waiting, running or terminated; none of these if the kubelet has reported nothing."""
+
+    waiting_reason: str | None = None
+    waiting_message: str = ""
+    running: bool = False
+    started_at: datetime | None = None
+    terminated: ContainerTermination | None = None
+
+    @classmethod
+    def parse(cls, found: Object) -> "ContainerState":
+        waiting, terminated = section(found, "waiting"), section(found, "terminated")
+        running = section(found, "running")
+        return cls(
+            waiting_reason=text(waiting, "reason"),
+            waiting_message=text(waiting, "message") or "",
+            running="running" in found,
+            started_at=time(running or terminated, "startedAt"),
+            terminated=ContainerTermination.parse(terminated) if "terminated" in found else None,
+        )
+
+    @property
+    def started(self) -> bool:
+        """The process runs or has run."""
+        return self.running or self.terminated is not None
+
+
+_UNREPORTED = ContainerState()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerStatus:
+    """An entry of ``containerStatuses`` or ``initContainerStatuses``."""
+
+    name: str
+    image: str
+    restart_count: int
+    state: ContainerState
+    last_state: ContainerState
+    """The state before the kubelet restarted the container."""
+
+    @classmethod
+    def parse(cls, found: Object) -> "ContainerStatus":
+        return cls(
+            name=text(found, "name") or "",
+            image=text(found, "image") or "",
+            restart_count=number(found, "restartCount"),
+            state=_parse_state(section(found, "state")),
+            last_state=_parse_state(section(found, "lastState")),
+        )
+
+
+def _parse_state(found: Object) -> ContainerState:
+    return ContainerState.parse(found) if found else _UNREPORTED
+
+
+def parse_containers(status: Object, key: str) -> tuple[ContainerStatus, ...]:
+    """Returns the statuses of a pod's containers (``containerStatuses``) or init containers."""
+    return tuple(map(ContainerStatus.parse, items(status, key)))

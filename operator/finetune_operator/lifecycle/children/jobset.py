@@ -1,0 +1,196 @@
+"""A JobSet as decisions read it."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from finetune_contract.base import MOST_CHIPS
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.object_condition import (
+    ObjectCondition,
+    find_condition,
+    parse_conditions,
+)
+from finetune_operator.lifecycle.children.pod import SliceKind, slice_kind
+from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
+from finetune_operator.rendering.labels import (
+    CLAIM_ANNOTATION,
+    FLAVOR_ANNOTATION,
+    PLAN_ANNOTATION,
+    SPEC_ANNOTATION,
+)
+from finetune_operator.rendering.pathways import WORKER
+
+_TERMINAL = ("Completed", "Failed")
+_SUFFIXES = {
+    "": Decimal(1),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("n", "u", "m"), start=-3)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+_QUANTITY = re.compile(
+    r"\+?([0-9]{1,32}(?:\.[0-9]{0,32})?|\.[0-9]{1,32})([numkMGTPE]?|[KMGTPE]i|[eE][+-]?[0-9]{1,3})"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSet:
+    """A JobSet in the API server, or one that the operator is about to create."""
+
+    name: str
+    uid: str
+    """Empty before the JobSet is created."""
+    key: AttemptKey | None
+    """The newest attempt, by labels and ``status.restarts``; None: the labels name no attempt."""
+    creation_timestamp: datetime | None
+    deleting: bool
+    """It has a deletion timestamp. Its pods may still be saving."""
+    queue: str | None
+    """Kueue's LocalQueue; None: the JobSet is in no queue."""
+    priority_class: str | None
+    """Kueue's WorkloadPriorityClass."""
+    plan_digest: str | None
+    """Digest of the stored plan; None: an earlier release created the JobSet."""
+    spec_digest: str | None
+    """Digest of what the job and the profile request of the stage."""
+    claim: str | None
+    """Digest of the slices and the mesh."""
+    flavor: str | None
+    """The profile's flavor for which the JobSet was rendered."""
+    suspended: bool
+    """Suspended by Kueue or manually; the JobSet may have no pods."""
+    restarts: int
+    conditions: tuple[ObjectCondition, ...]
+    pods_expected: int
+    chips: int | None
+    """TPU chips of all its pods; None: a limit is no quantity."""
+    hosts_per_slice: int
+    """Pods, each on a node of its own, that make one slice."""
+    slice_kinds: frozenset[SliceKind]
+    """Of its pods; contains an empty one if there are pods on CPU."""
+    workers_failed: bool
+    """Pathways: the Job of the workers has failed, because it exceeded its backoffLimit."""
+
+    @classmethod
+    def parse(cls, found: Object) -> "JobSet":
+        """Never raises on an object that an API server may hold."""
+        metadata, spec, status = (section(found, key) for key in ("metadata", "spec", "status"))
+        labels, annotations = section(metadata, "labels"), section(metadata, "annotations")
+        replicated = [_ReplicatedJob.parse(each) for each in items(spec, "replicatedJobs")]
+        return cls(
+            name=text(metadata, "name") or "",
+            uid=text(metadata, "uid") or "",
+            key=AttemptKey.of(found),
+            creation_timestamp=time(metadata, "creationTimestamp"),
+            deleting="deletionTimestamp" in metadata,
+            queue=text(labels, QUEUE_LABEL),
+            priority_class=text(labels, PRIORITY_LABEL),
+            plan_digest=text(annotations, PLAN_ANNOTATION),
+            spec_digest=text(annotations, SPEC_ANNOTATION),
+            claim=text(annotations, CLAIM_ANNOTATION),
+            flavor=text(annotations, FLAVOR_ANNOTATION),
+            suspended=bool(spec.get("suspend")),
+            restarts=number(status, "restarts"),
+            conditions=parse_conditions(status),
+            pods_expected=min(sum(each.pods for each in replicated), MOST_CHIPS),
+            chips=_chips(replicated),
+            hosts_per_slice=max((each.parallelism for each in replicated), default=1),
+            slice_kinds=frozenset(each.slice_kind for each in replicated),
+            workers_failed=any(
+                each.get("name") == WORKER and number(each, "failed") > 0
+                for each in items(status, "replicatedJobsStatus")
+            ),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Completed or failed. A JobSet that is only being deleted has not ended."""
+        return any(each.type in _TERMINAL and each.status == "True" for each in self.conditions)
+
+    @property
+    def end_time(self) -> datetime | None:
+        """When the JobSet completed or failed; None if it has not ended, or the time is unknown."""
+        for kind in _TERMINAL:
+            found = find_condition(self.conditions, kind)
+            if found and found.last_transition_time:
+                return found.last_transition_time
+        return None
+
+    @property
+    def failure_message(self) -> str:
+        """The JobSet controller's message about the failure; empty if there is none."""
+        failed = find_condition(self.conditions, "Failed")
+        return (failed.message or "") if failed else ""
+
+    @property
+    def resumed_at(self) -> datetime | None:
+        """When the last suspension ended; None if the JobSet is suspended, or never was."""
+        for each in self.conditions:
+            if each.type == "Suspended" and each.status == "False" and each.last_transition_time:
+                return each.last_transition_time
+        return None
+
+    def unsuspended_at(self, *, queued: bool) -> datetime | None:
+        """Since when the JobSet may create pods; None if unknown.
+
+        In a queue, the JobSet controller resumes the JobSet a moment after Kueue has admitted it.
+        """
+        return self.resumed_at if queued else self.resumed_at or self.creation_timestamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReplicatedJob:
+    """An entry of ``spec.replicatedJobs``."""
+
+    replicas: int
+    parallelism: int
+    chip_limits: tuple[int | None, ...]
+    """TPU limit of each container that has one; None: no quantity."""
+    slice_kind: SliceKind
+
+    @classmethod
+    def parse(cls, found: Object) -> "_ReplicatedJob":
+        job = section(section(found, "template"), "spec")
+        pod = section(section(job, "template"), "spec")
+        return cls(
+            replicas=number(found, "replicas", 1),
+            parallelism=number(job, "parallelism", 1),
+            chip_limits=tuple(map(_quantity, _tpu_limits(pod))),
+            slice_kind=slice_kind(pod),
+        )
+
+    @property
+    def pods(self) -> int:
+        return self.replicas * self.parallelism
+
+
+def _tpu_limits(pod: Object) -> Iterator[object]:
+    for container in items(pod, "containers"):
+        limit = section(section(container, "resources"), "limits").get("google.com/tpu")
+        if limit is not None:
+            yield limit
+
+
+def _chips(replicated: list[_ReplicatedJob]) -> int | None:
+    total = 0
+    for each in replicated:
+        for limit in each.chip_limits:
+            if limit is None:
+                return None
+            total += each.pods * limit
+    return min(total, MOST_CHIPS)
+
+
+def _quantity(value: object) -> int | None:
+    """Parses a Kubernetes quantity as an integer, rounded up; None if it is none."""
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        return None
+    amount, suffix = match.groups()
+    exponent = suffix[1:] if suffix[:1] in ("e", "E") and suffix != "E" else None
+    exact = Decimal(amount).scaleb(int(exponent)) if exponent else Decimal(amount) * _SUFFIXES[suffix]
+    return math.ceil(min(exact, Decimal(MOST_CHIPS)))

@@ -1,0 +1,52 @@
+"""Conditions of JobSets, pods, Workloads and nodes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_operator.lifecycle.children.fields import Object, items, text, time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectCondition:
+    """One entry of ``status.conditions``."""
+
+    type: str
+    status: str
+    """``True``, ``False`` or ``Unknown``."""
+    reason: str | None
+    message: str | None
+    last_transition_time: datetime | None
+
+    @classmethod
+    def parse(cls, found: Object) -> "ObjectCondition":
+        return cls(
+            type=text(found, "type") or "",
+            status=text(found, "status") or "",
+            reason=text(found, "reason"),
+            message=text(found, "message"),
+            last_transition_time=time(found, "lastTransitionTime"),
+        )
+
+
+def parse_conditions(status: Object) -> tuple[ObjectCondition, ...]:
+    """Returns the conditions of an object's status, in its order."""
+    return tuple(map(ObjectCondition.parse, items(status, "conditions")))
+
+
+def parse_condition(conditions: Iterable[Object], type_: str, status: str) -> ObjectCondition | None:
+    """Returns the first of plain conditions with this type and status; None if there is none."""
+    for each in conditions:
+        if each.get("type") == type_ and each.get("status") == status:
+            return ObjectCondition.parse(each)
+    return None
+
+
+def find_condition(
+    conditions: Iterable[ObjectCondition], type_: str, status: str = "True"
+) -> ObjectCondition | None:
+    """Returns the first condition with this type and status; None if there is none."""
+    for each in conditions:
+        if each.type == type_ and each.status == status:
+            return each
+    return None

@@ -1,0 +1,108 @@
+"""Which objects in a job's namespace are the job's children. Tenants can put labels on any object there.
+
+A label alone does not make a child. A JobSet is a child if the job is its controller, its name is the one that its
+labels imply, and it carries the digest of a plan. A pod is a child if its controller is a Job of such a JobSet. All
+other objects are neither counted nor stopped nor deleted. A child for which all of this is forged affects at most the
+job that it claims to belong to, in the namespace of the tenant who forged it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from finetune_operator.api import API_VERSION
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.fields import time
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.rendering import MAX_RESTART, jobset_name
+
+type Object = Mapping[str, Any]
+
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+
+
+def own_jobsets(job: Object, jobsets: Iterable[Object], plan: Object | None) -> tuple[JobSet, ...]:
+    """Returns the job's JobSets among those with its label.
+
+    Args:
+        job: the FineTuneJob.
+        jobsets: plain objects, which may be reduced (:mod:`.projection`).
+        plan: the job's stored plan, or None.
+    """
+    reported = _reported(job)
+    own = (JobSet.parse(each) for each in jobsets if may_be_jobset_of(job, each))
+    return tuple(each for each in own if _has_plan(each, plan, reported))
+
+
+def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet]) -> tuple[Pod, ...]:
+    """Returns the job's pods among those with its label.
+
+    A pod of an existing JobSet has at most the restart that ``status.restarts`` counts, or the next one: the JobSet
+    controller counts it before it creates pods, but the pods may have been listed after the JobSets.
+
+    Args:
+        job: the FineTuneJob.
+        pods: plain objects, which may be reduced (:mod:`.projection`).
+        jobsets: the job's JobSets.
+    """
+    restarts = {each.key.jobset: each.restarts for each in jobsets if each.key}
+    return tuple(
+        pod
+        for each in pods
+        if (pod := Pod.parse(each)).key
+        and _controlled_by_jobset(job, each, pod.key)
+        and pod.key.restart <= restarts.get(pod.key.jobset, MAX_RESTART) + 1
+    )
+
+
+def may_be_jobset_of(job: Object, jobset: Object) -> bool:
+    """Whether a JobSet is the job's by its own metadata."""
+    key = AttemptKey.of(jobset)
+    if key is None:
+        return False
+    owner = _controller(jobset)
+    return (
+        owner.get("uid") == job["metadata"]["uid"]
+        and (owner.get("apiVersion"), owner.get("kind")) == (API_VERSION, "FineTuneJob")
+        and jobset["metadata"]["name"] == jobset_name(job["metadata"]["name"], key.stage, key.number)
+    )
+
+
+def _reported(job: Object) -> frozenset[str]:
+    """Returns the names of the JobSets that the status contains; tenants cannot write it."""
+    status = job.get("status") or {}
+    entries = (*status.get("stages", ()), *status.get("attempts", {}).get("history", ()))
+    return frozenset(each["jobSet"] for each in entries if "jobSet" in each)
+
+
+def _has_plan(jobset: JobSet, plan: Object | None, reported: frozenset[str]) -> bool:
+    """Whether a JobSet carries a plan digest, or a release without stored plans created it.
+
+    Such a JobSet is older than the stored plan or, after a rollback to such a release, reported in the status.
+    """
+    if plan is None or jobset.plan_digest is not None or jobset.name in reported:
+        return True
+    stored, created = time(plan["metadata"], "creationTimestamp"), jobset.creation_timestamp
+    return stored is not None and created is not None and created <= stored
+
+
+def may_be_pod_of(job: Object, pod: Object) -> bool:
+    """Whether a pod is the job's by its own metadata."""
+    key = AttemptKey.of(pod)
+    return key is not None and _controlled_by_jobset(job, pod, key)
+
+
+def _controlled_by_jobset(job: Object, pod: Object, key: AttemptKey) -> bool:
+    """Whether a pod names the attempt's JobSet and, as its controller, a Job of that JobSet."""
+    name, owner = jobset_name(job["metadata"]["name"], key.stage, key.number), _controller(pod)
+    return (
+        owner.get("kind") == "Job"
+        and pod["metadata"].get("labels", {}).get(JOBSET_LABEL) == name
+        and str(owner.get("name", "")).startswith(f"{name}-")
+    )
+
+
+def _controller(child: Object) -> Object:
+    """Returns the owner reference of the child's controller; empty if it has none."""
+    owners = child["metadata"].get("ownerReferences", ())
+    return next((each for each in owners if each.get("controller")), {})

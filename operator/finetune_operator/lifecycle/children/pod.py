@@ -1,0 +1,145 @@
+"""A pod as decisions read it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.container import (
+    ContainerStatus,
+    ContainerTermination,
+    parse_containers,
+)
+from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.object_condition import ObjectCondition, parse_condition
+from finetune_operator.rendering.pathways import WORKER
+
+type PodIndex = tuple[str | None, str | None, str]
+"""Replicated job, slice and index of a pod."""
+
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
+GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+
+
+type SliceKind = tuple[tuple[str, str], ...]
+"""Node labels with their values, sorted; empty for pods on CPU, such as Pathways' head."""
+
+SLICE_KIND_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
+
+
+def slice_kind(pod_spec: Object) -> SliceKind:
+    """Returns the node labels that select the kind of slice."""
+    selector = section(pod_spec, "nodeSelector")
+    return tuple((key, value) for key in SLICE_KIND_LABELS if (value := text(selector, key)) is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod of a JobSet."""
+
+    name: str
+    key: AttemptKey | None
+    """The attempt; None: the labels name none."""
+    creation_timestamp: datetime | None
+    replicated_job: str | None
+    slice_index: str | None
+    completion_index: str | None
+    """The pod's number in its slice."""
+    node_name: str | None
+    """None: the pod is not scheduled."""
+    slice_kind: SliceKind
+    termination_grace_period_seconds: int
+    phase: str
+    start_time: datetime | None
+    """When the kubelet accepted the pod."""
+    unscheduled: ObjectCondition | None
+    """PodScheduled if it is False: the scheduler found no node."""
+    disruption_target: ObjectCondition | None
+    """DisruptionTarget if it is True: Kubernetes terminates the pod."""
+    last_change: datetime | None
+    """Of a failed pod: the latest time in its metadata and conditions. None for all others."""
+    containers: tuple[ContainerStatus, ...]
+    init_containers: tuple[ContainerStatus, ...]
+
+    @classmethod
+    def parse(cls, found: Object) -> "Pod":
+        """Never raises on an object that an API server may hold."""
+        metadata, spec, status = section(found, "metadata"), section(found, "spec"), section(found, "status")
+        labels = section(metadata, "labels")
+        conditions = items(status, "conditions")
+        created, deleted = time(metadata, "creationTimestamp"), time(metadata, "deletionTimestamp")
+        phase = text(status, "phase") or "Pending"
+        return cls(
+            name=text(metadata, "name") or "",
+            key=AttemptKey.of(found),
+            creation_timestamp=created,
+            replicated_job=text(labels, GROUP_LABEL),
+            slice_index=text(labels, SLICE_LABEL),
+            completion_index=text(labels, INDEX_LABEL),
+            node_name=text(spec, "nodeName"),
+            slice_kind=slice_kind(spec),
+            termination_grace_period_seconds=number(spec, "terminationGracePeriodSeconds"),
+            phase=phase,
+            start_time=time(status, "startTime"),
+            unscheduled=parse_condition(conditions, "PodScheduled", "False"),
+            disruption_target=parse_condition(conditions, "DisruptionTarget", "True"),
+            last_change=_latest(created, deleted, conditions) if phase == "Failed" else None,
+            containers=parse_containers(status, "containerStatuses"),
+            init_containers=parse_containers(status, "initContainerStatuses"),
+        )
+
+    @property
+    def live(self) -> bool:
+        """The pod's processes may still run."""
+        return self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def started(self) -> bool:
+        """The pod's containers run or have run."""
+        return self.phase != "Pending"
+
+    @property
+    def placed(self) -> bool:
+        """The pod has a node: if it waits, it does not wait for capacity."""
+        return self.started or bool(self.containers or self.init_containers) or self.node_name is not None
+
+    @property
+    def runs_trainer(self) -> bool:
+        """False for Pathways' workers: they have a server's exit codes, and their index is not that of a process."""
+        return self.replicated_job != WORKER
+
+    @property
+    def index(self) -> PodIndex:
+        """Identifies the pod among those of a JobSet; a pod that replaces it has the same."""
+        return self.replicated_job, self.slice_index, self.completion_index or self.name
+
+    @property
+    def waiting_since(self) -> datetime | None:
+        """Since when a pod that does not run exists; None if unknown."""
+        return self.creation_timestamp or (
+            self.unscheduled.last_transition_time if self.unscheduled else None
+        )
+
+    @property
+    def containers_started_at(self) -> datetime | None:
+        """When the first container started, before all restarts by the kubelet; None if none has started."""
+        states = (state for each in self.containers for state in (each.state, each.last_state))
+        return min((each.started_at for each in states if each.started_at), default=None)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """When the last container ended; None if none has ended, or the time is unknown."""
+        return max((each.finished_at for each in self.terminations if each.finished_at), default=None)
+
+    @property
+    def terminations(self) -> list[ContainerTermination]:
+        """Of the containers that have ended and were not restarted."""
+        return [each.state.terminated for each in self.containers if each.state.terminated]
+
+
+def _latest(
+    created: datetime | None, deleted: datetime | None, conditions: Iterable[Object]
+) -> datetime | None:
+    known = (created, deleted, *(time(each, "lastTransitionTime") for each in conditions))
+    return max((each for each in known if each), default=None)

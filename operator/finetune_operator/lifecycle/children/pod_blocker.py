@@ -1,0 +1,106 @@
+"""Why pods do not run yet."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_operator.api import WaitingReason
+from finetune_operator.lifecycle.children.container import ContainerStatus
+from finetune_operator.lifecycle.children.pod import Pod
+
+_IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+#: The reason that usually lasts longest comes first.
+_ORDER = (
+    WaitingReason.CAPACITY,
+    WaitingReason.INPUT,
+    WaitingReason.IMAGE,
+    WaitingReason.RETRY,
+    WaitingReason.POD,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodBlocker:
+    """Why a pod does not run yet."""
+
+    pod: str
+    reason: WaitingReason
+    message: str
+    since: datetime | None
+    missing_reference: bool = False
+    """A Secret or ConfigMap that the pod refers to does not exist; the kubelet retries by itself."""
+
+
+def pod_blocker(pods: Iterable[Pod]) -> PodBlocker | None:
+    """Returns the first reason, by the order of ``_ORDER``, that a live pod does not run; None if all run."""
+    found = (each for pod in pods if pod.live if (each := _blocker(pod)))
+    return min(found, key=lambda each: _ORDER.index(each.reason), default=None)
+
+
+def lacks_input(pod: Pod) -> bool:
+    """Whether the pod has a node and starts when an image, a Secret or a ConfigMap appears."""
+    found = _blocker(pod)
+    return found is not None and (found.missing_reference or found.reason is WaitingReason.IMAGE)
+
+
+def _blocker(pod: Pod) -> PodBlocker | None:
+    if unscheduled := pod.unscheduled:
+        message = "no reason reported" if unscheduled.message is None else unscheduled.message
+        return PodBlocker(
+            pod=pod.name,
+            reason=WaitingReason.CAPACITY,
+            message=f"no node has room for pod {pod.name}: {message}",
+            since=unscheduled.last_transition_time,
+        )
+    # The kubelet writes no time on a waiting container.
+    since = pod.start_time or pod.creation_timestamp
+    for container in _containers(pod):
+        if found := _container_blocker(pod.name, container, since):
+            return found
+    return _not_started(pod, since)
+
+
+def _container_blocker(pod: str, container: ContainerStatus, since: datetime | None) -> PodBlocker | None:
+    reason, message = container.state.waiting_reason, container.state.waiting_message
+    if reason == "CreateContainerConfigError":
+        return PodBlocker(
+            pod=pod, reason=WaitingReason.INPUT, message=message, since=since, missing_reference=True
+        )
+    if reason in _IMAGE_REASONS:
+        return PodBlocker(
+            pod=pod,
+            reason=WaitingReason.IMAGE,
+            message=f"image {container.image}: {reason}{f': {message}' if message else ''}",
+            since=since,
+        )
+    if reason == "CrashLoopBackOff":
+        last = container.last_state.terminated
+        code = last.exit_code if last else None
+        said = f": {last.message.strip()}" if last and last.message else ""
+        return PodBlocker(
+            pod=pod,
+            reason=WaitingReason.RETRY,
+            message=f"container {container.name} keeps exiting (exit code {code}){said}"[:1024],
+            since=since,
+        )
+    return None
+
+
+def _not_started(pod: Pod, since: datetime | None) -> PodBlocker | None:
+    """The node creates no container: because of a volume, an address or a device, which only Events name."""
+    if pod.started or not pod.placed:
+        return None
+    reasons = (each.state.waiting_reason for each in _containers(pod))
+    reason = next((each for each in reasons if each), "no container was created yet")
+    node = "its node" if pod.node_name is None else pod.node_name
+    return PodBlocker(
+        pod=pod.name,
+        reason=WaitingReason.POD,
+        message=f"pod {pod.name} does not start on {node}: {reason}",
+        since=since,
+    )
+
+
+def _containers(pod: Pod) -> Iterator[ContainerStatus]:
+    yield from pod.init_containers
+    yield from pod.containers

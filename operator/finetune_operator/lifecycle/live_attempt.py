@@ -1,0 +1,267 @@
+"""The live attempt: how it proceeds, and when it is stopped."""
+
+from dataclasses import replace
+
+from finetune_contract import ContractUnsupported, Failure, Stage
+from finetune_operator.api import WaitingReason
+from finetune_operator.lifecycle.attempts import deadlines, stragglers
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.stop_records import (
+    EVICTED,
+    budget_stop,
+    earlier_run,
+    eviction,
+    replacement,
+    suspension,
+)
+from finetune_operator.lifecycle.attempts.usage import counted, rate_of, uncovered_run
+from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.kueue import QuotaState, queue_status
+from finetune_operator.lifecycle.decision import SAFETY_SECONDS, DetailRequest, NextStep, Record, Wait, stop
+from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
+from finetune_operator.lifecycle.observation import Observation, ReadFailure
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.stages.spending import BudgetExceeded, seconds_left
+from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
+from finetune_operator.lifecycle.without_run_folder import halted, readable_since, unseen
+from finetune_operator.planning import Refused
+from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
+
+#: Seconds by which the running time of an attempt that is being stopped must grow before its record is written again.
+_SAVING_SECONDS = 10.0
+
+
+def watch(observation: Observation, stages: JobStages, refused: Refused | None) -> NextStep:
+    """Reports how the live attempt proceeds, or stops it."""
+    attempt = stages.live
+    assert attempt is not None, "called for a live attempt"
+    if _of_another_plan(stages, attempt):
+        return end(
+            observation,
+            stages,
+            attempt,
+            replacement("its JobSet was created from another plan than the stored one"),
+        )
+    if not refused and _edited(stages, attempt):
+        return end(
+            observation, stages, attempt, replacement("the job was edited after its JobSet was created")
+        )
+    queue = queue_status(
+        attempt.jobset, attempt.workload, served=observation.workloads is not None, now=observation.now
+    )
+    if queue and queue.without_quota:
+        if over := deadlines.given_up(attempt, stages.plan) or _begins_anew(attempt):
+            return end(observation, stages, attempt, over)
+        evicted = _evicted(attempt)
+        return NextStep(
+            action=Wait(
+                records=_record(observation, stages, attempt, evicted)
+                if evicted
+                else _earlier(stages, attempt)
+            ),
+            state=queued(stages.current.stage, queue, refused),
+            stages=stages,
+            requeue_after=_requeue_after(observation, stages, attempt),
+        )
+    late = deadlines.overdue(
+        attempt, stages.plan, observation.folder.progress, observation.now, readable_since(observation)
+    )
+    silent = late and late.reason in deadlines.STANDING_STILL
+    if late and not (silent and observation.folder.progress_unknown):
+        return _end_late(observation, stages, attempt, late)
+    running = attempt.running
+    wait = input_wait(stages)
+    if queue and queue.quota_state is QuotaState.CHECKED:
+        wait = WaitCause(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
+    obstacle = attempt_blocker(observation, stages, attempt, queue)
+    if obstacle:
+        wait, refused = obstacle.wait, obstacle.refused or refused
+    state = JobState(
+        phase=JobPhase.STALLED if obstacle and obstacle.stalled else JobPhase.ACTIVE,
+        refused=refused,
+        running=running,
+        starting=not running,
+        recovering=not running
+        and (recovering(stages) or deadlines.recovering(attempt, observation.folder.progress)),
+        wait=wait,
+        queue=queue,
+    )
+    about = obstacle.about if obstacle and observation.events is None else None
+    return NextStep(
+        action=Wait(records=_earlier(stages, attempt)),
+        state=state,
+        stages=stages,
+        requeue_after=_requeue_after(observation, stages, attempt),
+        details=DetailRequest(events=about) if about else None,
+    )
+
+
+def suspend(
+    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None
+) -> NextStep:
+    """It saves and ends. No failure is counted."""
+    state = JobState(phase=JobPhase.SUSPENDING, refused=refused, running=attempt.running)
+    return _stop(observation, stages, state, _record(observation, stages, attempt, suspension()))
+
+
+def stop_spending(
+    observation: Observation, stages: JobStages, attempt: Attempt, over: BudgetExceeded
+) -> NextStep:
+    """It saves and ends. No failure is counted."""
+    state = JobState(phase=JobPhase.SUSPENDING, running=attempt.running, over=over)
+    return _stop(observation, stages, state, _record(observation, stages, attempt, budget_stop(over.message)))
+
+
+def stop_unseen(observation: Observation, stages: JobStages, attempt: Attempt, why: ReadFailure) -> NextStep:
+    """It saves and ends. No failure is counted."""
+    state = JobState(phase=JobPhase.SUSPENDING, running=attempt.running, over=halted(why))
+    record = _record(observation, stages, attempt, unseen(stages.plan.limits, why))
+    return _stop(observation, stages, state, record)
+
+
+def end(observation: Observation, stages: JobStages, attempt: Attempt, why: Failure) -> NextStep:
+    """It is stopped, and the next attempt follows."""
+    state = JobState(phase=JobPhase.ACTIVE, starting=True, recovering=recovering(stages))
+    return _stop(observation, stages, state, _record(observation, stages, attempt, why))
+
+
+def _end_late(observation: Observation, stages: JobStages, attempt: Attempt, late: Failure) -> NextStep:
+    """Stops an attempt that is overdue. If it makes no progress, the progress of its hosts is read first, to name the
+    one that hangs."""
+    recorded = attempt.files.failure if attempt.files else None
+    if recorded and recorded.reason == late.reason:
+        # Classified before; its pods take their time to end.
+        return end(observation, stages, attempt, recorded)
+    mesh = stages.plan.mesh
+    stands = late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
+    if not stands or stages.plan.pathways is not None or mesh.hosts * mesh.slices == 1:
+        return end(observation, stages, attempt, late)
+    if observation.hosts is None:
+        details = DetailRequest(hosts=mesh.hosts * mesh.slices)
+        return replace(end(observation, stages, attempt, late), details=details)
+    return end(
+        observation, stages, attempt, stragglers.identify_stragglers(late, attempt, observation.hosts, mesh)
+    )
+
+
+def stop_leftover(
+    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None
+) -> NextStep:
+    """Stops an attempt of a stage that has succeeded or failed."""
+    state = JobState(phase=JobPhase.SUSPENDING, refused=refused, running=attempt.running)
+    return _stop(observation, stages, state)
+
+
+def _stop(
+    observation: Observation, stages: JobStages, state: JobState, records: tuple[Record, ...] = ()
+) -> NextStep:
+    """Deletes every JobSet that may still run, after the records."""
+    return NextStep(
+        action=stop(observation.jobsets, records), state=state, stages=stages, requeue_after=SAFETY_SECONDS
+    )
+
+
+def _requeue_after(observation: Observation, stages: JobStages, attempt: Attempt) -> float:
+    """Seconds. Only training writes to its run folder before it ends, and no watch reports that."""
+    if deadlines.interrupted(attempt, observation.folder.progress):
+        regular = observation.urgent_pace(deadlines.INTERRUPTED_LOOK)
+    elif attempt.running and attempt.key.stage is Stage.TRAIN:
+        regular = observation.pace()
+    else:
+        regular = observation.pace(SAFETY_SECONDS if attempt.pods else NO_PODS_SECONDS)
+    due = (
+        deadlines.next_due(
+            attempt,
+            stages.plan.limits,
+            observation.folder.progress,
+            observation.now,
+            readable_since(observation),
+        ),
+        deadlines.active_left(stages.plan.limits, stages.used),
+        seconds_left(stages, attempt) if attempt.key.stage.on_tpu else None,
+    )
+    return max(1.0, min([regular, *(each for each in due if each is not None)]))
+
+
+def _evicted(attempt: Attempt) -> Failure | None:
+    """Returns the record that Kueue has evicted a run of the attempt. Nothing else shows this once the JobSet is
+    deleted."""
+    condition = attempt.workload.evicted if attempt.workload else None
+    recorded = attempt.files.failure if attempt.files else None
+    if condition is None or attempt.files is None or (recorded and recorded.reason != EVICTED):
+        return None
+    return eviction(attempt, condition)
+
+
+def _begins_anew(attempt: Attempt) -> Failure | None:
+    """Returns the record of an attempt that has run and was then evicted because it waited too long for nodes.
+
+    It loses its place in the queue anyway. Kueue counts running as waiting, so only the waiting time of a new JobSet
+    can be added up.
+    """
+    workload = attempt.workload
+    condition = workload.evicted if workload else None
+    recorded = attempt.files.failure if attempt.files else None
+    if workload is None or condition is None or (recorded and recorded.reason != EVICTED):
+        return None
+    ran = attempt.files is not None or attempt.key.restart > 0
+    return eviction(attempt, condition) if ran and workload.pods_not_ready_in_time else None
+
+
+def _of_another_plan(stages: JobStages, attempt: Attempt) -> bool:
+    """Returns whether the JobSet was made under another plan than the job's: its image, slice or folder may differ."""
+    return attempt.jobset is not None and attempt.jobset.plan_digest not in (None, stages.plan.digest)
+
+
+def _edited(stages: JobStages, attempt: Attempt) -> bool:
+    """Returns whether an edit of the spec has made the JobSet outdated while nothing of it runs: it is about to
+    restart, or waits in a queue for another slice. A running attempt keeps the placement with which it began.
+
+    Only an edit counts, not a difference between releases. A JobSet that does not record its spec is left alone.
+    """
+    jobset = attempt.jobset
+    if jobset is None or attempt.running or jobset.deleting:
+        return False
+    waits_in_queue = jobset.suspended and not attempt.pods and attempt.files is None
+    if attempt.key.restart == 0 and not waits_in_queue:
+        return False
+    if jobset.spec_digest in (None, stages.plan.spec_digests[attempt.key.stage]):
+        return False
+    try:
+        wanted = render_jobset(stages.plan, attempt.key.stage, attempt.key.number, stages.findings)
+    except (Refused, CpuPoolTooSmall, ContractUnsupported):
+        return False
+    # Replacing a JobSet in a queue loses its place there, so only another slice justifies it.
+    return not waits_in_queue or jobset.claim not in (None, JobSet.parse(wanted).claim)
+
+
+def _earlier(stages: JobStages, attempt: Attempt) -> tuple[Record, ...]:
+    """The record of how long an earlier run of the attempt lasted; the present run will replace that run's own."""
+    found = uncovered_run(attempt)
+    if found is None or (attempt.files and attempt.files.failure):
+        return ()
+    rate = rate_of(attempt, stages.plan)
+    held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage.on_tpu else {}
+    return ((attempt.key, earlier_run(attempt).model_copy(update={**found, **held})),)
+
+
+def _record(
+    observation: Observation, stages: JobStages, attempt: Attempt, why: Failure
+) -> tuple[Record, ...]:
+    """The record of why the attempt is stopped, unless the run folder has it.
+
+    It is written before the signal, so that it holds whatever the trainer writes last, and it contains what cannot be
+    observed any more once the JobSet is gone.
+    """
+    recorded = attempt.files.failure if attempt.files else None
+    seen = counted(attempt, stages.plan, observation.now) | recorded_waits(attempt, observation.now)
+    record = why.model_copy(update=seen)
+    uncounted = dict.fromkeys(seen)
+    if (
+        recorded
+        and recorded.model_copy(update=uncounted) == why.model_copy(update=uncounted)
+        and (record.seconds or 0.0) <= (recorded.seconds or 0.0) + _SAVING_SECONDS
+    ):
+        return ()
+    return ((attempt.key, record),)

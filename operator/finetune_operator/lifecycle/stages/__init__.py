@@ -1,0 +1,1 @@
+"""The state of each stage, derived from its attempts."""

@@ -1,0 +1,323 @@
+"""Derives the state of every stage from its attempts and from the cache of converted models."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from finetune_contract import (
+    ContractVersion,
+    ConvertOutcome,
+    EvaluateOutcome,
+    ExitCode,
+    Failure,
+    PreflightOutcome,
+    Stage,
+    TrainOutcome,
+)
+from finetune_operator.api import Reason, StagePhase
+from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
+from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult, classify, settled
+from finetune_operator.lifecycle.attempts.usage import counted, usage
+from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.stages import gates, retry_budget
+from finetune_operator.lifecycle.stages.conversion import DamagedConversions, in_cache, placed, succeeded
+from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
+from finetune_operator.lifecycle.stages.preflight_memory import not_held, too_small
+from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.requests import MAX_ATTEMPT
+from finetune_operator.rendering import MAX_RESTART
+
+
+def derive_stages(
+    observation: Observation, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool
+) -> JobStages:
+    """Returns the state of all stages, with the result of every attempt. ``suspend``: whether the job is suspended."""
+    results = (
+        classify(attempt, plan.job.name, suspend=suspend, now=observation.now, nodes=observation.nodes)
+        for attempt in attempts
+    )
+    classified = [
+        (
+            attempt,
+            _completed(_believed(placed(attempt, result, plan), observation.now), attempt, plan, observation),
+        )
+        for attempt, result in zip(attempts, results, strict=True)
+        if result
+    ]
+    retry = observation.folder.retry
+    # Attempts before a manual retry are reported, but not charged.
+    since = [pair for pair in classified if since_retry(retry, pair[0])]
+    counters = retry_budget.count(since)
+    damages = DamagedConversions.of(classified)
+    stage_states: list[StageState] = []
+    findings = Findings(reconvert=bool(damages.found))
+    # A stage that runs or has run stays in the status, even if an edit has removed it from the plan.
+    present = {attempt.key.stage for attempt in attempts}
+    for stage in Stage:
+        if stage not in plan.stages and stage not in present:
+            continue
+        own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
+        ended = tuple(pair for pair in since if pair[0].key.stage is stage)
+        stage_state = _stage_state(
+            stage, plan, own, ended, observation.folder, counters=counters, damages=damages
+        )
+        if retry is not None and stage.order < retry.from_stage.order:
+            stage_state = _done_before(stage_state, classified, damages)
+        if stage is Stage.CONVERT:
+            stage_state = _with_cache(stage_state, observation.folder, plan, findings.preflight, damages)
+        if stage is Stage.EVALUATE:
+            stage_state = _gated(stage_state, plan)
+        if stage not in plan.stages and not stage_state.done and stage_state.live is None:
+            continue
+        stage_states.append(stage_state)
+        findings = _found(findings, stage_state)
+    if findings.preflight and not any(attempt.live for attempt in attempts):
+        stage_states = _with_memory(stage_states, plan, findings.preflight)
+    return JobStages(
+        plan=plan,
+        stages=tuple(stage_states),
+        attempts=tuple(attempts),
+        fresh=tuple(attempt for attempt in attempts if since_retry(retry, attempt)),
+        classified=tuple(classified),
+        used=usage(plan, attempts, observation),
+        counters=counters,
+        findings=findings,
+    )
+
+
+def preflight_found(
+    observation: Observation, plan: Plan, attempts: Sequence[Attempt]
+) -> PreflightOutcome | None:
+    """Returns the findings of preflight; None if it has not passed. ``plan``: a plan of the job for any slice."""
+    own = [attempt for attempt in attempts if attempt.key.stage is Stage.PREFLIGHT]
+    return derive_stages(observation, plan, own, suspend=False).findings.preflight
+
+
+def _with_memory(stage_states: list[StageState], plan: Plan, found: PreflightOutcome) -> list[StageState]:
+    """Fails a stage on CPU that fits no node of the pool, before anything else starts."""
+    waiting = [
+        stage_state.stage
+        for stage_state in stage_states
+        if not stage_state.done and stage_state.failure is None
+    ]
+    error = not_held(plan, waiting, found)
+    return [
+        replace(stage_state, phase=StagePhase.FAILED, failure=too_small(error))
+        if error is not None and stage_state.stage is error.stage
+        else stage_state
+        for stage_state in stage_states
+    ]
+
+
+def _believed(result: AttemptResult, now: datetime) -> AttemptResult:
+    """Removes an end time in the future: the clock that recorded it was fast, and no retry waits for it."""
+    return result if result.finished is None or result.finished <= now else replace(result, finished=None)
+
+
+def _done_before(
+    stage_state: StageState, classified: Sequence[retry_budget.ClassifiedAttempt], damages: DamagedConversions
+) -> StageState:
+    """Keeps the success of a stage before the one from which a retry starts."""
+    done = next(
+        (
+            attempt
+            for attempt, result in reversed(classified)
+            if attempt.key.stage is stage_state.stage and succeeded(attempt, result, damages)
+        ),
+        None,
+    )
+    if stage_state.done or done is None:
+        return stage_state
+    assert done.files is not None, "a success is read from the trainer's record"
+    return replace(stage_state, phase=StagePhase.SUCCEEDED, result=done.files.result)
+
+
+def _completed(
+    result: AttemptResult, attempt: Attempt, plan: Plan, observation: Observation
+) -> AttemptResult:
+    """Completes a record that is to be written by what only this observation knows: the time, usage, waiting times and
+    the newest checkpoint. A result without such a record is unchanged."""
+    record = result.record or _uncounted(result, attempt)
+    if record is None:
+        return result
+    fields: dict[str, object] = {
+        "written": observation.now,
+        **counted(attempt, plan, observation.now),
+        **recorded_waits(attempt, observation.now),
+    }
+    progress, key = observation.folder.progress, attempt.key
+    if (
+        key.stage is Stage.TRAIN
+        and progress
+        and (progress.attempt, progress.restart) == (key.number, key.restart)
+    ):
+        fields["checkpoint"] = max(progress.checkpoints, default=None)
+    own = result.failure == result.record
+    record = record.model_copy(update=fields)
+    return replace(result, record=record, failure=record if own else result.failure)
+
+
+def _uncounted(result: AttemptResult, attempt: Attempt) -> Failure | None:
+    """Returns the existing record of the attempt's end if it lacks the operator's time and usage; else None.
+
+    Such a record is the trainer's, or that of an eviction after which the attempt continued.
+    """
+    recorded = attempt.files.failure if attempt.files else None
+    if recorded is None or recorded.written or settled(recorded) or attempt.jobset is None:
+        return None
+    ended = recorded == result.failure or (attempt.restarted and result.ending is AttemptOutcome.EVICTED)
+    return recorded if ended and attempt.key.stage.on_tpu else None
+
+
+def _stage_state(
+    stage: Stage,
+    plan: Plan,
+    attempts: tuple[Attempt, ...],
+    classified: tuple[retry_budget.ClassifiedAttempt, ...],
+    folder: RunFolderView,
+    *,
+    counters: retry_budget.AttemptCounts,
+    damages: DamagedConversions,
+) -> StageState:
+    done = next((a for a, result in reversed(classified) if succeeded(a, result, damages)), None)
+    if done is not None:
+        assert done.files is not None, "a success is read from the trainer's record"
+        return StageState(
+            stage=stage,
+            phase=StagePhase.SUCCEEDED,
+            attempts=attempts,
+            classified=classified,
+            result=done.files.result,
+        )
+    live = next((attempt for attempt in attempts if attempt.live), None)
+    restarted_out = _restarted_too_often(attempts, classified)
+    if live is not None and live.key.restart == 0 and restarted_out is None:
+        return StageState(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, classified=classified)
+    # JobSet restarts after a disruption whether or not the retry budget allows it.
+    failure, used_up = restarted_out or _final(stage, plan, classified, counters, folder)
+    if failure is not None:
+        return StageState(
+            stage=stage,
+            phase=StagePhase.FAILED,
+            attempts=attempts,
+            classified=classified,
+            failure=failure,
+            exhausted=used_up,
+        )
+    phase = StagePhase.RUNNING if live else StagePhase.PENDING
+    return StageState(stage=stage, phase=phase, attempts=attempts, classified=classified)
+
+
+def _restarted_too_often(
+    attempts: tuple[Attempt, ...], classified: tuple[retry_budget.ClassifiedAttempt, ...]
+) -> tuple[Failure, retry_budget.ExhaustedBudget] | None:
+    counted = (
+        *(attempt for attempt in attempts if attempt.live),
+        *(attempt for attempt, _ in classified[-1:]),
+    )
+    if all(attempt.key.restart < MAX_RESTART for attempt in counted):
+        return None
+    return (
+        Failure(
+            code=ExitCode.BAD_REQUEST,
+            reason="TooManyAttempts",
+            message=f"JobSet has restarted the stage {MAX_RESTART} times or more.",
+        ),
+        retry_budget.ExhaustedBudget(
+            field="the limit for restarts of a JobSet", used=MAX_RESTART, allowed=MAX_RESTART
+        ),
+    )
+
+
+def _final(
+    stage: Stage,
+    plan: Plan,
+    classified: tuple[retry_budget.ClassifiedAttempt, ...],
+    counters: retry_budget.AttemptCounts,
+    folder: RunFolderView,
+) -> tuple[Failure | None, retry_budget.ExhaustedBudget | None]:
+    if not classified:
+        return None, None
+    attempt, result = classified[-1]
+    if attempt.key.number >= MAX_ATTEMPT:
+        ended = retry_budget.too_many_attempts(stage)
+        last = result.failure or Failure(code=ended.code, reason=ended.reason, message="Suspended too often.")
+        return (
+            last.model_copy(update={"fix": ended.fix}),
+            retry_budget.ExhaustedBudget(
+                reason=Reason.TOO_MANY_ATTEMPTS,
+                field="the limit for attempts of a stage",
+                used=MAX_ATTEMPT,
+                allowed=MAX_ATTEMPT,
+            ),
+        )
+    if result.failure is None or retry_budget.waits_for_input(stage, result):
+        return None, None
+    used_up = retry_budget.exhausted(result, counters, plan.recovery)
+    # Without the progress record it is unknown what the attempts have saved.
+    counts = used_up is None and stage is Stage.TRAIN and folder.progress_unknown is None
+    stuck = retry_budget.stuck(classified, folder.progress) if counts else 0
+    if stuck >= retry_budget.MOST_STUCK:
+        used_up = retry_budget.ExhaustedBudget(
+            reason=Reason.NO_PROGRESS,
+            field="the limit for consecutive attempts without a new checkpoint",
+            used=stuck,
+            allowed=retry_budget.MOST_STUCK - 1,
+        )
+    return (result.failure, used_up) if used_up else (None, None)
+
+
+def _with_cache(
+    stage_state: StageState,
+    folder: RunFolderView,
+    plan: Plan,
+    preflight: PreflightOutcome | None,
+    damages: DamagedConversions,
+) -> StageState:
+    """Convert also succeeds if the cache contains its result, and fails if the required export proof is missing."""
+    cached = in_cache(folder.convert_manifest, folder.convert_manifest_fault, plan, preflight, damages)
+    stage_state = replace(stage_state, missed=cached.missed)
+    own = details_of(stage_state, ConvertOutcome)
+    if own is not None:
+        if own.manifest.export_proven or not plan.export_proof:
+            return stage_state
+        return replace(
+            stage_state,
+            phase=StagePhase.FAILED,
+            result=None,
+            failure=Failure(
+                code=ExitCode.BAD_REQUEST,
+                reason="ExportNotProven",
+                message="The model was converted without proving that it can be exported, and "
+                "spec.preflight.exportProof requires the proof.",
+                fix="Leave spec.preflight.exportProof as it was when the model was converted, "
+                "or create a new job.",
+            ),
+        )
+    if cached.usable is None or stage_state.live is not None:
+        return stage_state
+    return replace(stage_state, phase=StagePhase.SUCCEEDED, hit=cached.usable, failure=None, exhausted=None)
+
+
+def _gated(stage_state: StageState, plan: Plan) -> StageState:
+    outcome = details_of(stage_state, EvaluateOutcome)
+    failure = gates.failure_of(outcome, plan) if outcome and stage_state.done else None
+    return replace(stage_state, phase=StagePhase.FAILED, failure=failure) if failure else stage_state
+
+
+def _found(findings: Findings, stage_state: StageState) -> Findings:
+    if not stage_state.done:
+        return findings
+    match stage_state.stage:
+        case Stage.PREFLIGHT:
+            supports = ContractVersion.parse(stage_state.result.supports) if stage_state.result else None
+            return replace(findings, preflight=details_of(stage_state, PreflightOutcome), supports=supports)
+        case Stage.CONVERT:
+            own = details_of(stage_state, ConvertOutcome)
+            return replace(findings, converted=own.manifest if own else stage_state.hit)
+        case Stage.TRAIN:
+            return replace(findings, train=details_of(stage_state, TrainOutcome))
+        case Stage.EVALUATE:
+            return replace(findings, evaluated=details_of(stage_state, EvaluateOutcome))
+    return findings

@@ -1,0 +1,153 @@
+"""Counts unsuccessful attempts, compares them with their budgets, and computes the backoff before a retry."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_contract import ExitCode, Failure, FailureClass, Progress, Stage, TrainOutcome
+from finetune_operator.api import Reason
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult
+from finetune_operator.planning.plan import RetryLimits
+from finetune_operator.planning.requests import MAX_ATTEMPT
+
+#: Seconds before the first retry, and maximum before any further one; ``_INPUT`` applies to missing inputs.
+_RETRY = (5.0, 300.0)
+_INPUT = (15.0, 1800.0)
+
+#: Consecutive unsuccessful attempts without a new checkpoint after which a training fails: it would never complete.
+MOST_STUCK = 10
+
+type ClassifiedAttempt = tuple[Attempt, AttemptResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptCounts:
+    """Number of unsuccessful attempts over all stages, by the class that is charged."""
+
+    preemption: int = 0
+    infrastructure: int = 0
+    user: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExhaustedBudget:
+    """A retry budget that is exhausted."""
+
+    reason: Reason = Reason.RETRIES_EXHAUSTED
+    field: str
+    """The path of the budget, such as ``spec.recovery.maxPreemptions``."""
+    used: int
+    allowed: int
+
+
+def too_many_attempts(stage: Stage) -> Failure:
+    """Returns the failure of a job whose stage needs another JobSet although all numbers are used."""
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason=Reason.TOO_MANY_ATTEMPTS,
+        message=f"{stage} has had JobSet number {MAX_ATTEMPT}, the highest that is allowed.",
+        fix="Create a job with another name.",
+    )
+
+
+def waits_for_input(stage: Stage, result: AttemptResult) -> bool:
+    """Whether preflight found an input missing: no class is charged, and preflight is retried."""
+    return (
+        stage is Stage.PREFLIGHT
+        and result.failure is not None
+        and result.failure.code == ExitCode.INPUT_MISSING
+    )
+
+
+def count(classified: Iterable[ClassifiedAttempt]) -> AttemptCounts:
+    """Returns the number of unsuccessful attempts of each class."""
+    charged = [
+        result.failure_class
+        for attempt, result in classified
+        if result.ending is AttemptOutcome.FAILED and not waits_for_input(attempt.key.stage, result)
+    ]
+    return AttemptCounts(
+        preemption=charged.count(FailureClass.PREEMPTION),
+        infrastructure=charged.count(FailureClass.INFRASTRUCTURE),
+        user=charged.count(FailureClass.USER),
+    )
+
+
+def exhausted(
+    result: AttemptResult, counters: AttemptCounts, recovery: RetryLimits
+) -> ExhaustedBudget | None:
+    """Returns the budget that ``result`` has exceeded; None if it allows a retry."""
+    if result.failure_class is FailureClass.PLATFORM:
+        # The next attempt would use the same image, so no budget applies.
+        return ExhaustedBudget(field="the limit for such failures", used=1, allowed=0)
+    field, used, allowed = {
+        FailureClass.PREEMPTION: ("maxPreemptions", counters.preemption, recovery.preemptions),
+        FailureClass.USER: ("maxUserRetries", counters.user, recovery.user),
+    }.get(
+        result.failure_class or FailureClass.INFRASTRUCTURE,
+        ("maxInfrastructureRetries", counters.infrastructure, recovery.infrastructure),
+    )
+    if used <= allowed:
+        return None
+    return ExhaustedBudget(field=f"spec.recovery.{field}", used=used, allowed=allowed)
+
+
+def stuck(stage_attempts: Sequence[ClassifiedAttempt], progress: Progress | None) -> int:
+    """Returns the number of unsuccessful attempts at training since the last new checkpoint.
+
+    An attempt without a record of its checkpoint may have saved one: if ``progress``, the newest record, names a later
+    checkpoint than all recorded ones, only the attempts after the one that wrote it count.
+    """
+    last_moved = max((number for number, moved in enumerate(_moved(stage_attempts), 1) if moved), default=0)
+    since = [
+        attempt.key
+        for attempt, result in stage_attempts[last_moved:]
+        if result.ending is AttemptOutcome.FAILED
+    ]
+    best = max((_reached(attempt, result) for attempt, result in stage_attempts), default=0)
+    if progress is not None and max([progress.start_step, *progress.checkpoints]) > best:
+        since = [key for key in since if (key.number, key.restart) > (progress.attempt, progress.restart)]
+    return len(since)
+
+
+def retry_at(stage_attempts: Sequence[ClassifiedAttempt]) -> datetime | None:
+    """Returns when the stage may be tried again after its last attempt; None: at once.
+
+    The wait doubles with every consecutive unsuccessful attempt. After a preemption with progress there is no wait.
+    """
+    _, last = stage_attempts[-1]
+    if last.ending is not AttemptOutcome.FAILED or last.finished is None:
+        return None
+    in_a_row = 0
+    for (_, result), moved in zip(reversed(stage_attempts), reversed(_moved(stage_attempts)), strict=True):
+        if result.ending is not AttemptOutcome.FAILED or result.failure_class is not last.failure_class:
+            break
+        if result.failure_class is FailureClass.PREEMPTION and moved:
+            break
+        in_a_row += 1
+    if last.failure_class is FailureClass.PREEMPTION:
+        # No wait after the first one: another node may be available.
+        in_a_row -= 1
+    if in_a_row <= 0:
+        return None
+    first, most = _INPUT if waits_for_input(stage_attempts[-1][0].key.stage, last) else _RETRY
+    return last.finished + timedelta(seconds=min(most, first * 2.0 ** min(in_a_row - 1, 16)))
+
+
+def _moved(stage_attempts: Sequence[ClassifiedAttempt]) -> list[bool]:
+    """Returns for each attempt whether it saved a later checkpoint than those before it."""
+    found, best = [], 0
+    for attempt, result in stage_attempts:
+        reached = _reached(attempt, result)
+        found.append(reached > best)
+        best = max(best, reached)
+    return found
+
+
+def _reached(attempt: Attempt, result: AttemptResult) -> int:
+    """Returns the step of the attempt's recorded checkpoint; 0 if none is recorded."""
+    stage_result = attempt.files.result if attempt.files else None
+    if stage_result and isinstance(stage_result.details, TrainOutcome):
+        return stage_result.details.step
+    return (result.failure.checkpoint if result.failure else None) or 0

@@ -1,0 +1,1 @@
+"""The status of a job, built once per decision."""

@@ -1,0 +1,114 @@
+"""``status.attempts``: the number of attempts, and how the newest have ended."""
+
+from collections.abc import Sequence
+
+from finetune_contract import FailureClass, Outcome, TrainOutcome
+from finetune_operator.api.status_stages import AttemptRecord, AttemptsStatus
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult
+from finetune_operator.lifecycle.attempts.own_attempts import HISTORY
+from finetune_operator.lifecycle.children.pods import node_of_host
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.rendering import jobset_name
+
+_PREFIX = "Kueue"
+
+
+def attempts_status(stages: JobStages, previous: AttemptsStatus | None) -> AttemptsStatus:
+    """Returns ``status.attempts``.
+
+    Args:
+        stages: the stages with their attempts.
+        previous: ``status.attempts`` as it is. Nodes that its history names are kept: the pods may be gone by now.
+    """
+    reported = (previous.history if previous else None) or ()
+    nodes = {(each.stage, each.attempt): each.node for each in reported if each.node}
+    results = {attempt.key: result for attempt, result in stages.classified}
+    history: list[AttemptRecord] = []
+    for attempt in stages.attempts:
+        # The entries of a history that is cut cannot be matched with evictions.
+        evicted = evicted_entries(attempt, reported if len(reported) < HISTORY else ())
+        history += evicted
+        result = results.get(attempt.key)
+        if result and not (evicted and result.ending is AttemptOutcome.EVICTED):
+            history.append(_ended(attempt, result, stages, nodes.get((attempt.key.stage, attempt.ordinal))))
+    return AttemptsStatus.model_construct(
+        total=len(stages.attempts),
+        preemption=stages.counters.preemption,
+        infrastructure=stages.counters.infrastructure,
+        user=stages.counters.user,
+        history=tuple(history[-HISTORY:]) or None,
+    )
+
+
+def evicted_entries(attempt: Attempt, reported: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+    """Returns one entry for each eviction of the attempt by Kueue.
+
+    Node and steps are observed while the JobSet is stopped and then kept from ``reported``, the history as it is: the
+    run that follows has a node and a record of its own.
+    """
+    number = attempt.ordinal
+    of_jobset = [
+        each
+        for each in reported
+        if each.stage is attempt.key.stage
+        and number - attempt.key.restart <= each.attempt <= number
+        and each.reason.startswith(_PREFIX)
+    ]
+    before = [each for each in of_jobset if each.attempt == number]
+    if attempt.restarted:
+        # The Workload is about the JobSet as a whole: evictions that are not reported yet are the newest run's.
+        return before
+    reasons = (attempt.workload.evictions if attempt.workload else [])[len(of_jobset) - len(before) :]
+    fresh = [
+        AttemptRecord.model_construct(
+            stage=attempt.key.stage,
+            attempt=number,
+            failure_class=FailureClass.QUOTA,
+            reason=f"{_PREFIX}{reason}",
+        )
+        for reason in reasons[len(before) :]
+    ]
+    entries = [*before[: len(reasons)], *fresh]
+    return [*entries[:-1], _with_end(entries[-1], attempt)] if entries else []
+
+
+def _with_end(entry: AttemptRecord, attempt: Attempt) -> AttemptRecord:
+    """Adds node and steps to the entry of the newest eviction, as far as they can be observed and it lacks them."""
+    if attempt.jobset is None or not attempt.jobset.suspended:
+        return entry
+    result = attempt.files.result if attempt.files else None
+    details = result.details if result and result.outcome is Outcome.STOPPED else None
+    saved = details if isinstance(details, TrainOutcome) else None
+    found = {
+        "node": node_of_host(attempt.pods, 0, 1),
+        "start_step": saved.start_step if saved else None,
+        "end_step": saved.step if saved else None,
+    }
+    return entry.model_copy(
+        update={name: each for name, each in found.items() if getattr(entry, name) is None}
+    )
+
+
+def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str | None) -> AttemptRecord:
+    """``node``: the node that the history names already, which is used if the pods are gone."""
+    failure = result.failure
+    host = failure.host if failure else 0
+    details = attempt.files.result.details if attempt.files and attempt.files.result else None
+    trained = details if isinstance(details, TrainOutcome) else None
+    return AttemptRecord.model_construct(
+        stage=attempt.key.stage,
+        attempt=attempt.ordinal,
+        job_set=attempt_jobset(attempt, stages),
+        restart=attempt.key.restart or None,
+        failure_class=result.failure_class,
+        reason=failure.reason if failure else result.purpose or str(result.ending),
+        node=node_of_host(attempt.pods, host, stages.plan.mesh.hosts) or node,
+        start_step=trained.start_step if trained else None,
+        end_step=trained.step if trained else None,
+    )
+
+
+def attempt_jobset(attempt: Attempt, stages: JobStages) -> str:
+    """Returns the name of the attempt's JobSet."""
+    return jobset_name(stages.plan.job.name, attempt.key.stage, attempt.key.number)

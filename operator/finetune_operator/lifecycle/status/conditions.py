@@ -1,0 +1,328 @@
+"""``status.conditions``: all conditions of a job, from its first status on."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from finetune_contract import ExitCode, PreflightOutcome, Stage
+from finetune_operator.api import Condition, ConditionStatus, ConditionType, Reason, StagePhase
+from finetune_operator.api.numbers import decimal, mebibytes
+from finetune_operator.api.timestamps import whole_second
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.kueue import QuotaState
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.stages import gates
+from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
+from finetune_operator.lifecycle.stages.preflight_memory import found
+from finetune_operator.lifecycle.stages.spending import budget_exceeded, used_up
+
+#: Maximum number of files that a condition names.
+_WARNINGS = 3
+type ConditionState = tuple[ConditionStatus, str, str]
+"""Status, reason and message of a condition."""
+
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+
+#: The conditions from which tools (kstatus, Argo CD, kubectl wait) derive a job's outcome.
+OUTCOME = (ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUCCEEDED, ConditionType.FINISHED)
+#: Their statuses, in that order.
+_OUTCOMES: Mapping[JobPhase, tuple[ConditionStatus, ...]] = {
+    JobPhase.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
+    JobPhase.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
+    JobPhase.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
+    JobPhase.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
+    JobPhase.STALLED: (FALSE, TRUE, UNKNOWN, FALSE),
+    JobPhase.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
+    JobPhase.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
+    JobPhase.FAILED: (FALSE, TRUE, FALSE, TRUE),
+}
+
+
+def conditions(observation: Observation, state: JobState, stages: JobStages | None) -> tuple[Condition, ...]:
+    """Returns ``status.conditions``, in the order of :class:`ConditionType`."""
+    folder = None if observation.snapshot is None else observation.folder
+    states: dict[ConditionType, ConditionState] = {
+        ConditionType.VALID: _valid(state),
+        ConditionType.DATA_READY: _data_ready(stages),
+        ConditionType.MEMORY_FITS: _memory_fits(state, stages),
+        ConditionType.EXPORT_PROVEN: _export_proven(stages),
+        ConditionType.QUOTA_RESERVED: _quota_reserved(state, stages),
+        ConditionType.RUNNING: _running(state, stages),
+        ConditionType.WITHIN_BUDGET: _within_budget(stages),
+        ConditionType.GATE_PASSED: _gate_passed(stages),
+        ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(state, stages, folder),
+        ConditionType.SUSPENDED: _suspended(state),
+        **_outcome(state.phase, *_because(state, stages)),
+    }
+    previous, generation = (
+        observation.status.conditions or (),
+        observation.job["metadata"].get("generation", 1),
+    )
+    made = as_conditions(states, previous, generation=generation, now=observation.now)
+    return tuple(made[kind] for kind in ConditionType)
+
+
+def with_error(
+    previous: Sequence[Condition], reason: str, message: str, *, generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    """Returns the conditions of a job whose reconcile has failed and is retried.
+
+    Known conditions are kept with the generation for which they were set; all others are Unknown.
+    """
+    known = {each.type: each for each in previous}
+    unknown = (UNKNOWN, Reason.NOT_STARTED, "The job has not been checked yet.")
+    states: dict[ConditionType, ConditionState] = {
+        kind: unknown for kind in ConditionType if kind not in known
+    }
+    states |= _outcome(JobPhase.ACTIVE, reason, message)
+    known |= as_conditions(states, previous, generation=generation, now=now)
+    return tuple(known[kind] for kind in ConditionType)
+
+
+def as_conditions(
+    states: Mapping[ConditionType, ConditionState],
+    previous: Sequence[Condition],
+    *,
+    generation: int,
+    now: datetime,
+) -> dict[str, Condition]:
+    """Returns conditions by type. The transition time of a condition changes only with its status."""
+    since = {(each.type, each.status): each.last_transition_time for each in previous}
+    now = whole_second(now)
+    return {
+        str(kind): Condition.model_construct(
+            type=str(kind),
+            status=status,
+            observed_generation=generation,
+            last_transition_time=since.get((kind, status), now),
+            reason=str(reason),
+            message=message,
+        )
+        for kind, (status, reason, message) in states.items()
+    }
+
+
+def _valid(state: JobState) -> ConditionState:
+    if state.refused:
+        return FALSE, state.refused.reason, state.refused.message
+    return TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules."
+
+
+def _data_ready(stages: JobStages | None) -> ConditionState:
+    if stages is None:
+        return UNKNOWN, Reason.NOT_STARTED, "Preflight has not run yet."
+    stage_state = stages[Stage.PREFLIGHT]
+    missing = waiting_input(stage_state)
+    if missing:
+        return FALSE, missing.reason, missing.message
+    if stage_state.done:
+        found = stages.findings.preflight
+        assert found is not None, "a preflight that succeeded has findings"
+        return TRUE, Reason.CHECKED, data_found(found)
+    if stage_state.phase is StagePhase.FAILED and stage_state.failure:
+        return FALSE, stage_state.failure.reason, stage_state.failure.message
+    if stage_state.attempts:
+        return UNKNOWN, Reason.IN_PROGRESS, "Preflight reads the model and the data."
+    return UNKNOWN, Reason.NOT_STARTED, "Preflight has not run yet."
+
+
+def data_found(found: PreflightOutcome) -> str:
+    """Returns a sentence about the data that preflight has read."""
+    checked = {report.checked for report in found.train}
+    if checked == {"Off"}:
+        return "The data exist; spec.preflight.dataset is Off, so no row was read."
+    rows, tokens = (sum(getattr(report, name) for report in found.train) for name in ("rows", "tokens"))
+    sources = f" of {len(found.train)} sources" if len(found.train) > 1 else ""
+    read = "the first " if "Sample" in checked else ""
+    text = f"{read}{rows} training rows{sources} with {tokens} tokens were read and checked."
+    # The report lists all warnings.
+    worst = f" {found.warnings[0]}" if found.warnings else ""
+    return f"{text[0].upper()}{text[1:]}{worst}"
+
+
+def _memory_fits(state: JobState, stages: JobStages | None) -> ConditionState:
+    if state.failure and state.failure.reason == "CpuPoolTooSmall":
+        return FALSE, state.failure.reason, state.failure.message
+    if stages is None:
+        return UNKNOWN, Reason.NOT_STARTED, "Preflight has not run yet."
+    if stages.plan.memory is None:
+        return (
+            UNKNOWN,
+            Reason.NOT_CHECKED,
+            "spec.preflight.memory is Off: device memory is not checked beforehand.",
+        )
+    stage_state = stages[Stage.PREFLIGHT]
+    if stage_state.failure and stage_state.failure.code == ExitCode.OUT_OF_MEMORY:
+        return FALSE, stage_state.failure.reason, stage_state.failure.message
+    if not stage_state.done:
+        reason = Reason.IN_PROGRESS if stage_state.live else Reason.NOT_STARTED
+        return UNKNOWN, reason, "Preflight has not checked the memory of the train step yet."
+    return _memory_found(stages)
+
+
+def _memory_found(stages: JobStages) -> ConditionState:
+    outcome = found(stages.plan, stages.findings)
+    if outcome is None:
+        return (
+            UNKNOWN,
+            Reason.NOT_CHECKED,
+            "Preflight has not checked the memory of the slice that is used now.",
+        )
+    if outcome.unknown or outcome.peak_bytes is None or outcome.limit_bytes is None:
+        return UNKNOWN, Reason.NOT_CHECKED, outcome.unknown or "Preflight has reported no memory figures."
+    peak, limit = mebibytes(outcome.peak_bytes), mebibytes(outcome.limit_bytes)
+    if outcome.source == "Analytic":
+        text = f"Parameters and optimizer take {peak} of {limit} per chip; only compiling shows what the step adds."
+        return UNKNOWN, Reason.NOT_CHECKED, text
+    return (
+        TRUE,
+        Reason.CHECKED,
+        f"Compiled for {outcome.slice}: the train step needs {peak} of {limit} per chip.",
+    )
+
+
+def _export_proven(stages: JobStages | None) -> ConditionState:  # noqa: PLR0911  one per case
+    if stages is None:
+        return UNKNOWN, Reason.NOT_STARTED, "No model has been converted yet."
+    if not stages.plan.export_proof:
+        return UNKNOWN, Reason.NOT_REQUESTED, "spec.preflight.exportProof is false."
+    if stages.plan.model.orbax is not None:
+        text = "The model is given as a MaxText checkpoint: there is no original to compare its export with."
+        return UNKNOWN, Reason.NOT_CHECKED, text
+    stage_state, converted = stages[Stage.CONVERT], stages.findings.converted
+    if converted:
+        return TRUE, Reason.PROVEN, converted.proof or "The converted model exports to the original."
+    if stage_state.phase is StagePhase.FAILED and stage_state.failure:
+        return FALSE, stage_state.failure.reason, stage_state.failure.message
+    if stage_state.live:
+        return UNKNOWN, Reason.IN_PROGRESS, "The model is being converted and exported for the comparison."
+    return UNKNOWN, Reason.NOT_STARTED, "No model has been converted yet."
+
+
+def _gate_passed(stages: JobStages | None) -> ConditionState:
+    measured = stages.evaluation if stages else None
+    if stages is None or not (stages.plan.evaluation.gates or (measured and measured.gates)):
+        return UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."
+    if measured is None:
+        return UNKNOWN, Reason.NOT_STARTED, "The tuned model has not been measured yet."
+    missed = gates.not_met(measured)
+    if missed:
+        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gates.gate_text, missed))}."
+    return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
+
+
+def _within_budget(stages: JobStages | None) -> ConditionState:
+    ceilings = stages.plan.budget.ceilings if stages else ()
+    if stages is None or not ceilings:
+        return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
+    if over := budget_exceeded(stages) or used_up(stages):
+        return FALSE, over.reason, over.text
+    limits = " and ".join(f"{decimal(each.most)} ({each.path})" for each in ceilings)
+    return TRUE, Reason.WITHIN_BUDGET, f"The job may use up to {limits}."
+
+
+def _quota_reserved(state: JobState, stages: JobStages | None) -> ConditionState:
+    queue = state.queue
+    if queue is None:
+        queued = stages is not None and (stages.plan.queues.tpu or stages.plan.queues.cpu)
+        text = "No stage is in a queue now." if queued else "The profile names no queue."
+        return TRUE, Reason.NOT_QUEUED, text
+    if queue.quota_state is QuotaState.UNSEEN:
+        return UNKNOWN, queue.reason, queue.message
+    return FALSE if queue.without_quota else TRUE, queue.reason, queue.message
+
+
+def _running(state: JobState, stages: JobStages | None) -> ConditionState:  # noqa: PLR0911  one per case
+    if stages is not None and state.running and stages.live:
+        stage = stages.live.key.stage
+        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {stages.live.ordinal}, run."
+    if state.wait:
+        return FALSE, state.wait.reason, state.wait.message
+    match state.phase:
+        case JobPhase.SUCCEEDED:
+            return FALSE, Reason.SUCCEEDED, "The job has ended."
+        case JobPhase.FAILED:
+            return FALSE, Reason.FAILED, "The job has ended."
+        case JobPhase.PLANNED:
+            return FALSE, Reason.PLANNED, "The job has ended."
+        case JobPhase.SUSPENDED | JobPhase.SUSPENDING:
+            reason = state.over.reason if state.over else Reason.SUSPENDED_BY_USER
+            return FALSE, reason, "The job is suspended."
+        case JobPhase.INVALID:
+            return FALSE, Reason.NOT_STARTED, "The job is not valid."
+        case JobPhase.STALLED:
+            return FALSE, Reason.NOT_STARTED, "The stage cannot continue."
+        case JobPhase.ACTIVE:
+            if state.recovering:
+                return FALSE, Reason.RECOVERING, "The next attempt is starting."
+            return FALSE, Reason.NOT_STARTED, "Pods are starting."
+
+
+def _run_folder_readable(
+    state: JobState, stages: JobStages | None, folder: RunFolderView | None
+) -> ConditionState:
+    if folder is None:
+        return UNKNOWN, Reason.NOT_STARTED, "The job has no run folder yet."
+    unknown = state.unreadable or folder.unreadable
+    if unknown is None and stages is not None and not stages[Stage.TRAIN].done:
+        unknown = folder.progress_unknown
+    if unknown is not None:
+        return FALSE if unknown.alone else UNKNOWN, unknown.reason, unknown.message
+    ignored = [*folder.warnings, *(_foreign_attempt(key) for key in sorted(folder.foreign_attempts))]
+    if folder.progress_unknown is not None:
+        ignored.append(folder.progress_unknown.message.rstrip("."))
+    if not ignored:
+        return TRUE, Reason.READABLE, "The run folder can be read."
+    more = f"; and {len(ignored) - _WARNINGS} more" if len(ignored) > _WARNINGS else ""
+    return TRUE, Reason.RECORDS_IGNORED, f"Ignored: {'; '.join(ignored[:_WARNINGS])}{more}."
+
+
+def _foreign_attempt(key: AttemptKey) -> str:
+    folder = f"{key.stage.short}-{key.number}{f'.{key.restart}' if key.restart else ''}"
+    return f"attempts/{folder} belongs to no attempt of this job"
+
+
+def _suspended(state: JobState) -> ConditionState:
+    if state.phase is JobPhase.SUSPENDED and state.over:
+        return TRUE, state.over.reason, state.over.text
+    if state.phase is JobPhase.SUSPENDED:
+        return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to resume."
+    if state.phase is JobPhase.SUSPENDING:
+        return FALSE, Reason.SUSPENDING, "The stage is saving and stopping."
+    if state.phase.finished:
+        return FALSE, Reason.NOT_SUSPENDED, "The job has ended."
+    if state.phase is JobPhase.INVALID:
+        return FALSE, Reason.NOT_SUSPENDED, "The job is not valid, so there is nothing to suspend."
+    return FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false."
+
+
+def _outcome(phase: JobPhase, reason: str, message: str) -> dict[ConditionType, ConditionState]:
+    return {kind: (status, reason, message) for kind, status in zip(OUTCOME, _OUTCOMES[phase], strict=True)}
+
+
+def _because(state: JobState, stages: JobStages | None) -> tuple[str, str]:  # noqa: PLR0911  one per case
+    match state.phase:
+        case JobPhase.SUCCEEDED:
+            return Reason.SUCCEEDED, "Every stage succeeded and its results are in the run folder."
+        case JobPhase.PLANNED:
+            return Reason.PLANNED, "Preflight passed, and spec.planOnly requests no more."
+        case JobPhase.SUSPENDING:
+            return Reason.SUSPENDING, "The stage is saving and stopping."
+        case JobPhase.SUSPENDED:
+            if state.over:
+                return state.over.reason, state.over.text
+            return Reason.SUSPENDED_BY_USER, "Waiting for spec.suspend to be false."
+    if state.failure and state.phase is JobPhase.FAILED:
+        return state.failure.reason, state.failure.message
+    if state.queue and state.queue.without_quota and state.wait and state.phase is JobPhase.STALLED:
+        return state.queue.reason, state.wait.message
+    if state.refused and state.phase in (JobPhase.INVALID, JobPhase.STALLED):
+        return state.refused.reason, state.refused.message
+    if state.unreadable:
+        return state.unreadable.reason, state.unreadable.message
+    if state.wait:
+        return state.wait.reason, state.wait.message
+    if state.recovering:
+        return Reason.RECOVERING, "The next attempt is starting."
+    stage = stages.current.stage if stages else Stage.PREFLIGHT
+    return Reason.IN_PROGRESS, f"Stage {stage}."

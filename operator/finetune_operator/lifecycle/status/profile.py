@@ -1,0 +1,56 @@
+"""The status of a profile: whether the profile is valid, and how many jobs use it. Pure."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from finetune_operator.api import ConditionType, FineTuneProfileStatus, Reason
+from finetune_operator.lifecycle.status.conditions import FALSE, TRUE, ConditionState, as_conditions
+from finetune_operator.lifecycle.status.fitting import read_profile_status
+from finetune_operator.planning import Refused, check_profile_object, profile_remarks
+
+type Object = Mapping[str, Any]
+
+#: Maximum length of a condition's message.
+_MESSAGE = 1024
+
+
+def profile_status(profile: Object, *, used_by: int | None, now: datetime) -> FineTuneProfileStatus:
+    """Returns the status of a profile. The same profile and number give the same status.
+
+    Args:
+        profile: the FineTuneProfile as it is stored.
+        used_by: number of unfinished jobs that run under it; None if not all jobs are known.
+        now: time of the observation.
+    """
+    generation = profile["metadata"].get("generation", 1)
+    previous = read_profile_status(profile.get("status")).conditions or ()
+    conditions = as_conditions(_condition_states(profile), previous, generation=generation, now=now)
+    return FineTuneProfileStatus(
+        observed_generation=generation, conditions=tuple(conditions.values()), used_by=used_by
+    )
+
+
+def _condition_states(profile: Object) -> dict[ConditionType, ConditionState]:
+    """``Valid`` for people, and its opposite for kstatus, which would call a profile with a mistake current."""
+    try:
+        check_profile_object(profile)
+    except Refused as refused:
+        return {
+            ConditionType.VALID: (FALSE, refused.reason, _cut(refused.message)),
+            ConditionType.STALLED: (TRUE, refused.reason, "No job can run under the profile: see Valid."),
+        }
+    remarks = " ".join(profile_remarks(profile["spec"]))
+    fine = (
+        _cut(f"The profile's paths, keys and shapes are known ones. {remarks}")
+        if remarks
+        else "Jobs can run under the profile: its paths, keys and shapes are known ones."
+    )
+    return {
+        ConditionType.VALID: (TRUE, Reason.ACCEPTED, fine),
+        ConditionType.STALLED: (FALSE, Reason.ACCEPTED, fine),
+    }
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _MESSAGE else f"{message[: _MESSAGE - 1]}…"

@@ -1,0 +1,133 @@
+"""A job's results in the status: checkpoints, metrics and artifacts, or the failure."""
+
+from collections.abc import Mapping
+
+from finetune_contract import CheckpointRecord, GateOutcome
+from finetune_operator.api.evaluation import GateOperator
+from finetune_operator.api.numbers import decimal
+from finetune_operator.api.status_results import (
+    ArtifactStatus,
+    ArtifactType,
+    CheckpointStatus,
+    CheckpointTag,
+    EvaluationStatus,
+    FailureStatus,
+    GateStatus,
+)
+from finetune_operator.lifecycle.job_state import JobState
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+
+_CHECKPOINTS = 10
+
+
+def checkpoints_status(
+    stages: JobStages, observation: Observation, *, kept: bool
+) -> tuple[CheckpointStatus, ...]:
+    """Returns ``status.checkpoints``. ``kept``: the progress in the status stays as it is, so the checkpoints do."""
+    if train := stages.findings.train:
+        best = [each for each in train.checkpoints if each.step == train.best_step]
+        newest = [each for each in train.checkpoints if each not in best][len(best) - _CHECKPOINTS :]
+        return tuple(
+            _checkpoint(record, last=record is train.checkpoints[-1], best=record in best)
+            for record in train.checkpoints
+            if record in best or record in newest
+        )
+    if kept:
+        return observation.status.checkpoints or ()
+    steps = observation.folder.progress.checkpoints if observation.folder.progress else []
+    return tuple(
+        _checkpoint(
+            CheckpointRecord(step=step, uri=stages.plan.run_folder.checkpoint(step)), last=step == steps[-1]
+        )
+        for step in steps[-_CHECKPOINTS:]
+    )
+
+
+def evaluation_status(stages: JobStages) -> EvaluationStatus | None:
+    """Returns ``status.evaluation``: the results of the stage Evaluate, else the last validation loss of the training,
+    else None."""
+    measured = stages.evaluation
+    if measured is None:
+        train = stages.findings.train
+        if train is None or train.evaluation_loss is None:
+            return None
+        return EvaluationStatus.model_construct(result={"loss": decimal(train.evaluation_loss)})
+    return EvaluationStatus.model_construct(
+        dataset_hash=measured.dataset_hash or None,
+        baseline=_metrics(measured.metrics("baseline")),
+        result=_metrics(measured.metrics("tuned")),
+        gates=tuple(map(_gate, measured.gates)) or None,
+        samples_uri=measured.samples_uri or None,
+    )
+
+
+def artifacts_status(stages: JobStages, *, trains: bool) -> tuple[ArtifactStatus, ...]:
+    """Returns ``status.artifacts``. ``trains``: the training has reported progress."""
+    findings, export = stages.findings, stages.export
+    step = export.step if export else None
+    artifacts = [
+        ArtifactStatus.model_construct(
+            name=each.name,
+            type=ArtifactType(each.type),
+            uri=each.uri,
+            digest=each.digest,
+            size_bytes=each.size_bytes,
+            step=step,
+        )
+        for each in (export.artifacts if export else ())
+    ]
+    if findings.train and findings.train.trace:
+        artifacts.append(
+            ArtifactStatus.model_construct(name="profile", type=ArtifactType.TRACE, uri=findings.train.trace)
+        )
+    if findings.preflight:
+        report = findings.preflight.report
+        artifacts.append(
+            ArtifactStatus.model_construct(name="data-report", type=ArtifactType.REPORT, uri=report)
+        )
+    if trains:
+        logs = stages.plan.run_folder.tensorboard
+        artifacts.append(
+            ArtifactStatus.model_construct(name="tensorboard", type=ArtifactType.TENSORBOARD, uri=logs)
+        )
+    return tuple(artifacts)
+
+
+def failure_status(state: JobState, stages: JobStages) -> FailureStatus:
+    """Returns ``status.failure`` of a job that failed."""
+    failure, current = state.failure, stages.current
+    assert failure is not None, "a job that failed has a failure"
+    last = current.attempts[-1] if current.attempts else None
+    return FailureStatus.model_construct(
+        failure_class=failure.failure_class,
+        reason=failure.reason,
+        stage=current.stage,
+        attempt=last.ordinal if last else None,
+        host=str(failure.host) if last else None,
+        message=failure.message,
+        suggestion=failure.fix or None,
+        evidence=failure.evidence or None,
+        logs_uri=stages.plan.run_folder.log_tail(*last.key.place) if last else None,
+    )
+
+
+def _checkpoint(record: CheckpointRecord, *, last: bool, best: bool = False) -> CheckpointStatus:
+    tags = [tag for tag, given in ((CheckpointTag.BEST, best), (CheckpointTag.LAST, last)) if given]
+    return CheckpointStatus.model_construct(
+        step=record.step, uri=record.uri, metrics=_metrics(record.metrics), tags=tuple(tags) or None
+    )
+
+
+def _metrics(values: Mapping[str, float]) -> Mapping[str, str] | None:
+    return {name: decimal(value) for name, value in values.items()} or None
+
+
+def _gate(gate: GateOutcome) -> GateStatus:
+    return GateStatus.model_construct(
+        metric=gate.metric,
+        value=None if gate.value is None else decimal(gate.value),
+        op=GateOperator(gate.op),
+        threshold=None if gate.threshold is None else decimal(gate.threshold),
+        passed=gate.passed,
+    )

@@ -1,0 +1,121 @@
+"""The job's state in one sentence or two."""
+
+from finetune_contract import Stage
+from finetune_operator.api.numbers import decimal
+from finetune_operator.api.status_stages import ProgressStatus
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.planning.stages import STAGES
+
+
+def summarize(  # noqa: PLR0911  one per case
+    state: JobState, stages: JobStages | None, progress: ProgressStatus | None, workers: int
+) -> str:
+    """Returns ``status.summary``.
+
+    Args:
+        state: the state of the job.
+        stages: the stages; None if the job has no plan.
+        progress: the progress in the same status, which the summary quotes.
+        workers: number of restarts of Pathways' workers.
+    """
+    if state.phase is JobPhase.INVALID and state.refused:
+        return f"Not started: {state.refused.message}"
+    if stages is None:
+        return f"Waiting: {state.wait.message}" if state.wait else "Pending."
+    match state.phase:
+        case JobPhase.SUCCEEDED:
+            return _succeeded(stages, workers)
+        case JobPhase.PLANNED:
+            return f"Planned: {_planned(stages)} {_tpu_time(stages)}".strip()
+        case JobPhase.FAILED:
+            return _failed(state, stages)
+        case JobPhase.SUSPENDED:
+            if state.over:
+                return f"Suspended{_at_step(progress)}: {state.over.text}"
+            return f"Suspended{_at_step(progress)}. Set spec.suspend to false to resume."
+        case JobPhase.SUSPENDING:
+            if stages.live and (stages.succeeded or stages.failed):
+                return f"Ending: {stages.live.key.stage} has a result, and its remaining pods are stopped."
+            why = f" {state.over.message}" if state.over else ""
+            return f"Suspending: {stages.current.stage} is saving and stopping.{why}"
+    return _active(state, stages, progress, workers)
+
+
+def _active(state: JobState, stages: JobStages, progress: ProgressStatus | None, workers: int) -> str:
+    if state.unreadable and state.wait:
+        return f"Waiting: {state.wait.message}"
+    if state.refused:
+        return f"{stages.current.stage} is waiting: {state.refused.message}"
+    if state.wait:
+        return f"{stages.current.stage} is waiting: {state.wait.message}"
+    doing = STAGES[stages.current.stage].doing
+    if stages.current.stage is Stage.TRAIN and state.running and progress:
+        doing = f"{doing}: {_training(progress)}"
+    elif not state.running:
+        doing = f"{doing}: pods are starting"
+    return f"{doing}.{_recovered(stages, workers)}"
+
+
+def _training(progress: ProgressStatus) -> str:
+    loss = next((each.value for each in progress.metrics or () if each.name == "loss"), None)
+    parts = [f"step {progress.step} of {progress.total_steps}"]
+    if loss is not None:
+        parts.append(f"loss {loss}")
+    if progress.eta_text is not None:
+        parts.append(f"{progress.eta_text} left")
+    return ", ".join(parts)
+
+
+def _at_step(progress: ProgressStatus | None) -> str:
+    return f" at step {progress.step} of {progress.total_steps}" if progress else ""
+
+
+def _recovered(stages: JobStages, workers: int) -> str:
+    counters = stages.counters
+    parts = [
+        f"{number} {one if number == 1 else many}"
+        for number, one, many in (
+            (counters.preemption, "preemption", "preemptions"),
+            (counters.infrastructure, "fault", "faults"),
+            (workers, "restart of a worker", "restarts of workers"),
+        )
+        if number
+    ]
+    return f" Recovered from {' and '.join(parts)}." if parts else ""
+
+
+def _planned(stages: JobStages) -> str:
+    found, shape = stages.findings.preflight, stages.plan.placement.shape
+    if found is None:
+        return ""
+    return (
+        f"{found.steps} steps of {stages.plan.hyperparameters.global_batch_size} rows on "
+        f"{stages.plan.chips} chips ({shape.accelerator} {shape.topology})."
+    )
+
+
+def _succeeded(stages: JobStages, workers: int) -> str:
+    artifacts = stages.export.artifacts if stages.export else []
+    where = f" The tuned model is in {artifacts[0].uri}." if artifacts else ""
+    measured = stages.evaluation
+    if measured and measured.baseline and measured.tuned:
+        loss = f" Loss {decimal(measured.baseline.loss)} before, {decimal(measured.tuned.loss)} after."
+    elif stages.findings.train and stages.findings.train.evaluation_loss is not None:
+        loss = f" Loss {decimal(stages.findings.train.evaluation_loss)} on the validation rows."
+    else:
+        loss = ""
+    return f"Succeeded.{where}{loss}{_recovered(stages, workers)}"
+
+
+def _failed(state: JobState, stages: JobStages) -> str:
+    failure = state.failure
+    assert failure is not None, "a job that failed has a failure"
+    return f"Failed in {stages.current.stage}: {failure.message} {failure.fix} {_tpu_time(stages)}".replace(
+        "  ", " "
+    ).strip()
+
+
+def _tpu_time(stages: JobStages) -> str:
+    used = any(stages[stage].attempts for stage in Stage if stage.on_tpu)
+    return "" if used else "No TPU time was used."

@@ -1,0 +1,1 @@
+"""What a profile allows: checks of jobs against it, and of the profile itself."""

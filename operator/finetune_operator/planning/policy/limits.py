@@ -1,0 +1,296 @@
+"""Applies a profile's ``constraints.limits`` to the effective numbers of a job, wherever they come from.
+
+Some numbers are known only after preflight has counted the rows or chosen a mesh: their limits are checked then, before
+a slice is claimed.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from finetune_operator.api import MethodType, exact, number_paths, options_of
+from finetune_operator.api.method import Hyperparameters, member
+from finetune_operator.api.profile_policy import Constraints
+from finetune_operator.planning.merge import lookup
+from finetune_operator.planning.slices.memory import chosen_mesh, place_name
+
+if TYPE_CHECKING:
+    from finetune_contract import PreflightOutcome
+    from finetune_operator.planning.plan import Findings, Plan
+
+type Object = Mapping[str, Any]
+type Number = int | float | Decimal
+
+#: Value of a number that is not set and is therefore unlimited.
+UNLIMITED = Decimal("Infinity")
+
+
+class _Later(Exception):
+    """Only preflight can determine the number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedLimit:
+    """One entry of ``constraints.limits``. None: not limited in that direction."""
+
+    path: str
+    least: Decimal | None
+    most: Decimal | None
+
+
+def bounds_of(constraints: Constraints) -> tuple[ResolvedLimit, ...]:
+    """Returns the limits of a profile whose mode is explicit.
+
+    A profile without a mode belongs to a plan that an operator without modes admitted: no limits are returned, so that
+    the job is not subject to new rules.
+    """
+    return () if constraints.mode is None else resolved_limits(constraints)
+
+
+def resolved_limits(constraints: Constraints) -> tuple[ResolvedLimit, ...]:
+    """Returns the limits of a profile, whatever its mode."""
+    return tuple(
+        ResolvedLimit(
+            path=limit.path,
+            least=None if limit.min is None else exact(limit.min),
+            most=None if limit.max is None else exact(limit.max),
+        )
+        for limit in constraints.limits or ()
+    )
+
+
+def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
+    """Yields violated limits, as far as they can be checked before preflight. ``spec`` is the merged spec."""
+    for bound in plan.bounds:
+        try:
+            value = _NUMBERS[bound.path](plan, spec, None)
+        except _Later:
+            if bound.path in _OF_ROWS and plan.data.check != "Full":
+                yield (
+                    f"constraints.limits: spec.{bound.path} is limited, and with spec.preflight.dataset: "
+                    f"{plan.data.check} the rows are not counted: use Full"
+                )
+            continue
+        written = lookup(spec, bound.path) is not None
+        if not written and bound.most is not None and value == UNLIMITED > bound.most:
+            yield (
+                f"constraints.limits: spec.{bound.path} has no value, so it is unlimited: set it to at most "
+                f"{bound.most}"
+            )
+            continue
+        yield from _beyond(bound, value, "is {}" if written else "comes to {} by default or by other fields")
+
+
+def written_problems(bounds: Iterable[ResolvedLimit], spec: Object) -> Iterator[str]:
+    """Yields limits that values in the merged spec itself violate: all that can be checked without a plan."""
+    for bound in bounds:
+        value = lookup(spec, bound.path)
+        if value is not None:
+            yield from _beyond(bound, value, "is {}")
+
+
+def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
+    """Yields violated limits that could only be checked after preflight."""
+    for bound in plan.bounds if findings.preflight else ():
+        number = _NUMBERS[bound.path]
+        try:
+            number(plan, _NOTHING, None)
+        except _Later:
+            value = number(plan, _NOTHING, findings.preflight)
+            yield from _beyond(bound, value, "comes to {} by what preflight found")
+
+
+def _beyond(bound: ResolvedLimit, value: Number | None, saying: str) -> Iterator[str]:
+    if value is None:
+        return
+    number = value if isinstance(value, Decimal) else exact(value)
+    if bound.most is not None and number > bound.most:
+        said = saying.format(_apart(number, bound.most))
+        yield f"constraints.limits: spec.{bound.path} {said}, at most {bound.most} is allowed"
+    if bound.least is not None and number < bound.least:
+        said = saying.format(_apart(number, bound.least))
+        yield f"constraints.limits: spec.{bound.path} {said}, at least {bound.least} is required"
+
+
+def _apart(number: Decimal, bound: Decimal) -> str:
+    """The number with ten digits, or with all where ten do not tell it apart from the bound."""
+    if not number.is_finite():
+        return "no limit"
+    short = f"{float(number):.10g}"
+    return str(number) if Decimal(short) == bound else short
+
+
+# --- effective value of each number, from the plan, the merged spec and preflight's findings; None: not applicable
+
+type _Resolve = Callable[["Plan", Object, "PreflightOutcome | None"], Number | None]
+
+_NOTHING: Object = {}
+
+
+def _of(path: str) -> _Resolve:
+    """Resolves an attribute path of the plan; None if any attribute in it is None."""
+
+    def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
+        value: Any = plan
+        for name in path.split("."):
+            value = getattr(value, name)
+            if value is None:
+                return None
+        number: Number = value
+        return number
+
+    return resolve
+
+
+def _or_unlimited(path: str) -> _Resolve:
+    inner = _of(path)
+
+    def resolve(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> Number:
+        value = inner(plan, spec, found)
+        return UNLIMITED if value is None else value
+
+    return resolve
+
+
+def _of_method(method: MethodType, name: str) -> _Resolve:
+    """Resolves an option of the plan's method; None if the job uses another method."""
+
+    def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
+        number: Number | None = getattr(plan.method, name) if plan.method.type == method else None
+        return number
+
+    return resolve
+
+
+def _numbers_of(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yields each number of a section without subsections: its name in the API, and its attribute."""
+    numbers = number_paths(model)
+    for name, field in model.model_fields.items():
+        if field.alias in numbers:
+            yield field.alias, name
+
+
+def _written(path: str) -> _Resolve:
+    """Resolves a value of the merged spec, for fields that change no plan."""
+    return lambda _plan, spec, _found: lookup(spec, path)
+
+
+def _steps(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> int:
+    if plan.hyperparameters.steps is not None:
+        return plan.hyperparameters.steps
+    if found is None:
+        raise _Later
+    return found.steps
+
+
+def _epochs(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Number:
+    numbers = plan.hyperparameters
+    if numbers.steps is None:
+        return numbers.epochs if numbers.epochs is not None else 1
+    if found is None:
+        raise _Later
+    rows = [each.sequences if each.epoch_sequences is None else each.epoch_sequences for each in found.train]
+    total = sum(each for each in rows if each is not None)
+    if not total or None in rows:
+        return UNLIMITED
+    return Decimal(numbers.steps * numbers.global_batch_size) / total
+
+
+def _warmup_steps(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> int:
+    numbers, steps = plan.hyperparameters, _steps(plan, spec, found)
+    if numbers.warmup_steps is not None:
+        return min(numbers.warmup_steps, steps)
+    return max(0, min(math.ceil(round((numbers.warmup_ratio or 0.0) * steps, 9)), steps - 1))
+
+
+def _warmup_ratio(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> Number:
+    numbers = plan.hyperparameters
+    if numbers.warmup_ratio is not None:
+        return numbers.warmup_ratio
+    steps = _steps(plan, spec, found)
+    return Decimal(min(numbers.warmup_steps or 0, steps)) / max(1, steps)
+
+
+def _per_device(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number:
+    numbers = plan.hyperparameters
+    return Decimal(numbers.global_batch_size) / (numbers.gradient_accumulation_steps * plan.mesh.devices)
+
+
+def _axis(name: str) -> _Resolve:
+    """Resolves a mesh axis. Preflight may choose another mesh by compiling."""
+
+    def resolve(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Number:
+        check = plan.memory
+        mesh = plan.mesh
+        if check is not None and check.choose_parallelism:
+            if found is None:
+                raise _Later
+            if found.memory and found.memory.mesh and found.memory.slice == place_name(check, mesh):
+                mesh = chosen_mesh(mesh, found.memory.mesh)
+        size: int = getattr(mesh, name)
+        return size
+
+    return resolve
+
+
+#: Depend on the number of rows in the training data.
+_OF_ROWS = ("hyperparameters.epochs",)
+_NUMBERS: Mapping[str, _Resolve] = {
+    **{
+        f"hyperparameters.{written}": _of(f"hyperparameters.{name}")
+        for written, name in _numbers_of(Hyperparameters)
+    },
+    **{
+        f"method.{member(method)}.{written}": _of_method(method, name)
+        for method in MethodType
+        for written, name in _numbers_of(options_of(method))
+    },
+    "activeDeadlineSeconds": _or_unlimited("limits.active"),
+    "budget.maxChipHours": _or_unlimited("budget.chip_hours.most"),
+    "budget.maxCost": _or_unlimited("budget.cost.most"),
+    "checkpointing.everySeconds": _of("checkpointing.every_seconds"),
+    "checkpointing.everySteps": _of("checkpointing.every_steps"),
+    "checkpointing.keep.best": _of("checkpointing.keep_best"),
+    "checkpointing.keep.last": _of("checkpointing.keep_last"),
+    "childTTLSecondsAfterFinished": _or_unlimited("limits.child_ttl"),
+    "datasets.maxSeqLength": _of("data.max_seq_length"),
+    "datasets.splitFromTrain.fraction": _of("data.split_from_train.fraction"),
+    "datasets.splitFromTrain.seed": _of("data.split_from_train.seed"),
+    "evaluation.everySteps": _of("evaluation.every_steps"),
+    "evaluation.generation.maxNewTokens": _of("evaluation.max_new_tokens"),
+    "evaluation.generation.temperature": _of("evaluation.temperature"),
+    "evaluation.generation.topK": _of("evaluation.top_k"),
+    "evaluation.maxExamples": _written("evaluation.maxExamples"),
+    "hangPolicy.blindSeconds": _or_unlimited("limits.blind"),
+    "hangPolicy.noStepSeconds": _of("limits.no_step"),
+    # By default, CPU stages have a longer limit than Evaluate.
+    "hangPolicy.stageSeconds": _of("limits.cpu_stage"),
+    "hangPolicy.startupSeconds": _of("limits.startup"),
+    "hyperparameters.epochs": _epochs,
+    "hyperparameters.perDeviceBatchSize": _per_device,
+    "hyperparameters.steps": _steps,
+    "hyperparameters.warmupRatio": _warmup_ratio,
+    "hyperparameters.warmupSteps": _warmup_steps,
+    "method.lora.alpha": _of("method.lora.alpha"),
+    "method.lora.rank": _of("method.lora.rank"),
+    "preRunningDeadlineSeconds": _of("limits.pre_running"),
+    "preflight.smoke.examples": _of("smoke.examples"),
+    "preflight.smoke.steps": _of("smoke.steps"),
+    "profiling.startStep": _of("profiling.start_step"),
+    "profiling.steps": _of("profiling.steps"),
+    "recovery.maxInfrastructureRetries": _of("recovery.infrastructure"),
+    "recovery.maxPreemptions": _of("recovery.preemptions"),
+    "recovery.maxUserRetries": _of("recovery.user"),
+    "resources.chipsPerHost": _of("mesh.chips_per_host"),
+    "resources.parallelism.data": _axis("data"),
+    "resources.parallelism.fsdp": _axis("fsdp"),
+    "resources.parallelism.tensor": _axis("tensor"),
+    "resources.slices": _of("mesh.slices"),
+}
+#: Paths that a limit may name: the numbers of a job's spec, except retry.generation and model.fromJob.step, which are
+#: not amounts.
+LIMITED = frozenset(_NUMBERS)

@@ -1,0 +1,1 @@
+"""Sections of the merged spec, translated into the contract's records."""

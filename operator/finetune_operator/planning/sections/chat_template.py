@@ -1,0 +1,87 @@
+"""Chat template from a ConfigMap: read once, at admission, and kept in the job's plan."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_operator.api import Reason
+from finetune_operator.api.data import ChatTemplate
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.merge import lookup
+
+type Object = Mapping[str, Any]
+type Argument = bool | int | float | str
+
+#: Same bound as the API's on an inline template.
+_MOST_CHARACTERS = 32 * 1024
+#: Variables that transformers passes to every template, or reserves.
+_TAKEN = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation",
+    "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "strftime_now", "raise_exception", "self",
+}  # fmt: skip
+_PATH = "spec.datasets.chatTemplate.configMapRef"
+
+
+def template_ref(spec: Object) -> Object | None:
+    """Returns name and key of the ConfigMap that a job's spec names; None if it names none."""
+    reference = lookup(spec, "datasets.chatTemplate.configMapRef")
+    return reference if isinstance(reference, Mapping) else None
+
+
+def with_chat_template(spec: Object, config_map: Object | None) -> Object:
+    """Returns ``spec`` with the template's text instead of the reference. Raises Refused if there is no such text.
+
+    ``config_map`` is the one that the reference names; None if it does not exist.
+    """
+    reference = template_ref(spec)
+    if reference is None:
+        return spec
+    name, key = reference["name"], reference["key"]
+    if config_map is None:
+        raise _refused(f'there is no ConfigMap "{name}" in the job\'s namespace')
+    held = config_map.get("data") or {}
+    if key not in held:
+        raise _refused(f'ConfigMap "{name}" has no key "{key}"; it has {", ".join(sorted(held)) or "none"}')
+    text = held[key]
+    if not 0 < len(text) <= _MOST_CHARACTERS:
+        raise _refused(
+            f'key "{key}" of ConfigMap "{name}" has {len(text)} characters, 1 to {_MOST_CHARACTERS} fit'
+        )
+    section = {
+        name: value for name, value in spec["datasets"]["chatTemplate"].items() if name != "configMapRef"
+    }
+    return {**spec, "datasets": {**spec["datasets"], "chatTemplate": {**section, "inline": text}}}
+
+
+def template_arguments(template: ChatTemplate | None) -> dict[str, Argument]:
+    """Returns the template's arguments: JSON values for true, false and finite numbers, else text.
+
+    Raises Refused for a name that is reserved in templates.
+    """
+    written = (template and template.arguments) or {}
+    for name in written:
+        if name in _TAKEN or not name.isidentifier():
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"spec.datasets.chatTemplate.arguments.{name} is no variable that a job can set in a chat template: "
+                "remove it.",
+            )
+    return {name: _value(text) for name, text in written.items()}
+
+
+def _value(text: str) -> Argument:
+    try:
+        value = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    finite = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if finite else text
+
+
+def _refused(what: str) -> Refused:
+    return Refused(
+        Reason.CHAT_TEMPLATE_NOT_FOUND,
+        f"{_PATH}: {what}. The job continues when the template exists.",
+    )

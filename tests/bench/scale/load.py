@@ -1,0 +1,194 @@
+"""Loads that both controllers get: a burst, a backlog, and the end of every job's JobSets."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from devcluster.identity import memory
+from devcluster.kube import Kube, Object
+from devcluster.testing import LocalCluster
+from tests.bench.measure import cpu_seconds
+from tests.bench.scale.measure import Phase, api_requests
+from tests.bench.scale.systems import System
+
+_JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
+#: Clients that create or complete objects at the same time.
+_CLIENTS = 32
+_PATIENCE = 900
+
+
+class Run:
+    """One namespace with ``count`` jobs of one controller. Times are those of watch events in this process."""
+
+    def __init__(self, cluster: LocalCluster, system: System, kube: Kube, namespace: str, count: int) -> None:
+        self._system = system
+        self._kube = kube
+        self._namespace = namespace
+        self._names = [f"j{number}" for number in range(count)]
+        self._server = cluster.status()["kube-apiserver"]["pid"]
+        self._changed: dict[str, float] = {}
+        """By job: time of the change that the current phase made."""
+        self._jobsets: defaultdict[str, list[Object]] = defaultdict(list)
+        self._answered: dict[str, float] = {}
+        self._expected = 0
+        """Number of JobSets of a job that answers the current phase; 0: its end does."""
+        self._event = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        jobsets = f"{_JOBSETS}/namespaces/{self._namespace}/jobsets"
+        for path, handle in (
+            (jobsets, self._jobset),
+            (self._system.jobs.format(self._namespace), self._job),
+        ):
+            ready = asyncio.Event()
+            task = group.create_task(self._watch(path, handle, ready))
+            self._stack.callback(task.cancel)
+            await ready.wait()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def burst(self) -> tuple[float, Phase]:
+        """Creates all jobs beside the running controller. Returns the rate of creation, and create → first JobSet."""
+        created: list[float] = []
+
+        async def create_all() -> None:
+            await self._create_all()
+            created.append(time.perf_counter())
+
+        begun = time.perf_counter()
+        phase = await self._phase(self._system.pid, 1, create_all())
+        return len(self._names) / (created[0] - begun), phase
+
+    async def backlog(self) -> Phase:
+        """Creates all jobs, then starts the controller: from its start to the first JobSet of each job."""
+        await self._create_all()
+
+        async def start() -> None:
+            begun = time.perf_counter()
+            self._changed = dict.fromkeys(self._names, begun)
+            await asyncio.to_thread(self._system.start)
+
+        return await self._phase(None, 1, start())
+
+    async def complete(self) -> Phase:
+        """Completes the JobSet of each job: to its next JobSet, or to the end of the job after the last one."""
+        done = len(self._jobsets[self._names[0]])
+
+        async def complete(name: str) -> None:
+            jobset = self._jobsets[name][-1]
+            self._system.before_completion(jobset)
+            path = f"{_JOBSETS}/namespaces/{self._namespace}/jobsets/{jobset['metadata']['name']}/status"
+            self._changed[name] = time.perf_counter()
+            await self._kube.patch(path, {"status": _completed()})
+
+        last = done == self._system.stages
+        return await self._phase(self._system.pid, 0 if last else done + 1, _each(self._names, complete))
+
+    async def _create_all(self) -> None:
+        async def create(name: str) -> None:
+            self._changed[name] = time.perf_counter()
+            path = self._system.jobs.format(self._namespace)
+            await self._kube.create(path, self._system.manifest(self._namespace, name))
+
+        await _each(self._names, create)
+
+    async def _phase(self, pid: int | None, expected: int, change: Coroutine[Any, Any, None]) -> Phase:
+        """``pid``: the controller; None if ``change`` starts it."""
+        self._answered.clear()
+        self._expected = expected
+        self._event.clear()
+        requests = await api_requests(self._kube)
+        cpu = cpu_seconds(pid) if pid else 0.0
+        server, begun = cpu_seconds(self._server), time.perf_counter()
+        async with asyncio.timeout(_PATIENCE):
+            await change
+            while len(self._answered) < len(self._names):
+                await self._event.wait()
+                self._event.clear()
+        ended = max(self._answered.values())
+        pid = self._system.pid
+        used, served = cpu_seconds(pid) - cpu, cpu_seconds(self._server) - server
+        after = await api_requests(self._kube)
+        count = len(self._names)
+        return Phase(
+            seconds=ended - begun,
+            latencies=[self._answered[name] - self._changed[name] for name in self._names],
+            cpu=used,
+            server_cpu=served,
+            resident=memory(pid) / 2**20,
+            requests={name: (after[name] - requests[name]) / count for name in sorted(after)},
+        )
+
+    async def _watch(self, path: str, handle: Callable[[Object, float], None], ready: asyncio.Event) -> None:
+        with suppress(asyncio.CancelledError):
+            async for event in self._kube.watch(path):
+                now = time.perf_counter()
+                for found in event.objects:
+                    if event.type != "DELETED":
+                        handle(found, now)
+                ready.set()
+
+    def _jobset(self, jobset: Object, now: float) -> None:
+        name = self._system.job_of(jobset)
+        known = self._jobsets[name]
+        if any(each["metadata"]["uid"] == jobset["metadata"]["uid"] for each in known):
+            return
+        known.append(jobset)
+        if len(known) == self._expected:
+            self._answer(name, now)
+
+    def _job(self, job: Object, now: float) -> None:
+        if self._expected == 0 and self._system.finished(job):
+            self._answer(job["metadata"]["name"], now)
+
+    def _answer(self, name: str, now: float) -> None:
+        if name not in self._answered:
+            self._answered[name] = now
+            self._event.set()
+
+
+async def _each(names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+    clients = asyncio.Semaphore(_CLIENTS)
+
+    async def one(name: str) -> None:
+        async with clients:
+            await work(name)
+
+    await asyncio.gather(*map(one, names))
+
+
+def _completed() -> Mapping[str, Any]:
+    condition = {
+        "type": "Completed",
+        "status": "True",
+        "reason": "AllJobsCompleted",
+        "message": "jobset completed successfully",
+        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    return {"conditions": [condition], "terminalState": "Completed", "restarts": 0}
+
+
+def without_controllers(cluster: LocalCluster) -> None:
+    """Leaves etcd and API server alone: the controllers that are compared get the machine."""
+    for component in ("node-agent", "kube-scheduler", "jobset"):
+        cluster.stop(component)
+    # The JobSet controller serves its webhooks.
+    base = "/apis/admissionregistration.k8s.io/v1"
+    for kind in ("validatingwebhookconfigurations", "mutatingwebhookconfigurations"):
+        for found in cluster.list(f"{base}/{kind}"):
+            cluster.delete(f"{base}/{kind}/{found['metadata']['name']}")
+
+
+def median_of(phases: Sequence[Phase]) -> Phase:
+    """Returns the phase with the median rate."""
+    return sorted(phases, key=lambda phase: phase.rate)[len(phases) // 2]
