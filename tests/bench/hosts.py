@@ -58,6 +58,7 @@ class StageProcess:
     def __init__(self, request: StageRequest, *, first: bool) -> None:
         self._request = request
         self._first = first
+        self._started = datetime.now(UTC)
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._begin()
 
@@ -66,7 +67,7 @@ class StageProcess:
 
     def signal(self, number: int) -> None:
         if number == signal.SIGTERM and self._first and not self._code.done():
-            fake_trainer.write(fake_trainer.saving(self._request, datetime.now(UTC)))
+            fake_trainer.write(fake_trainer.saving(self._request, self._started, datetime.now(UTC)))
         self.end(ExitCode.STOPPED if number == signal.SIGTERM else 128 + number)
 
     def end(self, code: int) -> None:

@@ -70,12 +70,15 @@ def records(request: StageRequest, now: datetime, least_chips: int | None = None
         details = details.model_copy(update={"start_step": start})
     if isinstance(details, PreflightOutcome) and least_chips is not None:
         details = details.model_copy(update={"memory": stage_outcomes.memory(request, least_chips)})
-    files[run.result(*place)] = _result(request, Outcome.SUCCEEDED, now, details)
+    files[run.result(*place)] = _result(request, Outcome.SUCCEEDED, now, now, details)
     return files
 
 
-def saving(request: StageRequest, now: datetime) -> Mapping[str, str]:
-    """URI -> content of the files of a training that was asked to stop: a checkpoint, and the result that lists it."""
+def saving(request: StageRequest, started: datetime, now: datetime) -> Mapping[str, str]:
+    """URI -> content of the files of a training that was asked to stop: a checkpoint, and the result that lists it.
+
+    ``started``: when the process started.
+    """
     run = RunFolder(request.run_folder)
     checkpoint = run.checkpoint(SAVED_STEP)
     details = TrainOutcome(
@@ -83,19 +86,25 @@ def saving(request: StageRequest, now: datetime) -> Mapping[str, str]:
         total_steps=STEPS,
         checkpoints=[CheckpointRecord(step=SAVED_STEP, uri=checkpoint)],
     )
-    record = _result(request, Outcome.STOPPED, now, details)
+    record = _result(request, Outcome.STOPPED, started, now, details)
     place = (request.stage.short, request.attempt, request.restart)
     return {f"{checkpoint}/saved": "", run.result(*place): record}
 
 
-def _result(request: StageRequest, outcome: Outcome, now: datetime, details: stage_outcomes.Details) -> str:
+def _result(
+    request: StageRequest,
+    outcome: Outcome,
+    started: datetime,
+    now: datetime,
+    details: stage_outcomes.Details,
+) -> str:
     return StageResult(
         stage=request.stage,
         attempt=request.attempt,
         restart=request.restart,
         outcome=outcome,
         exit_code=ExitCode.OK if outcome is Outcome.SUCCEEDED else ExitCode.STOPPED,
-        started=now,
+        started=started,
         finished=now,
         details=details,
     ).to_json()
@@ -226,9 +235,10 @@ def crash(*_: object) -> None:
 def main(seconds: float, stages: Collection[str], *, saves: bool, least_chips: int | None) -> None:
     """Runs the stage of the request in the environment."""
     request = StageRequest.of_environment(os.environ)
+    started = datetime.now(UTC)
 
     def save(*_: object) -> NoReturn:
-        write(saving(request, datetime.now(UTC)))
+        write(saving(request, started, datetime.now(UTC)))
         sys.exit(ExitCode.STOPPED)
 
     # blocked, so that the signal stays pending until the stage waits for it
@@ -236,7 +246,7 @@ def main(seconds: float, stages: Collection[str], *, saves: bool, least_chips: i
     signal.signal(signal.SIGUSR1, crash)
     if saves and request.stage is Stage.TRAIN:
         signal.signal(signal.SIGTERM, save)
-    files = dict(records(request, datetime.now(UTC), least_chips))
+    files = dict(records(request, started, least_chips))
     first = os.environ.get("TPU_WORKER_ID", "0") == "0"
     # Like a real trainer, write the request first: it shows that the attempt has started.
     begun = next(iter(files))

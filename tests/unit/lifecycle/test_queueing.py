@@ -1,5 +1,6 @@
 """Every state of a Workload: the job's conditions, phase and waiting, and the class that is charged."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -325,6 +326,61 @@ def test_a_restart_of_a_jobset_that_lost_its_quota_is_not_charged() -> None:
     assert {world.status["attempts"][kind] for kind in ("preemption", "infrastructure", "user")} == {0}
     (entry,) = [each for each in world.status["attempts"]["history"] if each["stage"] == "Train"]
     assert (entry["class"], entry["reason"]) == ("Quota", "Evicted")
+
+
+def unseen_restart(*, evictions: int) -> tuple[World, str]:
+    """The JobSet was suspended, restarted and resumed between two reconciles; ``evictions``: counted by Kueue."""
+    world = queued()
+    name = world.until(Stage.TRAIN)
+    world.workload(name, RESERVED, ADMITTED)
+    world.hold(name, held=False)
+    world.run(name)
+    world.train(name, 40)
+    world.reconcile()
+    world.wait(60)
+    world.save(name)
+    world.hold(name, held=True)
+    world.restart(name)
+    world.wait(60)
+    counted = [{"reason": "Preempted", "underlyingCause": "", "count": evictions}] if evictions else []
+    world.workload(name, RESERVED, ADMITTED, BACK, schedulingStats={"evictions": counted})
+    world.hold(name, held=False)
+    world.wait(5)
+    world.run(name)
+    return world, name
+
+
+@pytest.mark.parametrize(
+    ("evictions", "charged", "reasons"),
+    [
+        (1, 0, ["KueuePreempted", "Succeeded"]),
+        (2, 0, ["KueuePreempted", "KueuePreempted", "Succeeded"]),
+        (0, 1, ["Preempted", "Succeeded"]),
+    ],
+)
+def test_a_restart_of_an_evicted_jobset_is_not_charged_if_the_eviction_was_not_observed(
+    evictions: int, charged: int, reasons: list[str]
+) -> None:
+    world, name = unseen_restart(evictions=evictions)
+    world.reconcile()
+    assert world.key_of(name).restart == 1
+    world.succeed(name)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["attempts"]["preemption"] == charged
+    entries = [each for each in world.status["attempts"]["history"] if each["stage"] == "Train"]
+    assert [each["reason"] for each in entries] == reasons
+    assert [each.reason for each in world.events if each.reason in reasons] == reasons
+
+
+def test_a_disruption_before_an_unseen_eviction_is_charged() -> None:
+    world, name = unseen_restart(evictions=1)
+    # The run after the disruption left a record, too, before the JobSet was resumed.
+    key = world.key_of(name)
+    before = world.attempts[replace(key, restart=0)]
+    world.attempts[key] = before
+    world.reconcile()
+    assert world.status["attempts"]["preemption"] == 1
 
 
 def test_an_admitted_jobset_has_time_to_create_its_pods() -> None:

@@ -34,7 +34,12 @@ class Attempt:
     follows: datetime | None = None
     """For a restart inside the JobSet: when the attempt before it ended. None if unknown, and for other attempts."""
     restarted: bool = False
-    """Whether the JobSet has been restarted since; JobSet restarts only after disruptions."""
+    """Whether the JobSet has been restarted since.
+
+    JobSet restarts after a disruption, and after a suspension if a pod's end was counted as its Job's failure.
+    """
+    ended_by_suspension: bool = False
+    """Whether a restart follows, and this was the last run before the JobSet was resumed: the suspension ended it."""
     workload: Workload | None = None
     """Kueue's Workload of the JobSet; None if the JobSet is in no queue, or Kueue has not created a Workload yet."""
 
@@ -75,6 +80,9 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
                 written=files,
                 follows=_end_before(key, observation),
                 restarted=restarted,
+                ended_by_suspension=key.restart == last[key.jobset] - 1
+                and _before_resumption(files, jobset)
+                and not _before_resumption(observation.folder.attempts.get(_next_restart(key)), jobset),
                 workload=workloads.get(jobset.uid) if jobset else None,
             )
         )
@@ -171,6 +179,18 @@ def _end_before(key: AttemptKey, observation: Observation) -> datetime | None:
     )
 
 
+def _next_restart(key: AttemptKey) -> AttemptKey:
+    return replace(key, restart=key.restart + 1)
+
+
+def _before_resumption(files: AttemptFiles | None, jobset: JobSet | None) -> bool:
+    """Whether the result is that of a run which was asked to stop before the JobSet was resumed."""
+    resumed, result = jobset.resumed_at if jobset else None, files.result if files else None
+    if resumed is None or result is None:
+        return False
+    return result.outcome is Outcome.STOPPED and result.finished < resumed
+
+
 def _workloads(observation: Observation) -> dict[str, Workload]:
     """Returns the newest Workload of each JobSet, by the JobSet's uid."""
     found: dict[str, list[Workload]] = {}
@@ -197,7 +217,7 @@ def _of_this_run(
         recorded = None
     if resumed is None:
         return replace(files, failure=recorded)
-    earlier = result is not None and result.outcome is Outcome.STOPPED and result.finished < resumed
+    earlier = _before_resumption(files, jobset)
     # An attempt that a restart follows ended with the recorded run, unless a later run has left a result.
     another = not restarted or (result is not None and not earlier)
     if recorded and recorded.at and recorded.at < resumed and another:

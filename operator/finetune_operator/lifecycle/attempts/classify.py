@@ -44,6 +44,7 @@ from finetune_operator.lifecycle.attempts.stop_records import (
     REPLACED,
     RUN_FOLDER_UNREADABLE,
     SUSPENDED,
+    earlier_run,
     eviction,
     suspension,
 )
@@ -166,6 +167,8 @@ def classify(  # noqa: PLR0911  one per case
         return AttemptResult(
             ending=AttemptOutcome.EVICTED, finished=finished, record=eviction(attempt, evicted)
         )
+    if attempt.ended_by_suspension and recorded is None and attempt.workload and attempt.workload.evictions:
+        return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished, record=earlier_run(attempt))
     taken = disruption(attempt, nodes, ended=finished, now=now)
     failure = _shown_by_pods(attempt, job, taken, finished) if stopped and recorded is None else None
     if failure:

@@ -25,12 +25,15 @@ def attempts_status(stages: JobStages, previous: AttemptsStatus | None) -> Attem
     nodes = {(each.stage, each.attempt): each.node for each in reported if each.node}
     results = {attempt.key: result for attempt, result in stages.classified}
     history: list[AttemptRecord] = []
+    # The entries of a history that is cut cannot be matched with evictions.
+    known = list(reported) if len(reported) < HISTORY else []
     for attempt in stages.attempts:
-        # The entries of a history that is cut cannot be matched with evictions.
-        evicted = evicted_entries(attempt, reported if len(reported) < HISTORY else ())
-        history += evicted
         result = results.get(attempt.key)
-        if result and not (evicted and result.ending is AttemptOutcome.EVICTED):
+        ended = result is not None and result.ending is AttemptOutcome.EVICTED
+        evicted = evicted_entries(attempt, known, ended=ended)
+        known += [each for each in evicted if attempt.restarted and each not in known]
+        history += evicted
+        if result and not (evicted and ended):
             history.append(_ended(attempt, result, stages, nodes.get((attempt.key.stage, attempt.ordinal))))
     return AttemptsStatus.model_construct(
         total=len(stages.attempts),
@@ -41,8 +44,12 @@ def attempts_status(stages: JobStages, previous: AttemptsStatus | None) -> Attem
     )
 
 
-def evicted_entries(attempt: Attempt, reported: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+def evicted_entries(
+    attempt: Attempt, reported: Sequence[AttemptRecord], *, ended: bool
+) -> list[AttemptRecord]:
     """Returns one entry for each eviction of the attempt by Kueue.
+
+    ``reported``: the entries that are known already. ``ended``: whether an eviction has ended the attempt.
 
     Node and steps are observed while the JobSet is stopped and then kept from ``reported``, the history as it is: the
     run that follows has a node and a record of its own.
@@ -56,10 +63,13 @@ def evicted_entries(attempt: Attempt, reported: Sequence[AttemptRecord]) -> list
         and each.reason.startswith(_PREFIX)
     ]
     before = [each for each in of_jobset if each.attempt == number]
-    if attempt.restarted:
-        # The Workload is about the JobSet as a whole: evictions that are not reported yet are the newest run's.
-        return before
     reasons = (attempt.workload.evictions if attempt.workload else [])[len(of_jobset) - len(before) :]
+    if attempt.restarted:
+        # The Workload is about the JobSet as a whole: evictions that are not reported yet are the newest run's, except
+        # the one that ended this attempt.
+        if before or not ended:
+            return before
+        reasons = reasons[:1]
     fresh = [
         AttemptRecord.model_construct(
             stage=attempt.key.stage,
