@@ -162,13 +162,8 @@ def classify(  # noqa: PLR0911  one per case
         return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=purpose, finished=finished)
     if recorded and recorded.reason == EVICTED and stopped:
         return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished)
-    evicted = attempt.workload.evicted if attempt.workload else None
-    if evicted and stopped and recorded is None:
-        return AttemptResult(
-            ending=AttemptOutcome.EVICTED, finished=finished, record=eviction(attempt, evicted)
-        )
-    if attempt.ended_by_suspension and recorded is None and attempt.workload and attempt.workload.evictions:
-        return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished, record=earlier_run(attempt))
+    if stopped and recorded is None and (record := _unrecorded_eviction(attempt)):
+        return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished, record=record)
     taken = disruption(attempt, nodes, ended=finished, now=now)
     failure = _shown_by_pods(attempt, job, taken, finished) if stopped and recorded is None else None
     if failure:
@@ -185,6 +180,17 @@ def classify(  # noqa: PLR0911  one per case
     else:
         failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
+
+
+def _unrecorded_eviction(attempt: Attempt) -> Failure | None:
+    """Returns the record of the eviction that the Workload shows for an attempt without a record; else None."""
+    workload = attempt.workload
+    if workload is None:
+        return None
+    if workload.evicted:
+        return eviction(attempt, workload.evicted)
+    # Kueue resets the condition when it admits the Workload again, and keeps the count.
+    return earlier_run(attempt) if attempt.ended_by_suspension and workload.evictions else None
 
 
 def settled(recorded: Failure | None) -> bool:
