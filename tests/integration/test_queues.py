@@ -174,13 +174,17 @@ def history(found: Object) -> list[Object]:
     return [each for each in told if each["stage"] == "Train"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 def test_an_eviction_that_the_operator_did_not_see_is_reported_and_the_second_run_judged_by_its_own_record(
-    team: Team,
+    team: Team, restarted: bool
 ) -> None:
+    """``restarted``: the JobSet is resumed before its pod is deleted. The Job then fails, and JobSet restarts it."""
     path = start(team, "away", team.profile("away", localQueue=LOCAL_QUEUE))
     trains(team, path)
     team.cluster.stop("operator")
     jobset = jobset_path(team.namespace, "away-train-1")
+    if restarted:
+        hold_pod(team)
     team.stop_queue("HoldAndDrain")
     # Kueue may evict a second time if the queue reopens before the first eviction is complete.
     team.cluster.wait(
@@ -188,11 +192,43 @@ def test_an_eviction_that_the_operator_did_not_see_is_reported_and_the_second_ru
     )
     team.stop_queue("None")
     team.cluster.wait(jobset, lambda found: not found["spec"]["suspend"])
+    if restarted:
+        team.cluster.wait(jobset, lambda found: found["status"].get("restarts") == 1)
+        release_pod(team)
     team.cluster.start("operator")
     done = team.cluster.wait(path, lambda found: condition(found, "Finished") == "True", seconds=90)
     assert done["status"]["phase"] == "Succeeded", done["status"]
     assert [each["reason"] for each in history(done)] == ["KueueClusterQueueStopped", "Succeeded"]
+    assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
     assert [name for name in jobsets(team.cluster, team.namespace) if "train" in name] == ["away-train-1"]
+
+
+HOLD = "test.tpu-finetune.dev/hold"
+
+
+def hold_pod(team: Team) -> None:
+    """Keeps the training's pod after its end and deletion until :func:`release_pod`."""
+    pod = training_pod(team)
+    finalizers = [*pod["metadata"].get("finalizers", ()), HOLD]
+    team.cluster.patch(pod_path(team, pod), {"metadata": {"finalizers": finalizers}})
+
+
+def release_pod(team: Team) -> None:
+    pod = training_pod(team)
+    finalizers = [each for each in pod["metadata"]["finalizers"] if each != HOLD]
+    team.cluster.patch(pod_path(team, pod), {"metadata": {"finalizers": finalizers}})
+
+
+def training_pod(team: Team) -> Object:
+    (pod,) = team.cluster.list(
+        f"/api/v1/namespaces/{team.namespace}/pods",
+        labelSelector="jobset.sigs.k8s.io/jobset-name=away-train-1",
+    )
+    return pod
+
+
+def pod_path(team: Team, pod: Object) -> str:
+    return f"/api/v1/namespaces/{team.namespace}/pods/{pod['metadata']['name']}"
 
 
 @pytest.mark.parametrize(

@@ -184,11 +184,15 @@ def _next_restart(key: AttemptKey) -> AttemptKey:
 
 
 def _before_resumption(files: AttemptFiles | None, jobset: JobSet | None) -> bool:
-    """Whether the result is that of a run which was asked to stop before the JobSet was resumed."""
-    resumed, result = jobset.resumed_at if jobset else None, files.result if files else None
-    if resumed is None or result is None:
+    """Whether the result is that of a run which began before the JobSet's last resumption, and was asked to stop.
+
+    It may end after the resumption, since Kueue can admit the JobSet again while the trainer still saves.
+    """
+    result = files.result if files else None
+    if jobset is None or result is None or result.outcome is not Outcome.STOPPED:
         return False
-    return result.outcome is Outcome.STOPPED and result.finished < resumed
+    resumed = jobset.resumed_at
+    return jobset.held or (resumed is not None and result.started < resumed)
 
 
 def _workloads(observation: Observation) -> dict[str, Workload]:
