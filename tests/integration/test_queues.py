@@ -1,5 +1,6 @@
 """Jobs in the queues of a real Kueue: they wait and report why, are preempted, resume, or stall if no wait helps."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,8 @@ def test_an_eviction_that_the_operator_did_not_see_is_reported_and_the_second_ru
     """``restarted``: the JobSet is resumed before its pod is deleted. The Job then fails, and JobSet restarts it."""
     path = start(team, "away", team.profile("away", localQueue=LOCAL_QUEUE))
     trains(team, path)
+    # Times of conditions are whole seconds: a run is known to precede a resumption only if it began in another second.
+    time.sleep(1)
     team.cluster.stop("operator")
     jobset = jobset_path(team.namespace, "away-train-1")
     if restarted:

@@ -186,7 +186,8 @@ def _next_restart(key: AttemptKey) -> AttemptKey:
 def _before_resumption(files: AttemptFiles | None, jobset: JobSet | None) -> bool:
     """Whether the result is that of a run which began before the JobSet's last resumption, and was asked to stop.
 
-    It may end after the resumption, since Kueue can admit the JobSet again while the trainer still saves.
+    It may end after the resumption, since Kueue can admit the JobSet again while the trainer still saves. The time of
+    the resumption is a whole second: a run that began in the same second counts as a later one.
     """
     result = files.result if files else None
     if jobset is None or result is None or result.outcome is not Outcome.STOPPED:
