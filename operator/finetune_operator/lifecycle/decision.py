@@ -45,7 +45,7 @@ class _WithRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admit(_WithRecords):
-    """Store what every later decision starts from, and observe the job again. Nothing else is done."""
+    """Store what every later decision starts from, and decide again. Nothing else is done."""
 
     write: Object | RetryRecord | TakeoverRecord
     """The job's plan, a ConfigMap without its namespace that is created once; or the record of a retry or of a

@@ -115,6 +115,13 @@ class Applier:
         else:
             await self.write_status(job, decision.status)
 
+    async def store_plan(self, plan: Object) -> Object:
+        """Stores the plan of a job that has none and returns it as stored.
+
+        Raises ClusterError; Conflict if the job has been admitted since the observation.
+        """
+        return await self._plans.create(plan)
+
     async def _admit(self, observation: Observation, action: Admit) -> None:
         match action.write:
             case RetryRecord() as record:
@@ -123,7 +130,7 @@ class Applier:
             case TakeoverRecord() as record:
                 await self._take_over(observation, self._run_folder(observation), record)
             case plan:
-                await self._plans.create(plan)
+                await self.store_plan(plan)
 
     async def _take_over(self, observation: Observation, run: RunFolder, note: TakeoverRecord) -> None:
         """Records that this job continues in the run folder. The first of several such jobs wins.

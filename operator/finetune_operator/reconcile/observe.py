@@ -161,6 +161,28 @@ class Observer:
             live_jobs=max(1, self._live_jobs()),
         )
 
+    async def admitted(self, key: JobKey, observation: Observation, snapshot: Object) -> Observation:
+        """Returns the observation of a job without children after its plan was stored. Raises ClusterError.
+
+        Only what the plan adds is read: the run folder and, if the job continues in it, its other users. Storing the
+        plan has failed if another client had admitted the job, so no child can have been created since.
+        """
+        own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
+        view = await self._view(key, observation.job, snapshot, own)
+        neighbours, unserved = await self._neighbours(observation.job, view)
+        return replace(
+            observation,
+            now=self._utc_now(),
+            snapshot=snapshot,
+            folder=view,
+            neighbours=neighbours,
+            unserved_namespace=unserved,
+            profiles=(),
+            first_format=None,
+            template=None,
+            source=None,
+        )
+
     async def _kept(
         self, kind: ResourceKind, namespace: str | None, room: MemoryShare, *, keep: Keep, **selected: Any
     ) -> list[Object]:

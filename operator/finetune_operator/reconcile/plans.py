@@ -53,11 +53,14 @@ class Plans:
         except NotFound:
             return None
 
-    async def create(self, config_map: Object) -> None:
-        """Stores a plan permanently. Raises ClusterError; Conflict if the job already has a plan."""
+    async def create(self, config_map: Object) -> Object:
+        """Stores a plan permanently and returns it as stored.
+
+        Raises ClusterError; Conflict if the job already has a plan.
+        """
         stored = {**config_map, "metadata": {**config_map["metadata"], "namespace": self._namespace}}
         try:
-            await self._cluster.create(CONFIG_MAPS, stored)
+            return await self._cluster.create(CONFIG_MAPS, stored)
         except AlreadyExists as error:
             # The job was admitted under that plan; this decision is based on an outdated observation.
             raise Conflict("the job has been admitted in the meantime", status=409) from error

@@ -9,10 +9,10 @@ from typing import Protocol, Self
 
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
-from finetune_operator.cluster.port import ClusterError, Conflict
+from finetune_operator.cluster.port import ClusterError, Conflict, Object
 from finetune_operator.lifecycle.decide import finished
-from finetune_operator.lifecycle.decision import Decision
-from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.decision import Admit, Decision
+from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.errors import reason_of, status_with_error
@@ -54,6 +54,15 @@ class Decide(Protocol):
     """The pure decision function: :func:`finetune_operator.lifecycle.decide.decide`."""
 
     def __call__(self, observation: Observation, /) -> Decision: ...
+
+
+def _first_plan(observation: Observation, decision: Decision) -> Object | None:
+    """Returns the plan to store if the job has no children, so that its first JobSet can follow in the same pass."""
+    action = decision.action
+    if not isinstance(action, Admit) or isinstance(action.write, RetryRecord | TakeoverRecord):
+        return None
+    known = observation.jobsets or observation.pods or observation.status.resolved
+    return None if known else action.write
 
 
 class Reconciler:
@@ -99,6 +108,10 @@ class Reconciler:
             if observation is None:
                 return None
             decision = await self._decided(observation)
+            if plan := _first_plan(observation, decision):
+                snapshot = await self._applier.store_plan(plan)
+                observation = await self._observer.admitted(key, observation, snapshot)
+                decision = await self._decided(observation)
             if decision.details is not None:
                 observation = await self._observer.with_details(observation, decision.details, room)
                 decision = await self._decided(observation)

@@ -295,6 +295,50 @@ def chain(observation: Observation) -> Decision:
     )
 
 
+async def test_a_job_is_admitted_and_its_first_jobset_created_in_one_pass(cluster: FakeCluster) -> None:
+    calls = record_calls(cluster)
+    await make(cluster, chain).reconcile(KEY, retry_in=1)
+    assert sorted(calls[:6]) == [
+        "create configmaps",
+        "get configmaps",
+        "get finetunejobs",
+        "list finetuneprofiles",
+        "list jobsets",
+        "list pods",
+    ]
+    assert calls[5:] == [
+        "create configmaps",
+        "create jobsets",
+        "create events",
+        "patch finetunejobs/status",
+    ]
+    assert [each["metadata"]["name"] for each in cluster.of(JOBSETS)] == ["demo-prep-1"]
+
+
+@pytest.mark.parametrize("kind", ["JobSet", "Pod"])
+async def test_a_job_that_has_lost_its_plan_is_observed_again_before_anything_is_created(
+    cluster: FakeCluster, kind: str
+) -> None:
+    name = {"JobSet": "demo-train-1", "Pod": "demo-train-1-cpu-0-0-abcde"}[kind]
+    cluster.put({"JobSet": JOBSETS, "Pod": PODS}[kind], child(kind, name))
+    calls = record_calls(cluster)
+    assert await make(cluster, chain).reconcile(KEY, retry_in=1) == 0
+    assert "create configmaps" in calls
+    assert "create jobsets" not in calls
+
+
+def record_calls(cluster: FakeCluster) -> list[str]:
+    """Returns a list to which every call of the cluster is added."""
+    calls: list[str] = []
+
+    def fault(moment: str, call: str) -> None:
+        if moment == "before":
+            calls.append(call)
+
+    cluster.fault = fault
+    return calls
+
+
 FAULTS: dict[str, Callable[[], BaseException | None]] = {
     "none": lambda: None,
     "crash": Crash,
