@@ -137,7 +137,7 @@ class JobSet:
     @property
     def held(self) -> bool:
         """Whether the JobSet controller has suspended the Jobs and not yet resumed them, whatever the spec says now."""
-        return any(each.type == "Suspended" and each.status == "True" for each in self.conditions)
+        return find_condition(self.conditions, "Suspended") is not None
 
     def unsuspended_at(self, *, queued: bool) -> datetime | None:
         """Since when the JobSet may create pods; None if unknown.
