@@ -3,8 +3,9 @@
     with FaultProxy(cluster.state, cluster.ports["kube-apiserver"], choose) as proxy:
         …a client of https://127.0.0.1:{proxy.port}, with the cluster's CA and its own token…
 
-``choose`` gets each request before it is forwarded and may return a fault for it. Watches are streamed, and can be
-ended as by a server that has compacted their version. The proxy runs in a thread of the caller's process.
+``choose`` gets each request before it is forwarded and may return a fault for it. Watches are streamed. They can be
+delayed, reset, or ended as by a server that has compacted their version. The proxy runs in a thread of the caller's
+process.
 """
 
 import asyncio
@@ -86,6 +87,7 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
         self._streams: dict[asyncio.Task[Any], str] = {}
         self._gaps: dict[str, asyncio.Event] = {}
+        self._lags: Mapping[str, float] = {}
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -108,6 +110,14 @@ class FaultProxy:
     def remember(self, path: str) -> None:
         """Ends the gap that ``forget`` began."""
         self._loop.call_soon_threadsafe(self._gaps.pop(path).set)
+
+    def delay(self, lags: Mapping[str, float]) -> None:
+        """Delays what the watches of these collections deliver by so many seconds from now on; others are prompt."""
+        self._lags = lags
+
+    def cut(self, path: str) -> None:
+        """Resets the connections of the watches of that collection."""
+        self._run(self._cut(path))
 
     # --- internals ------------------------------------------------------------------------------------------
 
@@ -142,6 +152,9 @@ class FaultProxy:
 
     async def _forget(self, path: str) -> None:
         self._gaps[path] = asyncio.Event()
+        await self._cut(path)
+
+    async def _cut(self, path: str) -> None:
         for stream, watched in self._streams.items():
             if watched == path:
                 stream.cancel()
@@ -163,6 +176,22 @@ class FaultProxy:
             return self._strike(request, fault)
         return web.Response(status=answer.status, headers=_passed_on(answer.headers), body=content)
 
+    async def _copy(self, source: aiohttp.StreamReader, target: web.StreamResponse, path: str) -> None:
+        """Passes on the chunks in their order, each after the collection's delay."""
+        chunks: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue()
+
+        async def read() -> None:
+            async for chunk in source.iter_any():
+                chunks.put_nowait((self._loop.time() + self._lags.get(path, 0.0), chunk))
+            chunks.put_nowait(None)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read())
+            while (received := await chunks.get()) is not None:
+                due, chunk = received
+                await asyncio.sleep(due - self._loop.time())
+                await target.write(chunk)
+
     def _forward(self, request: web.Request, call: ProxiedRequest) -> "aiohttp.client._RequestContextManager":
         headers = _passed_on(request.headers)
         return self._session.request(
@@ -183,7 +212,7 @@ class FaultProxy:
         async with self._forward(request, call) as answer:
             response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
             await response.prepare(request)
-            stream = asyncio.ensure_future(_copy(answer.content, response))
+            stream = asyncio.ensure_future(self._copy(answer.content, response, call.path))
             self._streams[stream] = call.path
             try:
                 await asyncio.wait({stream})
@@ -197,11 +226,6 @@ class FaultProxy:
                 error = {"type": "ERROR", "object": _status(410)}
                 await response.write(json.dumps(error).encode() + b"\n")
         return response
-
-
-async def _copy(source: aiohttp.StreamReader, target: web.StreamResponse) -> None:
-    async for chunk in source.iter_any():
-        await target.write(chunk)
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:

@@ -28,7 +28,10 @@ EVERY_WRITE = {
     ("POST", "events"),
     ("PATCH", "finetunejobs/status"),
 }
+JOBS = "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
 JOBSETS, PODS = "/apis/jobset.x-k8s.io/v1alpha2/jobsets", "/api/v1/pods"
+#: Seconds by which a late watch is behind, longer than most stages of a test.
+LATE = 2.0
 #: One in this many reads of a job gets a fault: each read is tried three times.
 READS = 3
 
@@ -169,6 +172,27 @@ def test_whatever_is_answered_to_a_request_jobs_come_to_their_end(bench: Bench) 
     assert struck.keys() >= EVERY_WRITE | {("GET", "finetunejobs"), ("GET", "pods"), ("GET", "jobsets")}
     assert struck["POST", "jobsets"] == len(Stage) * len(spaces)
     assert bench.operator.starts == before
+
+
+@pytest.mark.parametrize("late", [(JOBS,), (JOBSETS,), (PODS,), (JOBS, JOBSETS, PODS)])
+def test_whichever_watch_is_late_jobs_come_to_their_end(bench: Bench, late: tuple[str, ...]) -> None:
+    """While requests fail as well, and the late watches are reset between."""
+    cluster, proxy = bench.cluster, bench.proxy
+    spaces = {name: cluster.namespace(name) for name in ("conflict", "broken-late", "reset-late")}
+    # The delay holds for what a watch delivers from now on, and for all of a new one.
+    proxy.delay(dict.fromkeys(late, LATE))
+    try:
+        with (
+            nothing_doubled(cluster),
+            bench.strikes.on(writes={space: ANSWERS[name][0] for name, space in spaces.items()}),
+        ):
+            for space in spaces.values():
+                cluster.apply(fake_trainer.job(space, "job", PROFILE))
+            for space, watched in zip(spaces.values(), (*late, *late, *late), strict=False):
+                ended_well(cluster, space)
+                proxy.cut(watched)
+    finally:
+        proxy.delay({})
 
 
 def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(

@@ -91,7 +91,7 @@ def test_a_stopped_operator_lets_go_of_its_lease_and_exits_with_zero(operator: L
 
 
 def test_a_jobset_that_vanished_unseen_is_missed_and_made_again(held: LocalCluster, namespace: str) -> None:
-    """The watch's cache still has the JobSet, which is deleted while the operator is halted: the live read decides."""
+    """The JobSet is deleted while the operator is halted, and its cache still has the JobSet when it continues."""
     held.apply(fake_trainer.job(namespace, "ghost", PROFILE))
     started = held.wait(job_path(namespace, "ghost"), phase("Running", "Validating"), seconds=30)
     await_file(RunFolder(started["status"]["resolved"]["runFolder"]).request("prep", 1))

@@ -23,6 +23,7 @@ from finetune_operator.cluster.port import (
     ClusterError,
     Conflict,
     Keep,
+    Labels,
     NotFound,
     Object,
     Rejected,
@@ -113,7 +114,7 @@ class ApiServerClient:
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
         selectors = _selectors(labels, fields)
@@ -131,7 +132,7 @@ class ApiServerClient:
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         metadata_only: bool = False,
     ) -> AsyncIterator[Sequence[Object]]:
         accept = _METADATA_LIST if metadata_only else _JSON
@@ -142,7 +143,7 @@ class ApiServerClient:
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
         keep: Keep,
     ) -> AsyncIterator[Sequence[Object]]:
@@ -278,7 +279,7 @@ class ApiServerClient:
 
     async def delete(
         self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
-    ) -> None:
+    ) -> Object | None:
         options = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -286,12 +287,14 @@ class ApiServerClient:
             "propagationPolicy": "Foreground" if foreground else "Background",
         }
         try:
-            await self._call("delete", kind, namespace, name, body=options)
+            answer = await self._call("delete", kind, namespace, name, body=options)
         except NotFound:
-            return
+            return None
         except Conflict:
             # Another object has this name now: the one to delete is already gone.
-            return
+            return None
+        # The answer to the deletion of an object that is gone at once is a Status.
+        return answer if answer.get("metadata", {}).get("uid") == uid else None
 
     async def _call(
         self, verb: str, kind: ResourceKind, namespace: str | None, name: str | None = None, **more: Any
@@ -450,17 +453,18 @@ _METHODS = {
 }
 
 
-def _selectors(
-    labels: Mapping[str, str | frozenset[str]] | None, fields: Mapping[str, str] | None
-) -> list[tuple[str, str]]:
-    by_labels = ",".join(
-        f"{key}={value}" if isinstance(value, str) else f"{key} in ({','.join(sorted(value))})"
-        for key, value in sorted((labels or {}).items())
-    )
+def _selectors(labels: Labels | None, fields: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    by_labels = ",".join(_requirement(key, value) for key, value in sorted((labels or {}).items()))
     by_fields = ",".join(f"{key}={value}" for key, value in sorted((fields or {}).items()))
     return [
         (name, value) for name, value in (("labelSelector", by_labels), ("fieldSelector", by_fields)) if value
     ]
+
+
+def _requirement(key: str, value: str | frozenset[str] | None) -> str:
+    if value is None:
+        return key
+    return f"{key}={value}" if isinstance(value, str) else f"{key} in ({','.join(sorted(value))})"
 
 
 def _path(kind: ResourceKind, namespace: str | None, name: str | None, subresource: str | None) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 type Object = Mapping[str, Any]
+type Labels = Mapping[str, str | frozenset[str] | None]
+"""Label selector: a label has this value, or one of these values; None: it exists."""
 type Keep = Callable[[Object], Object | None]
 """Returns the part of an object that is needed, or None if nothing of it is needed."""
 
@@ -33,6 +35,23 @@ EVENTS = ResourceKind("", "v1", "events")
 #: Kueue's Workloads; the kind is absent where Kueue is not installed.
 WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "workloads")
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchStream:
+    """One stream: a kind, in one namespace or in all."""
+
+    kind: ResourceKind
+    namespace: str | None
+
+    @property
+    def path(self) -> str:
+        """Path of its requests in the URL."""
+        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{self.kind.prefix}{scope}/{self.kind.plural}"
+
+    def __str__(self) -> str:
+        return f"{self.kind.plural} in {self.namespace}" if self.namespace else self.kind.plural
 
 
 class ClusterError(Exception):
@@ -81,13 +100,13 @@ class KubernetesClient(Protocol):
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
         """Returns all live objects that match the selectors, from every page.
 
-        A label matches one value or any of a set of values; only fields that the server supports in field selectors
-        can be used. Raises NotFound if the server does not know the kind.
+        Only fields that the server supports in field selectors can be used. Raises NotFound if the server does not
+        know the kind.
         """
         ...
 
@@ -96,7 +115,7 @@ class KubernetesClient(Protocol):
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         metadata_only: bool = False,
     ) -> AsyncIterator[Sequence[Object]]:
         """Like :meth:`list`, but yields page by page, so that a large collection is never held as a whole.
@@ -111,7 +130,7 @@ class KubernetesClient(Protocol):
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
         keep: Keep,
     ) -> AsyncIterator[Sequence[Object]]:
@@ -144,6 +163,9 @@ class KubernetesClient(Protocol):
 
     async def delete(
         self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
-    ) -> None:
-        """Deletes the object with this uid. Does nothing if it is already gone."""
+    ) -> Object | None:
+        """Deletes the object with this uid. Does nothing if it is already gone.
+
+        Returns the object if it stays until its dependents or finalizers are gone.
+        """
         ...

@@ -58,6 +58,12 @@ def finished(job: Object) -> bool:
     return any(each.get("type") == "Finished" and each.get("status") == "True" for each in conditions)
 
 
+def unprocessed(job: Object) -> bool:
+    """Whether the operator has written no status of the job yet. Plan and first JobSet may already exist."""
+    observed = (job.get("status") or {}).get("observedGeneration", -1)
+    return bool(observed == -1)
+
+
 def _being_deleted(job: Object) -> bool:
     return "deletionTimestamp" in job["metadata"]
 

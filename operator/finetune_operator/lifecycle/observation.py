@@ -170,6 +170,8 @@ class Observation:
     """Progress of each process of training; None: not read."""
     events: tuple[ObjectEvent, ...] | None = None
     """Events about the object that the previous decision named; None: not read."""
+    cached: bool = False
+    """Whether job, JobSets and pods come from watches, so that they may be behind the API server's."""
     live_jobs: int = 1
     """Number of jobs that have not finished, including this one. The more there are, the less often progress is
     written."""

@@ -36,6 +36,7 @@ from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders
+from finetune_operator.reconcile.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Applier:
         cluster: client for writing objects.
         plans: store of the jobs' plans.
         store: object store for records of attempts.
+        cache: receives what the operator writes.
         created: called after each creation of a JobSet.
     """
 
@@ -72,12 +74,14 @@ class Applier:
         cluster: KubernetesClient,
         plans: Plans,
         store: ObjectStore,
+        cache: WatchCache,
         *,
         created: Callable[[JobSetCreated], None] = _ignore,
     ) -> None:
         self._cluster = cluster
         self._plans = plans
         self._store = store
+        self._cache = cache
         self._created = created
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -150,13 +154,14 @@ class Applier:
         if job.get("status") == document:
             return
         metadata = job["metadata"]
-        await self._cluster.patch_status(
+        written = await self._cluster.patch_status(
             JOBS,
             metadata["namespace"],
             metadata["name"],
             document,
             resource_version=metadata["resourceVersion"],
         )
+        self._cache.wrote(JOBS, written)
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.
@@ -199,7 +204,11 @@ class Applier:
     async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:
         namespace = job["metadata"]["namespace"]
         for deletion in deletions:
-            await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
+            left = await self._cluster.delete(
+                JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True
+            )
+            if left is not None:
+                self._cache.wrote(JOBSETS, left)
 
     async def _write_records(self, observation: Observation, records: Sequence[Record]) -> None:
         run = self._run_folder(observation)
@@ -219,7 +228,7 @@ class Applier:
         """
         job = observation.job
         try:
-            await self._cluster.create(JOBSETS, jobset)
+            self._cache.wrote(JOBSETS, await self._cluster.create(JOBSETS, jobset))
         except AlreadyExists as error:
             namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
             # The role lets the operator list JobSets, not get them.

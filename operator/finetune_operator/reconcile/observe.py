@@ -1,4 +1,4 @@
-"""Observes a job and everything that belongs to it with live reads, never from a cache of the cluster."""
+"""Observes a job and everything that belongs to it: from the watches' cache, or with live reads."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ from finetune_operator.lifecycle.children.projection import (
     reduced_workload,
 )
 from finetune_operator.lifecycle.children.workload import Workload
-from finetune_operator.lifecycle.decide import finished
+from finetune_operator.lifecycle.decide import finished, unprocessed
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.status.fitting import read_status
@@ -55,6 +55,7 @@ from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Observer:
         cluster: client for live reads.
         plans: store of the jobs' plans.
         folder: reader of run folders.
+        cache: jobs and children as the watches deliver them.
         utc_now: the wall clock.
         live_jobs: returns the number of known unfinished jobs.
         namespaces: the namespaces that the operator serves; all if empty.
@@ -93,6 +95,7 @@ class Observer:
         cluster: KubernetesClient,
         plans: Plans,
         folder: RunFolderReader,
+        cache: WatchCache,
         *,
         utc_now: Callable[[], datetime],
         live_jobs: Callable[[], int],
@@ -101,35 +104,40 @@ class Observer:
         self._cluster = cluster
         self._plans = plans
         self._folder = folder
+        self._cache = cache
         self._utc_now = utc_now
         self._live_jobs = live_jobs
         self._namespaces = namespaces
         self.rooms = MemoryBudget()
 
-    async def observe(self, key: JobKey, room: MemoryShare) -> Observation | None:
+    async def observe(self, key: JobKey, room: MemoryShare, *, live: bool = False) -> Observation | None:
         """Returns the complete observation of one job; None if the job does not exist. Raises ClusterError.
 
-        Objects that tenants create are reduced to what decisions read and accounted for in ``room``.
+        Job, JobSets, pods, plan and profiles come from caches where these are complete, and from live reads otherwise
+        or with ``live``. Objects that tenants create are reduced to what decisions read and accounted for in ``room``.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
         that is observed as ended, the record is observed, too.
         """
-        job = await self.job(key)
-        if job is None:
-            self._folder.forget(key)
-            return None
+        cached = None if live else await self._cache.job(key.namespace, key.name)
+        if cached is None:
+            job = await self.job(key)
+            if job is None:
+                self._folder.forget(key)
+                return None
+            snapshot, labelled, labelled_pods = await self._live(key, job, room)
+        else:
+            job, labelled, labelled_pods = cached.job, cached.jobsets, cached.pods
+            await room.hold([*labelled, *labelled_pods], f"JobSets and pods of {key}")
+            snapshot = await self._cached_plan(job, labelled)
+        from_cache = cached is not None
+        del cached
         status = read_status(job.get("status"))
-        uid = job["metadata"]["uid"]
-        snapshot, labelled, labelled_pods = await asyncio.gather(
-            self._plans.find(uid),
-            self._kept(JOBSETS, key.namespace, room, keep=partial(jobset_of, job), labels={UID_LABEL: uid}),
-            self._kept(PODS, key.namespace, room, keep=partial(pod_of, job), labels={UID_LABEL: uid}),
-        )
         jobsets = own_jobsets(job, labelled, snapshot)
         pods = own_pods(job, labelled_pods, jobsets)
         # Releases objects that are not the job's.
         del labelled, labelled_pods
-        profiles = await self._profiles(snapshot)
+        profiles = await self._profiles(snapshot, live=live)
         first_format, template, source = await asyncio.gather(
             self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
@@ -157,9 +165,44 @@ class Observer:
             unserved_namespace=unserved,
             nodes=nodes,
             workloads=workloads,
+            cached=from_cache,
             # At least this one, which the watch may not have delivered yet.
             live_jobs=max(1, self._live_jobs()),
         )
+
+    async def _live(
+        self, key: JobKey, job: Object, room: MemoryShare
+    ) -> tuple[Object | None, Sequence[Object], Sequence[Object]]:
+        """Reads plan, JobSets and pods of a job, and completes the cache with them."""
+        uid = job["metadata"]["uid"]
+        self._cache.adopt(job)
+        snapshot, jobsets, pods = await asyncio.gather(
+            self._plans.find(uid),
+            self._kept(JOBSETS, key.namespace, room, keep=partial(jobset_of, job), labels={UID_LABEL: uid}),
+            self._kept(PODS, key.namespace, room, keep=partial(pod_of, job), labels={UID_LABEL: uid}),
+        )
+        self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods})
+        return snapshot, jobsets, pods
+
+    async def _cached_plan(self, job: Object, jobsets: Sequence[Object]) -> Object | None:
+        """Returns the plan of a job from the cache, if it can have one."""
+        uid = job["metadata"]["uid"]
+        if found := self._plans.cached(uid):
+            return found
+        # If an unprocessed job has one after all, storing its plan fails, and it is read live.
+        return None if unprocessed(job) and not jobsets else await self._plans.find(uid)
+
+    async def unchanged(self, observation: Observation) -> bool:
+        """Whether the job is still as it was observed, by a live read. Raises ClusterError."""
+        metadata = observation.job["metadata"]
+        job = await self.job(JobKey(metadata["namespace"], metadata["name"]))
+        return job is not None and all(
+            job["metadata"][field] == metadata[field] for field in ("uid", "resourceVersion")
+        )
+
+    def distrust(self, observation: Observation) -> None:
+        """Has the job read live the next time."""
+        self._cache.distrust(observation.job["metadata"]["uid"])
 
     async def admitted(self, key: JobKey, observation: Observation, snapshot: Object) -> Observation:
         """Returns the observation of a job without children after its plan was stored. Raises ClusterError.
@@ -253,6 +296,7 @@ class Observer:
         )
         if finished(job):
             self._folder.forget(key)
+            self._plans.forget(job["metadata"]["uid"])
         return view
 
     async def _nodes(
@@ -310,9 +354,12 @@ class Observer:
             return None
         return tuple(map(Workload.parse, found))
 
-    async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
+    async def _profiles(self, snapshot: Object | None, *, live: bool) -> Sequence[Object]:
         """Returns all profiles before admission; afterwards, the snapshot holds the job's copy."""
-        return await self._cluster.list(PROFILES, None) if snapshot is None else ()
+        if snapshot is not None:
+            return ()
+        cached = None if live else self._cache.profiles()
+        return await self._cluster.list(PROFILES, None) if cached is None else cached
 
     async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the plan that an earlier release stored in the job's namespace, if the job may still need it."""

@@ -1,6 +1,7 @@
 """Storage of the jobs' plans: immutable ConfigMaps in the operator's own namespace, one per job uid."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL, PLAN_COM
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
 log = logging.getLogger(__name__)
+
+#: Maximum size of the cached plans in characters.
+CACHE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,13 +49,38 @@ class Plans:
     def __init__(self, cluster: KubernetesClient, namespace: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
+        self._cached: OrderedDict[str, Object] = OrderedDict()
+        """Plans by uid of their jobs, least recently used first."""
+        self._bytes = 0
 
     async def find(self, uid: str) -> Object | None:
         """Returns the stored plan of the job with that uid, or None. Raises ClusterError."""
         try:
-            return await self._cluster.get(CONFIG_MAPS, self._namespace, plan_name(uid))
+            found = await self._cluster.get(CONFIG_MAPS, self._namespace, plan_name(uid))
         except NotFound:
+            self.forget(uid)
             return None
+        self._keep(uid, found)
+        return found
+
+    def cached(self, uid: str) -> Object | None:
+        """Returns the plan as it was last read or created. It is immutable, but may have been deleted since."""
+        if uid in self._cached:
+            self._cached.move_to_end(uid)
+        return self._cached.get(uid)
+
+    def forget(self, uid: str) -> None:
+        """Drops the plan from the cache."""
+        if dropped := self._cached.pop(uid, None):
+            self._bytes -= _size(dropped)
+
+    def _keep(self, uid: str, plan: Object) -> None:
+        self.forget(uid)
+        self._cached[uid] = plan
+        self._bytes += _size(plan)
+        while self._bytes > CACHE_BYTES:
+            _, dropped = self._cached.popitem(last=False)
+            self._bytes -= _size(dropped)
 
     async def create(self, config_map: Object) -> Object:
         """Stores a plan permanently and returns it as stored.
@@ -60,10 +89,12 @@ class Plans:
         """
         stored = {**config_map, "metadata": {**config_map["metadata"], "namespace": self._namespace}}
         try:
-            return await self._cluster.create(CONFIG_MAPS, stored)
+            created = await self._cluster.create(CONFIG_MAPS, stored)
         except AlreadyExists as error:
             # The job was admitted under that plan; this decision is based on an outdated observation.
             raise Conflict("the job has been admitted in the meantime", status=409) from error
+        self._keep(created["metadata"]["labels"][UID_LABEL], created)
+        return created
 
     async def stored(self, namespaces: Sequence[str]) -> AsyncIterator[PlanKey]:
         """Yields all plans of jobs in those namespaces (all if empty), page by page. Raises ClusterError.
@@ -101,3 +132,7 @@ class Plans:
         name, uid = plan["metadata"]["name"], plan["metadata"]["uid"]
         await self._cluster.delete(CONFIG_MAPS, self._namespace, name, uid=uid, foreground=False)
         log.info("deleted the %s: the job no longer exists", key)
+
+
+def _size(plan: Object) -> int:
+    return sum(map(len, plan.get("data", {}).values()))

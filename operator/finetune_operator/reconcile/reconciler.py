@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from typing import Protocol, Self
 
@@ -15,6 +16,7 @@ from finetune_operator.lifecycle.decision import Admit, Decision
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.confirmation import Confirmation, confirmation
 from finetune_operator.reconcile.errors import reason_of, status_with_error
 from finetune_operator.reconcile.memory_budget import MemoryShare
 from finetune_operator.reconcile.observe import JobKey, Observer
@@ -48,6 +50,10 @@ class ReconcileError(Exception):
         expected = isinstance(error, ClusterError | StorageError | Refused)
         retry_after = error.retry_after if isinstance(error, ClusterError) else None
         return cls(reason_of(error), str(error) if expected else repr(error), retry_after=retry_after)
+
+
+class _Unconfirmed(Exception):
+    """A decision on cached objects needs a live observation."""
 
 
 class Decide(Protocol):
@@ -98,38 +104,43 @@ class Reconciler:
             ReconcileError: for any error.
         """
         with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
+            with suppress(_Unconfirmed):
+                async with self._observer.rooms.of(key.namespace) as room:
+                    return await self._reconcile(key, retry_in, room, live=False)
             async with self._observer.rooms.of(key.namespace) as room:
-                return await self._reconcile(key, retry_in, room)
+                return await self._reconcile(key, retry_in, room, live=True)
 
-    async def _reconcile(self, key: JobKey, retry_in: float, room: MemoryShare) -> float | None:
+    async def _reconcile(
+        self, key: JobKey, retry_in: float, room: MemoryShare, *, live: bool
+    ) -> float | None:
         observation: Observation | None = None
         try:
-            observation = await self._observer.observe(key, room)
+            observation = await self._observer.observe(key, room, live=live)
             if observation is None:
                 return None
-            decision = await self._decided(observation)
-            if plan := _first_plan(observation, decision):
-                snapshot = await self._applier.store_plan(plan)
-                observation = await self._observer.admitted(key, observation, snapshot)
-                decision = await self._decided(observation)
-            if decision.details is not None:
-                observation = await self._observer.with_details(observation, decision.details, room)
-                decision = await self._decided(observation)
+            observation, decision = await self._decision(key, observation, room)
+            if observation.cached and not await self._confirmed(observation, decision):
+                raise _Unconfirmed
             if decision.fault is not None:
                 log.error(
                     "internal error while reading the content of the run folder", exc_info=decision.fault
                 )
             await self._applier.apply(observation, decision)
+        except _Unconfirmed:
+            raise
         except Conflict as error:
+            self._distrust(observation)
             # Something changed between observation and write. Users need to know only if it happens repeatedly.
             if retry_in >= _PERSISTENT_SECONDS:
                 await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         except StorageError as error:
+            self._distrust(observation)
             # The job is read again: its status may now hold records that wait to be stored.
             await self._report(key, None, error, retry_in)
             raise ReconcileError.of(error) from error
         except Exception as error:
+            self._distrust(observation)
             if not isinstance(error, ClusterError | Refused):
                 log.exception("internal error of the operator")
             await self._report(key, observation, error, retry_in)
@@ -138,6 +149,34 @@ class Reconciler:
             # The status that was just written shows it.
             raise ReconcileError.of(decision.fault) from decision.fault
         return decision.requeue_after
+
+    async def _decision(
+        self, key: JobKey, observation: Observation, room: MemoryShare
+    ) -> tuple[Observation, Decision]:
+        """Decides; if the job has no plan yet or details are needed, again on what is then observed."""
+        decision = await self._decided(observation)
+        if plan := _first_plan(observation, decision):
+            snapshot = await self._applier.store_plan(plan)
+            observation = await self._observer.admitted(key, observation, snapshot)
+            decision = await self._decided(observation)
+        if decision.details is not None:
+            observation = await self._observer.with_details(observation, decision.details, room)
+            decision = await self._decided(observation)
+        return observation, decision
+
+    def _distrust(self, observation: Observation | None) -> None:
+        """Has the job read live after an error, whose cause may be an outdated cache."""
+        if observation is not None:
+            self._observer.distrust(observation)
+
+    async def _confirmed(self, observation: Observation, decision: Decision) -> bool:
+        """Whether a decision on cached objects may be applied. Raises ClusterError."""
+        match confirmation(observation, decision):
+            case Confirmation.NOTHING:
+                return True
+            case Confirmation.JOB:
+                return await self._observer.unchanged(observation)
+        return False
 
     async def _decided(self, observation: Observation) -> Decision:
         """Decides in a separate thread for jobs with many children.

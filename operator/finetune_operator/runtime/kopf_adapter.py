@@ -11,6 +11,7 @@ finalizer or annotation of kopf's that another client has put on an object.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import aiohttp
@@ -18,11 +19,20 @@ import kopf
 from yarl import URL
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, ResourceKind
+from finetune_operator.cluster.port import (
+    JOBS,
+    JOBSETS,
+    PODS,
+    PROFILES,
+    WORKLOADS,
+    ResourceKind,
+    WatchStream,
+)
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.projection import project_event, project_list
-from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth, WatchStream
+from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth
 
 #: Watched kinds. Profiles are cluster-scoped, the others are namespaced.
 NAMESPACED = (JOBS, JOBSETS, PODS)
@@ -31,6 +41,10 @@ CHILDREN = (JOBSETS, PODS)
 #: Limits of one page of a listing, in objects and bytes. An object may have 1.5 MiB or more; parsing takes a multiple.
 PAGE_OBJECTS = 25
 PAGE_BYTES = 2 * 2**20
+#: Maximum delay in seconds of the listing of children until the jobs are listed, whose children alone are cached.
+_JOBS_SECONDS = 20.0
+#: After this line of a watch kopf lists again.
+_GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}\n'
 #: Number of pages that are read concurrently; there is one listing per kind and namespace.
 _PAGES_AT_ONCE = 4
 
@@ -54,6 +68,7 @@ class WatchManager:
         namespaces: namespaces to watch; all if empty.
         intake: receives every event.
         ages: notified of every sign of activity of a watch.
+        cache: receives every object before its event.
         environ: environment with the API server's address.
         kueue: whether to watch Workloads, too.
     """
@@ -64,8 +79,9 @@ class WatchManager:
         namespaces: Sequence[str],
         intake: EventHandlers,
         ages: WatchHealth,
-        environ: Mapping[str, str],
+        cache: WatchCache,
         *,
+        environ: Mapping[str, str],
         kueue: bool,
     ) -> None:
         self._account = account
@@ -74,6 +90,7 @@ class WatchManager:
         self._kueue = kueue
         self._intake = intake
         self._ages = ages
+        self._cache = cache
         self._paths = frozenset(watch.path for watch in watches(namespaces, kueue=kueue))
         self._page_objects: dict[str, int] = {}
         """Page size by path: the number of objects that fitted last time."""
@@ -197,11 +214,13 @@ class WatchManager:
         if request.method != "GET" or request.url.path not in self._paths:
             return await handler(request)
         if "watch" not in request.url.query:
+            await self._cache.listed(request.url.path, seconds=_JOBS_SECONDS)
             async with self._pages:
                 return await self._page(request, handler)
         response = await handler(request)
         if response.status == 200:
-            response.content = cast("aiohttp.StreamReader", _ProjectedLines(response.content))
+            keep = partial(self._cache.line, request.url.path)
+            response.content = cast("aiohttp.StreamReader", _ProjectedLines(response.content, keep))
         return response
 
     async def _page(
@@ -224,6 +243,7 @@ class WatchManager:
                 continue
             if len(text) < PAGE_BYTES // 4:
                 self._page_objects[path] = min(2 * objects, PAGE_OBJECTS)
+            self._cache.page(path, text, first="continue" not in request.url.query)
             self._note_gap(request.url)
             response.content = cast(
                 "aiohttp.StreamReader", _ProjectedBody(response.content, project_list(text))
@@ -257,7 +277,16 @@ class _Content:
 
 
 class _ProjectedLines(_Content):
-    """Yields the projection of each line of a watch."""
+    """Yields the projection of each line of a watch.
+
+    Args:
+        content: the response's content.
+        keep: receives each line; False if the watch must start again with a listing.
+    """
+
+    def __init__(self, content: aiohttp.StreamReader, keep: Callable[[bytearray], bool]) -> None:
+        super().__init__(content)
+        self._keep = keep
 
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         begun = bytearray()
@@ -266,6 +295,9 @@ class _ProjectedLines(_Content):
             begun += first
             for other in others:
                 if begun:
+                    if not self._keep(begun):
+                        yield _GONE
+                        return
                     yield project_event(begun) + b"\n"
                 begun = bytearray(other)
         # An incomplete last line was cut off with the connection. The next watch starts with that event.

@@ -19,6 +19,7 @@ from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
 from finetune_operator.reconcile.reconciler import Decide, ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
@@ -124,18 +125,33 @@ class Operator:
         intake = EventHandlers(queue.add, self._metrics)
         ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
+        cache = WatchCache(wanted)
         store = SchemeRouter(requested=self._metrics.storage_requested, refused=self._metrics.storage_refused)
-        reconcile = self._reconcile(cluster, plans, intake, store)
+        reconcile = self._reconcile(cluster, plans, intake, store, cache)
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
         self._metrics.leads(queue=queue, intake=intake, ages=ages)
         host = WatchManager(
-            settings.service_account, settings.namespaces, intake, ages, self._environ, kueue=kueue
+            settings.service_account,
+            settings.namespaces,
+            intake,
+            ages,
+            cache,
+            environ=self._environ,
+            kueue=kueue,
         )
         working = asyncio.create_task(workers.run(settings.workers), name="workers")
         others = {
             asyncio.create_task(host.run(self._take_signals), name="watches"),
             asyncio.create_task(
-                resync(cluster, settings.namespaces, intake, plans, queue.add, every=settings.resync_seconds),
+                resync(
+                    cluster,
+                    settings.namespaces,
+                    intake,
+                    plans=plans,
+                    cache=cache,
+                    add=queue.add,
+                    every=settings.resync_seconds,
+                ),
                 name="resync",
             ),
             asyncio.create_task(self._stop.wait(), name="stop"),
@@ -156,17 +172,23 @@ class Operator:
         return settings.operator_namespace or settings.service_account.namespace()
 
     def _reconcile(
-        self, cluster: KubernetesClient, plans: Plans, intake: EventHandlers, store: ObjectStore
+        self,
+        cluster: KubernetesClient,
+        plans: Plans,
+        intake: EventHandlers,
+        store: ObjectStore,
+        cache: WatchCache,
     ) -> Reconcile[Key]:
         observer = Observer(
             cluster,
             plans,
             RunFolderReader(store),
+            cache,
             utc_now=self._clock.now,
             live_jobs=lambda: intake.live,
             namespaces=self._settings.namespaces,
         )
-        applier = Applier(cluster, plans, store, created=self._metrics.jobset_created)
+        applier = Applier(cluster, plans, store, cache, created=self._metrics.jobset_created)
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
         # An operator that serves some namespaces counts only their jobs, and would overwrite other operators' counts.
         everywhere = not self._settings.namespaces

@@ -11,9 +11,9 @@ from finetune_operator.cluster.port import (
     NotFound,
     Rejected,
     ResourceKind,
+    WatchStream,
 )
 from finetune_operator.rendering.labels import UID_LABEL
-from finetune_operator.runtime.watches import WatchStream
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ objects it takes ten times its JSON or more, kopf copies it several times, and k
 is reduced before it becomes Python objects: the parser builds only the keys that are named here.
 """
 
-from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -14,16 +13,14 @@ from pydantic_core.core_schema import (
     CoreSchema,
     any_schema,
     list_schema,
-    nullable_schema,
     str_schema,
-    typed_dict_field,
-    typed_dict_schema,
     union_schema,
 )
 
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
-from finetune_operator.cluster.json_depth import shallow
+from finetune_operator.lifecycle.children.projection import optional_keys
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
+from finetune_operator.reconcile.watch_objects import validated
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
 #: Condition types of jobs and JobSets that the event handlers read.
@@ -34,18 +31,11 @@ _MOST_CONDITIONS = 8
 
 def _some(**fields: CoreSchema) -> CoreSchema:
     """Returns a schema for these keys of an object, all optional."""
-    return _keys(fields)
-
-
-def _keys(fields: Mapping[str, CoreSchema]) -> CoreSchema:
-    present = {
-        key: typed_dict_field(nullable_schema(schema), required=False) for key, schema in fields.items()
-    }
-    return typed_dict_schema(present, extra_behavior="ignore")
+    return optional_keys(fields)
 
 
 def _texts(*keys: str) -> CoreSchema:
-    return _keys(dict.fromkeys(keys, str_schema()))
+    return optional_keys(dict.fromkeys(keys, str_schema()))
 
 
 _METADATA = _some(
@@ -79,7 +69,7 @@ _LIST = SchemaValidator(
     _some(
         apiVersion=str_schema(),
         kind=str_schema(),
-        metadata=_keys({"resourceVersion": str_schema(), "continue": str_schema()}),
+        metadata=optional_keys({"resourceVersion": str_schema(), "continue": str_schema()}),
         items=list_schema(_OBJECT),
     )
 )
@@ -87,7 +77,7 @@ _LIST = SchemaValidator(
 
 def project_event(line: bytes | bytearray) -> bytes:
     """Returns the projection of one line of a watch, as JSON. Raises ValueError if the line is not an event."""
-    event = _validated(_EVENT, line)
+    event = validated(_EVENT, line)
     if event.get("object"):
         _shorten(event["object"])
     return to_json(event)
@@ -95,19 +85,11 @@ def project_event(line: bytes | bytearray) -> bytes:
 
 def project_list(text: bytes | bytearray) -> bytes:
     """Returns the projection of one page of a listing, as JSON. Raises ValueError if the text is not a list."""
-    page = _validated(_LIST, text)
+    page = validated(_LIST, text)
     page["items"] = page.get("items") or []
     for each in page["items"]:
         _shorten(each)
     return to_json(page)
-
-
-def _validated(validator: SchemaValidator, text: bytes | bytearray) -> Any:
-    try:
-        return validator.validate_json(text)
-    except ValueError:
-        # The parser also recurses into ignored values, and fails at 200 levels.
-        return validator.validate_json(shallow(text))
 
 
 def _shorten(found: dict[str, Any]) -> None:

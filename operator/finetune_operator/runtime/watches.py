@@ -1,10 +1,9 @@
 """Health of the watches. A quiet cluster sends no events, so a watch without events is not necessarily dead."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from time import monotonic
 
-from finetune_operator.cluster.port import ResourceKind
+from finetune_operator.cluster.port import ResourceKind, WatchStream
 
 #: Seconds after which the server ends a watch; reopening it is the sign of activity of a quiet watch.
 SERVER_SECONDS = 120
@@ -12,23 +11,6 @@ SERVER_SECONDS = 120
 INACTIVITY_SECONDS = 70
 #: Seconds after which a watch counts as dead: both of the above and the pauses between retries.
 DEAD_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 50
-
-
-@dataclass(frozen=True, slots=True)
-class WatchStream:
-    """One stream: a kind, in one namespace or in all."""
-
-    kind: ResourceKind
-    namespace: str | None
-
-    @property
-    def path(self) -> str:
-        """Path of its requests in the URL."""
-        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
-        return f"{self.kind.prefix}{scope}/{self.kind.plural}"
-
-    def __str__(self) -> str:
-        return f"{self.kind.plural} in {self.namespace}" if self.namespace else self.kind.plural
 
 
 class WatchHealth:

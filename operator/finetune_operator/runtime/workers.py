@@ -7,9 +7,11 @@ from time import monotonic
 from typing import Protocol
 
 from finetune_operator.cluster.port import JOBS, ClusterError, KubernetesClient
+from finetune_operator.reconcile.cache_check import distrust_outdated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.logs import current_job
 from finetune_operator.runtime.metrics import OperatorMetrics
@@ -164,9 +166,10 @@ async def resync(
     cluster: KubernetesClient,
     namespaces: Sequence[str],
     intake: EventHandlers,
-    plans: Plans,
-    add: Callable[[PlanKey], None],
     *,
+    plans: Plans,
+    cache: WatchCache,
+    add: Callable[[PlanKey], None],
     every: float,
 ) -> None:
     """Lists all jobs live at the start and periodically, so that lost events leave no job or plan behind.
@@ -176,11 +179,13 @@ async def resync(
         namespaces: the namespaces that the operator serves; all if empty.
         intake: receives every job.
         plans: store of the jobs' plans.
+        cache: compared with the cluster before the jobs are listed and queued.
         add: adds a plan to the queue whose job was not listed.
         every: interval in seconds.
     """
     while True:
         try:
+            await distrust_outdated(cluster, cache, namespaces)
             await _resync(cluster, namespaces, intake, plans, add)
         except ClusterError as error:
             log.warning("the resync was skipped: %s", error)

@@ -14,7 +14,15 @@ from finetune_operator.artifacts.port import (
     ListingTooLarge,
     ObjectTooLarge,
 )
-from finetune_operator.cluster.port import AlreadyExists, Conflict, Keep, NotFound, Object, ResourceKind
+from finetune_operator.cluster.port import (
+    AlreadyExists,
+    Conflict,
+    Keep,
+    Labels,
+    NotFound,
+    Object,
+    ResourceKind,
+)
 from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.planning.stored_plan import owner_reference
 from finetune_operator.reconcile.run_folder import Folders
@@ -70,7 +78,7 @@ class FakeCluster:
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
         with self._call(f"list {kind.plural}"):
@@ -79,8 +87,8 @@ class FakeCluster:
                 for each in self.of(kind)
                 if namespace in (None, each["metadata"].get("namespace"))
                 and all(
-                    each["metadata"].get("labels", {}).get(key)
-                    in ({value} if isinstance(value, str) else value)
+                    (found := each["metadata"].get("labels", {}).get(key)) is not None
+                    and (value is None or found in ({value} if isinstance(value, str) else value))
                     for key, value in (labels or {}).items()
                 )
                 and all(
@@ -94,7 +102,7 @@ class FakeCluster:
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         metadata_only: bool = False,
     ) -> AsyncIterator[Sequence[Object]]:
         """Yields one object per page."""
@@ -107,7 +115,7 @@ class FakeCluster:
         kind: ResourceKind,
         namespace: str | None,
         *,
-        labels: Mapping[str, str | frozenset[str]] | None = None,
+        labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
         keep: Keep,
     ) -> AsyncIterator[Sequence[Object]]:

@@ -26,6 +26,7 @@ from finetune_operator.cluster.port import ResponseTooLarge
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.reconcile.fakes import FakeStore, child, job
 
 
@@ -61,7 +62,7 @@ async def serve(count: int, kind: str) -> None:
         namespace, plural, *name = (request.path.partition("/namespaces/")[2] or "/profiles").split("/")
         if plural == "finetunejobs":
             found = job(name[0])
-            found["metadata"] |= {"namespace": namespace, "uid": "uid-of-demo"}
+            found["metadata"] |= {"namespace": namespace, "resourceVersion": "1", "uid": "uid-of-demo"}
             return web.json_response(found)
         if plural == "configmaps":
             return web.json_response({"kind": "Status"}, status=404)
@@ -106,6 +107,7 @@ async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
             cluster,
             plans,
             RunFolderReader(FakeStore()),
+            WatchCache(),
             utc_now=lambda: datetime.now(UTC),
             live_jobs=lambda: 1,
         )

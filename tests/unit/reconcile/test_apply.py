@@ -37,6 +37,7 @@ from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
 NOTICE = JobEvent(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
@@ -52,7 +53,7 @@ class Bench:
         self.created: list[JobSetCreated] = []
         self.cluster.put(JOBS, job())
         self.applier = Applier(
-            self.cluster, Plans(self.cluster, OWN), self.store, created=self.created.append
+            self.cluster, Plans(self.cluster, OWN), self.store, WatchCache(), created=self.created.append
         )
 
     def observation(self) -> Observation:

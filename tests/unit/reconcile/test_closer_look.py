@@ -12,6 +12,7 @@ from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, job, plan
 
 ALL = DetailRequest(hosts=2, events=ObjectReference(kind="Pod", name="waiting"))
@@ -42,10 +43,15 @@ async def reconcile(asking: Asking, cluster: FakeCluster, store: FakeStore) -> N
     cluster.put(CONFIG_MAPS, plan())
     reconciler = Reconciler(
         Observer(
-            cluster, Plans(cluster, OWN), RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 1
+            cluster,
+            Plans(cluster, OWN),
+            RunFolderReader(store),
+            WatchCache(),
+            utc_now=lambda: NOW,
+            live_jobs=lambda: 1,
         ),
         asking,
-        Applier(cluster, Plans(cluster, OWN), store),
+        Applier(cluster, Plans(cluster, OWN), store, WatchCache()),
         utc_now=lambda: NOW,
     )
     await reconciler.reconcile(JobKey("team", "demo"), retry_in=1)

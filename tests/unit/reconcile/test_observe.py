@@ -25,6 +25,7 @@ from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.lifecycle import world
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 from tests.unit.reconcile.records import result
@@ -37,6 +38,7 @@ def observer(cluster: FakeCluster, store: FakeStore, namespaces: tuple[str, ...]
         cluster,
         Plans(cluster, OWN),
         RunFolderReader(store),
+        WatchCache(),
         utc_now=lambda: NOW,
         live_jobs=lambda: 3,
         namespaces=namespaces,
@@ -84,7 +86,14 @@ async def test_of_a_child_only_what_decisions_read_is_held() -> None:
     reduced = pod_of(job(), cluster.of(PODS)[0])
     assert reduced is not None
     assert reduced["spec"] == {"nodeName": "host", "containers": []}
-    assert reduced["metadata"].keys() == {"name", "uid", "labels", "ownerReferences"}
+    assert reduced["metadata"].keys() == {
+        "name",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "labels",
+        "ownerReferences",
+    }
 
 
 async def test_a_listing_of_children_whose_history_has_gone_begins_again_once() -> None:

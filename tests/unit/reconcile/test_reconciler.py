@@ -46,6 +46,7 @@ from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.reconcile.fakes import NOW, OWN, Crash, FakeCluster, FakeStore, child, job, plan
 
 KEY = JobKey("team", "demo")
@@ -59,10 +60,15 @@ def make(
 
     return Reconciler(
         Observer(
-            cluster, Plans(cluster, OWN), RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3
+            cluster,
+            Plans(cluster, OWN),
+            RunFolderReader(store),
+            WatchCache(),
+            utc_now=lambda: NOW,
+            live_jobs=lambda: 3,
         ),
         decide,
-        Applier(cluster, Plans(cluster, OWN), store),
+        Applier(cluster, Plans(cluster, OWN), store, WatchCache()),
         utc_now=lambda: NOW,
     )
 

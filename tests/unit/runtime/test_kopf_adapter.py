@@ -9,6 +9,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
@@ -32,7 +33,8 @@ async def test_watches_start_for_a_user_without_a_name(
         (),
         EventHandlers(lambda _key: None, OperatorMetrics()),
         WatchHealth(watches((), kueue=False)),
-        NO_SERVER,
+        WatchCache(),
+        environ=NO_SERVER,
         kueue=False,
     )
     started = asyncio.Event()
@@ -45,17 +47,25 @@ async def test_watches_start_for_a_user_without_a_name(
 
 
 @asynccontextmanager
-async def watching(api: WatchedApi, added: list[str]) -> AsyncIterator[None]:
+async def watching(
+    api: WatchedApi, added: list[str], cache: WatchCache | None = None
+) -> AsyncIterator[EventHandlers]:
     """Runs the watches on that server; the keys of reported jobs are appended to ``added``."""
     async with TestServer(api.app()) as server:
         account = Account(url=str(server.make_url("/")))
         intake = EventHandlers(lambda key, _after: added.append(str(key)), OperatorMetrics())
         host = WatchManager(
-            account, (), intake, WatchHealth(watches((), kueue=False)), NO_SERVER, kueue=False
+            account,
+            (),
+            intake,
+            WatchHealth(watches((), kueue=False)),
+            cache or WatchCache(),
+            environ=NO_SERVER,
+            kueue=False,
         )
         running = asyncio.create_task(host.run(lambda: None))
         try:
-            yield
+            yield intake
             assert not running.done()
         finally:
             running.cancel()
@@ -101,3 +111,52 @@ async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch
     assert api.pages[:2] == [25, 6]
     assert api.pages[-1] > 6
     assert gaps == []
+
+
+async def test_the_cache_has_each_object_before_its_handler_is_called() -> None:
+    first = large_job(0, labels=1)
+    later = {**first, "metadata": {**first["metadata"], "resourceVersion": "7", "generation": 2}}
+    api = WatchedApi(
+        lambda _begin, _end: [json.dumps(first)],
+        1,
+        lambda: [json.dumps({"type": "MODIFIED", "object": later})],
+    )
+    cache = WatchCache(watches((), kueue=False))
+    seen: list[int] = []
+
+    class Handlers(list[str]):
+        def append(self, key: str) -> None:
+            super().append(key)
+            seen.append(cache.version_of_job("00000000-0000-4000-8000-000000000000") or 0)
+
+    async with watching(api, added := Handlers(), cache):
+        await until(lambda: len(added) == 2)
+        found = await cache.job("team-a", "large-0")
+    assert seen == [1, 7]
+    assert found is not None
+    assert (found.job["metadata"]["generation"], found.jobsets, found.pods) == (2, [], [])
+
+
+async def test_a_watch_whose_resource_version_decreases_is_listed_again() -> None:
+    """The data of the API server were restored from a backup, and the watch continues as if nothing had happened."""
+    job = large_job(0, labels=1)
+
+    def event(version: int) -> str:
+        return json.dumps(
+            {
+                "type": "MODIFIED",
+                "object": {**job, "metadata": {**job["metadata"], "resourceVersion": str(version)}},
+            }
+        )
+
+    lines = iter([[event(9), event(5)], []])
+    api = WatchedApi(lambda _begin, _end: [json.dumps(job)], 1, lambda: next(lines, []))
+    cache = WatchCache(watches((), kueue=False))
+    async with watching(api, [], cache) as intake:
+        missed: list[bool] = []
+        intake.missed = lambda: missed.append(True)  # type: ignore[method-assign]
+        await until(lambda: len(api.pages) == 2)
+        await until(lambda: bool(missed))
+        found = await cache.job("team-a", "large-0")
+    assert found is not None
+    assert found.job["metadata"]["resourceVersion"] == "1"

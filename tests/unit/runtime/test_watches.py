@@ -1,6 +1,6 @@
-from finetune_operator.cluster.port import JOBS, PODS, PROFILES, WORKLOADS
+from finetune_operator.cluster.port import JOBS, PODS, PROFILES, WORKLOADS, WatchStream
 from finetune_operator.runtime.kopf_adapter import watches
-from finetune_operator.runtime.watches import DEAD_SECONDS, WatchHealth, WatchStream
+from finetune_operator.runtime.watches import DEAD_SECONDS, WatchHealth
 
 
 class Clock:

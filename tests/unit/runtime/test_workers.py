@@ -10,6 +10,7 @@ from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering import UID_LABEL
 from finetune_operator.runtime import workers
 from finetune_operator.runtime.logs import current_job
@@ -176,7 +177,15 @@ async def resynced(
 ) -> tuple[list[JobKey], list[PlanKey]]:
     """Returns the jobs and plans that the first complete resync regards as deleted."""
     plans: list[PlanKey] = []
-    running = resync(cluster, namespaces, ears, Plans(cluster, OWN), plans.append, every=0)  # type: ignore[arg-type]
+    running = resync(
+        cluster,
+        namespaces,
+        ears,  # type: ignore[arg-type]
+        plans=Plans(cluster, OWN),
+        cache=WatchCache(),
+        add=plans.append,
+        every=0,
+    )
     task = asyncio.ensure_future(running)
     forgotten = await ears.forgotten.get()
     task.cancel()
@@ -266,7 +275,7 @@ async def test_a_resync_holds_one_page_at_a_time() -> None:
         cluster.put(JOBS, manifest)
         stored(cluster, "team", f"uid-{number}")
     await resynced(cluster, Ears())
-    assert len(cluster.held) == 12
+    assert len(cluster.held) == 14
     assert set(cluster.held) == {0}
 
 

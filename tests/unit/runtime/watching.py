@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
@@ -47,7 +48,7 @@ async def main(url: str, wanted: int, seconds: float) -> None:
 
     before = peak()
     ages = WatchHealth(watches((), kueue=False))
-    host = WatchManager(Account(url=url), (), intake, ages, {}, kueue=False)
+    host = WatchManager(Account(url=url), (), intake, ages, WatchCache(), environ={}, kueue=False)
     watching = asyncio.create_task(host.run(lambda: None))
     beating = asyncio.create_task(beat())
     end = time.monotonic() + seconds

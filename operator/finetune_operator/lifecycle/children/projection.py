@@ -10,6 +10,15 @@ from itertools import islice
 from sys import getsizeof
 from typing import Any
 
+from pydantic_core.core_schema import (
+    CoreSchema,
+    any_schema,
+    list_schema,
+    nullable_schema,
+    typed_dict_field,
+    typed_dict_schema,
+)
+
 from finetune_operator.lifecycle.children.node import MAINTENANCE_LABEL, POOL_LABEL
 from finetune_operator.lifecycle.children.object_events import REASONS
 from finetune_operator.lifecycle.children.ownership import JOBSET_LABEL, may_be_jobset_of, may_be_pod_of
@@ -56,7 +65,9 @@ _CONTROLLER = _Each(
     most=1,
     wanted=lambda owner: bool(owner.get("controller")),
 )
-_METADATA = _texts("name", "uid", "creationTimestamp", "deletionTimestamp") | {"ownerReferences": _CONTROLLER}
+_METADATA = _texts(
+    "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"
+) | {"ownerReferences": _CONTROLLER}
 _SELECTOR: dict[str, Shape] = {"nodeSelector": _texts(*SLICE_KIND_LABELS)}
 
 _POD: Shape = {
@@ -134,7 +145,7 @@ _EVENT: Shape = (
     | _MESSAGE
     | {"series": _texts("lastObservedTime"), "metadata": _texts("creationTimestamp")}
 )
-_JOB: Shape = _texts("apiVersion", "kind") | {
+_JOB: dict[str, Shape] = _texts("apiVersion", "kind") | {
     "metadata": _texts(
         "name",
         "namespace",
@@ -158,6 +169,16 @@ def pod_of(job: Object, found: Object) -> Object | None:
     return _reduced(found, _POD) if may_be_pod_of(job, found) else None
 
 
+def reduced_jobset(found: Object) -> Object:
+    """Reduces a JobSet."""
+    return _reduced(found, _JOBSET)
+
+
+def reduced_pod(found: Object) -> Object:
+    """Reduces a pod."""
+    return _reduced(found, _POD)
+
+
 def reduced_workload(found: Object) -> Object:
     """Reduces a Workload."""
     return _reduced(found, _WORKLOAD)
@@ -177,6 +198,29 @@ def reduced_node(found: Object) -> Object:
 def reduced_job(found: Object) -> Object:
     """Reduces the metadata of a FineTuneJob; its schema bounds spec and status."""
     return _reduced(found, _JOB) | {key: found[key] for key in ("spec", "status") if key in found}
+
+
+def parser_of(shape: Shape) -> CoreSchema:
+    """Returns a schema whose JSON parser builds only the keys of the shape, so that no others take memory."""
+    if isinstance(shape, _Each):
+        return list_schema(parser_of(shape.of))
+    if isinstance(shape, Mapping):
+        return optional_keys({key: parser_of(part) for key, part in shape.items()})
+    return any_schema()
+
+
+def optional_keys(fields: Mapping[str, CoreSchema]) -> CoreSchema:
+    """Returns a schema for these keys of an object, all optional; its parser ignores the others."""
+    present = {
+        key: typed_dict_field(nullable_schema(schema), required=False) for key, schema in fields.items()
+    }
+    return typed_dict_schema(present, extra_behavior="ignore")
+
+
+#: What the watches keep of an object. Decisions read no other fields of it.
+JOBSET_PARSER = parser_of(_JOBSET)
+POD_PARSER = parser_of(_POD)
+JOB_PARSER = parser_of({**_JOB, "spec": 0, "status": 0})
 
 
 def _reduced(found: Object, shape: Shape) -> dict[str, Any]:

@@ -1,0 +1,212 @@
+"""What the reconciler reads live, beside what the watches have delivered."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from finetune_contract import Failure, FailureClass
+from finetune_operator.api import FineTuneJobStatus, Phase
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, Conflict
+from finetune_operator.lifecycle import AttemptKey, Decision, Observation
+from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
+from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.cache_check import distrust_outdated
+from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan
+from tests.unit.reconcile.test_reconciler import record_calls
+from tests.unit.reconcile.watched import Watched
+
+KEY = JobKey("team", "demo")
+RUNNING = FineTuneJobStatus(observed_generation=1, phase=Phase.RUNNING)
+FAILURE = Failure(failure_class=FailureClass.INFRASTRUCTURE, reason="Lost", message="it was lost", code=1)
+
+
+class Setup:
+    """An admitted job whose preflight has a JobSet. The cache has all of it."""
+
+    def __init__(self, action: Callable[[], Any], phase: Phase = Phase.RUNNING) -> None:
+        self.cluster, self.watched = FakeCluster(), Watched()
+        self.cluster.put(JOBS, job(observedGeneration=1, phase="Running"))
+        self.cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
+        self.observed: list[Observation] = []
+        self.action, self.phase = action, phase
+        self.plans = Plans(self.cluster, OWN)
+
+    async def reconcile(self) -> list[str]:
+        """Reconciles once and returns the calls."""
+        calls = record_calls(self.cluster)
+        store = FakeStore()
+        await Reconciler(
+            Observer(
+                self.cluster,
+                self.plans,
+                RunFolderReader(store),
+                self.watched.cache,
+                utc_now=lambda: NOW,
+                live_jobs=lambda: 1,
+            ),
+            self.decide,
+            Applier(self.cluster, self.plans, store, self.watched.cache),
+            utc_now=lambda: NOW,
+        ).reconcile(KEY, retry_in=1)
+        return calls
+
+    async def begin(self) -> None:
+        """Stores the plan and delivers the objects."""
+        await self.plans.create(plan())
+        self.deliver()
+
+    def deliver(self) -> None:
+        for kind in (JOBS, JOBSETS, PODS, PROFILES):
+            self.watched.listed(kind, *self.cluster.of(kind), version=100 + len(self.observed))
+
+    def decide(self, observation: Observation) -> Decision:
+        self.observed.append(observation)
+        status = FineTuneJobStatus(observed_generation=1, phase=self.phase)
+        return Decision(action=self.action(), status=status, requeue_after=5)
+
+    @property
+    def lives(self) -> list[bool]:
+        """Whether each observation was live."""
+        return [not each.cached for each in self.observed]
+
+
+def creation(name: str) -> Callable[[], Create]:
+    return lambda: Create(jobset=child("JobSet", name))
+
+
+def reads(calls: list[str]) -> list[str]:
+    return sorted(call for call in calls if call.split()[0] in ("get", "list"))
+
+
+LIVE = ["get configmaps", "get finetunejobs", "list jobsets", "list pods"]
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "expected"),
+    [
+        pytest.param(Wait, Phase.RUNNING, [], id="waits"),
+        pytest.param(creation("demo-conv-1"), Phase.RUNNING, [], id="creates a first JobSet on CPU nodes"),
+        pytest.param(
+            creation("demo-train-1"), Phase.RUNNING, ["get finetunejobs"], id="creates the first slice"
+        ),
+        pytest.param(creation("demo-conv-2"), Phase.RUNNING, LIVE, id="repeats a stage"),
+        pytest.param(creation("demo-train-2"), Phase.RUNNING, LIVE, id="repeats training"),
+        pytest.param(Finish, Phase.SUCCEEDED, ["get finetunejobs"], id="succeeds"),
+        pytest.param(Finish, Phase.FAILED, LIVE, id="fails"),
+        pytest.param(
+            lambda: Wait(records=((AttemptKey.of(child("JobSet", "demo-prep-1")), FAILURE),)),
+            Phase.RUNNING,
+            LIVE,
+            id="charges an attempt",
+        ),
+        pytest.param(
+            lambda: Delete(jobsets=(Deletion(name="demo-prep-1", uid="uid-2"),)),
+            Phase.RUNNING,
+            LIVE,
+            id="stops",
+        ),
+        pytest.param(lambda: Admit(write=plan()), Phase.RUNNING, LIVE, id="stores a lost plan"),
+    ],
+)
+async def test_live_reads_before(action: Callable[[], Any], phase: Phase, expected: list[str]) -> None:
+    setup = Setup(action, phase)
+    await setup.begin()
+    if action().__class__ is Admit:
+        with pytest.raises(ReconcileError):
+            await setup.reconcile()
+        assert setup.lives == [False, True]
+        return
+    assert reads(await setup.reconcile()) == expected
+    assert setup.lives == ([False, True] if expected == LIVE else [False])
+
+
+@pytest.mark.parametrize("action", [creation("demo-train-1"), Finish])
+async def test_a_job_that_has_changed_is_observed_again_before(action: Callable[[], Any]) -> None:
+    setup = Setup(action, Phase.SUCCEEDED)
+    await setup.begin()
+    setup.cluster.put(JOBS, {**setup.cluster.of(JOBS)[0], "spec": {"suspend": True}})
+    await setup.reconcile()
+    assert setup.lives == [False, True]
+    assert setup.observed[-1].job["spec"] == {"suspend": True}
+
+
+async def test_the_next_decision_knows_what_this_one_has_written() -> None:
+    setup = Setup(creation("demo-conv-1"))
+    await setup.begin()
+    await setup.reconcile()
+    setup.action = Wait
+    assert await setup.reconcile() == []
+    seen = setup.observed[-1]
+    assert seen.cached
+    assert {each.name for each in seen.jobsets} == {"demo-prep-1", "demo-conv-1"}
+    assert seen.job["metadata"]["resourceVersion"] == setup.cluster.of(JOBS)[0]["metadata"]["resourceVersion"]
+
+
+async def test_after_a_conflict_the_job_is_read_live() -> None:
+    setup = Setup(creation("demo-prep-1"))
+    await setup.begin()
+    with pytest.raises(ReconcileError):
+        await setup.reconcile()
+    setup.action = Wait
+    assert reads(await setup.reconcile()) == LIVE
+    assert await setup.reconcile() == []
+    assert setup.lives == [False, True, False]
+
+
+async def test_a_job_that_no_profile_admits_is_refused_after_live_reads_alone() -> None:
+    setup = Setup(Wait)
+    setup.cluster.objects.clear()
+    setup.cluster.put(JOBS, job())
+    setup.deliver()
+    # The watch of profiles is behind.
+    setup.cluster.put(PROFILES, {"metadata": {"name": "local"}, "spec": {}})
+    await setup.reconcile()
+    assert [len(each.profiles) for each in setup.observed] == [0, 1]
+
+
+async def test_a_lost_event_is_found_by_comparison_with_metadata() -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    uid = "uid-of-demo"
+    assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == frozenset()
+    # Created, changed, deleted: each time without an event.
+    for change in (
+        lambda: setup.cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde")),
+        lambda: setup.cluster.put(JOBSETS, setup.cluster.of(JOBSETS)[0]),
+        lambda: setup.cluster.objects.pop((PODS, "team", "demo-prep-1-cpu-0-0-abcde")),
+    ):
+        change()
+        assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == {uid}
+        assert reads(await setup.reconcile()) == LIVE
+        assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == frozenset()
+    assert setup.observed[-1].pods == ()
+
+
+async def test_a_comparison_ignores_objects_that_are_not_the_jobs() -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    forged = child("Pod", "demo-prep-1-cpu-0-0-abcde")
+    forged["metadata"]["ownerReferences"] = []
+    setup.cluster.put(PODS, forged)
+    setup.cluster.put(JOBSETS, child("JobSet", "other-prep-1", owner="other"))
+    assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == frozenset()
+
+
+async def test_a_plan_that_cannot_be_stored_twice_is_read_after_the_conflict() -> None:
+    setup = Setup(lambda: Admit(write=plan()))
+    setup.cluster.objects.clear()
+    setup.cluster.put(JOBS, job())
+    setup.deliver()
+    # Another process has admitted the job; no status shows it yet.
+    await Plans(setup.cluster, OWN).create(plan())
+    with pytest.raises(ReconcileError) as caught:
+        await setup.reconcile()
+    assert isinstance(caught.value.__cause__, Conflict)
+    setup.action = Wait
+    await setup.reconcile()
+    assert setup.observed[-1].snapshot is not None

@@ -1,0 +1,162 @@
+"""The lifecycle's state machine with decisions on cached objects: each watch lags on its own, and skips states."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from finetune_operator.lifecycle import AttemptKey, Decision, Observation, decide
+from finetune_operator.lifecycle.decision import Create, Delete
+from finetune_operator.reconcile.confirmation import Confirmation, confirmation
+from tests.unit.lifecycle.test_machine import TPU, Machine, WatchedWorld
+from tests.unit.lifecycle.world import ConflictError, Crash
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("job", "jobsets", "pods")
+
+
+class LaggingWorld(WatchedWorld):
+    """Has a cache beside the true state. The operator's own writes are in both at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache_of: dict[str, Any] = {}
+        self.cached_plan: Any = None
+        self.trusted = False
+
+    def deliver(self, *kinds: str) -> None:
+        for kind in kinds:
+            self.cache_of[kind] = copy.deepcopy(getattr(self, kind))
+
+    def observe(self) -> Observation:
+        """A live observation, which completes the cache."""
+        if not self.trusted:
+            self.deliver(*KINDS)
+            self.trusted = True
+        self.cached_plan = self.config_map
+        return super().observe()
+
+    def observe_cached(self) -> Observation:
+        if not self.trusted:
+            return self.observe()
+        true = {kind: getattr(self, kind) for kind in (*KINDS, "config_map")}
+        cached = {**self.cache_of, "config_map": self.cached_plan or self.config_map}
+        for kind, value in cached.items():
+            setattr(self, kind, value)
+        try:
+            return replace(WatchedWorld.observe(self), cached=True)
+        finally:
+            for kind, value in true.items():
+                setattr(self, kind, value)
+
+    @property
+    def job_is_current(self) -> bool:
+        return bool(self.cache_of["job"] == self.job)
+
+    def reconcile_cached(self, crash_after: int | None) -> None:
+        """What the reconciler does. Raises Crash and ConflictError."""
+        seen = self.observe_cached()
+        decision = decide(seen)
+        if decision.details is not None:
+            decision = decide(self.with_details(seen, decision.details))
+        needs = confirmation(seen, decision) if seen.cached else Confirmation.NOTHING
+        if needs is Confirmation.EVERYTHING or (needs is Confirmation.JOB and not self.job_is_current):
+            self.reconcile(crash_after=crash_after)
+            return
+        try:
+            self.checked = seen.cached
+            self.apply(decision, crash_after=crash_after)
+        except ConflictError:
+            self.trusted = False
+            raise
+        finally:
+            self.checked = False
+
+    checked = False
+    """Whether the status is written under the resource version of the cached job."""
+
+    def _write_status(self, status: Any) -> None:
+        if self.checked and not self.job_is_current:
+            self.untold.clear()
+            raise ConflictError
+        super()._write_status(status)
+        self.deliver("job")
+
+    def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
+        """What cannot be undone rests on the job as it is now."""
+        conditions = {
+            each["type"]: each["status"] for each in decision.status.to_document().get("conditions", ())
+        }
+        stopped = isinstance(decision.action, Delete) and conditions.get("Suspended") == "True"
+        created = AttemptKey.of(decision.action.jobset) if isinstance(decision.action, Create) else None
+        suspended = bool(self.job["spec"].get("suspend"))
+        if self.checked:
+            assert not (stopped and not suspended), "a resumed job is stopped"
+            assert not (created and created.stage in TPU and suspended), "a suspended job gets a slice"
+        super().apply(decision, crash_after=crash_after)
+
+    def _create_jobset(self, jobset: Any) -> None:
+        super()._create_jobset(jobset)
+        self._put(jobset["metadata"]["name"])
+
+    def _delete(self, name: str, uid: str) -> None:
+        super()._delete(name, uid)
+        self._put(name)
+
+    def _put(self, name: str) -> None:
+        if name in self.jobsets and "jobsets" in self.cache_of:
+            self.cache_of["jobsets"][name] = copy.deepcopy(self.jobsets[name])
+
+
+class CachedMachine(Machine):
+    """Decides on a cache of which each kind lags for any time. The real one is at most 90 s old."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: LaggingWorld = LaggingWorld()
+
+    @rule(
+        delivered=st.frozensets(st.sampled_from(KINDS)),
+        crash_after=st.one_of(st.none(), st.none(), st.integers(0, 5)),
+    )
+    def reconcile(self, delivered: frozenset[str] = frozenset(), crash_after: int | None = None) -> None:
+        """Some watches deliver events, which lead to a reconcile."""
+        self.world.deliver(*delivered)
+        try:
+            self.world.reconcile_cached(crash_after)
+        except ConflictError:
+            return
+        except Crash:
+            # The next process starts with listings.
+            self.world.trusted = False
+            self.world.cached_plan = None
+
+    @precondition(lambda self: False)
+    @rule()
+    def observe_and_decide(self) -> None:
+        """Every decision is one on the cache."""
+
+    @invariant()
+    def usage_never_decreases_and_never_exceeds_the_real_usage(self) -> None:
+        """Cached pods may have ended, so the usage may be too high; here, lags are unlimited. It never decreases."""
+        self.wiped += 1
+        try:
+            super().usage_never_decreases_and_never_exceeds_the_real_usage()
+        finally:
+            self.wiped -= 1
+
+
+TestCachedMachine = CachedMachine.TestCase
+TestCachedMachine.settings = settings(
+    max_examples=500,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    # No shrinking, which takes minutes here: a failure of thirty steps is readable.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)

@@ -1,0 +1,278 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES
+from finetune_operator.reconcile import watch_cache
+from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
+from tests.unit.reconcile.fakes import child, job
+from tests.unit.reconcile.watched import Watched, at
+
+PROCESSED = {"observedGeneration": 1, "conditions": []}
+FINISHED = {"observedGeneration": 1, "conditions": [{"type": "Finished", "status": "True"}]}
+JOBSET = "demo-prep-1"
+POD = "demo-prep-1-cpu-0-0-abcde"
+
+
+def demo(version: int = 50, status: dict[str, Any] | None = None, uid: str = "uid-of-demo") -> dict[str, Any]:
+    return at(version, {**job(), "status": status or {"observedGeneration": -1}}, uid) | {
+        "metadata": {**job()["metadata"], "uid": uid, "resourceVersion": str(version)}
+    }
+
+
+def jobset(version: int, name: str = JOBSET, **more: Any) -> dict[str, Any]:
+    return at(version, child("JobSet", name)) | more
+
+
+def pod(version: int, phase: str = "Running", name: str = POD) -> dict[str, Any]:
+    return at(version, child("Pod", name)) | {"status": {"phase": phase}}
+
+
+async def cached(watched: Watched, namespace: str = "team", name: str = "demo") -> CachedJob | None:
+    return await watched.cache.job(namespace, name)
+
+
+async def names(watched: Watched) -> tuple[list[str], list[str]] | None:
+    """Returns the names of the cached job's JobSets and pods; None if they must be read live."""
+    found = await cached(watched)
+    return found and (
+        [each["metadata"]["name"] for each in found.jobsets],
+        [each["metadata"]["name"] for each in found.pods],
+    )
+
+
+@pytest.fixture
+def watched() -> Watched:
+    """Has a job with one JobSet and one pod."""
+    made = Watched()
+    made.listed(JOBS, demo(status=PROCESSED))
+    made.listed(JOBSETS, jobset(60))
+    made.listed(PODS, pod(61))
+    made.listed(PROFILES)
+    return made
+
+
+async def test_a_listed_job_has_its_listed_children(watched: Watched) -> None:
+    assert await names(watched) == ([JOBSET], [POD])
+
+
+async def test_events_change_what_is_cached(watched: Watched) -> None:
+    assert watched.event(JOBSETS, "ADDED", jobset(101, "demo-conv-1"))
+    assert watched.event(PODS, "MODIFIED", pod(102, "Succeeded"))
+    assert watched.event(JOBSETS, "DELETED", jobset(103))
+    found = await cached(watched)
+    assert found is not None
+    assert [each["metadata"]["name"] for each in found.jobsets] == ["demo-conv-1"]
+    assert [each["status"]["phase"] for each in found.pods] == ["Succeeded"]
+
+
+async def test_only_what_decisions_read_is_kept() -> None:
+    watched = Watched()
+    watched.all_listed()
+    large = demo(101)
+    large["metadata"]["managedFields"] = [{"fieldsV1": {"f:x": {}}}]
+    watched.event(JOBS, "ADDED", large)
+    watched.event(PODS, "ADDED", pod(102) | {"spec": {"nodeName": "n", "volumes": [{"name": "v"}]}})
+    found = await cached(watched)
+    assert found is not None
+    assert "managedFields" not in found.job["metadata"]
+    assert found.job["spec"] == job()["spec"]
+    assert found.pods[0]["spec"] == {"nodeName": "n"}
+
+
+@pytest.mark.parametrize("missing", [JOBS, JOBSETS, PODS])
+async def test_nothing_is_cached_before_each_kind_is_listed(missing: Any) -> None:
+    watched = Watched()
+    for kind in (JOBS, JOBSETS, PODS):
+        if kind != missing:
+            watched.listed(kind, *([demo()] if kind == JOBS else []))
+    watched.now = watch_cache.LISTING_SECONDS + 1
+    assert await names(watched) is None
+
+
+async def test_a_reader_waits_for_the_first_listing() -> None:
+    watched = Watched()
+    watched.listed(JOBS, demo())
+    watched.listed(JOBSETS)
+    waiting = asyncio.create_task(names(watched))
+    await asyncio.sleep(0)
+    watched.listed(PODS)
+    assert await waiting == ([], [])
+
+
+async def test_a_namespace_that_is_not_watched_is_read_live() -> None:
+    watched = Watched(("team",))
+    watched.listed(JOBS, demo(), namespace="team")
+    watched.listed(JOBSETS, namespace="team")
+    watched.listed(PODS, namespace="team")
+    assert await names(watched) == ([], [])
+    assert await cached(watched, "elsewhere") is None
+    assert await WatchCache().job("team", "demo") is None
+
+
+async def test_what_was_deleted_during_a_gap_is_dropped_by_the_next_listing(watched: Watched) -> None:
+    watched.listed(PODS, version=200)
+    assert await names(watched) == ([JOBSET], [])
+    watched.listed(JOBS, version=201)
+    assert await names(watched) is None
+
+
+async def test_what_the_operator_has_created_after_a_listing_survives_it(watched: Watched) -> None:
+    watched.cache.wrote(JOBSETS, jobset(300, "demo-conv-1"))
+    watched.listed(JOBSETS, jobset(60), version=200)
+    assert await names(watched) == ([JOBSET, "demo-conv-1"], [POD])
+
+
+async def test_between_two_pages_of_a_later_listing_objects_are_read_live(watched: Watched) -> None:
+    watched.listed(PODS, pod(61), pod(62, name=f"{POD}2"), version=200, pages=2)
+    assert await names(watched) == ([JOBSET], [POD, f"{POD}2"])
+    page = b'{"metadata": {"resourceVersion": "210", "continue": "token"}, "items": []}'
+    watched.cache.page("/api/v1/pods", page, first=True)
+    watched.now += watch_cache.LISTING_SECONDS + 1
+    assert await names(watched) is None
+
+
+async def test_an_error_of_a_watch_has_objects_read_live_until_the_next_listing(watched: Watched) -> None:
+    assert watched.cache.line(
+        "/api/v1/pods", b'{"type": "ERROR", "object": {"code": 410, "status": "Failure"}}'
+    )
+    watched.now += watch_cache.LISTING_SECONDS + 1
+    assert await names(watched) is None
+    watched.listed(PODS, pod(61), version=200)
+    assert await names(watched) == ([JOBSET], [POD])
+
+
+async def test_an_event_that_is_older_than_the_operators_own_write_changes_nothing(watched: Watched) -> None:
+    deleting = jobset(120)
+    deleting["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    watched.cache.wrote(JOBSETS, deleting)
+    watched.cache.wrote(JOBS, demo(121, {**PROCESSED, "phase": "Running"}))
+    watched.event(JOBSETS, "MODIFIED", jobset(110))
+    watched.event(JOBS, "MODIFIED", demo(111, PROCESSED))
+    found = await cached(watched)
+    assert found is not None
+    assert "deletionTimestamp" in found.jobsets[0]["metadata"]
+    assert found.job["status"]["phase"] == "Running"
+
+
+async def test_a_decreasing_resource_version_in_a_watch_asks_for_a_listing(watched: Watched) -> None:
+    assert watched.bookmark(PODS, 500)
+    assert not watched.event(PODS, "MODIFIED", pod(400))
+    watched.now += watch_cache.LISTING_SECONDS + 1
+    assert await names(watched) is None
+
+
+async def test_a_listing_of_an_older_version_replaces_everything_after_a_restored_backup(
+    watched: Watched,
+) -> None:
+    watched.bookmark(JOBSETS, 500)
+    watched.cache.wrote(JOBSETS, jobset(501, "demo-conv-1"))
+    watched.listed(JOBSETS, jobset(40), version=90)
+    # Which children exist is known after the next live read.
+    assert await names(watched) is None
+    watched.cache.adopt(demo(status=PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(40)], PODS: [pod(61)]})
+    assert await names(watched) == ([JOBSET], [POD])
+
+
+async def test_without_a_sign_of_a_watch_its_objects_are_read_live(watched: Watched) -> None:
+    watched.now = watch_cache.OLDEST_SECONDS + 1
+    for kind in (JOBS, JOBSETS):
+        watched.bookmark(kind, 200)
+    assert await names(watched) is None
+    watched.bookmark(PODS, 200)
+    assert await names(watched) is not None
+
+
+async def test_a_finished_job_and_its_children_are_not_kept(watched: Watched) -> None:
+    watched.event(JOBS, "MODIFIED", demo(110, FINISHED))
+    assert await names(watched) is None
+    watched.event(PODS, "MODIFIED", pod(111))
+    # A retry: nothing is known of the children until they are read live.
+    watched.event(JOBS, "MODIFIED", demo(112, PROCESSED))
+    assert await names(watched) is None
+    assert watched.cache.bytes_of("team") == watched.cache.bytes_of()
+
+
+async def test_nothing_of_a_namespace_is_counted_once_its_jobs_have_finished(watched: Watched) -> None:
+    watched.event(JOBS, "MODIFIED", demo(110, FINISHED))
+    assert watched.cache.bytes_of() == 0
+
+
+async def test_a_new_job_has_no_children_until_their_events_arrive() -> None:
+    watched = Watched()
+    watched.all_listed()
+    watched.event(JOBS, "ADDED", demo(101))
+    assert await names(watched) == ([], [])
+    watched.cache.wrote(JOBSETS, jobset(102))
+    assert await names(watched) == ([JOBSET], [])
+
+
+async def test_a_job_that_others_have_processed_is_read_live_once() -> None:
+    watched = Watched()
+    watched.all_listed()
+    watched.event(JOBS, "ADDED", demo(101, PROCESSED))
+    assert await names(watched) is None
+    watched.cache.adopt(demo(101, PROCESSED))
+    # An event between the live listing and its end.
+    watched.event(PODS, "DELETED", pod(103))
+    watched.event(PODS, "ADDED", pod(104, name=f"{POD}2"))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    assert await names(watched) == ([JOBSET], [f"{POD}2"])
+
+
+async def test_a_distrusted_job_is_read_live_once(watched: Watched) -> None:
+    watched.cache.distrust("uid-of-demo")
+    assert await names(watched) is None
+    watched.cache.adopt(demo(status=PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [], PODS: []})
+    assert await names(watched) == ([], [])
+
+
+async def test_a_job_that_was_deleted_and_created_again_has_its_own_children(watched: Watched) -> None:
+    watched.event(JOBS, "DELETED", demo(109))
+    watched.event(JOBS, "ADDED", demo(110, uid="uid-of-another"))
+    assert await names(watched) == ([], [])
+    watched.event(JOBS, "DELETED", demo(111, uid="uid-of-another"))
+    assert await names(watched) is None
+
+
+@pytest.mark.parametrize("flaw", ["no owner", "another job's label", "another name"])
+async def test_objects_that_cannot_be_the_jobs_are_not_kept(flaw: str, watched: Watched) -> None:
+    forged = jobset(110, "demo-conv-1")
+    if flaw == "no owner":
+        forged["metadata"]["ownerReferences"] = []
+    elif flaw == "another job's label":
+        forged["metadata"]["labels"]["tpu-finetune.dev/job-uid"] = "uid-of-nothing"
+    else:
+        forged["metadata"]["name"] = "anything"
+    watched.event(JOBSETS, "ADDED", forged)
+    assert await names(watched) == ([JOBSET], [POD])
+
+
+async def test_a_namespace_with_too_much_is_read_live_and_others_are_not(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_cache, "NAMESPACE_BYTES", watched.cache.bytes_of("team") + 10)
+    other = {**demo(101, uid="uid-of-other"), "metadata": {**demo(101)["metadata"], "namespace": "other"}}
+    watched.event(JOBS, "ADDED", {**other, "metadata": {**other["metadata"], "uid": "uid-of-other"}})
+    watched.event(PODS, "ADDED", pod(102, name=f"{POD}2"))
+    assert await names(watched) is None
+    assert await cached(watched, "other") is not None
+
+
+async def test_profiles_are_cached_whole_once_they_are_listed() -> None:
+    watched = Watched()
+    assert watched.cache.profiles() is None
+    profile = {"metadata": {"name": "local", "uid": "uid-p", "resourceVersion": "9"}, "spec": {"any": [1]}}
+    watched.listed(PROFILES, profile)
+    assert watched.cache.profiles() == [profile]
+    watched.event(PROFILES, "DELETED", at(101, profile))
+    assert watched.cache.profiles() == []
+
+
+async def test_an_event_that_cannot_be_parsed_asks_for_a_listing(watched: Watched) -> None:
+    assert not watched.cache.line("/api/v1/pods", b'{"type": "ADDED", "object": {"metadata": {}}}')
+    watched.now += watch_cache.LISTING_SECONDS + 1
+    assert await names(watched) is None
