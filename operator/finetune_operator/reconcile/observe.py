@@ -45,7 +45,7 @@ from finetune_operator.lifecycle.children.projection import (
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.decide import finished, unprocessed
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
-from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.observation import Observation, RunFolderView, pace
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.first_format import first_format_name
@@ -55,6 +55,7 @@ from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
+from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering.labels import UID_LABEL
 
@@ -117,7 +118,8 @@ class Observer:
         or with ``live``. Objects that tenants create are reduced to what decisions read and accounted for in ``room``.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
-        that is observed as ended, the record is observed, too.
+        that is observed as ended, the record is observed, too. If the JobSets and pods come from the cache, the last
+        view is reused while nothing has ended since (:mod:`.view_cache`).
         """
         cached = None if live else await self._cache.job(key.namespace, key.name)
         if cached is None:
@@ -144,7 +146,7 @@ class Observer:
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
         workloads, view = await asyncio.gather(
             self._workloads(key.namespace, jobsets, room),
-            self._view(key, job, snapshot, own),
+            self._view(key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if from_cache else None),
         )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
@@ -166,9 +168,12 @@ class Observer:
             nodes=nodes,
             workloads=workloads,
             cached=from_cache,
-            # At least this one, which the watch may not have delivered yet.
-            live_jobs=max(1, self._live_jobs()),
+            live_jobs=self._jobs(),
         )
+
+    def _jobs(self) -> int:
+        """Returns the number of unfinished jobs: at least one, which the watch may not have delivered yet."""
+        return max(1, self._live_jobs())
 
     async def _live(
         self, key: JobKey, job: Object, room: MemoryShare
@@ -204,6 +209,10 @@ class Observer:
         """Has the job read live the next time."""
         self._cache.distrust(observation.job["metadata"]["uid"])
 
+    def reread(self, key: JobKey) -> None:
+        """Has the job's run folder read the next time."""
+        self._folder.reread(key)
+
     async def admitted(self, key: JobKey, observation: Observation, snapshot: Object) -> Observation:
         """Returns the observation of a job without children after its plan was stored. Raises ClusterError.
 
@@ -211,7 +220,8 @@ class Observer:
         plan has failed if another client had admitted the job, so no child can have been created since.
         """
         own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
-        view = await self._view(key, observation.job, snapshot, own)
+        state = ClusterState.of(observation.job, (), ()) if observation.cached else None
+        view = await self._view(key, observation.job, snapshot, own, state)
         neighbours, unserved = await self._neighbours(observation.job, view)
         return replace(
             observation,
@@ -284,7 +294,9 @@ class Observer:
         job: Object,
         snapshot: Object | None,
         own: Own,
+        state: ClusterState | None,
     ) -> RunFolderView:
+        """Returns the view of the job's run folder. ``state``: None if everything is to be read."""
         if snapshot is None:
             return RunFolderView()
         folders = Folders.of(snapshot)
@@ -293,6 +305,8 @@ class Observer:
             of=key,
             own=own,
             retry=job["spec"].get("retry", {}).get("generation", 0),
+            state=state,
+            pace=pace(self._jobs()),
         )
         if finished(job):
             self._folder.forget(key)

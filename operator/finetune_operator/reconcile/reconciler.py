@@ -12,7 +12,7 @@ from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
 from finetune_operator.lifecycle.decide import finished
-from finetune_operator.lifecycle.decision import Admit, Decision
+from finetune_operator.lifecycle.decision import Admit, Create, Decision
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
@@ -125,6 +125,9 @@ class Reconciler:
                 log.error(
                     "internal error while reading the content of the run folder", exc_info=decision.fault
                 )
+            if isinstance(decision.action, Create):
+                # The JobSet may have run and vanished before it is observed.
+                self._observer.reread(key)
             await self._applier.apply(observation, decision)
         except _Unconfirmed:
             raise
