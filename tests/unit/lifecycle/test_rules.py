@@ -48,16 +48,16 @@ def test_epochs_become_the_steps_that_preflight_counted() -> None:
 # --- conditions
 
 
-def test_all_conditions_are_set_by_the_first_reconcile() -> None:
+def test_all_conditions_are_set_by_the_first_status() -> None:
     world = World()
-    world.reconcile()
+    world.admit()
     assert [each["type"] for each in world.status["conditions"]] == list(ConditionType)
     assert {each["observedGeneration"] for each in world.status["conditions"]} == {1}
 
 
 def test_transition_times_move_only_with_the_status() -> None:
     world = World()
-    world.reconcile()
+    world.admit()
     first = world.condition("Reconciling")["lastTransitionTime"]
     world.wait(60)
     world.to_the_end()

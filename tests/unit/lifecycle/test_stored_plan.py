@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import ConvertOutcome, Stage, StageResult
+from finetune_operator.lifecycle.admission import replanned_from
 from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import admit
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
@@ -390,6 +391,8 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(
             return profile_spec(name, json.loads(text) | {"namespaces": [""]})
 
         monkeypatch.setattr("finetune_operator.planning.stored_plan.stored_profile_spec", refuse)
+        # Another release is another process.
+        replanned_from.cache_clear()
     else:
         world.config_map = None
         world.edit(checkpointing={"everySteps": 50})
