@@ -140,7 +140,7 @@ async def test_the_lease_is_released_when_the_last_write_to_the_store_has_ended(
     election = LeaderElection(cluster, lease, utc_now=time.utc_now, clock=time.clock, sleep=time.sleep)
     begun, may_end = asyncio.Event(), Event()
     loop = asyncio.get_running_loop()
-    calls = StoreCalls(seconds=60, total=1, each=1)
+    calls = StoreCalls(seconds=60, total=1, per_tenant=1, per_bucket=1)
     stopped = asyncio.Event()
 
     def write(_call: StoreCall) -> None:
