@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cluster.port import Object
+from finetune_operator.lifecycle.children.ownership import job_named_by
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
@@ -43,14 +44,15 @@ class _CachedJob:
     admitted: bool
     profile: str | None = None
     """Name of the profile that the job runs under. None before admission and after it has finished."""
-    finished_jobsets: set[str] = field(default_factory=set)
+    finished_jobsets: frozenset[str] = frozenset()
+    """Of an unfinished job."""
 
 
 class EventHandlers:
     """Turns watch events into keys.
 
-    An event type is that of a watch, or None for an object from a listing. Only those fields of an object are read that
-    :mod:`finetune_operator.runtime.projection` keeps.
+    An event type is that of a watch, or None for an object from a listing. Objects are reduced to the fields that
+    decisions read (:mod:`finetune_operator.lifecycle.children.projection`).
 
     Args:
         add: adds a key to the queue, due after the given number of seconds.
@@ -63,8 +65,6 @@ class EventHandlers:
         self._seen: dict[JobKey, _CachedJob] = {}
         self._profiles: dict[str, bytes] = {}
         """Digest of each profile without its status, as of the last event."""
-        self._jobsets: dict[str, JobKey] = {}
-        """Jobs by the uids of their JobSets: a Workload refers to its JobSet, not to the job."""
 
     @property
     def live(self) -> int:
@@ -105,28 +105,28 @@ class EventHandlers:
         if key is None:
             return
         uid = jobset["metadata"]["uid"]
-        if event_type == "DELETED":
-            self._jobsets.pop(uid, None)
-        else:
-            self._jobsets[uid] = key
         seen = self._seen.get(key)
-        if seen and uid not in seen.finished_jobsets and _has_ended(jobset):
-            seen.finished_jobsets.add(uid)
+        if seen and not seen.finished and uid not in seen.finished_jobsets and _has_ended(jobset):
+            seen.finished_jobsets |= {uid}
             # The end time of JobSets in a listing is unknown.
-            if event_type is not None and not seen.finished:
+            if event_type is not None:
                 self._listener.jobset_finished(key)
         self._add_child(key, event_type)
 
     def pod(self, event_type: str | None, pod: Object) -> None:
         key = _owner(pod)
-        if key is not None:
+        seen = self._seen.get(key) if key else None
+        # Only its JobSets matter to a finished job.
+        if key is not None and not (seen and seen.finished):
             self._add_child(key, event_type)
 
     def workload(self, event_type: str | None, workload: Object) -> None:
         """Handles an event of a Kueue Workload. Most Workloads do not belong to the operator's JobSets."""
-        for owner in workload["metadata"].get("ownerReferences", ()):
-            if key := self._jobsets.get(owner["uid"]):
-                self._add_child(key, event_type)
+        name = job_named_by(workload)
+        key = JobKey(workload["metadata"]["namespace"], name) if name else None
+        seen = self._seen.get(key) if key else None
+        if key and seen and not seen.finished:
+            self._add_child(key, event_type)
 
     def profile(self, event_type: str | None, profile: Object) -> None:
         """Handles an event of a FineTuneProfile.
@@ -137,7 +137,7 @@ class EventHandlers:
         name = profile["metadata"]["name"]
         before = self._profiles.pop(name, None)
         if event_type != "DELETED":
-            self._profiles[name] = _input(profile)
+            self._profiles[name] = _input(profile, DEFAULT_PROFILE_ANNOTATION)
         if event_type is None:
             # The jobs that use it are queued by their own listing.
             self._add(ProfileKey(name), USAGE_SECONDS)
@@ -196,6 +196,7 @@ class EventHandlers:
         seen.finished, seen.admitted = finished, admitted
         self._use(seen, None if finished else _profile_of(job))
         if finished:
+            seen.finished_jobsets = frozenset()
             self._listener.forget(key)
         return seen
 
@@ -230,16 +231,15 @@ def _profile_of(job: Object) -> str | None:
     return name
 
 
-def _input(found: Object) -> bytes:
-    """Returns a digest of the fields that the operator reads, without the status.
+def _input(found: Object, *annotations: str) -> bytes:
+    """Returns a digest of the fields that the operator reads, those annotations included, without the status.
 
-    Changes of other labels and annotations do not affect it. It is the same for a whole object and for its projection
-    (:mod:`finetune_operator.runtime.projection`).
+    Changes of other labels and annotations do not affect it. It is the same for a whole job and for a reduced one.
     """
     metadata = found["metadata"]
     values = [metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")]
     values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]
-    values.append(metadata.get("annotations", {}).get(DEFAULT_PROFILE_ANNOTATION))
+    values += [metadata.get("annotations", {}).get(annotation) for annotation in annotations]
     return sha256(json.dumps(values).encode()).digest()
 
 

@@ -470,7 +470,9 @@ class World:
             "metadata": {
                 "name": f"jobset-{name}",
                 "creationTimestamp": metadata["creationTimestamp"],
-                "ownerReferences": [{"kind": "JobSet", "name": name, "uid": metadata["uid"]}],
+                "ownerReferences": [
+                    {"kind": "JobSet", "name": name, "uid": metadata["uid"], "controller": True}
+                ],
             },
             "spec": {"queueName": metadata["labels"].get("kueue.x-k8s.io/queue-name")},
             "status": {

@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import Failure, FailureClass
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, Conflict
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Conflict
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
 from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
 from finetune_operator.reconcile.apply import Applier
@@ -16,7 +16,7 @@ from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan
+from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan, workload
 from tests.unit.reconcile.test_reconciler import record_calls
 from tests.unit.reconcile.watched import Watched
 
@@ -28,8 +28,10 @@ FAILURE = Failure(failure_class=FailureClass.INFRASTRUCTURE, reason="Lost", mess
 class Setup:
     """An admitted job whose preflight has a JobSet. The cache has all of it."""
 
-    def __init__(self, action: Callable[[], Any], phase: Phase = Phase.RUNNING) -> None:
-        self.cluster, self.watched = FakeCluster(), Watched()
+    def __init__(
+        self, action: Callable[[], Any], phase: Phase = Phase.RUNNING, *, kueue: bool = False
+    ) -> None:
+        self.cluster, self.watched = FakeCluster(), Watched(kueue=kueue)
         self.cluster.put(JOBS, job(observedGeneration=1, phase="Running"))
         self.cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
         self.observed: list[Observation] = []
@@ -61,8 +63,9 @@ class Setup:
         self.deliver()
 
     def deliver(self) -> None:
-        for kind in (JOBS, JOBSETS, PODS, PROFILES):
-            self.watched.listed(kind, *self.cluster.of(kind), version=100 + len(self.observed))
+        version = max(int(each["metadata"]["resourceVersion"]) for each in self.cluster.objects.values())
+        for stream in self.watched.streams:
+            self.watched.listed(stream.kind, *self.cluster.of(stream.kind), version=version)
 
     def decide(self, observation: Observation) -> Decision:
         self.observed.append(observation)
@@ -210,3 +213,56 @@ async def test_a_plan_that_cannot_be_stored_twice_is_read_after_the_conflict() -
     setup.action = Wait
     await setup.reconcile()
     assert setup.observed[-1].snapshot is not None
+
+
+def queued(setup: Setup) -> str:
+    """Puts the JobSet into a queue; returns the name of its Workload."""
+    jobset = setup.cluster.of(JOBSETS)[0]
+    jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    made = setup.cluster.put(WORKLOADS, workload("demo-prep-1", jobset["metadata"]["uid"]))
+    setup.cluster.put(WORKLOADS, workload("demo-prep-1", "uid-of-an-earlier-one"))
+    name: str = made["metadata"]["name"]
+    return name
+
+
+@pytest.mark.parametrize("kueue", [True, False])
+async def test_workloads_of_a_queued_job_are_listed_only_where_they_are_not_watched(kueue: bool) -> None:
+    setup = Setup(Wait, kueue=kueue)
+    name = queued(setup)
+    await setup.begin()
+    assert reads(await setup.reconcile()) == ([] if kueue else ["list workloads"])
+    (seen,) = setup.observed
+    assert seen.cached
+    assert [each.name for each in seen.workloads or ()] == [name]
+
+
+async def test_a_live_read_completes_the_cached_workloads() -> None:
+    setup = Setup(Wait, kueue=True)
+    name = queued(setup)
+    await setup.begin()
+    setup.watched.cache.distrust("uid-of-demo")
+    assert reads(await setup.reconcile()) == [*LIVE, "list workloads"]
+    assert reads(await setup.reconcile()) == []
+    assert [[each.name for each in seen.workloads or ()] for seen in setup.observed] == [[name], [name]]
+
+
+async def test_a_lost_event_of_a_workload_or_of_the_job_is_found_by_comparison() -> None:
+    setup = Setup(Wait, kueue=True)
+    queued(setup)
+    await setup.begin()
+    assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == frozenset()
+    for kind in (WORKLOADS, JOBS):
+        setup.cluster.put(kind, setup.cluster.of(kind)[0])
+        assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == {"uid-of-demo"}
+        await setup.reconcile()
+        assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == frozenset()
+
+
+async def test_a_lost_deletion_of_the_job_is_noticed_and_the_job_forgotten() -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    del setup.cluster.objects[JOBS, "team", "demo"]
+    assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == {"uid-of-demo"}
+    await setup.reconcile()
+    assert setup.observed == []
+    assert setup.watched.cache.bytes_of() == 0

@@ -17,7 +17,7 @@ from tests.unit.lifecycle.world import ConflictError, Crash
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("job", "jobsets", "pods")
+KINDS = ("job", "jobsets", "pods", "workloads")
 
 
 class LaggingWorld(WatchedWorld):

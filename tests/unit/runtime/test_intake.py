@@ -6,6 +6,7 @@ from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.runtime.event_handlers import FINISHED_LATER_SECONDS, USAGE_SECONDS, EventHandlers
+from tests.unit.reconcile.fakes import workload
 from tests.unit.runtime.objects import job, jobset, key, profile
 
 LOCAL = ProfileKey("local")
@@ -204,30 +205,28 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     assert ears.forgotten == [key("finished"), key("vanished")]
 
 
-def workload(owner: str) -> dict[str, object]:
-    return {
-        "metadata": {
-            "namespace": "team",
-            "name": f"jobset-{owner}",
-            "ownerReferences": [{"kind": "JobSet", "name": owner, "uid": f"uid-{owner}"}],
-        }
-    }
-
-
 def test_a_workload_queues_the_job_of_its_jobset_and_no_other(ears: Ears) -> None:
-    ears.intake.workload("MODIFIED", workload("demo-train-1"))
-    assert ears.take() == []
-    ears.intake.jobset("ADDED", jobset("demo-train-1"))
+    ears.intake.workload("MODIFIED", workload("demo-train-1", "u"))
+    assert ears.take() == [], "the job is not known yet, and is queued by its own event"
+    ears.intake.job("ADDED", job())
     ears.take()
-    ears.intake.workload(None, workload("demo-train-1"))
-    ears.intake.workload("MODIFIED", workload("somebody-elses"))
+    ears.intake.workload(None, workload("demo-train-1", "u"))
+    for name in ("other-train-1", "demo", "demo-train-0", "demo-train"):
+        ears.intake.workload("MODIFIED", workload(name, "u"))
     assert ears.take() == []
-    ears.intake.workload("MODIFIED", workload("demo-train-1"))
+    ears.intake.workload("MODIFIED", workload("demo-train-1", "u"))
+    ears.intake.workload("DELETED", workload("demo-eval-12", "u"))
+    assert ears.take() == [key(), key()]
+
+
+def test_pods_and_workloads_of_a_finished_job_queue_nothing(ears: Ears) -> None:
+    ears.intake.job("ADDED", job(Finished="True"))
+    ears.take()
+    ears.intake.pod("DELETED", jobset("demo-prep-1-cpu-0-0-abcde"))
+    ears.intake.workload("DELETED", workload("demo-train-1", "u"))
+    assert ears.take() == []
+    ears.intake.jobset("DELETED", jobset())
     assert ears.take() == [key()]
-    ears.intake.jobset("DELETED", jobset("demo-train-1"))
-    ears.take()
-    ears.intake.workload("DELETED", workload("demo-train-1"))
-    assert ears.take() == []
 
 
 def test_after_a_gap_every_live_job_is_reconciled(ears: Ears) -> None:

@@ -275,7 +275,7 @@ async def test_a_resync_holds_one_page_at_a_time() -> None:
         cluster.put(JOBS, manifest)
         stored(cluster, "team", f"uid-{number}")
     await resynced(cluster, Ears())
-    assert len(cluster.held) == 14
+    assert len(cluster.held) == 12
     assert set(cluster.held) == {0}
 
 
