@@ -1,7 +1,8 @@
 """Many jobs at once, this project's operator against Kubeflow Trainer, and many jobs in all.
 
     python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer] [--stages]
-                                [--present 5000 10000] [--storm 1000]
+                                [--present 5000 10000] [--idle] [--storm 1000] [--latency]
+                                [--soak MINUTES]
 
 One control plane of etcd, API server and controller manager; scheduler, node agent and JobSet's controller are stopped,
 and this program completes JobSets in their place. The controllers run one at a time, alternately. Each run has two
@@ -10,6 +11,9 @@ namespaces: in the first the jobs exist before the controller starts (backlog); 
 
     --storm N     the slices of N jobs are lost at once
     --present N   the same burst beside N jobs, 90 % of which have finished
+    --idle        what the operator costs with the last of those numbers, 200 of them training
+    --latency     the answers to the end of a stage with 50 jobs in flight, on a cluster with all controllers
+    --soak        so many minutes of jobs that come and go, while operator and API server are killed; at least one
 
 Prints Markdown tables: of the runs of each phase, the one with the median rate; and last, the figures beside their aims
 (targets.py). Exits with 1 if one misses its aim by more than a third. Times are those of watch events in this program,
@@ -25,7 +29,7 @@ from pathlib import Path
 
 from devcluster.kube import Kube
 from devcluster.testing import LocalCluster
-from tests.bench.scale import presence, storm
+from tests.bench.scale import idle, latency, presence, soak, storm
 from tests.bench.scale.comparison import BACKLOG, BURST, Comparison
 from tests.bench.scale.load import without_controllers
 from tests.bench.scale.present import Present
@@ -37,11 +41,14 @@ _SYSTEMS: Mapping[str, Callable[[LocalCluster, Path], System]] = {
     "trainer": KubeflowTrainer,
 }
 
+#: Live jobs of a soak, at most.
+_SOAK_JOBS = 500
+
 
 async def _beside_others(
     cluster: LocalCluster, system: FineTuneOperator, options: argparse.Namespace, alone: float
 ) -> Mapping[str, float]:
-    """Measures what --present requests."""
+    """Measures what --present and --idle request."""
     found: dict[str, float] = {}
     async with Kube.of(cluster.kubeconfig) as kube:
         present = Present(cluster, system, kube)
@@ -51,6 +58,8 @@ async def _beside_others(
                 found |= await presence.measure(
                     cluster, system, count=count, jobs=options.jobs, runs=options.runs, alone=alone
                 )
+            if options.idle:
+                found |= await idle.measure(cluster, system, present)
         finally:
             await present.close()
     return found
@@ -66,7 +75,7 @@ def _measured(cluster: LocalCluster, folder: Path, options: argparse.Namespace) 
     ours = systems.get("ours")
     if not isinstance(ours, FineTuneOperator):
         return {}
-    figures = dict(comparison.figures())
+    figures = dict(comparison.figures()) if options.runs else {}
     if options.storm:
         backlog = comparison.ours(BACKLOG)
         figures |= asyncio.run(
@@ -77,6 +86,10 @@ def _measured(cluster: LocalCluster, folder: Path, options: argparse.Namespace) 
                 runs=options.runs,
                 backlog=options.storm / backlog.rate,
             )
+        )
+    if options.soak:
+        figures |= asyncio.run(
+            soak.measure(cluster, ours, folder, jobs=min(options.jobs, _SOAK_JOBS), minutes=options.soak)
         )
     if options.present:
         figures |= asyncio.run(_beside_others(cluster, ours, options, comparison.ours(BURST).rate))
@@ -94,13 +107,22 @@ def main() -> int:
         "--stages", action="store_true", help="complete all stages of each job, not only the first run"
     )
     parser.add_argument("--present", type=int, nargs="+", default=[], help="jobs that exist before the burst")
+    parser.add_argument("--idle", action="store_true", help="measure without changes; needs --present")
+    parser.add_argument("--latency", action="store_true", help="measure with 50 jobs in flight")
     parser.add_argument("--storm", type=int, default=0, help="slices that are lost at once")
+    parser.add_argument("--soak", type=int, default=0, help="minutes")
     options = parser.parse_args()
+    if options.idle and not options.present:
+        parser.error("--idle needs --present")
+    if options.runs == 0 and (options.present or options.storm or options.latency):
+        parser.error("--runs 0 is for --soak alone")
     with tempfile.TemporaryDirectory(prefix="scale-") as temporary:
         folder = Path(temporary)
         with LocalCluster.started(folder / "cluster", warm=False) as cluster:
             without_controllers(cluster)
-            figures = _measured(cluster, folder, options)
+            figures = dict(_measured(cluster, folder, options))
+        if options.latency:
+            figures |= latency.measure(folder, options.runs)
     return int(missed(figures, targets(options.present)))
 
 

@@ -186,7 +186,7 @@ class Run:
             self._event.set()
 
 
-async def each(names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+async def each(names: Iterable[str], work: Callable[[str], Awaitable[object]]) -> None:
     """Does the work for each name, as many clients at the same time."""
     clients = asyncio.Semaphore(_CLIENTS)
 

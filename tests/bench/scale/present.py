@@ -49,6 +49,9 @@ class Present:
         self._copies = 0
         self._template: Template | None = None
 
+    def __len__(self) -> int:
+        return len(self.names) + self._copies + (self._template is not None)
+
     async def grow(self, count: int) -> None:
         """Adds jobs until there are ``count``. The operator is stopped afterwards."""
         await asyncio.to_thread(self._system.start)
@@ -61,13 +64,10 @@ class Present:
         if added:
             async with Run(self._cluster, self._system, self._kube, self.live, added) as run:
                 await run.burst()
-                await each(added, lambda name: self._run_pod(run.jobsets[name][-1]))
+                await each(added, lambda name: add_pod(self._kube, run.jobsets[name][-1], "Running"))
         self.names += added
         await asyncio.to_thread(self._system.stop)
         await self._copy(count - len(self.names) - 1)
-
-    async def _run_pod(self, jobset: Object) -> None:
-        await add_pod(self._kube, jobset, "Running")
 
     async def _finished_job(self) -> "Template":
         """Runs one job through its stages."""

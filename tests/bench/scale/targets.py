@@ -37,6 +37,7 @@ _TARGETS = (
     Target(name="operator's CPU to the first JobSet, ms per job", aim=12),
     Target(name="idle: CPU, % of a core", aim=10),
     Target(name="idle: API requests per s", aim=5),
+    Target(name="idle: store requests per s", aim=50),
     Target(name="storm: all next JobSets, s", aim=40),
     Target(name="storm: all next JobSets against the backlog", aim=1.3),
     Target(name="storm: jobs lost, doubled or wrongly charged", aim=0),
