@@ -98,6 +98,8 @@ def controller_manager(
             f"--root-ca-file={state.pki / 'ca.crt'}",
             f"--controllers={','.join(CONTROLLERS)}",
             "--concurrent-job-syncs=20",
+            # pods that have ended stay until their jobs are deleted, however many there are
+            "--terminated-pod-gc-threshold=0",
             # training may starve the node agent of CPU for a while on a small machine
             "--node-monitor-grace-period=2m",
             *CLIENT_RATE,
