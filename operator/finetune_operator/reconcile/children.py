@@ -57,7 +57,7 @@ class ChildReader:
         namespace, uid = (job["metadata"][field] for field in ("namespace", "uid"))
         self._cache.adopt(job)
         snapshot, jobsets, pods = await asyncio.gather(
-            self._plans.find(uid),
+            self._plan(uid),
             list_kept(
                 self._cluster, JOBSETS, namespace, room, keep=partial(jobset_of, job), labels={UID_LABEL: uid}
             ),
@@ -87,12 +87,14 @@ class ChildReader:
         return snapshot, Children(jobsets, pods, workloads)
 
     async def _cached_plan(self, job: Object, jobsets: Sequence[Object]) -> Object | None:
-        """Returns the plan of a job from the cache, if it can have one."""
-        uid = job["metadata"]["uid"]
-        if found := self._plans.cached(uid):
-            return found
+        """Returns the plan of a job if it can have one."""
         # If an unprocessed job has one after all, storing its plan fails, and it is read live.
-        return None if unprocessed(job) and not jobsets else await self._plans.find(uid)
+        known = self._plans.cached(job["metadata"]["uid"])
+        return known if unprocessed(job) and not jobsets else await self._plan(job["metadata"]["uid"])
+
+    async def _plan(self, uid: str) -> Object | None:
+        """Returns the plan of the job with that uid. A plan that was read once is immutable."""
+        return self._plans.cached(uid) or await self._plans.find(uid)
 
     async def _workloads(
         self, namespace: str, jobsets: frozenset[str], room: MemoryShare

@@ -205,6 +205,7 @@ async def _resync(
     """
     known = intake.keys()
     stored = [plan async for plan in plans.stored(namespaces)]
+    plans.keep({plan.uid for plan in stored})
     uids: set[str] = set()
     keys: set[JobKey] = set()
     for scope in namespaces or (None,):

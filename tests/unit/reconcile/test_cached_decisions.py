@@ -86,7 +86,7 @@ def reads(calls: list[str]) -> list[str]:
     return sorted(call for call in calls if call.split()[0] in ("get", "list"))
 
 
-LIVE = ["get configmaps", "get finetunejobs", "list jobsets", "list pods"]
+LIVE = ["get finetunejobs", "list jobsets", "list pods"]
 
 
 @pytest.mark.parametrize(
