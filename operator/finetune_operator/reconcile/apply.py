@@ -47,11 +47,13 @@ _EDITS = 4
 
 @dataclass(frozen=True, slots=True)
 class JobSetCreated:
-    """A JobSet was created. Passed to the listener, for metrics."""
+    """A JobSet was created. Passed to the listener."""
 
     namespace: str
     job: str
-    name: str
+    uid: str
+    version: str
+    """Resource version of the JobSet in the API server's response."""
 
 
 def _ignore(_created: JobSetCreated) -> None:
@@ -108,10 +110,9 @@ class Applier:
             await self._delete(job, action.jobsets)
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
-            await self._create_jobset(observation, action.jobset)
-            created = action.jobset["metadata"]["name"]
-            log.info("created JobSet %s", created)
-            self._created(JobSetCreated(namespace, name, created))
+            created = (await self._create_jobset(observation, action.jobset))["metadata"]
+            log.info("created JobSet %s", created["name"])
+            self._created(JobSetCreated(namespace, name, created["uid"], created["resourceVersion"]))
         for event in decision.events:
             await self._create_event(job, event, observation.now)
         if isinstance(action, Delete) and status_first:
@@ -220,15 +221,15 @@ class Applier:
         assert observation.snapshot is not None, "only an admitted job has records"
         return Folders.of(observation.snapshot).run
 
-    async def _create_jobset(self, observation: Observation, jobset: Object) -> None:
-        """Creates the JobSet.
+    async def _create_jobset(self, observation: Observation, jobset: Object) -> Object:
+        """Creates the JobSet and returns it as stored.
 
         Raises AlreadyExists (a Conflict) if the job already has it, so that the observation was stale, and NameTaken if
         an object that is not the job's has the name.
         """
         job = observation.job
         try:
-            self._cache.wrote(JOBSETS, await self._cluster.create(JOBSETS, jobset))
+            created = await self._cluster.create(JOBSETS, jobset)
         except AlreadyExists as error:
             namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
             # The role lets the operator list JobSets, not get them.
@@ -236,6 +237,8 @@ class Applier:
             if own_jobsets(job, there, observation.snapshot):
                 raise
             raise NameTaken("JobSet", namespace, name) from error
+        self._cache.wrote(JOBSETS, created)
+        return created
 
     async def _create_event(self, job: Object, event: JobEvent, now: datetime) -> None:
         """Creates one Event, with one retry.

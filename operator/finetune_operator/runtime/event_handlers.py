@@ -10,6 +10,7 @@ from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.ownership import job_named_by
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
+from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
@@ -17,6 +18,8 @@ from finetune_operator.rendering.labels import JOB_LABEL
 
 #: Delay of finished jobs in the initial listing, so that live ones are reconciled first.
 FINISHED_LATER_SECONDS = 5.0
+#: Delay of a job after an event of a pod. The pods of a slice change in bursts, and JobSets report what they amount to.
+POD_SECONDS = 0.1
 #: Minimum interval between updates of a profile's number of jobs, since jobs are created and deleted in bursts.
 USAGE_SECONDS = 2.0
 
@@ -46,6 +49,8 @@ class _CachedJob:
     """Name of the profile that the job runs under. None before admission and after it has finished."""
     finished_jobsets: frozenset[str] = frozenset()
     """Of an unfinished job."""
+    created_jobset: tuple[str, str] | None = None
+    """UID and resource version of the last JobSet that this process has created for the job."""
 
 
 class EventHandlers:
@@ -101,6 +106,7 @@ class EventHandlers:
             self._add(key, 0.0)
 
     def jobset(self, event_type: str | None, jobset: Object) -> None:
+        """Handles an event of a JobSet. The one of its creation queues nothing if this process has created it."""
         key = _owner(jobset)
         if key is None:
             return
@@ -111,14 +117,23 @@ class EventHandlers:
             # The end time of JobSets in a listing is unknown.
             if event_type is not None:
                 self._listener.jobset_finished(key)
+        version = jobset["metadata"].get("resourceVersion")
+        if event_type == "ADDED" and seen and seen.created_jobset == (uid, version):
+            # The reconcile that created it writes the status that describes it, or is repeated if it fails.
+            return
         self._add_child(key, event_type)
+
+    def jobset_created(self, created: JobSetCreated) -> None:
+        """Called after this process has created a JobSet."""
+        if seen := self._seen.get(JobKey(created.namespace, created.job)):
+            seen.created_jobset = created.uid, created.version
 
     def pod(self, event_type: str | None, pod: Object) -> None:
         key = _owner(pod)
         seen = self._seen.get(key) if key else None
         # Only its JobSets matter to a finished job.
         if key is not None and not (seen and seen.finished):
-            self._add_child(key, event_type)
+            self._add_child(key, event_type, POD_SECONDS)
 
     def workload(self, event_type: str | None, workload: Object) -> None:
         """Handles an event of a Kueue Workload. Most Workloads do not belong to the operator's JobSets."""
@@ -175,10 +190,10 @@ class EventHandlers:
             # Queued in case a job of that name has been created again in the meantime.
             self._add(key, 0.0)
 
-    def _add_child(self, key: JobKey, event_type: str | None) -> None:
+    def _add_child(self, key: JobKey, event_type: str | None, after: float = 0.0) -> None:
         # A listing of children accompanies a listing of jobs, which queues the jobs.
         if event_type is not None:
-            self._add(key, 0.0)
+            self._add(key, after)
 
     def _remember(self, key: JobKey, job: Object) -> _CachedJob:
         """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""

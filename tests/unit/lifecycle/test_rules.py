@@ -1,5 +1,6 @@
 """Rules of a job's lifecycle, one per test."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import AttemptFiles, decide
+from finetune_operator.lifecycle.decision import Wait
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 from tests.unit.lifecycle.writes import writes
@@ -28,6 +30,20 @@ def test_each_stage_request_has_the_findings_of_earlier_stages() -> None:
     assert received[Stage.CONVERT].fingerprint == "f1"
     assert received[Stage.TRAIN].converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
     assert received[Stage.EXPORT].train_step == TOTAL_STEPS
+
+
+def test_the_event_of_an_own_creation_has_nothing_to_add_to_the_status() -> None:
+    """The event handlers rely on this: they queue nothing for it."""
+    world = World()
+    for stage in Stage:
+        while not world.live():
+            world.reconcile()
+        (name,) = world.live()
+        assert world.key_of(name).stage is stage
+        status = copy.deepcopy(world.status)
+        assert isinstance(world.reconcile().action, Wait)
+        assert world.status == status
+        world.succeed(name)
 
 
 def test_evaluate_is_skipped_if_nothing_is_requested() -> None:

@@ -97,7 +97,8 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
         "create events",
         "patch finetunejobs/status",
     ]
-    assert bench.created == [JobSetCreated("team", "demo", "demo-prep-2")]
+    stored = bench.cluster.objects[JOBSETS, "team", "demo-prep-2"]["metadata"]
+    assert bench.created == [JobSetCreated("team", "demo", stored["uid"], stored["resourceVersion"])]
 
 
 async def test_a_status_that_does_not_differ_is_not_written(bench: Bench) -> None:

@@ -2,10 +2,16 @@ from typing import Any
 
 import pytest
 
+from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
-from finetune_operator.runtime.event_handlers import FINISHED_LATER_SECONDS, USAGE_SECONDS, EventHandlers
+from finetune_operator.runtime.event_handlers import (
+    FINISHED_LATER_SECONDS,
+    POD_SECONDS,
+    USAGE_SECONDS,
+    EventHandlers,
+)
 from tests.unit.reconcile.fakes import workload
 from tests.unit.runtime.objects import job, jobset, key, profile
 
@@ -85,8 +91,37 @@ def test_a_listing_after_a_gap_queues_also_jobs_that_did_not_change(ears: Ears) 
 @pytest.mark.parametrize("event", ["ADDED", "MODIFIED", "DELETED"])
 def test_any_event_of_a_child_queues_its_job(ears: Ears, event: str) -> None:
     ears.intake.jobset(event, jobset())
+    # The pods of a slice change in bursts, which are handled together.
     ears.intake.pod(event, jobset("demo-prep-1-cpu-0-0-abcde"))
+    assert ears.added == [(key(), 0.0), (key(), POD_SECONDS)]
+
+
+def versioned(version: str, name: str = "demo-prep-1") -> dict[str, Any]:
+    found = jobset(name)
+    found["metadata"]["resourceVersion"] = version
+    return found
+
+
+def test_a_creation_by_this_process_queues_nothing_and_every_later_change_does(ears: Ears) -> None:
+    ears.intake.job("ADDED", job())
+    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.take()
+    ears.intake.jobset("ADDED", versioned("7"))
+    assert ears.take() == []
+    ears.intake.jobset("MODIFIED", versioned("8"))
+    ears.intake.jobset("DELETED", versioned("9"))
     assert ears.take() == [key(), key()]
+
+
+@pytest.mark.parametrize(
+    "other", [versioned("6"), versioned("8"), versioned("7", "demo-conv-1"), jobset("demo-prep-1")]
+)
+def test_a_creation_by_another_process_is_queued(ears: Ears, other: dict[str, Any]) -> None:
+    ears.intake.job("ADDED", job())
+    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.take()
+    ears.intake.jobset("ADDED", other)
+    assert ears.take() == [key()]
 
 
 def test_children_of_a_listing_come_with_their_jobs(ears: Ears) -> None:
