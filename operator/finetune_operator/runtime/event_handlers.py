@@ -126,7 +126,7 @@ class EventHandlers:
         if event_type == "ADDED" and seen and seen.created_jobset == (uid, version):
             # The reconcile that created it writes the status that describes it, or is repeated if it fails.
             return
-        if event_type is None and seen and seen.finished and (seen.cleans_up or not _has_ended(jobset)):
+        if event_type is None and _may_be_leftover(seen, jobset):
             # A listing of jobs does not show whether a finished one has children to be stopped or deleted.
             self._add(key, FINISHED_LATER_SECONDS)
         self._add_child(key, event_type)
@@ -265,6 +265,11 @@ def _input(found: Object, *annotations: str) -> bytes:
     values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]
     values += [metadata.get("annotations", {}).get(annotation) for annotation in annotations]
     return sha256(json.dumps(values).encode()).digest()
+
+
+def _may_be_leftover(job: _CachedJob | None, jobset: Object) -> bool:
+    """Whether a JobSet may have to be stopped or deleted after the end of its job. None: the job is not listed yet."""
+    return job is None or (job.finished and (job.cleans_up or not _has_ended(jobset)))
 
 
 def _up_to_date(job: Object) -> bool:

@@ -93,6 +93,9 @@ def test_of_the_finished_jobs_of_a_listing_only_those_with_work_left_are_queued(
     assert ears.take() == [key("done")]
     ears.intake.jobset(None, jobset("cleaned-prep-1", "cleaned", Completed="True"))
     assert ears.take() == [key("cleaned")]
+    # Its job is listed later.
+    ears.intake.jobset(None, jobset("unknown-prep-1", "unknown", Completed="True"))
+    assert ears.take() == [key("unknown")]
 
 
 def test_live_jobs_of_a_listing_go_before_finished_ones(ears: Ears) -> None:
@@ -146,6 +149,8 @@ def test_a_creation_by_another_process_is_queued(ears: Ears, other: dict[str, An
 
 
 def test_children_of_a_listing_come_with_their_jobs(ears: Ears) -> None:
+    ears.intake.job(None, job())
+    ears.take()
     ears.intake.jobset(None, jobset())
     ears.intake.pod(None, jobset())
     assert ears.take() == []
