@@ -30,8 +30,10 @@ from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_nam
 
 type Object = Mapping[str, Any]
 
-#: Number of plans that are kept for the next decision about the same job, 20 KiB each.
+#: Number of plans that are kept for the next decision about the same job, 20 KiB each for an ordinary job.
 _KEPT_PLANS = 1024
+#: Maximum size in bytes of what a kept plan is made from, apart from the profile. Tenants decide it.
+_KEPT_BYTES = 16 * 2**10
 #: Metadata that change with every write, and that no plan depends on.
 _VERSIONS = ("resourceVersion", "generation")
 
@@ -79,9 +81,10 @@ def _replanned(
     """Returns the same as ``replan``, from memory if nothing that it depends on has changed. Raises Refused."""
     metadata = {key: value for key, value in job["metadata"].items() if key not in _VERSIONS}
     inputs = {key: job[key] for key in ("apiVersion", "kind", "spec") if key in job} | {"metadata": metadata}
-    return replanned_from(
-        to_json(inputs), _Stored(snapshot), exhausted, found and found.model_dump_json(by_alias=True)
-    )
+    text, record = to_json(inputs), found and found.model_dump_json(by_alias=True)
+    if len(text) + len(record or "") + len(snapshot.stored["spec.json"]) > _KEPT_BYTES:
+        return replan(job, snapshot, exhausted, found)
+    return replanned_from(text, _Stored(snapshot), exhausted, record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,8 @@ class WatchCache:
     def adopt(self, job: Object) -> None:
         """Begins to keep the children of a job that was read live, before they are listed."""
         self._put_response(JOBS, job)
-        if entry := self._entries.get(job["metadata"]["uid"]):
+        entry = self._entries.get(job["metadata"]["uid"])
+        if entry is not None and not entry.complete:
             entry.deleted.clear()
             entry.adopted = True
 
@@ -236,10 +237,12 @@ class WatchCache:
     def _put_response(self, kind: ResourceKind, found: Object) -> None:
         """Stores an object that was read or written live, unless the watch has already delivered that version.
 
-        If it has and the object is not stored, it was deleted in the meantime.
+        If it has and the object is not stored, it was deleted in the meantime. If an older version is stored, the watch
+        has lost an event.
         """
         state = self._streams.of(kind, found["metadata"].get("namespace"))
-        if state is None or not state.has_delivered(version_of(found)):
+        stored = self._version(kind, found) is not None
+        if stored or state is None or not state.has_delivered(version_of(found)):
             self._put(kind, found)
 
     def _put(self, kind: ResourceKind, found: Object) -> None:

@@ -18,6 +18,9 @@ from finetune_operator.rendering.labels import UID_LABEL
 
 #: Maximum size in bytes of what is kept of all jobs and their children.
 TOTAL_BYTES = 128 * 2**20
+#: Maximum size in bytes of the children of one job: about 250 pods. As Python objects they take ten times as much, and
+#: many jobs are observed concurrently. Larger jobs are read live, page by page.
+JOB_BYTES = 256 * 2**10
 
 MAY_BE_CHILD: Mapping[ResourceKind, Callable[[Object, Object], bool]] = {
     JOBSETS: may_be_jobset_of,
@@ -125,6 +128,8 @@ class JobEntries:
         else:
             self._count(namespace, len(stored.document) - len(entry.stored.document))
             entry.stored = stored
+        if self._total > TOTAL_BYTES:
+            self._make_room()
 
     def put_child(self, kind: ResourceKind, entry: JobEntry, child: Object) -> None:
         """Stores a child unless the same or a newer version is stored."""
@@ -134,6 +139,8 @@ class JobEntries:
             return
         stored = children[uid] = Stored.of(child)
         self._resize(entry, len(stored.document) - (len(before.document) if before else 0))
+        if entry.size > JOB_BYTES:
+            self.empty(entry)
         if self._total > TOTAL_BYTES:
             self._make_room()
 
@@ -150,14 +157,15 @@ class JobEntries:
         entry.complete = entry.adopted = False
 
     def drop(self, entry: JobEntry) -> None:
-        self._count(entry.namespace, -entry.size - len(entry.stored.document))
+        self.empty(entry)
+        self._count(entry.namespace, -len(entry.stored.document))
         del self._jobs[entry.uid]
         del self._uids[entry.namespace, entry.name]
 
     def _make_room(self) -> None:
-        """Drops the children of the largest job in the namespace that takes most."""
+        """Drops the largest job, with its children, of the namespace that takes most. It is then read live."""
         namespace = max(self._bytes, key=self._bytes.__getitem__)
-        self.empty(max(self.within(namespace), key=lambda entry: entry.size))
+        self.drop(max(self.within(namespace), key=lambda entry: entry.size + len(entry.stored.document)))
 
     def _resize(self, entry: JobEntry, added: int) -> None:
         entry.size += added

@@ -122,6 +122,8 @@ class EventHandlers:
             # The end time of JobSets in a listing is unknown.
             if event_type is not None:
                 self._listener.jobset_finished(key)
+        if seen and event_type == "DELETED":
+            seen.finished_jobsets -= {uid}
         version = jobset["metadata"].get("resourceVersion")
         if event_type == "ADDED" and seen and seen.created_jobset == (uid, version):
             # The reconcile that created it writes the status that describes it, or is repeated if it fails.

@@ -454,3 +454,13 @@ def test_the_status_shows_the_plan() -> None:
     assert resolved["cache"] == "gs://cache/team-a"
     assert world.config_map is not None
     assert resolved["plan"]["digest"] == world.config_map["data"]["digest"]
+
+
+def test_large_jobs_are_not_kept_for_the_next_decision() -> None:
+    """Tenants decide how large their jobs are, and thousands of plans are kept."""
+    replanned_from.cache_clear()
+    world = World(
+        job=job(evaluation={"prompts": [f"{number:04}" + "\u4e2d" * 2_000 for number in range(16)]})
+    )
+    world.until(Stage.TRAIN)
+    assert replanned_from.cache_info().currsize == 0

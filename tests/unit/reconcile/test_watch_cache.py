@@ -394,3 +394,53 @@ async def test_workloads_that_are_not_watched_or_not_heard_of_are_read_live(watc
     assert await workloads(kueue) is None
     kueue.bookmark(WORKLOADS, 200)
     assert await workloads(kueue) == []
+
+
+async def test_a_job_with_very_many_children_is_read_live_page_by_page(watched: Watched) -> None:
+    """They are the tenant's own JobSets; as Python objects they would take ten times their JSON at once."""
+    part = {"name": "x" * 60, "template": {"spec": {"template": {"spec": {"containers": [{}] * 32}}}}}
+    for number in range(2, 200):
+        large = jobset(100 + number, f"demo-train-{number}", spec={"replicatedJobs": [part] * 32})
+        watched.event(JOBSETS, "ADDED", large)
+    assert await names(watched) is None
+    watched.event(JOBS, "ADDED", demo(400, uid="uid-of-another") | {"metadata": other_job(400)})
+    found = await cached(watched, "other", "job-uid-of-another")
+    assert found is not None
+
+
+async def test_jobs_count_to_the_limit_too(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = watched.cache.bytes_of() + 10_000
+    monkeypatch.setattr(watch_entries, "TOTAL_BYTES", limit)
+    for number in range(20):
+        large = demo(101 + number, uid=f"uid-{number}") | {"spec": {"datasets": ["x" * 2_000]}}
+        large["metadata"] = other_job(101 + number, uid=f"uid-{number}")
+        watched.event(JOBS, "ADDED", large)
+    assert watched.cache.bytes_of() <= limit
+    assert await names(watched) == ([JOBSET], [POD])
+
+
+async def test_after_a_lost_event_a_live_read_replaces_the_cached_job(watched: Watched) -> None:
+    suspended = demo(110, PROCESSED) | {"spec": {"suspend": True}}
+    # The event is lost, but not what follows it.
+    watched.bookmark(JOBS, 120)
+    watched.cache.distrust("uid-of-demo")
+    watched.cache.adopt(suspended)
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    found = await cached(watched)
+    assert found is not None
+    assert found.job["spec"] == {"suspend": True}
+
+
+async def test_deletions_are_remembered_only_while_a_job_is_read_live(watched: Watched) -> None:
+    """A decision on cached children was confirmed live; afterwards the tenant creates and deletes pods."""
+    watched.cache.adopt(demo(50, PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    for number in range(100):
+        watched.event(PODS, "DELETED", pod(101 + number, name=f"{POD}{number}"))
+    (entry,) = watched.cache._entries
+    assert not entry.deleted
+
+
+def other_job(version: int, uid: str = "uid-of-another") -> dict[str, Any]:
+    """Returns the metadata of a job in another namespace."""
+    return {"namespace": "other", "name": f"job-{uid}", "uid": uid, "resourceVersion": str(version)}

@@ -336,3 +336,14 @@ def test_a_job_that_is_created_again_is_known_afresh(ears: Ears) -> None:
     assert ears.take() == [key()]
     ears.intake.jobset("MODIFIED", jobset(Completed="True"))
     assert ears.finished == [key()], "the JobSet of that name belongs to the new job"
+
+
+def test_deleted_jobsets_of_a_live_job_are_forgotten(ears: Ears) -> None:
+    """A tenant may create and delete them endlessly."""
+    ears.intake.job("ADDED", job())
+    for number in range(3):
+        ended = jobset(Completed="True")
+        ended["metadata"]["uid"] = f"uid-{number}"
+        ears.intake.jobset("MODIFIED", ended)
+        ears.intake.jobset("DELETED", ended)
+    assert not ears.intake._seen[key()].finished_jobsets
