@@ -93,6 +93,15 @@ async def counts(cluster: LocalCluster, system: FineTuneOperator, jobs: int, sta
     return found
 
 
+def test_each_stage_costs_at_most_one_read_and_three_writes(
+    ours: tuple[LocalCluster, FineTuneOperator],
+) -> None:
+    # Before the burst, whose jobs stay unfinished: those without pods are observed again from time to time.
+    _, *by_stage = asyncio.run(counts(*ours, THROUGH, stages=len(Stage)))
+    assert [writes["create jobsets"] for _, writes in by_stage] == [1, 1, 1, 1, 0]
+    assert [(reads, writes) for reads, writes in by_stage if reads.total() > 1 or writes.total() > 3] == []
+
+
 def test_a_job_of_a_burst_costs_at_most_one_read_and_four_writes_until_its_first_jobset(
     ours: tuple[LocalCluster, FineTuneOperator],
 ) -> None:
@@ -100,11 +109,3 @@ def test_a_job_of_a_burst_costs_at_most_one_read_and_four_writes_until_its_first
     assert reads.total() <= 1, reads
     assert writes["create jobsets"] == 1
     assert writes.total() <= 4, writes
-
-
-def test_each_stage_costs_at_most_one_read_and_three_writes(
-    ours: tuple[LocalCluster, FineTuneOperator],
-) -> None:
-    _, *by_stage = asyncio.run(counts(*ours, THROUGH, stages=len(Stage)))
-    assert [writes["create jobsets"] for _, writes in by_stage] == [1, 1, 1, 1, 0]
-    assert [(reads, writes) for reads, writes in by_stage if reads.total() > 1 or writes.total() > 3] == []
