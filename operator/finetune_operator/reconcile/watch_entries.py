@@ -138,7 +138,7 @@ class JobEntries:
             self._make_room()
 
     def put_child(self, kind: ResourceKind, entry: JobEntry, child: Object) -> None:
-        """Stores a child unless the same or a newer version is stored. It is dropped from the job that it named before."""
+        """Stores a child unless the same or a newer version is stored. The job that it named before loses it."""
         uid, holder = child["metadata"]["uid"], self.holder_of(child)
         if holder is not None:
             if holder.children[kind][uid].version >= version_of(child):
