@@ -16,7 +16,7 @@ from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.rendering.labels import JOB_LABEL
 
-#: Delay of finished jobs in the initial listing, so that live ones are reconciled first.
+#: Delay of finished jobs in a listing, of which few have anything left to do, so that live ones are reconciled first.
 FINISHED_LATER_SECONDS = 5.0
 #: Delay of a job after an event of a pod. The pods of a slice change in bursts, and JobSets report what they amount to.
 POD_SECONDS = 0.1
@@ -47,6 +47,8 @@ class _CachedJob:
     """Digest of the fields that users and tools may change and that the operator reads. None before the first event."""
     finished: bool
     admitted: bool
+    cleans_up: bool = False
+    """Whether its children are deleted some time after it has finished."""
     profile: str | None = None
     """Name of the profile that the job runs under. None before admission and after it has finished."""
     finished_jobsets: frozenset[str] = frozenset()
@@ -102,8 +104,11 @@ class EventHandlers:
         before = seen.input
         seen.input = _input(job)
         if event_type is None:
-            # After a gap in the watch, any event may have been missed; finished jobs are the least affected.
-            self._add(key, FINISHED_LATER_SECONDS if seen.finished else 0.0)
+            # After a gap in the watch, any event may have been missed.
+            if not seen.finished:
+                self._add(key, 0.0)
+            elif not _up_to_date(job):
+                self._add(key, FINISHED_LATER_SECONDS)
         elif before != seen.input:
             self._add(key, 0.0)
 
@@ -125,6 +130,9 @@ class EventHandlers:
         if event_type == "ADDED" and seen and seen.created_jobset == (uid, version):
             # The reconcile that created it writes the status that describes it, or is repeated if it fails.
             return
+        if event_type is None and _may_be_leftover(seen, jobset):
+            # A listing of jobs does not show whether a finished one has children to be stopped or deleted.
+            self._add(key, FINISHED_LATER_SECONDS)
         self._add_child(key, event_type)
 
     def jobset_created(self, created: JobSetCreated) -> None:
@@ -216,6 +224,7 @@ class EventHandlers:
             )
             self._seen[key] = seen
         seen.version, seen.finished, seen.admitted = version, finished, admitted
+        seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
         self._use(seen, None if finished else _profile_of(job))
         if finished:
             seen.finished_jobsets = frozenset()
@@ -263,6 +272,19 @@ def _input(found: Object, *annotations: str) -> bytes:
     values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]
     values += [metadata.get("annotations", {}).get(annotation) for annotation in annotations]
     return sha256(json.dumps(values).encode()).digest()
+
+
+def _may_be_leftover(job: _CachedJob | None, jobset: Object) -> bool:
+    """Whether a JobSet may have to be stopped or deleted after the end of its job. None: the job is not listed yet."""
+    return job is None or (job.finished and (job.cleans_up or not _has_ended(jobset)))
+
+
+def _up_to_date(job: Object) -> bool:
+    """Whether the status is that of the newest spec, and the job is not being deleted."""
+    metadata, status = job["metadata"], job.get("status") or {}
+    return "deletionTimestamp" not in metadata and status.get("observedGeneration") == metadata.get(
+        "generation"
+    )
 
 
 def _condition(job: Object, kind: str) -> bool:

@@ -74,6 +74,30 @@ def test_what_no_reconcile_reads_queues_nothing(ears: Ears, change: dict[str, ob
     assert ears.take() == []
 
 
+def test_of_the_finished_jobs_of_a_listing_only_those_with_work_left_are_queued(ears: Ears) -> None:
+    """Ten thousand finished jobs would be read live one by one."""
+    done = job("done", generation=2, Finished="True")
+    done["status"]["observedGeneration"] = 2
+    cleaned = job("cleaned", Finished="True")
+    cleaned |= {"spec": {"childTTLSecondsAfterFinished": 60}}
+    cleaned["status"]["observedGeneration"] = 1
+    for each in (done, cleaned):
+        ears.intake.job(None, each)
+    ended = jobset("done-prep-1", "done", Completed="True")
+    ears.intake.jobset(None, ended)
+    assert ears.take() == []
+    # Edited since it finished, a leftover that runs, and children to be deleted.
+    ears.intake.job(None, {**done, "metadata": {**done["metadata"], "generation": 3}})
+    assert ears.take() == [key("done")]
+    ears.intake.jobset(None, jobset("done-export-1", "done"))
+    assert ears.take() == [key("done")]
+    ears.intake.jobset(None, jobset("cleaned-prep-1", "cleaned", Completed="True"))
+    assert ears.take() == [key("cleaned")]
+    # Its job is listed later.
+    ears.intake.jobset(None, jobset("unknown-prep-1", "unknown", Completed="True"))
+    assert ears.take() == [key("unknown")]
+
+
 def test_live_jobs_of_a_listing_go_before_finished_ones(ears: Ears) -> None:
     ears.intake.job(None, job("old", Finished="True"))
     ears.intake.job(None, job("new"))
@@ -125,6 +149,8 @@ def test_a_creation_by_another_process_is_queued(ears: Ears, other: dict[str, An
 
 
 def test_children_of_a_listing_come_with_their_jobs(ears: Ears) -> None:
+    ears.intake.job(None, job())
+    ears.take()
     ears.intake.jobset(None, jobset())
     ears.intake.pod(None, jobset())
     assert ears.take() == []
