@@ -277,10 +277,12 @@ class WatchCache:
         elif kind == JOBS:
             if job := self._entries.get(uid):
                 self._entries.drop(job)
-        elif entry := self._entries.named_by(kind, found):
-            if entry.adopted:
-                entry.deleted.add(uid)
-            self._entries.remove_child(kind, entry, uid)
+        else:
+            for entry in (self._entries.holder_of(found), self._entries.named_by(kind, found)):
+                if entry is not None:
+                    if entry.adopted:
+                        entry.deleted.add(uid)
+                    self._entries.remove_child(kind, entry, uid)
 
     def _version(self, kind: ResourceKind, found: Object) -> int | None:
         """Returns the version that is stored of an object; None if it is not stored."""

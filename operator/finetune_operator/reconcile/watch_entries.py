@@ -74,6 +74,8 @@ class JobEntries:
     def __init__(self) -> None:
         self._jobs: dict[str, JobEntry] = {}
         self._uids: dict[tuple[str, str], str] = {}
+        self._holders: dict[str, JobEntry] = {}
+        """By uid of the child: the entry that has it."""
         self._bytes: Counter[str] = Counter()
         """By namespace."""
         self._total = 0
@@ -106,6 +108,10 @@ class JobEntries:
         entry = self._jobs.get(metadata.get("labels", {}).get(UID_LABEL, ""))
         return entry if entry is not None and entry.namespace == metadata["namespace"] else None
 
+    def holder_of(self, child: Object) -> JobEntry | None:
+        """Returns the entry that a child is stored in."""
+        return self._holders.get(child["metadata"]["uid"])
+
     def owner_of(self, kind: ResourceKind, child: Object) -> JobEntry | None:
         """Returns the entry of the job that a child belongs to by its metadata."""
         entry = self.named_by(kind, child)
@@ -132,13 +138,15 @@ class JobEntries:
             self._make_room()
 
     def put_child(self, kind: ResourceKind, entry: JobEntry, child: Object) -> None:
-        """Stores a child unless the same or a newer version is stored."""
-        children, uid = entry.children[kind], child["metadata"]["uid"]
-        before = children.get(uid)
-        if before is not None and before.version >= version_of(child):
-            return
-        stored = children[uid] = Stored.of(child)
-        self._resize(entry, len(stored.document) - (len(before.document) if before else 0))
+        """Stores a child unless the same or a newer version is stored. The job that it named before loses it."""
+        uid, holder = child["metadata"]["uid"], self.holder_of(child)
+        if holder is not None:
+            if holder.children[kind][uid].version >= version_of(child):
+                return
+            self.remove_child(kind, holder, uid)
+        stored = entry.children[kind][uid] = Stored.of(child)
+        self._holders[uid] = entry
+        self._resize(entry, len(stored.document))
         if entry.size > JOB_BYTES:
             self.empty(entry)
         if self._total > TOTAL_BYTES:
@@ -146,12 +154,15 @@ class JobEntries:
 
     def remove_child(self, kind: ResourceKind, entry: JobEntry, uid: str) -> None:
         if child := entry.children[kind].pop(uid, None):
+            del self._holders[uid]
             self._resize(entry, -len(child.document))
 
     def empty(self, entry: JobEntry) -> None:
         """Drops the children of a job, which are then read live."""
         self._resize(entry, -entry.size)
         for children in entry.children.values():
+            for uid in children:
+                del self._holders[uid]
             children.clear()
         entry.deleted.clear()
         entry.complete = entry.adopted = False

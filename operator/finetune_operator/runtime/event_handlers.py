@@ -41,6 +41,8 @@ class _CachedJob:
     uid: str
     created: str
     """The job's creationTimestamp: of two jobs with the same name, the later one exists now."""
+    version: int
+    """Resource version of the last event, which decides between jobs that were created in the same second."""
     input: bytes | None
     """Digest of the fields that users and tools may change and that the operator reads. None before the first event."""
     finished: bool
@@ -208,17 +210,20 @@ class EventHandlers:
     def _remember(self, key: JobKey, job: Object) -> _CachedJob:
         """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
+        version = int(job["metadata"].get("resourceVersion", 0))
         finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
         seen = self._seen.get(key)
         if seen is not None and seen.uid != uid:
-            if created < seen.created:
+            if (created, version) < (seen.created, seen.version):
                 return seen
             self._forget(key)
             seen = None
         if seen is None:
-            seen = _CachedJob(uid=uid, created=created, input=None, finished=finished, admitted=admitted)
+            seen = _CachedJob(
+                uid=uid, created=created, version=version, input=None, finished=finished, admitted=admitted
+            )
             self._seen[key] = seen
-        seen.finished, seen.admitted = finished, admitted
+        seen.version, seen.finished, seen.admitted = version, finished, admitted
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
         self._use(seen, None if finished else _profile_of(job))
         if finished:

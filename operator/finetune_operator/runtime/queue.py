@@ -42,9 +42,11 @@ class KeySchedule[K: Hashable]:
         self._backoff = backoff or Backoff()
         self._due: dict[K, float] = {}
         """Due times of waiting keys."""
+        self._standing: dict[K, _Entry[K]] = {}
+        """The entry of each waiting key that is not in progress."""
         self._later: list[_Entry[K]] = []
         """Heap of the keys that were not due at the last call of :meth:`take`. May contain stale entries, at most as
-        many as there are waiting keys; ``_due`` is authoritative."""
+        many as there are waiting keys; ``_standing`` is authoritative."""
         self._turns: OrderedDict[str | None, deque[_Entry[K]]] = OrderedDict()
         """Due keys by namespace, none empty, in the order of the namespaces' turns; each in the order of due times."""
         self._parked: dict[str | None, deque[_Entry[K]]] = {}
@@ -91,7 +93,7 @@ class KeySchedule[K: Hashable]:
             key = keys.popleft()[2]
             if keys:
                 self._turns[namespace] = keys
-            del self._due[key]
+            del self._due[key], self._standing[key]
             self._taken.add(key)
             self._in_progress[namespace] = in_progress + 1
             return key
@@ -157,11 +159,11 @@ class KeySchedule[K: Hashable]:
         self._parked.clear()
 
     def _push(self, key: K) -> None:
-        heapq.heappush(self._later, (self._due[key], next(self._order), key))
+        entry = self._standing[key] = self._due[key], next(self._order), key
+        heapq.heappush(self._later, entry)
         if len(self._later) > 2 * len(self._due):
             # A key that is repeatedly moved to an earlier time leaves a stale entry for each later one.
-            standing = {entry[2]: entry for entry in self._later if self._stands(entry)}
-            self._later = list(standing.values())
+            self._later = list(filter(self._stands, self._later))
             heapq.heapify(self._later)
 
     def _enqueue_due(self, now: float) -> None:
@@ -176,8 +178,7 @@ class KeySchedule[K: Hashable]:
                 keys.append(entry)
 
     def _stands(self, entry: _Entry[K]) -> bool:
-        at, _, key = entry
-        return key not in self._taken and self._due.get(key) == at
+        return self._standing.get(entry[2]) is entry
 
 
 def _namespace(key: Hashable) -> str | None:

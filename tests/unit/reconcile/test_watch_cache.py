@@ -307,6 +307,17 @@ async def test_an_object_that_no_longer_belongs_to_the_job_is_dropped(change: st
     assert await names(watched) == ([], [POD])
 
 
+@pytest.mark.parametrize("uid", ["uid-of-nothing", "uid-of-other"])
+async def test_an_object_that_names_another_job_is_dropped_from_the_first(uid: str, watched: Watched) -> None:
+    other = demo(109, uid="uid-of-other")
+    other["metadata"] |= {"name": "other"}
+    watched.event(JOBS, "ADDED", other)
+    changed = pod(110)
+    changed["metadata"]["labels"]["tpu-finetune.dev/job-uid"] = uid
+    watched.event(PODS, "MODIFIED", changed)
+    assert await names(watched) == ([JOBSET], [])
+
+
 async def test_a_response_that_is_older_than_a_deletion_brings_nothing_back(watched: Watched) -> None:
     created, written = jobset(110, "demo-conv-1"), demo(112, PROCESSED)
     watched.event(JOBSETS, "ADDED", created)

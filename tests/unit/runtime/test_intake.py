@@ -347,3 +347,17 @@ def test_deleted_jobsets_of_a_live_job_are_forgotten(ears: Ears) -> None:
         ears.intake.jobset("MODIFIED", ended)
         ears.intake.jobset("DELETED", ended)
     assert not ears.intake._seen[key()].finished_jobsets
+
+
+def test_a_page_from_before_a_job_was_created_again_in_the_same_second_changes_nothing(ears: Ears) -> None:
+    before, now = job(Finished="True"), job()
+    for version, each in (("5", before), ("7", now)):
+        each["metadata"] |= {"uid": f"uid-{version}", "resourceVersion": version}
+        each["metadata"]["creationTimestamp"] = "2026-11-21T12:00:00Z"
+    ears.intake.job("DELETED", before)
+    ears.intake.job("ADDED", now)
+    ears.intake.listed([before])
+    assert ears.intake.live == 1
+    ears.take()
+    ears.intake.missed()
+    assert ears.take() == [key()]

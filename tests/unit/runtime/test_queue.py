@@ -209,3 +209,13 @@ async def test_many_workers_share_many_keys_without_handling_one_twice_at_once()
         queue.add(key)
     await asyncio.gather(*(work() for _ in range(8)))
     assert sorted(handled) == list(range(100))
+
+
+def test_a_key_that_is_due_again_at_a_time_that_it_had_before_is_taken_once() -> None:
+    schedule = KeySchedule[str]()
+    schedule.add("a", 10.0)
+    schedule.add("a", 5.0)
+    assert schedule.take(5.0) == "a"
+    schedule.done("a", 5.0, again_after=5.0)
+    assert schedule.take(10.0) == "a"
+    assert schedule.take(10.0) is None
