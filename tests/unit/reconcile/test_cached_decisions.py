@@ -161,15 +161,19 @@ async def test_after_a_conflict_the_job_is_read_live() -> None:
     assert setup.lives == [False, True, False]
 
 
-async def test_a_job_that_no_profile_admits_is_refused_after_live_reads_alone() -> None:
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_job_is_admitted_or_refused_by_live_profiles_alone(complete: bool) -> None:
     setup = Setup(Wait)
     setup.cluster.objects.clear()
     setup.cluster.put(JOBS, job())
     setup.deliver()
+    if not complete:
+        setup.watched.cache.distrust(job()["metadata"]["uid"])
     # The watch of profiles is behind.
     setup.cluster.put(PROFILES, {"metadata": {"name": "local"}, "spec": {}})
     await setup.reconcile()
-    assert [len(each.profiles) for each in setup.observed] == [0, 1]
+    assert setup.lives == ([False, True] if complete else [True])
+    assert {len(each.profiles) for each in setup.observed} == {1}
 
 
 async def test_a_lost_event_is_found_by_comparison_with_metadata() -> None:
