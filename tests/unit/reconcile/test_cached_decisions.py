@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import Failure, FailureClass
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Conflict
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Conflict
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
 from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
 from finetune_operator.reconcile.apply import Applier
@@ -148,6 +148,17 @@ async def test_the_next_decision_knows_what_this_one_has_written() -> None:
     assert seen.cached
     assert {each.name for each in seen.jobsets} == {"demo-prep-1", "demo-conv-1"}
     assert seen.job["metadata"]["resourceVersion"] == setup.cluster.of(JOBS)[0]["metadata"]["resourceVersion"]
+
+
+async def test_a_job_that_was_deleted_while_its_plan_was_stored_leaves_no_plan() -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    # Its deletion was handled before the plan was stored.
+    del setup.cluster.objects[JOBS, "team", "demo"]
+    setup.phase = Phase.FAILED
+    with pytest.raises(ReconcileError):
+        await setup.reconcile()
+    assert setup.cluster.of(CONFIG_MAPS) == []
 
 
 async def test_after_a_conflict_the_job_is_read_live() -> None:
