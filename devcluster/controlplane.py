@@ -42,6 +42,8 @@ def etcd(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, i
             "--unsafe-no-fsync",
             f"--quota-backend-bytes={4 << 30}",
             "--auto-compaction-retention=5m",
+            # as kubeadm and GKE set it: without it, watches of kinds that do not change get no bookmarks
+            "--watch-progress-notify-interval=5s",
             "--log-level=warn",
         ),
         ready_url=f"{client}/health",

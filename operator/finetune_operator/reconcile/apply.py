@@ -25,6 +25,7 @@ from finetune_operator.cluster.port import (
     ClusterError,
     Conflict,
     KubernetesClient,
+    NotFound,
     Object,
     Rejected,
 )
@@ -34,7 +35,7 @@ from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
-from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.run_folder import Folders
 from finetune_operator.reconcile.watch_cache import WatchCache
 
@@ -150,18 +151,23 @@ class Applier:
             await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
     async def write_status(self, job: Object, status: FineTuneJobStatus) -> None:
-        """Writes the status if it differs. Raises Conflict if the job has changed since it was observed."""
+        """Writes the status if it differs.
+
+        Raises Conflict if the job has changed since it was observed; NotFound if it was deleted. Its plan is then
+        deleted, too: it may have been stored after the deletion's event was handled.
+        """
         document = status.to_document()
         if job.get("status") == document:
             return
         metadata = job["metadata"]
-        written = await self._cluster.patch_status(
-            JOBS,
-            metadata["namespace"],
-            metadata["name"],
-            document,
-            resource_version=metadata["resourceVersion"],
-        )
+        namespace, name = metadata["namespace"], metadata["name"]
+        try:
+            written = await self._cluster.patch_status(
+                JOBS, namespace, name, document, resource_version=metadata["resourceVersion"]
+            )
+        except NotFound:
+            await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
+            raise
         self._cache.wrote(JOBS, written)
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:

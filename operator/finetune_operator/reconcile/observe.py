@@ -103,8 +103,9 @@ class Observer:
     async def observe(self, key: JobKey, room: MemoryShare, *, live: bool = False) -> Observation | None:
         """Returns the complete observation of one job; None if the job does not exist. Raises ClusterError.
 
-        Job, JobSets, pods, plan and profiles come from caches where these are complete, and from live reads otherwise
-        or with ``live``. Objects that tenants create are reduced to what decisions read and accounted for in ``room``.
+        Job, JobSets, pods and plan come from caches where these are complete, and from live reads otherwise or with
+        ``live``; profiles are always read live. Objects that tenants create are reduced to what decisions read and
+        accounted for in ``room``.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
         that is observed as ended, the record is observed, too.
@@ -127,7 +128,7 @@ class Observer:
         from_cache = cached is not None
         # Releases objects that are not the job's.
         del cached, found
-        profiles = await self._profiles(snapshot, live=live)
+        profiles = await self._profiles(snapshot)
         first_format, template, source = await asyncio.gather(
             self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
@@ -282,12 +283,12 @@ class Observer:
             return ()
         return tuple(map(ObjectEvent.parse, found))
 
-    async def _profiles(self, snapshot: Object | None, *, live: bool) -> Sequence[Object]:
-        """Returns all profiles before admission; afterwards, the snapshot holds the job's copy."""
-        if snapshot is not None:
-            return ()
-        cached = None if live else self._cache.profiles()
-        return await self._cluster.list(PROFILES, None) if cached is None else cached
+    async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
+        """Returns all profiles before admission; afterwards, the snapshot holds the job's copy.
+
+        They are read live: the plan is immutable, so no later event could correct the use of an outdated profile.
+        """
+        return () if snapshot is not None else await self._cluster.list(PROFILES, None)
 
     async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the plan that an earlier release stored in the job's namespace, if the job may still need it."""

@@ -1,4 +1,4 @@
-"""Caches unfinished jobs with their JobSets, pods and Workloads, and the profiles, as their watches deliver them.
+"""Caches unfinished jobs with their JobSets, pods and Workloads, as their watches deliver them.
 
 It is what informers are to other controllers, with three additions. The responses to the operator's own writes are put
 into it, so that it is never older than they are. It answers only if it is complete and its watches are alive; otherwise
@@ -17,7 +17,6 @@ from finetune_operator.cluster.port import (
     JOBS,
     JOBSETS,
     PODS,
-    PROFILES,
     WORKLOADS,
     Object,
     ResourceKind,
@@ -33,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: Kinds without which nothing is answered. Workloads are watched only where Kueue is installed.
 _REQUIRED = (JOBS, JOBSETS, PODS)
+#: Kinds whose objects are cached. Of the profiles, the watch is only parsed.
+_CACHED = (JOBS, *MAY_BE_CHILD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,6 @@ class WatchCache:
     ) -> None:
         self._streams = WatchStreams(streams, clock=clock)
         self._entries = JobEntries()
-        self._profiles: dict[str, Stored] = {}
-        """By uid."""
         self._seen: dict[str, set[str]] = {}
         """By path: UIDs in the current listing, of cached objects only."""
 
@@ -78,13 +77,9 @@ class WatchCache:
         if first:
             self._begin(state, page.version)
         self._streams.hear(state, page.version)
-        seen = self._seen.setdefault(path, set())
-        for each in page.items:
-            self._put(kind, each)
-            if self._version(kind, each) is not None:
-                seen.add(each["metadata"]["uid"])
+        if kind in _CACHED:
+            self._take_page(state, page)
         if page.last:
-            self._drop_unseen(state, self._seen.pop(path))
             self._streams.set_listed(state, listed=True)
         return page
 
@@ -110,11 +105,12 @@ class WatchCache:
             self._streams.set_listed(state, listed=False)
             return None
         self._streams.hear(state, event.version)
-        match event.type:
-            case "ADDED" | "MODIFIED":
-                self._put(kind, event.object)
-            case "DELETED":
-                self._remove(kind, event.object)
+        if kind in _CACHED:
+            match event.type:
+                case "ADDED" | "MODIFIED":
+                    self._put(kind, event.object)
+                case "DELETED":
+                    self._remove(kind, event.object)
         return event
 
     # What the operator reads and writes itself.
@@ -176,11 +172,6 @@ class WatchCache:
             if workloads and self._streams.alive(workloads)
             else None,
         )
-
-    def profiles(self) -> Sequence[Object] | None:
-        """Returns all profiles; None if they must be read live."""
-        state = self._streams.of(PROFILES, None)
-        return _loaded(self._profiles) if state and self._streams.alive(state) else None
 
     async def listed(self, path: str, *, seconds: float) -> None:
         """Waits until the jobs that own the children in that collection are listed, at most for that time."""
@@ -247,9 +238,7 @@ class WatchCache:
 
     def _put(self, kind: ResourceKind, found: Object) -> None:
         """Stores an object unless a newer version of it is stored."""
-        if kind == PROFILES:
-            self._profiles[found["metadata"]["uid"]] = Stored.of(found)
-        elif kind == JOBS:
+        if kind == JOBS:
             self._put_job(found)
         elif entry := self._entries.owner_of(kind, found):
             self._entries.put_child(kind, entry, found)
@@ -272,9 +261,7 @@ class WatchCache:
 
     def _remove(self, kind: ResourceKind, found: Object) -> None:
         uid = found["metadata"]["uid"]
-        if kind == PROFILES:
-            self._profiles.pop(uid, None)
-        elif kind == JOBS:
+        if kind == JOBS:
             if job := self._entries.get(uid):
                 self._entries.drop(job)
         else:
@@ -287,9 +274,6 @@ class WatchCache:
     def _version(self, kind: ResourceKind, found: Object) -> int | None:
         """Returns the version that is stored of an object; None if it is not stored."""
         uid = found["metadata"]["uid"]
-        if kind == PROFILES:
-            stored = self._profiles.get(uid)
-            return stored.version if stored else None
         if kind == JOBS:
             return self.version_of_job(uid)
         entry = self._entries.named_by(kind, found)
@@ -298,7 +282,7 @@ class WatchCache:
     def _begin(self, state: StreamState, version: int) -> None:
         """Begins a listing."""
         stream = state.stream
-        if version < state.version:
+        if version < state.version and stream.kind in _CACHED:
             # The API server's data were restored from a backup: resource versions are repeated.
             self._clear(stream)
         self._streams.set_listed(state, listed=False)
@@ -310,22 +294,26 @@ class WatchCache:
 
     def _clear(self, stream: WatchStream) -> None:
         """Forgets what a stream has delivered."""
-        if stream.kind == PROFILES:
-            self._profiles.clear()
-            return
         for entry in self._entries.within(stream.namespace):
             if stream.kind == JOBS:
                 self._entries.drop(entry)
             else:
                 self._entries.empty(entry)
 
+    def _take_page(self, state: StreamState, page: ListPage) -> None:
+        """Takes the objects of one page of a listing."""
+        kind, path = state.stream.kind, state.stream.path
+        seen = self._seen.setdefault(path, set())
+        for each in page.items:
+            self._put(kind, each)
+            if self._version(kind, each) is not None:
+                seen.add(each["metadata"]["uid"])
+        if page.last:
+            self._drop_unseen(state, self._seen.pop(path))
+
     def _drop_unseen(self, state: StreamState, seen: set[str]) -> None:
         """Drops what a complete listing lacks: it was deleted while the watch was interrupted."""
         kind = state.stream.kind
-        if kind == PROFILES:
-            for uid in gone(self._profiles, seen, state.version):
-                del self._profiles[uid]
-            return
         for entry in self._entries.within(state.stream.namespace):
             if kind != JOBS:
                 for uid in gone(entry.children[kind], seen, state.version):

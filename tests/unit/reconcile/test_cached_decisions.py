@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import Failure, FailureClass
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Conflict
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Conflict
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
 from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
 from finetune_operator.reconcile.apply import Applier
@@ -150,6 +150,17 @@ async def test_the_next_decision_knows_what_this_one_has_written() -> None:
     assert seen.job["metadata"]["resourceVersion"] == setup.cluster.of(JOBS)[0]["metadata"]["resourceVersion"]
 
 
+async def test_a_job_that_was_deleted_while_its_plan_was_stored_leaves_no_plan() -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    # Its deletion was handled before the plan was stored.
+    del setup.cluster.objects[JOBS, "team", "demo"]
+    setup.phase = Phase.FAILED
+    with pytest.raises(ReconcileError):
+        await setup.reconcile()
+    assert setup.cluster.of(CONFIG_MAPS) == []
+
+
 async def test_after_a_conflict_the_job_is_read_live() -> None:
     setup = Setup(creation("demo-prep-1"))
     await setup.begin()
@@ -161,15 +172,19 @@ async def test_after_a_conflict_the_job_is_read_live() -> None:
     assert setup.lives == [False, True, False]
 
 
-async def test_a_job_that_no_profile_admits_is_refused_after_live_reads_alone() -> None:
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_job_is_admitted_or_refused_by_live_profiles_alone(complete: bool) -> None:
     setup = Setup(Wait)
     setup.cluster.objects.clear()
     setup.cluster.put(JOBS, job())
     setup.deliver()
+    if not complete:
+        setup.watched.cache.distrust(job()["metadata"]["uid"])
     # The watch of profiles is behind.
     setup.cluster.put(PROFILES, {"metadata": {"name": "local"}, "spec": {}})
     await setup.reconcile()
-    assert [len(each.profiles) for each in setup.observed] == [0, 1]
+    assert setup.lives == ([False, True] if complete else [True])
+    assert {len(each.profiles) for each in setup.observed} == {1}
 
 
 async def test_a_lost_event_is_found_by_comparison_with_metadata() -> None:

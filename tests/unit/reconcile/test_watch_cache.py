@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, WatchStream
 from finetune_operator.reconcile import watch_entries, watch_streams
 from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
 from tests.unit.reconcile.fakes import child, job, workload
@@ -270,14 +270,15 @@ async def test_a_namespace_with_too_much_is_read_live_and_others_are_not(
     assert len(found.jobsets) == 1
 
 
-async def test_profiles_are_cached_whole_once_they_are_listed() -> None:
-    watched = Watched()
-    assert watched.cache.profiles() is None
+async def test_profiles_are_parsed_whole_and_not_cached(watched: Watched) -> None:
     profile = {"metadata": {"name": "local", "uid": "uid-p", "resourceVersion": "9"}, "spec": {"any": [1]}}
+    before = watched.cache.bytes_of()
     watched.listed(PROFILES, profile)
-    assert watched.cache.profiles() == [profile]
-    watched.event(PROFILES, "DELETED", at(101, profile))
-    assert watched.cache.profiles() == []
+    event = {"type": "MODIFIED", "object": at(101, profile)}
+    line = watched.cache.line(WatchStream(PROFILES, None).path, json.dumps(event).encode())
+    assert line is not None
+    assert line.object == event["object"]
+    assert watched.cache.bytes_of() == before
 
 
 async def test_an_event_that_cannot_be_parsed_asks_for_a_listing(watched: Watched) -> None:
