@@ -120,11 +120,14 @@ class WatchCache:
         self._put_response(kind, PARSERS[kind].reduce(found))
 
     def adopt(self, job: Object) -> None:
-        """Begins to keep the children of a job that was read live, before they are listed."""
+        """Begins to keep the children of a job that was read live, before they are listed.
+
+        Those that are cached are dropped: what was decided on the live ones must not be followed by a decision on older
+        ones.
+        """
         self._put_response(JOBS, job)
-        entry = self._entries.get(job["metadata"]["uid"])
-        if entry is not None and not entry.complete:
-            entry.deleted.clear()
+        if entry := self._entries.get(job["metadata"]["uid"]):
+            self._entries.empty(entry)
             entry.adopted = True
 
     def complete(self, uid: str, children: Mapping[ResourceKind, Sequence[Object]]) -> None:

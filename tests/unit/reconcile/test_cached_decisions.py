@@ -187,6 +187,23 @@ async def test_a_job_is_admitted_or_refused_by_live_profiles_alone(complete: boo
     assert {len(each.profiles) for each in setup.observed} == {1}
 
 
+async def test_a_decision_on_cached_objects_never_follows_one_on_newer_ones() -> None:
+    """Otherwise a condition that a live observation has set would be taken back, and its Event be created twice."""
+    setup = Setup(creation("demo-conv-2"))
+    setup.cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde"))
+    await setup.begin()
+    # The watches are behind: the JobSet has changed, and the pod is gone.
+    setup.cluster.put(JOBSETS, setup.cluster.of(JOBSETS)[0])
+    setup.cluster.objects.pop((PODS, "team", "demo-prep-1-cpu-0-0-abcde"))
+    await setup.reconcile()
+    setup.action = Wait
+    await setup.reconcile()
+    first, live, cached = setup.observed
+    assert setup.lives == [False, True, False]
+    assert (len(first.pods), len(live.pods), len(cached.pods)) == (1, 0, 0)
+    assert {each.name for each in cached.jobsets} == {"demo-prep-1", "demo-conv-2"}
+
+
 async def test_a_lost_event_is_found_by_comparison_with_metadata() -> None:
     setup = Setup(Wait)
     await setup.begin()
