@@ -89,7 +89,7 @@ class Applier:
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def apply(self, observation: Observation, decision: Decision) -> None:
-        """Carries out a decision.
+        """Carries out a decision, up to the Events of what its status will show. :meth:`report` writes the status.
 
         Raises ClusterError or StorageError at the first write that fails. No later write is attempted then, except that
         deletions are still made if a record of an attempt could not be written.
@@ -106,8 +106,7 @@ class Applier:
                 if isinstance(action, Delete):
                     await self._stop_unrecorded(observation, action)
                 raise
-        status_first = isinstance(action, Delete) and action.status_first
-        if isinstance(action, Delete) and not status_first:
+        if isinstance(action, Delete) and not action.status_first:
             await self._delete(job, action.jobsets)
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
@@ -116,10 +115,17 @@ class Applier:
             self._created(JobSetCreated(namespace, name, created["uid"], created["resourceVersion"]))
         for event in decision.events:
             await self._create_event(job, event, observation.now)
-        if isinstance(action, Delete) and status_first:
-            await self._write_status_then_delete(job, decision.status, action.jobsets)
+
+    async def report(self, observation: Observation, decision: Decision) -> None:
+        """Writes the status of a decision after :meth:`apply`, and carries out deletions that it must precede.
+
+        Raises ClusterError; Conflict if the job has changed since it was observed.
+        """
+        action = decision.action
+        if isinstance(action, Delete) and action.status_first:
+            await self._write_status_then_delete(observation.job, decision.status, action.jobsets)
         else:
-            await self.write_status(job, decision.status)
+            await self.write_status(observation.job, decision.status)
 
     async def store_plan(self, plan: Object) -> Object:
         """Stores the plan of a job that has none and returns it as stored.
