@@ -114,8 +114,9 @@ bench: install trainer cluster-programs ## Measure operator, preemptions and qui
 	@$(PYTHON) -m tests.bench.resume
 	@$(PYTHON) -m tests.bench.quickstart
 
-bench-scale: install cluster-programs ## Measure 1,000 jobs at once against Kubeflow Trainer, which it builds
-	@$(PYTHON) -m tests.bench.scale
+SCALE ?= --stages --latency --storm 1000 --present 5000 10000 --idle
+bench-scale: install cluster-programs ## Measure 1,000 jobs at once against Kubeflow Trainer, which it builds, and 10,000 in all
+	@$(PYTHON) -m tests.bench.scale $(SCALE)
 
 bench-trainer: install trainer ## Measure the trainer against the bare MaxText commands, in pairs
 	@$(PYTHON) -m tests.bench.trainer --large-gb 1.0

@@ -42,6 +42,8 @@ def etcd(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, i
             "--unsafe-no-fsync",
             f"--quota-backend-bytes={4 << 30}",
             "--auto-compaction-retention=5m",
+            # as kubeadm and GKE set it: without it, watches of kinds that do not change get no bookmarks
+            "--watch-progress-notify-interval=5s",
             "--log-level=warn",
         ),
         ready_url=f"{client}/health",
@@ -98,6 +100,8 @@ def controller_manager(
             f"--root-ca-file={state.pki / 'ca.crt'}",
             f"--controllers={','.join(CONTROLLERS)}",
             "--concurrent-job-syncs=20",
+            # pods that have ended stay until their jobs are deleted, however many there are
+            "--terminated-pod-gc-threshold=0",
             # training may starve the node agent of CPU for a while on a small machine
             "--node-monitor-grace-period=2m",
             *CLIENT_RATE,

@@ -21,6 +21,7 @@ coexist, because operator and trainer are upgraded at different times:
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, GetJsonSchemaHandler
@@ -90,13 +91,25 @@ def _chosen(value: Any) -> Any:
 
 def newer_parts(record: BaseModel, path: str = "") -> Iterator[tuple[str, ContractVersion]]:
     """Yields path and version of each used part of ``record`` that was introduced after the first version."""
-    for name, field in type(record).model_fields.items():
+    for name, marks, default in marked_fields(type(record)):
         value, place = getattr(record, name), f"{path}{name}"
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        for mark in field.metadata:
-            if isinstance(mark, Since) and mark.used(value, default):
+        for mark in marks:
+            if mark.used(value, default):
                 yield place, mark.version
         yield from _inside(value, place)
+
+
+@cache
+def marked_fields(kind: type[BaseModel]) -> tuple[tuple[str, tuple[Since, ...], Any], ...]:
+    """Returns name, versions and default of each field; None for the default of a required one."""
+    return tuple(
+        (
+            name,
+            tuple(mark for mark in field.metadata if isinstance(mark, Since)),
+            None if field.is_required() else field.get_default(call_default_factory=True),
+        )
+        for name, field in kind.model_fields.items()
+    )
 
 
 def _inside(value: Any, place: str) -> Iterator[tuple[str, ContractVersion]]:

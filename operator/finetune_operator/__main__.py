@@ -7,11 +7,12 @@ its configuration is invalid (settings, credentials, a port in use), where the m
 """
 
 import argparse
-import asyncio
 import logging
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+
+import uvloop
 
 from finetune_operator.cluster.connect import NoCredentials
 from finetune_operator.runtime.logs import configure
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     configure(settings.log_level, settings.log_format)
     try:
-        asyncio.run(_run(settings))
+        uvloop.run(_run(settings))
     except (NoCredentials, OSError) as error:
         log.error("cannot start: %s", error)
         return 2

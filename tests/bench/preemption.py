@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,7 @@ from devcluster.kube import Kube, Object
 from devcluster.testing import LocalCluster
 from tests.bench.__main__ import JOBS, JOBSETS, PODS, PROFILE
 from tests.bench.hosts import HOSTS, Hosts, slices
-from tests.bench.measure import cpu_seconds, percentile
+from tests.bench.measure import cpu_seconds, operator_requests, percentile
 from tests.integration import fake_trainer
 
 type Way = Literal["evicted", "crashed"]
@@ -192,20 +192,6 @@ def _trains(job: Object, *, attempt: int) -> bool:
 # --- the operator, from outside
 
 
-def requests(cluster: LocalCluster) -> Counter[str]:
-    """Returns the operator's requests so far by ``verb resource``, including those to the run folder.
-
-    Watches are long-lived and are left out.
-    """
-    found: Counter[str] = Counter()
-    for sample in cluster.metrics("finetune_api_requests_total"):
-        if sample.labels["verb"] != "watch":
-            found[f"{sample.labels['verb']} {sample.labels['resource']}"] += int(sample.value)
-    for sample in cluster.metrics("finetune_storage_requests_total"):
-        found[f"{sample.labels['operation']} in the run folder"] += int(sample.value)
-    return found
-
-
 def operator_cpu(cluster: LocalCluster) -> float:
     """Returns the CPU time of the operator's process since its start."""
     return cpu_seconds(cluster.status()["operator"]["pid"])
@@ -227,10 +213,10 @@ class Costs:
         self._cluster = cluster
         self._jobs = jobs
         self._cpu, self._reconciles = operator_cpu(cluster), reconciles(cluster)
-        self._requests = requests(cluster)
+        self._requests = operator_requests(cluster)
 
     def so_far(self) -> dict[str, float]:
-        spent = requests(self._cluster) - self._requests
+        spent = operator_requests(self._cluster) - self._requests
         return {
             "operator's CPU, s": operator_cpu(self._cluster) - self._cpu,
             "operator's resident memory, MiB": resident(self._cluster),

@@ -27,14 +27,14 @@ def nothing_doubled(cluster: LocalCluster) -> Iterator[None]:
 
 
 def assert_one_live(
-    told: Iterable[WatchEvent], *, which: Callable[[Object], Hashable], live: Callable[[Object], bool]
+    found: Iterable[WatchEvent], *, which: Callable[[Object], Hashable], live: Callable[[Object], bool]
 ) -> None:
     """Raises AssertionError if two live objects ever had the same ``which`` at the same time.
 
     An object that is being deleted still exists.
     """
     there: dict[str, Object] = {}
-    for event in told:
+    for event in found:
         if event.type == "SYNCED":
             there.clear()
         for found in event.objects:
@@ -70,5 +70,6 @@ def assert_events_once(cluster: LocalCluster, namespace: str, *reasons: str) -> 
     events = cluster.list(
         f"/api/v1/namespaces/{namespace}/events", fieldSelector="involvedObject.kind=FineTuneJob"
     )
-    assert sorted(each["reason"] for each in events) == sorted(reasons)
-    assert all(each["count"] == 1 for each in events)
+    found = [(each["reason"], each["count"], each["message"]) for each in events]
+    assert sorted(reason for reason, _, _ in found) == sorted(reasons), found
+    assert all(count == 1 for _, count, _ in found), found

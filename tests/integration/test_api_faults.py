@@ -4,6 +4,7 @@ A proxy (devcluster.faultproxy) connects the two. Each new write for a job gets 
 that the job progresses and a fault is injected into every write.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ EVERY_WRITE = {
     ("PATCH", "finetunejobs/status"),
 }
 JOBS = "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
+PROFILES = "/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles"
 JOBSETS, PODS = "/apis/jobset.x-k8s.io/v1alpha2/jobsets", "/api/v1/pods"
 #: Seconds by which a late watch is behind, longer than most stages of a test.
 LATE = 2.0
@@ -193,6 +195,48 @@ def test_whichever_watch_is_late_jobs_come_to_their_end(bench: Bench, late: tupl
                 proxy.cut(watched)
     finally:
         proxy.delay({})
+
+
+def test_a_job_is_admitted_under_the_profile_as_it_was_when_the_job_was_created(
+    bench: Bench, namespace: str, runs: Path
+) -> None:
+    """Its plan is immutable: no later event of the profile corrects it."""
+    cluster = bench.cluster
+    later = fake_trainer.IMAGE.replace("test", "later")
+    cluster.add_image(later, fake_trainer.install(runs / "bin"))
+    # The operator watches once it has admitted a job.
+    cluster.apply(fake_trainer.job(namespace, "first", PROFILE, planOnly=True))
+    cluster.wait(job_path(namespace, "first"), phase("Planned", "Succeeded"))
+    bench.proxy.delay({PROFILES: 10 * LATE})
+    try:
+        cluster.patch(f"{PROFILES}/{PROFILE}", {"spec": {"images": {"trainer": later}}})
+        cluster.apply(fake_trainer.job(namespace, "job", PROFILE, planOnly=True))
+        jobset = cluster.wait(jobset_path(namespace, "job-prep-1"), lambda _: True)
+    finally:
+        bench.proxy.delay({})
+        bench.proxy.cut(PROFILES)
+        cluster.apply(fake_trainer.profile(PROFILE, runs))
+    assert later in json.dumps(jobset["spec"])
+
+
+def test_jobs_that_are_deleted_at_once_leave_nothing(bench: Bench, namespace: str) -> None:
+    """The watch of jobs is late, so the operator starts jobs that no longer exist."""
+    cluster, names = bench.cluster, [f"brief-{number}" for number in range(8)]
+    bench.proxy.delay({JOBS: LATE})
+    uids = []
+    try:
+        for name in names:
+            made = cluster.apply(fake_trainer.job(namespace, name, PROFILE))
+            uids.append(made["metadata"]["uid"])
+            cluster.delete(job_path(namespace, name))
+        # Its event follows theirs.
+        cluster.apply(fake_trainer.job(namespace, "last", PROFILE, planOnly=True))
+        cluster.wait(job_path(namespace, "last"), phase("Planned", "Succeeded"))
+    finally:
+        bench.proxy.delay({})
+    for name, uid in zip(names, uids, strict=True):
+        cluster.wait_gone(jobset_path(namespace, f"{name}-prep-1"))
+        cluster.wait_gone(f"/api/v1/namespaces/finetune-system/configmaps/finetune-plan-{uid}")
 
 
 def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(

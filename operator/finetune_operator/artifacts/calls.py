@@ -57,12 +57,14 @@ class StoreCalls:
     Args:
         seconds: time limit of one call, from its start; the wait for a slot does not count.
         total: concurrent calls of all tenants.
-        each: concurrent calls of one tenant (see :func:`finetune_operator.artifacts.tenant_shares.share_of`).
+        per_tenant: concurrent calls of one tenant (see :func:`finetune_operator.artifacts.tenant_shares.share_of`),
+            regardless of the number of buckets that it names.
+        per_bucket: concurrent calls to one bucket, regardless of the number of tenants that use it.
     """
 
-    def __init__(self, *, seconds: float, total: int, each: int) -> None:
+    def __init__(self, *, seconds: float, total: int, per_tenant: int, per_bucket: int) -> None:
         self._seconds = seconds
-        self._slots = CallSlots(total=total, each=each)
+        self._slots = CallSlots(total=total, each=(per_tenant, per_bucket))
         self._under_way: dict[asyncio.Future[None], StoreCall] = {}
 
     async def run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
@@ -71,14 +73,15 @@ class StoreCalls:
         The call is aborted at the deadline, and if this coroutine is cancelled.
         """
         loop = asyncio.get_running_loop()
-        tenant = share_of(uri).tenant
-        await self._slots.take(tenant)
+        share = share_of(uri)
+        keys = share.tenant, share.bucket
+        await self._slots.take(*keys)
         call = StoreCall(self._seconds)
         answer: asyncio.Future[T] = loop.create_future()
         ended: asyncio.Future[None] = loop.create_future()
 
         def finish(result: T | None, error: BaseException | None) -> None:
-            self._slots.give_back(tenant)
+            self._slots.give_back(*keys)
             del self._under_way[ended]
             ended.set_result(None)
             if answer.done():

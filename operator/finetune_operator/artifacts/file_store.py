@@ -37,7 +37,10 @@ class FileStore:
 
     def __init__(self, *, deadline_seconds: float = 10, threads: int = 64) -> None:
         self._deadline = deadline_seconds
-        self._calls = StoreCalls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
+        # All files are in one place.
+        self._calls = StoreCalls(
+            seconds=deadline_seconds, total=threads, per_tenant=max(1, threads // 8), per_bucket=threads
+        )
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         def work(call: StoreCall) -> bytes | None:

@@ -43,12 +43,18 @@ class GoogleStore:
     Credentials come from the environment (Workload Identity); with ``STORAGE_EMULATOR_HOST`` none are used.
 
     Args:
-        threads: concurrent calls of all tenants; one tenant may use an eighth of them.
+        threads: concurrent calls of all tenants; one tenant may use an eighth of them. Half of them may call
+            one bucket.
         deadline_seconds: time limit of one call, from its start.
     """
 
     def __init__(self, *, threads: int = 64, deadline_seconds: float = 20) -> None:
-        self._calls = StoreCalls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
+        self._calls = StoreCalls(
+            seconds=deadline_seconds,
+            total=threads,
+            per_tenant=max(1, threads // 8),
+            per_bucket=max(1, threads // 2),
+        )
         self._threads = threads
         self._deadline = deadline_seconds
         self._client: storage.Client | None = None

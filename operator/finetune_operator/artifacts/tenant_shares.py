@@ -1,7 +1,7 @@
-"""Attributes calls to a store to tenants, and limits the concurrent calls of each tenant."""
+"""Attributes calls to a store to tenants, and limits the concurrent calls of each tenant and bucket."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -63,37 +63,47 @@ class CallSlots:
     """Limits how many calls are in flight.
 
     Args:
-        total: concurrent calls of all tenants.
-        each: concurrent calls of one tenant, regardless of the number of buckets that it names.
+        total: concurrent calls of all.
+        each: concurrent calls with the same first, second, ... key.
     """
 
-    def __init__(self, *, total: int, each: int) -> None:
+    def __init__(self, *, total: int, each: Sequence[int]) -> None:
         self._total = asyncio.Semaphore(total)
         self._each = each
-        self._tenants: dict[str, _Used] = {}
+        self._used: dict[tuple[int, str], _Used] = {}
 
-    async def take(self, tenant: str) -> None:
-        """Waits for a slot, first come, first served among the tenant's calls. Return it with :meth:`give_back`."""
-        used = self._tenants.setdefault(tenant, _Used(asyncio.Semaphore(self._each)))
-        used.users += 1
+    async def take(self, *keys: str) -> None:
+        """Waits for a slot of the first key, then of the next, and then for one of all.
+
+        First come, first served among calls with the same keys. Return the slots with :meth:`give_back`.
+        """
+        held = 0
         try:
-            await used.slots.acquire()
-            try:
-                await self._total.acquire()
-            except BaseException:
-                used.slots.release()
-                raise
+            for place in enumerate(keys):
+                used = self._used.setdefault(place, _Used(asyncio.Semaphore(self._each[place[0]])))
+                used.users += 1
+                try:
+                    await used.slots.acquire()
+                except BaseException:
+                    self._left(place)
+                    raise
+                held += 1
+            await self._total.acquire()
         except BaseException:
-            self._left(tenant)
+            self._release(keys[:held])
             raise
 
-    def give_back(self, tenant: str) -> None:
+    def give_back(self, *keys: str) -> None:
         self._total.release()
-        self._tenants[tenant].slots.release()
-        self._left(tenant)
+        self._release(keys)
 
-    def _left(self, tenant: str) -> None:
-        used = self._tenants[tenant]
+    def _release(self, keys: Sequence[str]) -> None:
+        for place in enumerate(keys):
+            self._used[place].slots.release()
+            self._left(place)
+
+    def _left(self, place: tuple[int, str]) -> None:
+        used = self._used[place]
         used.users -= 1
         if not used.users:
-            del self._tenants[tenant]
+            del self._used[place]

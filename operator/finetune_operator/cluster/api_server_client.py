@@ -59,6 +59,8 @@ class CallLimits:
     longest_wait_seconds: float = 5
     """If the server requires a longer wait, the call fails and the work queue waits, so no worker is blocked."""
     page_size: int = 100
+    metadata_page_size: int = 500
+    """Of pages with the objects' metadata alone, of which the comparison with the watches' cache reads many."""
     page_bytes: int = 2 * 2**20
     """Of one page; a larger page is requested again with fewer objects. While it is parsed, it takes up to 25 times as
     much memory. etcd stores no object of more than 1.5 MiB; the JSON of a pod may be larger."""
@@ -201,7 +203,7 @@ class ApiServerClient:
     ) -> AsyncIterator["_Page"]:
         """Yields pages. Requests a page that is too large again with fewer objects, and grows small pages again."""
         limits = self._limits
-        size = limits.page_size
+        most = size = limits.metadata_page_size if accept == _METADATA_LIST else limits.page_size
         continuation: str | None = None
         while True:
             query = [("limit", str(size)), *selectors]
@@ -229,7 +231,7 @@ class ApiServerClient:
             if not continuation:
                 return
             if answer_bytes < limits.page_bytes // 4:
-                size = min(2 * size, limits.page_size)
+                size = min(2 * size, most)
 
     async def apply(self, kind: ResourceKind, manifest: Object) -> Object:
         metadata = manifest["metadata"]

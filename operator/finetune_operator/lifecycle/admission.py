@@ -1,17 +1,20 @@
 """The plan of a job: made at admission, stored, and read again by every later decision."""
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
+
+from pydantic_core import to_json
 
 from finetune_contract import CONTRACT_VERSION, ContractVersion, MemoryOutcome
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of, since_retry
+from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.capacity import exhausted_capacities
 from finetune_operator.lifecycle.decision import Admit, NextStep
-from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages.derive import derive_stages, preflight_found
+from finetune_operator.lifecycle.stages.derive import preflight_found
 from finetune_operator.planning import (
     Plan,
     Refused,
@@ -27,23 +30,21 @@ from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_nam
 
 type Object = Mapping[str, Any]
 
+#: Number of plans that are kept for the next decision about the same job, 20 KiB each for an ordinary job.
+_KEPT_PLANS = 1024
+#: Maximum size in bytes of what a kept plan is made from, apart from the profile. Tenants decide it.
+_KEPT_BYTES = 16 * 2**10
+#: Metadata that change with every write, and that no plan depends on.
+_VERSIONS = ("resourceVersion", "generation")
+
 
 def admit_job(observation: Observation) -> NextStep:
     """Stores the plan, and does nothing else: nothing is started before the run folder that it names has been read.
 
-    The plan may be that of a job that has run for days. Raises Refused.
+    The next decision follows at once and reports the admission. The plan may be that of a job that has run for days.
+    Raises Refused.
     """
-    snapshot = plan_to_store(observation)
-    plan = make_plan(_as_admitted(observation.job, snapshot), snapshot)
-    step = NextStep(action=Admit(write=render_stored_plan(snapshot)), requeue_after=0.0)
-    if observation.status.resolved is not None:
-        return step
-    live = [attempt for attempt in attempts_of(observation) if attempt.live]
-    return replace(
-        step,
-        state=JobState(phase=JobPhase.ACTIVE, starting=True),
-        stages=derive_stages(observation, plan, live, suspend=False),
-    )
+    return NextStep(action=Admit(write=render_stored_plan(plan_to_store(observation))), requeue_after=0.0)
 
 
 def current_plan(
@@ -69,9 +70,39 @@ def _planned(
     job: Object, snapshot: StoredPlan, exhausted: frozenset[str], found: MemoryOutcome | None
 ) -> tuple[Plan, Refused | None]:
     try:
-        return replan(job, snapshot, exhausted, found), None
+        return _replanned(job, snapshot, exhausted, found), None
     except Refused as refused:
         return make_plan(_as_admitted(job, snapshot), snapshot, exhausted, found), refused
+
+
+def _replanned(
+    job: Object, snapshot: StoredPlan, exhausted: frozenset[str], found: MemoryOutcome | None
+) -> Plan:
+    """Returns the same as ``replan``, from memory if nothing that it depends on has changed. Raises Refused."""
+    metadata = {key: value for key, value in job["metadata"].items() if key not in _VERSIONS}
+    inputs = {key: job[key] for key in ("apiVersion", "kind", "spec") if key in job} | {"metadata": metadata}
+    text, record = to_json(inputs), found and found.model_dump_json(by_alias=True)
+    if len(text) + len(record or "") + len(snapshot.stored["spec.json"]) > _KEPT_BYTES:
+        return replan(job, snapshot, exhausted, found)
+    return replanned_from(text, _Stored(snapshot), exhausted, record)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A stored plan that is compared by its digest, which is computed over all of its data."""
+
+    plan: StoredPlan = field(compare=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.plan.digest)
+
+
+@lru_cache(_KEPT_PLANS)
+def replanned_from(job: bytes, stored: _Stored, exhausted: frozenset[str], found: str | None) -> Plan:
+    """Returns the same as ``replan``, for the job and the record as JSON. Raises Refused, which is not kept."""
+    memory = MemoryOutcome.model_validate_json(found) if found is not None else None
+    return replan(json.loads(job), stored.plan, exhausted, memory)
 
 
 def _as_admitted(job: Object, snapshot: StoredPlan) -> Object:

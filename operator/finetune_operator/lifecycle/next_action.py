@@ -99,7 +99,10 @@ def _wait(stages: JobStages, state: JobState, requeue_after: float | None = None
 
 
 def _end(stages: JobStages, phase: JobPhase, failure: Failure | None = None) -> NextStep:
-    return NextStep(action=Finish(), state=JobState(phase=phase, failure=failure), stages=stages)
+    # No event follows when the time has come to delete the children.
+    cleanup = stages.plan.limits.child_ttl
+    state = JobState(phase=phase, failure=failure)
+    return NextStep(action=Finish(), state=state, stages=stages, requeue_after=cleanup)
 
 
 def _of_live(

@@ -25,6 +25,7 @@ from finetune_operator.cluster.port import (
     ClusterError,
     Conflict,
     KubernetesClient,
+    NotFound,
     Object,
     Rejected,
 )
@@ -34,7 +35,7 @@ from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
-from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.run_folder import Folders
 from finetune_operator.reconcile.watch_cache import WatchCache
 
@@ -47,11 +48,13 @@ _EDITS = 4
 
 @dataclass(frozen=True, slots=True)
 class JobSetCreated:
-    """A JobSet was created. Passed to the listener, for metrics."""
+    """A JobSet was created. Passed to the listener."""
 
     namespace: str
     job: str
-    name: str
+    uid: str
+    version: str
+    """Resource version of the JobSet in the API server's response."""
 
 
 def _ignore(_created: JobSetCreated) -> None:
@@ -86,7 +89,7 @@ class Applier:
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def apply(self, observation: Observation, decision: Decision) -> None:
-        """Carries out a decision.
+        """Carries out a decision, up to the Events of what its status will show. :meth:`report` writes the status.
 
         Raises ClusterError or StorageError at the first write that fails. No later write is attempted then, except that
         deletions are still made if a record of an attempt could not be written.
@@ -103,21 +106,26 @@ class Applier:
                 if isinstance(action, Delete):
                     await self._stop_unrecorded(observation, action)
                 raise
-        status_first = isinstance(action, Delete) and action.status_first
-        if isinstance(action, Delete) and not status_first:
+        if isinstance(action, Delete) and not action.status_first:
             await self._delete(job, action.jobsets)
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
-            await self._create_jobset(observation, action.jobset)
-            created = action.jobset["metadata"]["name"]
-            log.info("created JobSet %s", created)
-            self._created(JobSetCreated(namespace, name, created))
+            created = (await self._create_jobset(observation, action.jobset))["metadata"]
+            log.info("created JobSet %s", created["name"])
+            self._created(JobSetCreated(namespace, name, created["uid"], created["resourceVersion"]))
         for event in decision.events:
             await self._create_event(job, event, observation.now)
-        if isinstance(action, Delete) and status_first:
-            await self._write_status_then_delete(job, decision.status, action.jobsets)
+
+    async def report(self, observation: Observation, decision: Decision) -> None:
+        """Writes the status of a decision after :meth:`apply`, and carries out deletions that it must precede.
+
+        Raises ClusterError; Conflict if the job has changed since it was observed.
+        """
+        action = decision.action
+        if isinstance(action, Delete) and action.status_first:
+            await self._write_status_then_delete(observation.job, decision.status, action.jobsets)
         else:
-            await self.write_status(job, decision.status)
+            await self.write_status(observation.job, decision.status)
 
     async def store_plan(self, plan: Object) -> Object:
         """Stores the plan of a job that has none and returns it as stored.
@@ -149,18 +157,23 @@ class Applier:
             await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
     async def write_status(self, job: Object, status: FineTuneJobStatus) -> None:
-        """Writes the status if it differs. Raises Conflict if the job has changed since it was observed."""
+        """Writes the status if it differs.
+
+        Raises Conflict if the job has changed since it was observed; NotFound if it was deleted. Its plan is then
+        deleted, too: it may have been stored after the deletion's event was handled.
+        """
         document = status.to_document()
         if job.get("status") == document:
             return
         metadata = job["metadata"]
-        written = await self._cluster.patch_status(
-            JOBS,
-            metadata["namespace"],
-            metadata["name"],
-            document,
-            resource_version=metadata["resourceVersion"],
-        )
+        namespace, name = metadata["namespace"], metadata["name"]
+        try:
+            written = await self._cluster.patch_status(
+                JOBS, namespace, name, document, resource_version=metadata["resourceVersion"]
+            )
+        except NotFound:
+            await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
+            raise
         self._cache.wrote(JOBS, written)
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
@@ -220,15 +233,15 @@ class Applier:
         assert observation.snapshot is not None, "only an admitted job has records"
         return Folders.of(observation.snapshot).run
 
-    async def _create_jobset(self, observation: Observation, jobset: Object) -> None:
-        """Creates the JobSet.
+    async def _create_jobset(self, observation: Observation, jobset: Object) -> Object:
+        """Creates the JobSet and returns it as stored.
 
         Raises AlreadyExists (a Conflict) if the job already has it, so that the observation was stale, and NameTaken if
         an object that is not the job's has the name.
         """
         job = observation.job
         try:
-            self._cache.wrote(JOBSETS, await self._cluster.create(JOBSETS, jobset))
+            created = await self._cluster.create(JOBSETS, jobset)
         except AlreadyExists as error:
             namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
             # The role lets the operator list JobSets, not get them.
@@ -236,6 +249,8 @@ class Applier:
             if own_jobsets(job, there, observation.snapshot):
                 raise
             raise NameTaken("JobSet", namespace, name) from error
+        self._cache.wrote(JOBSETS, created)
+        return created
 
     async def _create_event(self, job: Object, event: JobEvent, now: datetime) -> None:
         """Creates one Event, with one retry.

@@ -3,10 +3,14 @@
 import logging
 from collections.abc import Sequence
 
-from finetune_operator.cluster.port import JOBSETS, PODS, KubernetesClient, ResourceKind
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, KubernetesClient, ResourceKind
+from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_objects import version_of
 from finetune_operator.rendering.labels import UID_LABEL
+
+#: The label of each kind by which its objects are listed.
+_LABELS = {JOBSETS: UID_LABEL, PODS: UID_LABEL, WORKLOADS: OWNER_UID_LABEL}
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +18,7 @@ log = logging.getLogger(__name__)
 async def distrust_outdated(
     cluster: KubernetesClient, cache: WatchCache, namespaces: Sequence[str]
 ) -> frozenset[str]:
-    """Has every job read live whose cached JobSets or pods differ from those that exist.
+    """Has every cached job read live that differs from the one that exists, itself or in its children.
 
     An event that is on its way counts as a difference, which costs one live read. Of each page only what differs is
     kept.
@@ -26,28 +30,47 @@ async def distrust_outdated(
         ClusterError: a listing failed.
     """
     outdated: set[str] = set()
-    for kind in (JOBSETS, PODS):
-        for scope in namespaces or (None,):
-            outdated |= await _outdated(cluster, cache, kind, scope)
+    for scope in namespaces or (None,):
+        if cache.watches(JOBS, scope):
+            outdated |= await _outdated_jobs(cluster, cache, scope)
+        for kind in _LABELS:
+            if cache.watches(kind, scope):
+                outdated |= await _outdated(cluster, cache, kind, scope)
     for uid in outdated:
-        log.warning("the watches lost an event of a child of the job with uid %s", uid)
+        log.warning("the watches lost an event of the job with uid %s or of a child", uid)
         cache.distrust(uid)
     return frozenset(outdated)
+
+
+async def _outdated_jobs(cluster: KubernetesClient, cache: WatchCache, namespace: str | None) -> set[str]:
+    before = dict(cache.jobs(namespace))
+    outdated: set[str] = set()
+    async for page in cluster.pages(JOBS, namespace, metadata_only=True):
+        for found in page:
+            uid = found["metadata"]["uid"]
+            before.pop(uid, None)
+            cached = cache.version_of_job(uid)
+            if cached is not None and cached < version_of(found):
+                outdated.add(uid)
+        # Releases the page before the next one is fetched.
+        del page
+    # Those that were deleted before the listing, and are still cached after it.
+    return outdated | {uid for uid in before if cache.version_of_job(uid) is not None}
 
 
 async def _outdated(
     cluster: KubernetesClient, cache: WatchCache, kind: ResourceKind, namespace: str | None
 ) -> set[str]:
-    before = {uid: (job, version) for uid, job, version in cache.children(kind, namespace)}
+    before = {uid: job for uid, job, _ in cache.children(kind, namespace)}
     outdated: set[str] = set()
-    async for page in cluster.pages(kind, namespace, labels={UID_LABEL: None}, metadata_only=True):
+    async for page in cluster.pages(kind, namespace, labels={_LABELS[kind]: None}, metadata_only=True):
         for found in page:
-            _, version = before.pop(found["metadata"]["uid"], (None, -1))
-            job = cache.owner_of(kind, found)
-            if version < version_of(found) and job is not None and cache.lacks(kind, found):
-                outdated.add(job)
+            uid, version = found["metadata"]["uid"], version_of(found)
+            # The job that it was cached for, and the one that it belongs to.
+            for job in {before.pop(uid, None), cache.owner_of(kind, found)}:
+                if job is not None and (cache.version_of_child(kind, job, uid) or -1) < version:
+                    outdated.add(job)
         # Releases the page before the next one is fetched.
         del page
     still = {uid for uid, _, _ in cache.children(kind, namespace)}
-    # Those that were deleted before the listing, and are still cached after it.
-    return outdated | {job for uid, (job, _) in before.items() if uid in still}
+    return outdated | {job for uid, job in before.items() if uid in still}

@@ -73,7 +73,7 @@ class MemoryBudget:
     """The slots that all observations share."""
 
     def __init__(self) -> None:
-        self._places = CallSlots(total=_PLACES, each=1)
+        self._places = CallSlots(total=_PLACES, each=(1,))
 
     @asynccontextmanager
     async def of(self, namespace: str) -> AsyncIterator[MemoryShare]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from finetune_contract import HostProgress, RunFolder
 from finetune_operator.artifacts.port import StorageError
@@ -14,12 +13,8 @@ from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
     JOBS,
-    JOBSETS,
     NODES,
-    PODS,
     PROFILES,
-    WORKLOADS,
-    Keep,
     KubernetesClient,
     NotFound,
     Object,
@@ -35,15 +30,11 @@ from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.projection import (
-    jobset_of,
-    pod_of,
     reduced_event,
     reduced_job,
     reduced_node,
-    reduced_workload,
 )
-from finetune_operator.lifecycle.children.workload import Workload
-from finetune_operator.lifecycle.decide import finished, unprocessed
+from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.observation import Observation, RunFolderView, pace
 from finetune_operator.lifecycle.status.fitting import read_status
@@ -52,17 +43,15 @@ from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
+from finetune_operator.reconcile.children import ChildReader, list_kept, own_workloads
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
 from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
-from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
 
-#: Label of each Workload with the uid of its owner.
-_JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 #: Maximum number of slice kinds whose nodes are listed in one observation of a job.
 _MOST_KINDS = 4
 
@@ -104,6 +93,7 @@ class Observer:
     ) -> None:
         self._cluster = cluster
         self._plans = plans
+        self._children = ChildReader(cluster, plans, cache)
         self._folder = folder
         self._cache = cache
         self._utc_now = utc_now
@@ -114,8 +104,9 @@ class Observer:
     async def observe(self, key: JobKey, room: MemoryShare, *, live: bool = False) -> Observation | None:
         """Returns the complete observation of one job; None if the job does not exist. Raises ClusterError.
 
-        Job, JobSets, pods, plan and profiles come from caches where these are complete, and from live reads otherwise
-        or with ``live``. Objects that tenants create are reduced to what decisions read and accounted for in ``room``.
+        Job, JobSets, pods and plan come from caches where these are complete, and from live reads otherwise or with
+        ``live``; profiles are always read live. Objects that tenants create are reduced to what decisions read and
+        accounted for in ``room``.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
         that is observed as ended, the record is observed, too. If the JobSets and pods come from the cache, the last
@@ -126,27 +117,26 @@ class Observer:
             job = await self.job(key)
             if job is None:
                 self._folder.forget(key)
+                self._cache.forget(key.namespace, key.name)
                 return None
-            snapshot, labelled, labelled_pods = await self._live(key, job, room)
+            snapshot, found = await self._children.live(job, room)
         else:
-            job, labelled, labelled_pods = cached.job, cached.jobsets, cached.pods
-            await room.hold([*labelled, *labelled_pods], f"JobSets and pods of {key}")
-            snapshot = await self._cached_plan(job, labelled)
-        from_cache = cached is not None
-        del cached
+            job = cached.job
+            snapshot, found = await self._children.cached(cached, room)
         status = read_status(job.get("status"))
-        jobsets = own_jobsets(job, labelled, snapshot)
-        pods = own_pods(job, labelled_pods, jobsets)
+        jobsets = own_jobsets(job, found.jobsets, snapshot)
+        pods = own_pods(job, found.pods, jobsets)
+        workloads = own_workloads(found.workloads, jobsets)
+        from_cache = cached is not None
         # Releases objects that are not the job's.
-        del labelled, labelled_pods
-        profiles = await self._profiles(snapshot, live=live)
+        del cached, found
+        profiles = await self._profiles(snapshot)
         first_format, template, source = await asyncio.gather(
             self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
-        workloads, view = await asyncio.gather(
-            self._workloads(key.namespace, jobsets, room),
-            self._view(key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if from_cache else None),
+        view = await self._view(
+            key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if from_cache else None
         )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
@@ -174,28 +164,6 @@ class Observer:
     def _jobs(self) -> int:
         """Returns the number of unfinished jobs: at least one, which the watch may not have delivered yet."""
         return max(1, self._live_jobs())
-
-    async def _live(
-        self, key: JobKey, job: Object, room: MemoryShare
-    ) -> tuple[Object | None, Sequence[Object], Sequence[Object]]:
-        """Reads plan, JobSets and pods of a job, and completes the cache with them."""
-        uid = job["metadata"]["uid"]
-        self._cache.adopt(job)
-        snapshot, jobsets, pods = await asyncio.gather(
-            self._plans.find(uid),
-            self._kept(JOBSETS, key.namespace, room, keep=partial(jobset_of, job), labels={UID_LABEL: uid}),
-            self._kept(PODS, key.namespace, room, keep=partial(pod_of, job), labels={UID_LABEL: uid}),
-        )
-        self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods})
-        return snapshot, jobsets, pods
-
-    async def _cached_plan(self, job: Object, jobsets: Sequence[Object]) -> Object | None:
-        """Returns the plan of a job from the cache, if it can have one."""
-        uid = job["metadata"]["uid"]
-        if found := self._plans.cached(uid):
-            return found
-        # If an unprocessed job has one after all, storing its plan fails, and it is read live.
-        return None if unprocessed(job) and not jobsets else await self._plans.find(uid)
 
     async def unchanged(self, observation: Observation) -> bool:
         """Whether the job is still as it was observed, by a live read. Raises ClusterError."""
@@ -235,26 +203,6 @@ class Observer:
             template=None,
             source=None,
         )
-
-    async def _kept(
-        self, kind: ResourceKind, namespace: str | None, room: MemoryShare, *, keep: Keep, **selected: Any
-    ) -> list[Object]:
-        """Lists objects page by page and returns the part of each that ``keep`` selects."""
-        # A continue token may expire (410 Gone); a list from the start then succeeds.
-        for final in (False, True):
-            found: list[Object] = []
-            try:
-                async for page in self._cluster.kept(kind, namespace, keep=keep, **selected):
-                    where = f" of namespace {namespace}" if namespace else ""
-                    await room.hold(page, f"{kind.plural}{where} with {selected}")
-                    found += page
-            except Rejected as error:
-                if error.status != 410 or final:
-                    raise
-                room.release(found)
-            else:
-                return found
-        raise AssertionError("unreachable")
 
     async def with_details(
         self, observation: Observation, at: DetailRequest, room: MemoryShare
@@ -328,7 +276,8 @@ class Observer:
         chosen = sorted(kinds, key=lambda kind: (kind not in wanted, kind))[:_MOST_KINDS]
         try:
             found = [
-                await self._kept(NODES, None, room, keep=reduced_node, labels=dict(kind)) for kind in chosen
+                await list_kept(self._cluster, NODES, None, room, keep=reduced_node, labels=dict(kind))
+                for kind in chosen
             ]
         except Rejected as error:
             log.warning(
@@ -344,36 +293,18 @@ class Observer:
         """Returns the Events about an object; empty if the operator may not list them."""
         fields = {"involvedObject.kind": about.kind, "involvedObject.name": about.name}
         try:
-            found = await self._kept(EVENTS, namespace, room, keep=reduced_event, fields=fields)
+            found = await list_kept(self._cluster, EVENTS, namespace, room, keep=reduced_event, fields=fields)
         except Rejected as error:
             log.warning("Events cannot be listed, so the autoscaler's messages are missing: %s", error)
             return ()
         return tuple(map(ObjectEvent.parse, found))
 
-    async def _workloads(
-        self, namespace: str, jobsets: Sequence[JobSet], room: MemoryShare
-    ) -> tuple[Workload, ...] | None:
-        """Returns Kueue's Workloads of the JobSets that name a queue or are suspended; None if Kueue is not installed.
+    async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
+        """Returns all profiles before admission; afterwards, the snapshot holds the job's copy.
 
-        Kueue may be configured to manage JobSets without a queue as well, so suspended ones are included. If there is
-        no such JobSet, the result is empty and no request is made. Raises ClusterError.
+        They are read live: the plan is immutable, so no later event could correct the use of an outdated profile.
         """
-        managed = frozenset(jobset.uid for jobset in jobsets if jobset.queue is not None or jobset.suspended)
-        if not managed:
-            return ()
-        try:
-            labels = {_JOB_UID_LABEL: managed}
-            found = await self._kept(WORKLOADS, namespace, room, keep=reduced_workload, labels=labels)
-        except NotFound:
-            return None
-        return tuple(map(Workload.parse, found))
-
-    async def _profiles(self, snapshot: Object | None, *, live: bool) -> Sequence[Object]:
-        """Returns all profiles before admission; afterwards, the snapshot holds the job's copy."""
-        if snapshot is not None:
-            return ()
-        cached = None if live else self._cache.profiles()
-        return await self._cluster.list(PROFILES, None) if cached is None else cached
+        return () if snapshot is not None else await self._cluster.list(PROFILES, None)
 
     async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the plan that an earlier release stored in the job's namespace, if the job may still need it."""

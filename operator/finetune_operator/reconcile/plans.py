@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import dataclass
 
 from finetune_operator.cluster.port import (
@@ -68,6 +68,11 @@ class Plans:
         if uid in self._cached:
             self._cached.move_to_end(uid)
         return self._cached.get(uid)
+
+    def keep(self, uids: Container[str]) -> None:
+        """Drops all plans from the cache but those of the jobs with these uids, which exist."""
+        for uid in [uid for uid in self._cached if uid not in uids]:
+            self.forget(uid)
 
     def forget(self, uid: str) -> None:
         """Drops the plan from the cache."""

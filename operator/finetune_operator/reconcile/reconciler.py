@@ -114,6 +114,7 @@ class Reconciler:
         self, key: JobKey, retry_in: float, room: MemoryShare, *, live: bool
     ) -> float | None:
         observation: Observation | None = None
+        announced = False
         try:
             observation = await self._observer.observe(key, room, live=live)
             if observation is None:
@@ -125,16 +126,17 @@ class Reconciler:
                 log.error(
                     "internal error while reading the content of the run folder", exc_info=decision.fault
                 )
-            if isinstance(decision.action, Create):
-                # The JobSet may have run and vanished before it is observed.
-                self._observer.reread(key)
             await self._applier.apply(observation, decision)
+            # The name of an Event depends on the status before the transition, so that a retry does not create it
+            # twice. No other status may be written before the one that shows the transition.
+            announced = bool(decision.events)
+            await self._applier.report(observation, decision)
         except _Unconfirmed:
             raise
         except Conflict as error:
             self._distrust(observation)
             # Something changed between observation and write. Users need to know only if it happens repeatedly.
-            if retry_in >= _PERSISTENT_SECONDS:
+            if retry_in >= _PERSISTENT_SECONDS and not announced:
                 await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         except StorageError as error:
@@ -146,7 +148,8 @@ class Reconciler:
             self._distrust(observation)
             if not isinstance(error, ClusterError | Refused):
                 log.exception("internal error of the operator")
-            await self._report(key, observation, error, retry_in)
+            if not announced:
+                await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         if decision.fault is not None:
             # The status that was just written shows it.
@@ -165,6 +168,9 @@ class Reconciler:
         if decision.details is not None:
             observation = await self._observer.with_details(observation, decision.details, room)
             decision = await self._decided(observation)
+        if isinstance(decision.action, Create):
+            # The JobSet may run and vanish before it is observed.
+            self._observer.reread(key)
         return observation, decision
 
     def _distrust(self, observation: Observation | None) -> None:

@@ -15,15 +15,17 @@ from pydantic_core.core_schema import (
 )
 
 from finetune_operator.cluster.json_depth import shallow
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, Object, ResourceKind
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Object, ResourceKind
 from finetune_operator.lifecycle.children.projection import (
     JOB_PARSER,
     JOBSET_PARSER,
     POD_PARSER,
+    WORKLOAD_PARSER,
     optional_keys,
     reduced_job,
     reduced_jobset,
     reduced_pod,
+    reduced_workload,
 )
 
 
@@ -46,7 +48,12 @@ class ListPage:
     items: Sequence[Object]
     version: int
     """Resource version of the whole listing."""
-    last: bool
+    token: str
+    """From which the next page continues; empty if this is the last one."""
+
+    @property
+    def last(self) -> bool:
+        return not self.token
 
 
 _TYPE = SchemaValidator(optional_keys({"type": str_schema()}))
@@ -90,7 +97,7 @@ class ObjectParser:
         return ListPage(
             items=[self.reduce(each) for each in parsed.get("items") or ()],
             version=int(metadata["resourceVersion"]),
-            last=not metadata.get("continue"),
+            token=metadata.get("continue", ""),
         )
 
 
@@ -116,5 +123,6 @@ PARSERS: Mapping[ResourceKind, ObjectParser] = {
     JOBS: ObjectParser(JOB_PARSER, reduced_job),
     JOBSETS: ObjectParser(JOBSET_PARSER, reduced_jobset),
     PODS: ObjectParser(POD_PARSER, reduced_pod),
+    WORKLOADS: ObjectParser(WORKLOAD_PARSER, reduced_workload),
     PROFILES: ObjectParser(any_schema(), lambda found: found),
 }

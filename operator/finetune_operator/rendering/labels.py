@@ -13,6 +13,7 @@ type Object = Mapping[str, Any]
 #: Every restart up to the newest is an attempt, so a label must not name more restarts than are possible.
 MAX_RESTART = 999
 _NUMBER = re.compile(r"[1-9][0-9]{0,2}")
+_JOBSET_NAME = re.compile(f"(.+)-(?:{'|'.join(stage.short for stage in Stage)})-[1-9][0-9]{{0,2}}")
 _RESTART = re.compile(r"[0-9]{1,9}")
 
 JOB_LABEL = "tpu-finetune.dev/job"
@@ -37,6 +38,12 @@ FLAVOR_ANNOTATION = "tpu-finetune.dev/flavor"
 def jobset_name(job: str, stage: Stage, attempt: int) -> str:
     """Returns ``<job>-<prep|conv|train|eval|export>-<attempt>``."""
     return f"{job}-{stage.short}-{attempt}"
+
+
+def job_of_jobset(name: str) -> str | None:
+    """Returns the name of the job whose JobSet may have that name; None if no JobSet of a job may."""
+    match = _JOBSET_NAME.fullmatch(name)
+    return match[1] if match else None
 
 
 def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:

@@ -2,20 +2,24 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cluster.port import Object
+from finetune_operator.lifecycle.children.ownership import job_named_by
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
+from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.rendering.labels import JOB_LABEL
 
-#: Delay of finished jobs in the initial listing, so that live ones are reconciled first.
+#: Delay of finished jobs in a listing, of which few have anything left to do, so that live ones are reconciled first.
 FINISHED_LATER_SECONDS = 5.0
+#: Delay of a job after an event of a pod. The pods of a slice change in bursts, and JobSets report what they amount to.
+POD_SECONDS = 0.1
 #: Minimum interval between updates of a profile's number of jobs, since jobs are created and deleted in bursts.
 USAGE_SECONDS = 2.0
 
@@ -37,20 +41,27 @@ class _CachedJob:
     uid: str
     created: str
     """The job's creationTimestamp: of two jobs with the same name, the later one exists now."""
+    version: int
+    """Resource version of the last event, which decides between jobs that were created in the same second."""
     input: bytes | None
     """Digest of the fields that users and tools may change and that the operator reads. None before the first event."""
     finished: bool
     admitted: bool
+    cleans_up: bool = False
+    """Whether its children are deleted some time after it has finished."""
     profile: str | None = None
     """Name of the profile that the job runs under. None before admission and after it has finished."""
-    finished_jobsets: set[str] = field(default_factory=set)
+    finished_jobsets: frozenset[str] = frozenset()
+    """Of an unfinished job."""
+    created_jobset: tuple[str, str] | None = None
+    """UID and resource version of the last JobSet that this process has created for the job."""
 
 
 class EventHandlers:
     """Turns watch events into keys.
 
-    An event type is that of a watch, or None for an object from a listing. Only those fields of an object are read that
-    :mod:`finetune_operator.runtime.projection` keeps.
+    An event type is that of a watch, or None for an object from a listing. Objects are reduced to the fields that
+    decisions read (:mod:`finetune_operator.lifecycle.children.projection`).
 
     Args:
         add: adds a key to the queue, due after the given number of seconds.
@@ -63,8 +74,6 @@ class EventHandlers:
         self._seen: dict[JobKey, _CachedJob] = {}
         self._profiles: dict[str, bytes] = {}
         """Digest of each profile without its status, as of the last event."""
-        self._jobsets: dict[str, JobKey] = {}
-        """Jobs by the uids of their JobSets: a Workload refers to its JobSet, not to the job."""
 
     @property
     def live(self) -> int:
@@ -95,38 +104,56 @@ class EventHandlers:
         before = seen.input
         seen.input = _input(job)
         if event_type is None:
-            # After a gap in the watch, any event may have been missed; finished jobs are the least affected.
-            self._add(key, FINISHED_LATER_SECONDS if seen.finished else 0.0)
+            # After a gap in the watch, any event may have been missed.
+            if not seen.finished:
+                self._add(key, 0.0)
+            elif not _up_to_date(job):
+                self._add(key, FINISHED_LATER_SECONDS)
         elif before != seen.input:
             self._add(key, 0.0)
 
     def jobset(self, event_type: str | None, jobset: Object) -> None:
+        """Handles an event of a JobSet. The one of its creation queues nothing if this process has created it."""
         key = _owner(jobset)
         if key is None:
             return
         uid = jobset["metadata"]["uid"]
-        if event_type == "DELETED":
-            self._jobsets.pop(uid, None)
-        else:
-            self._jobsets[uid] = key
         seen = self._seen.get(key)
-        if seen and uid not in seen.finished_jobsets and _has_ended(jobset):
-            seen.finished_jobsets.add(uid)
+        if seen and not seen.finished and uid not in seen.finished_jobsets and _has_ended(jobset):
+            seen.finished_jobsets |= {uid}
             # The end time of JobSets in a listing is unknown.
-            if event_type is not None and not seen.finished:
+            if event_type is not None:
                 self._listener.jobset_finished(key)
+        if seen and event_type == "DELETED":
+            seen.finished_jobsets -= {uid}
+        version = jobset["metadata"].get("resourceVersion")
+        if event_type == "ADDED" and seen and seen.created_jobset == (uid, version):
+            # The reconcile that created it writes the status that describes it, or is repeated if it fails.
+            return
+        if event_type is None and _may_be_leftover(seen, jobset):
+            # A listing of jobs does not show whether a finished one has children to be stopped or deleted.
+            self._add(key, FINISHED_LATER_SECONDS)
         self._add_child(key, event_type)
+
+    def jobset_created(self, created: JobSetCreated) -> None:
+        """Called after this process has created a JobSet."""
+        if seen := self._seen.get(JobKey(created.namespace, created.job)):
+            seen.created_jobset = created.uid, created.version
 
     def pod(self, event_type: str | None, pod: Object) -> None:
         key = _owner(pod)
-        if key is not None:
-            self._add_child(key, event_type)
+        seen = self._seen.get(key) if key else None
+        # Only its JobSets matter to a finished job.
+        if key is not None and not (seen and seen.finished):
+            self._add_child(key, event_type, POD_SECONDS)
 
     def workload(self, event_type: str | None, workload: Object) -> None:
         """Handles an event of a Kueue Workload. Most Workloads do not belong to the operator's JobSets."""
-        for owner in workload["metadata"].get("ownerReferences", ()):
-            if key := self._jobsets.get(owner["uid"]):
-                self._add_child(key, event_type)
+        name = job_named_by(workload)
+        key = JobKey(workload["metadata"]["namespace"], name) if name else None
+        seen = self._seen.get(key) if key else None
+        if key and seen and not seen.finished:
+            self._add_child(key, event_type)
 
     def profile(self, event_type: str | None, profile: Object) -> None:
         """Handles an event of a FineTuneProfile.
@@ -137,7 +164,7 @@ class EventHandlers:
         name = profile["metadata"]["name"]
         before = self._profiles.pop(name, None)
         if event_type != "DELETED":
-            self._profiles[name] = _input(profile)
+            self._profiles[name] = _input(profile, DEFAULT_PROFILE_ANNOTATION)
         if event_type is None:
             # The jobs that use it are queued by their own listing.
             self._add(ProfileKey(name), USAGE_SECONDS)
@@ -175,27 +202,32 @@ class EventHandlers:
             # Queued in case a job of that name has been created again in the meantime.
             self._add(key, 0.0)
 
-    def _add_child(self, key: JobKey, event_type: str | None) -> None:
+    def _add_child(self, key: JobKey, event_type: str | None, after: float = 0.0) -> None:
         # A listing of children accompanies a listing of jobs, which queues the jobs.
         if event_type is not None:
-            self._add(key, 0.0)
+            self._add(key, after)
 
     def _remember(self, key: JobKey, job: Object) -> _CachedJob:
         """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
+        version = int(job["metadata"].get("resourceVersion", 0))
         finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
         seen = self._seen.get(key)
         if seen is not None and seen.uid != uid:
-            if created < seen.created:
+            if (created, version) < (seen.created, seen.version):
                 return seen
             self._forget(key)
             seen = None
         if seen is None:
-            seen = _CachedJob(uid=uid, created=created, input=None, finished=finished, admitted=admitted)
+            seen = _CachedJob(
+                uid=uid, created=created, version=version, input=None, finished=finished, admitted=admitted
+            )
             self._seen[key] = seen
-        seen.finished, seen.admitted = finished, admitted
+        seen.version, seen.finished, seen.admitted = version, finished, admitted
+        seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
         self._use(seen, None if finished else _profile_of(job))
         if finished:
+            seen.finished_jobsets = frozenset()
             self._listener.forget(key)
         return seen
 
@@ -230,17 +262,29 @@ def _profile_of(job: Object) -> str | None:
     return name
 
 
-def _input(found: Object) -> bytes:
-    """Returns a digest of the fields that the operator reads, without the status.
+def _input(found: Object, *annotations: str) -> bytes:
+    """Returns a digest of the fields that the operator reads, those annotations included, without the status.
 
-    Changes of other labels and annotations do not affect it. It is the same for a whole object and for its projection
-    (:mod:`finetune_operator.runtime.projection`).
+    Changes of other labels and annotations do not affect it. It is the same for a whole job and for a reduced one.
     """
     metadata = found["metadata"]
     values = [metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")]
     values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]
-    values.append(metadata.get("annotations", {}).get(DEFAULT_PROFILE_ANNOTATION))
+    values += [metadata.get("annotations", {}).get(annotation) for annotation in annotations]
     return sha256(json.dumps(values).encode()).digest()
+
+
+def _may_be_leftover(job: _CachedJob | None, jobset: Object) -> bool:
+    """Whether a JobSet may have to be stopped or deleted after the end of its job. None: the job is not listed yet."""
+    return job is None or (job.finished and (job.cleans_up or not _has_ended(jobset)))
+
+
+def _up_to_date(job: Object) -> bool:
+    """Whether the status is that of the newest spec, and the job is not being deleted."""
+    metadata, status = job["metadata"], job.get("status") or {}
+    return "deletionTimestamp" not in metadata and status.get("observedGeneration") == metadata.get(
+        "generation"
+    )
 
 
 def _condition(job: Object, kind: str) -> bool:

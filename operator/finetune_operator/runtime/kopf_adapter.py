@@ -1,14 +1,14 @@
-"""Uses kopf only to run the watches and pass their events on.
+"""Uses kopf only to list and watch: it keeps the connections open, retries, and lists again after a gap.
 
-Handlers only forward events, so kopf writes nothing: no finalizers, no annotations, no Events. No other module depends
-on kopf.
-
-kopf holds whole objects, copies each several times and queues them without a limit. Therefore the HTTP session that it
-gets reduces responses to the fields that :mod:`.projection` keeps before kopf reads them. This also hides any
-finalizer or annotation of kopf's that another client has put on an object.
+kopf gets no objects. The HTTP session that it is given passes them to the cache and the event handlers, and kopf gets
+empty pages, and a bookmark for each event, by which it continues. kopf would start a task for each object, copy the
+object several times and remember it until it is deleted. It also writes nothing: no finalizers, no annotations, no
+Events. No other module depends on kopf.
 """
 
 import asyncio
+import json
+import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
@@ -25,26 +25,31 @@ from finetune_operator.cluster.port import (
     PODS,
     PROFILES,
     WORKLOADS,
+    Object,
     ResourceKind,
     WatchStream,
 )
 from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.reconcile.watch_objects import ListPage, WatchLine
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.projection import project_event, project_list
 from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth
+
+log = logging.getLogger(__name__)
 
 #: Watched kinds. Profiles are cluster-scoped, the others are namespaced.
 NAMESPACED = (JOBS, JOBSETS, PODS)
 CHILDREN = (JOBSETS, PODS)
 
-#: Limits of one page of a listing, in objects and bytes. An object may have 1.5 MiB or more; parsing takes a multiple.
-PAGE_OBJECTS = 25
+#: Number of objects of the first page of a listing, and the most of any.
+FIRST_PAGE_OBJECTS = 100
+PAGE_OBJECTS = 500
+#: Maximum size of a page. An object may have 1.5 MiB or more; parsing takes a multiple.
 PAGE_BYTES = 2 * 2**20
 #: Maximum delay in seconds of the listing of children until the jobs are listed, whose children alone are cached.
 _JOBS_SECONDS = 20.0
 #: After this line of a watch kopf lists again.
-_GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}\n'
+_GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}'
 #: Number of pages that are read concurrently; there is one listing per kind and namespace.
 _PAGES_AT_ONCE = 4
 
@@ -68,7 +73,7 @@ class WatchManager:
         namespaces: namespaces to watch; all if empty.
         intake: receives every event.
         ages: notified of every sign of activity of a watch.
-        cache: receives every object before its event.
+        cache: parses and receives every object before its event.
         environ: environment with the API server's address.
         kueue: whether to watch Workloads, too.
     """
@@ -91,7 +96,15 @@ class WatchManager:
         self._intake = intake
         self._ages = ages
         self._cache = cache
-        self._paths = frozenset(watch.path for watch in watches(namespaces, kueue=kueue))
+        self._streams = {stream.path: stream for stream in watches(namespaces, kueue=kueue)}
+        """By path."""
+        self._handlers: Mapping[ResourceKind, Callable[[str | None, Object], None]] = {
+            JOBS: intake.job,
+            JOBSETS: intake.jobset,
+            PODS: intake.pod,
+            WORKLOADS: intake.workload,
+            PROFILES: intake.profile,
+        }
         self._page_objects: dict[str, int] = {}
         """Page size by path: the number of objects that fitted last time."""
         self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
@@ -130,21 +143,13 @@ class WatchManager:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
 
-        def watch(kind: ResourceKind, handle: Callable[[str | None, Any], None]) -> None:
-            async def handler(event: kopf.RawEvent, namespace: str | None, **_: Any) -> None:
-                self._ages.event(kind, namespace)
-                handle(event["type"], event["object"])
+        async def unused(**_: Any) -> None:
+            """kopf watches the kinds that have a handler."""
 
+        for kind in {stream.kind for stream in self._streams.values()}:
             kopf.on.event(
                 group=kind.group, version=kind.version, plural=kind.plural, id=kind.plural, registry=registry
-            )(handler)
-
-        watch(JOBS, self._intake.job)
-        watch(JOBSETS, self._intake.jobset)
-        watch(PODS, self._intake.pod)
-        if self._kueue:
-            watch(WORKLOADS, self._intake.workload)
-        watch(PROFILES, self._intake.profile)
+            )(unused)
         return registry
 
     @staticmethod
@@ -166,15 +171,12 @@ class WatchManager:
         settings.watching.client_timeout = SERVER_SECONDS + 30
         settings.watching.inactivity_timeout = INACTIVITY_SECONDS
         # Lists in pages. Streaming lists would require a newer API server.
-        settings.watching.chunk_size = PAGE_OBJECTS
+        settings.watching.chunk_size = FIRST_PAGE_OBJECTS
         # Only the operator's own JobSets and pods, so that the cost does not grow with others in the cluster.
         for kind in CHILDREN:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = UID_LABEL
         # Otherwise kopf kills the process this long after a cancellation, even after a clean shutdown.
         settings.process.ultimate_exiting_timeout = None
-        # Handlers only add keys, so an object's worker needs to outlive only a burst of events.
-        settings.queueing.idle_timeout = 1
-        settings.queueing.exit_timeout = 1
         return settings
 
     def _note_gap(self, url: URL) -> None:
@@ -194,7 +196,7 @@ class WatchManager:
             request.headers["Authorization"] = f"Bearer {self._account.token()}"
             response = await handler(request)
             if response.status == 200:
-                self._ages.answered(request.url.path)
+                self._ages.active(request.url.path)
             return response
 
         context = ssl.create_default_context(cafile=self._account.ca)
@@ -210,29 +212,31 @@ class WatchManager:
     async def _cut(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Projects responses of listings and watches; passes everything else (discovery, errors) unchanged."""
-        if request.method != "GET" or request.url.path not in self._paths:
+        """Takes the objects out of listings and watches; passes everything else (discovery, errors) unchanged."""
+        stream = self._streams.get(request.url.path)
+        if request.method != "GET" or stream is None:
             return await handler(request)
         if "watch" not in request.url.query:
-            await self._cache.listed(request.url.path, seconds=_JOBS_SECONDS)
+            await self._cache.listed(stream.path, seconds=_JOBS_SECONDS)
             async with self._pages:
-                return await self._page(request, handler)
+                return await self._page(stream, request, handler)
         response = await handler(request)
         if response.status == 200:
-            keep = partial(self._cache.line, request.url.path)
-            response.content = cast("aiohttp.StreamReader", _ProjectedLines(response.content, keep))
+            response.content = cast(
+                "aiohttp.StreamReader", _Lines(response.content, partial(self._line, stream))
+            )
         return response
 
     async def _page(
-        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        self, stream: WatchStream, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
         """Requests one page of a listing, with fewer objects if it is too large.
 
         The page size grows again after small pages. The page's own continue token refers to the next one.
         """
-        path = request.url.path
+        path = stream.path
         while True:
-            objects = self._page_objects.get(path, PAGE_OBJECTS)
+            objects = self._page_objects.get(path, FIRST_PAGE_OBJECTS)
             request.url = request.url.update_query(limit=objects)
             response = await handler(request)
             if response.status != 200:
@@ -243,12 +247,31 @@ class WatchManager:
                 continue
             if len(text) < PAGE_BYTES // 4:
                 self._page_objects[path] = min(2 * objects, PAGE_OBJECTS)
-            self._cache.page(path, text, first="continue" not in request.url.query)
+            page = self._cache.page(path, text, first="continue" not in request.url.query)
             self._note_gap(request.url)
-            response.content = cast(
-                "aiohttp.StreamReader", _ProjectedBody(response.content, project_list(text))
-            )
+            for each in page.items:
+                self._handle(stream, None, each)
+            response.content = cast("aiohttp.StreamReader", _Body(response.content, _empty(page)))
             return response
+
+    def _line(self, stream: WatchStream, line: bytearray) -> bytes:
+        """Handles one line of a watch. Returns the line that kopf gets."""
+        event = self._cache.line(stream.path, line)
+        if event is None:
+            return _GONE
+        if event.version is None:
+            return bytes(line)
+        self._ages.active(stream.path)
+        if event.type != "BOOKMARK":
+            self._handle(stream, event.type, event.object)
+        return _bookmark(event)
+
+    def _handle(self, stream: WatchStream, event_type: str | None, found: Object) -> None:
+        """Calls the handler of an event; an error must not stop the events of other objects."""
+        try:
+            self._handlers[stream.kind](event_type, found)
+        except Exception:
+            log.exception("internal error of the operator, at an event of %s", stream)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int | None) -> bytearray | None:
@@ -276,17 +299,12 @@ class _Content:
         self._content.set_exception(*error)
 
 
-class _ProjectedLines(_Content):
-    """Yields the projection of each line of a watch.
+class _Lines(_Content):
+    """The lines of a watch, each replaced by what ``replace`` returns."""
 
-    Args:
-        content: the response's content.
-        keep: receives each line; False if the watch must start again with a listing.
-    """
-
-    def __init__(self, content: aiohttp.StreamReader, keep: Callable[[bytearray], bool]) -> None:
+    def __init__(self, content: aiohttp.StreamReader, replace: Callable[[bytearray], bytes]) -> None:
         super().__init__(content)
-        self._keep = keep
+        self._replace = replace
 
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         begun = bytearray()
@@ -295,16 +313,13 @@ class _ProjectedLines(_Content):
             begun += first
             for other in others:
                 if begun:
-                    if not self._keep(begun):
-                        yield _GONE
-                        return
-                    yield project_event(begun) + b"\n"
+                    yield self._replace(begun) + b"\n"
                 begun = bytearray(other)
         # An incomplete last line was cut off with the connection. The next watch starts with that event.
 
 
-class _ProjectedBody(_Content):
-    """The projection of one page of a listing."""
+class _Body(_Content):
+    """One page of a listing."""
 
     def __init__(self, content: aiohttp.StreamReader, text: bytes) -> None:
         super().__init__(content)
@@ -312,3 +327,15 @@ class _ProjectedBody(_Content):
 
     async def read(self) -> bytes:
         return self._text
+
+
+def _empty(page: ListPage) -> bytes:
+    """Returns the page without its objects."""
+    metadata = {"resourceVersion": str(page.version), "continue": page.token}
+    return json.dumps({"metadata": metadata, "items": []}).encode()
+
+
+def _bookmark(event: WatchLine) -> bytes:
+    """Returns a bookmark at the event's version, from which kopf continues after the end of the watch."""
+    metadata = {"resourceVersion": str(event.version)}
+    return json.dumps({"type": "BOOKMARK", "object": {"metadata": metadata}}).encode()

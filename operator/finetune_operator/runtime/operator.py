@@ -13,7 +13,7 @@ from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient
-from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.apply import Applier, JobSetCreated
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
@@ -188,7 +188,12 @@ class Operator:
             live_jobs=lambda: intake.live,
             namespaces=self._settings.namespaces,
         )
-        applier = Applier(cluster, plans, store, cache, created=self._metrics.jobset_created)
+
+        def created(jobset: JobSetCreated) -> None:
+            intake.jobset_created(jobset)
+            self._metrics.jobset_created(jobset)
+
+        applier = Applier(cluster, plans, store, cache, created=created)
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
         # An operator that serves some namespaces counts only their jobs, and would overwrite other operators' counts.
         everywhere = not self._settings.namespaces

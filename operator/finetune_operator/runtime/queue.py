@@ -6,7 +6,7 @@
 import asyncio
 import heapq
 import itertools
-from collections import Counter
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
@@ -27,23 +27,33 @@ class Backoff:
         return min(self.longest, self.base * 2.0 ** min(failures - 1, 64))
 
 
-class KeySchedule[K: Hashable]:
-    """Schedules keys. All times are in seconds of the same clock.
+type _Entry[K] = tuple[float, int, K]
+"""Due time, order of equal times, key."""
 
-    Keys with equal ``namespace`` attributes share a limit of keys in progress: see :meth:`take`.
+
+class KeySchedule[K: Hashable]:
+    """Schedules keys. All times are in seconds of the same clock, which never goes back.
+
+    Keys with equal ``namespace`` attributes form a namespace; keys of cluster-scoped objects, which have none, form one
+    of their own. Namespaces with due keys take turns: see :meth:`take`.
     """
 
     def __init__(self, backoff: Backoff | None = None) -> None:
         self._backoff = backoff or Backoff()
         self._due: dict[K, float] = {}
         """Due times of waiting keys."""
-        self._heap: list[tuple[float, int, K]] = []
-        """May contain stale entries, at most as many as there are waiting keys; ``_due`` is authoritative."""
-        self._parked: dict[str, list[tuple[float, int, K]]] = {}
-        """Entries by namespace that are due while their namespace has its maximum of keys in progress."""
+        self._standing: dict[K, _Entry[K]] = {}
+        """The entry of each waiting key that is not in progress."""
+        self._later: list[_Entry[K]] = []
+        """Heap of the keys that were not due at the last call of :meth:`take`. May contain stale entries, at most as
+        many as there are waiting keys; ``_standing`` is authoritative."""
+        self._turns: OrderedDict[str | None, deque[_Entry[K]]] = OrderedDict()
+        """Due keys by namespace, none empty, in the order of the namespaces' turns; each in the order of due times."""
+        self._parked: dict[str | None, deque[_Entry[K]]] = {}
+        """The same for namespaces that had their maximum of keys in progress at their last turn. Each has some."""
         self._order = itertools.count()
         self._taken: set[K] = set()
-        self._in_hand: Counter[str] = Counter()
+        self._in_progress: dict[str | None, int] = {}
         """Number of taken keys by namespace."""
         self._failures: dict[K, int] = {}
 
@@ -55,32 +65,44 @@ class KeySchedule[K: Hashable]:
         if key not in self._taken:
             self._push(key)
 
-    def take(self, now: float, share: int | None = None) -> K | None:
-        """Takes the key that has been due longest; None if none is due.
+    def take(self, now: float, *, each: int | None = None, total: int | None = None) -> K | None:
+        """Takes a due key; None if none is due.
+
+        Namespaces with due keys take turns, and each gives the key that has been due longest. So a namespace's first
+        key is delayed by at most one key of each other namespace, however many keys they have.
 
         Args:
             now: the current time.
-            share: maximum number of keys in progress per namespace; keys of namespaces at it are skipped. None for no
-                limit.
+            each: maximum number of keys in progress per namespace; namespaces at it are skipped. None for no limit.
+            total: maximum number of keys in progress. A namespace may have as many as are left for others, so that
+                those of a few namespaces never use up the limit. None for no limit.
         """
-        while (at := self.next_due()) is not None and at <= now:
-            entry = heapq.heappop(self._heap)
-            key = entry[2]
-            namespace = _namespace(key)
-            if namespace is not None:
-                if share is not None and self._in_hand[namespace] >= share:
-                    heapq.heappush(self._parked.setdefault(namespace, []), entry)
-                    continue
-                self._in_hand[namespace] += 1
-            del self._due[key]
+        self._enqueue_due(now)
+        limit = each
+        if total is not None:
+            left = total - len(self._taken)
+            if left <= 0:
+                return None
+            limit = left if each is None else min(each, left)
+        while self._turns:
+            namespace, keys = self._turns.popitem(last=False)
+            in_progress = self._in_progress.get(namespace, 0)
+            if limit is not None and in_progress >= limit:
+                self._parked[namespace] = keys
+                continue
+            key = keys.popleft()[2]
+            if keys:
+                self._turns[namespace] = keys
+            del self._due[key], self._standing[key]
             self._taken.add(key)
+            self._in_progress[namespace] = in_progress + 1
             return key
         return None
 
     def done(self, key: K, now: float, again_after: float | None) -> None:
         """Records a success. The key is due again after the given seconds, at most a day; None for not at all."""
         self._failures.pop(key, None)
-        self._give_back(key, None if again_after is None else now + min(again_after, _LONGEST_WAIT))
+        self._give_back(key, now, None if again_after is None else min(again_after, _LONGEST_WAIT))
 
     def failed(self, key: K, now: float, at_least: float = 0.0) -> None:
         """Records a failure. The key is due again after :meth:`retry_in`, but not before ``at_least`` seconds.
@@ -89,15 +111,20 @@ class KeySchedule[K: Hashable]:
         """
         wait = max(self.retry_in(key), at_least)
         self._failures[key] = self._failures.get(key, 0) + 1
-        self._give_back(key, now + wait)
+        self._give_back(key, now, wait)
 
     def retry_in(self, key: K) -> float:
         """Returns the delay in seconds that the key gets if the current attempt fails."""
         return self._backoff.after(self._failures.get(key, 0) + 1)
 
     def next_due(self) -> float | None:
-        """Returns when the next key is due; None if none waits, or if all wait for others of their namespace."""
-        return self._first(self._heap)
+        """Returns when the next key is due that was not due at the last call of :meth:`take`; None if there is none."""
+        while self._later:
+            if self._stands(self._later[0]):
+                return self._later[0][0]
+            # Stale.
+            heapq.heappop(self._later)
+        return None
 
     def depth(self, now: float) -> int:
         """Returns the number of keys that are due and not taken."""
@@ -109,51 +136,49 @@ class KeySchedule[K: Hashable]:
 
     def oldest(self, now: float) -> float:
         """Returns the seconds for which the most overdue key has been due; 0 if none is."""
-        firsts = [self._first(heap) for heap in (self._heap, *self._parked.values())]
-        return max((now - at for at in firsts if at is not None and at < now), default=0.0)
+        firsts = [keys[0][0] for keys in (*self._turns.values(), *self._parked.values())]
+        if (later := self.next_due()) is not None:
+            firsts.append(later)
+        return max(0.0, now - min(firsts, default=now))
 
-    def _give_back(self, key: K, at: float | None) -> None:
+    def _give_back(self, key: K, now: float, again_after: float | None) -> None:
         self._taken.remove(key)
-        if at is not None and (key not in self._due or at < self._due[key]):
-            self._due[key] = at
-        if key in self._due:
+        due = self._due.get(key)
+        if again_after is not None and (due is None or due > now + again_after):
+            due = now + again_after
+        if due is not None:
+            # The time in which the key was in progress is no delay.
+            self._due[key] = max(due, now)
             self._push(key)
         namespace = _namespace(key)
-        if namespace is not None:
-            self._in_hand[namespace] -= 1
-            if not self._in_hand[namespace]:
-                del self._in_hand[namespace]
-            self._unpark(namespace)
-
-    def _unpark(self, namespace: str) -> None:
-        """Returns the longest-waiting parked key of a namespace to the heap, after one of its keys was given back."""
-        parked = self._parked.get(namespace)
-        if parked is None:
-            return
-        if self._first(parked) is not None:
-            heapq.heappush(self._heap, heapq.heappop(parked))
-        if not parked:
-            del self._parked[namespace]
-
-    def _first(self, heap: list[tuple[float, int, K]]) -> float | None:
-        """Returns when the first key of a heap is due; None if it is empty. Drops stale entries."""
-        while heap:
-            if self._stands(heap[0]):
-                return heap[0][0]
-            heapq.heappop(heap)
-        return None
+        if self._in_progress[namespace] == 1:
+            del self._in_progress[namespace]
+        else:
+            self._in_progress[namespace] -= 1
+        self._turns.update(self._parked)
+        self._parked.clear()
 
     def _push(self, key: K) -> None:
-        heapq.heappush(self._heap, (self._due[key], next(self._order), key))
-        if len(self._heap) > 2 * len(self._due):
+        entry = self._standing[key] = self._due[key], next(self._order), key
+        heapq.heappush(self._later, entry)
+        if len(self._later) > 2 * len(self._due):
             # A key that is repeatedly moved to an earlier time leaves a stale entry for each later one.
-            standing = {entry[2]: entry for entry in self._heap if self._stands(entry)}
-            self._heap = list(standing.values())
-            heapq.heapify(self._heap)
+            self._later = list(filter(self._stands, self._later))
+            heapq.heapify(self._later)
 
-    def _stands(self, entry: tuple[float, int, K]) -> bool:
-        at, _, key = entry
-        return key not in self._taken and self._due.get(key) == at
+    def _enqueue_due(self, now: float) -> None:
+        """Moves due keys to their namespaces, where they stay until they are taken."""
+        while self._later and self._later[0][0] <= now:
+            entry = heapq.heappop(self._later)
+            if self._stands(entry):
+                namespace = _namespace(entry[2])
+                keys = self._parked.get(namespace) or self._turns.get(namespace)
+                if keys is None:
+                    keys = self._turns[namespace] = deque()
+                keys.append(entry)
+
+    def _stands(self, entry: _Entry[K]) -> bool:
+        return self._standing.get(entry[2]) is entry
 
 
 def _namespace(key: Hashable) -> str | None:
@@ -176,19 +201,21 @@ class WorkQueue[K: Hashable]:
         self._schedule.add(key, self._clock() + after)
         self._wake()
 
-    async def take(self, share: int | None = None) -> K | None:
+    async def take(self, *, each: int | None = None, total: int | None = None) -> K | None:
         """Waits for a due key and takes it; None if the queue is closed.
 
         The caller must pass every taken key to ``done`` or ``failed``.
 
         Args:
-            share: maximum number of keys in progress per namespace. None for no limit.
+            each: maximum number of keys in progress per namespace; None for no limit.
+            total: maximum number of keys in progress; None for no limit. See :meth:`KeySchedule.take`.
         """
         while not self._closed:
             now = self._clock()
-            key = self._schedule.take(now, share)
+            key = self._schedule.take(now, each=each, total=total)
             if key is not None:
                 return key
+            # Every key that is due has to wait until another is given back.
             due = self._schedule.next_due()
             # There is no await between the calls above and the wait, so no change is missed.
             self._changed.clear()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
-from finetune_operator.cluster.port import ResourceKind, WatchStream
+from finetune_operator.cluster.port import WatchStream
 
 #: Seconds after which the server ends a watch; reopening it is the sign of activity of a quiet watch.
 SERVER_SECONDS = 120
@@ -22,14 +22,8 @@ class WatchHealth:
         self._alive = dict.fromkeys(watches, clock())
         self._by_path = {watch.path: watch for watch in self._alive}
 
-    def event(self, kind: ResourceKind, namespace: str | None) -> None:
-        """Records an event about an object of that kind."""
-        for watch in (WatchStream(kind, namespace), WatchStream(kind, None)):
-            if watch in self._alive:
-                self._alive[watch] = self._clock()
-
-    def answered(self, path: str) -> None:
-        """Records that the server accepted a LIST or WATCH on that path."""
+    def active(self, path: str) -> None:
+        """Records an event of the watch on that path, or that the server accepted a LIST or WATCH there."""
         watch = self._by_path.get(path)
         if watch is not None:
             self._alive[watch] = self._clock()

@@ -19,8 +19,9 @@ from finetune_operator.runtime.queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a reconcile no longer counts against the limit of concurrent reconciles.
-SLOW_SECONDS = 2.0
+#: Seconds after which a reconcile no longer counts against the limit of concurrent reconciles. While stores hang, other
+#: keys wait about as long.
+SLOW_SECONDS = 0.5
 #: Timeout of a reconcile in seconds. Each of its calls has a shorter deadline, but it may make many.
 RECONCILE_SECONDS = 240
 #: Maximum number of reconciles in progress, including slow ones, per concurrent reconcile.
@@ -37,7 +38,8 @@ class Workers[K: Hashable]:
     """Reconciles the keys of one queue, many concurrently.
 
     A slow reconcile waits for a store or the API server and does not delay other keys: after SLOW_SECONDS it no longer
-    counts against the limit, up to a number of such reconciles. One namespace never gets more than half of the limit.
+    counts against the limit, up to a number of such reconciles. One namespace never has more reconciles in progress
+    than half of the limit, and fewer if many namespaces have slow ones, so that others can always begin.
 
     Args:
         queue: source of keys.
@@ -71,16 +73,13 @@ class Workers[K: Hashable]:
             number: maximum number of concurrent reconciles, not counting slow ones.
         """
         places = asyncio.Semaphore(number)
-        hands = asyncio.Semaphore(number * _SLOW_PER_PLACE)
         async with asyncio.TaskGroup() as group:
             while True:
-                await hands.acquire()
                 await places.acquire()
-                key = await self._queue.take(share=max(1, number // 2))
+                key = await self._queue.take(each=max(1, number // 2), total=number * _SLOW_PER_PLACE)
                 if key is None:
                     return
-                task = group.create_task(self._work(key, places), name=f"reconcile {key}")
-                task.add_done_callback(lambda _: hands.release())
+                group.create_task(self._work(key, places), name=f"reconcile {key}")
 
     async def _work(self, key: K, places: asyncio.Semaphore) -> None:
         left = False
@@ -206,6 +205,7 @@ async def _resync(
     """
     known = intake.keys()
     stored = [plan async for plan in plans.stored(namespaces)]
+    plans.keep({plan.uid for plan in stored})
     uids: set[str] = set()
     keys: set[JobKey] = set()
     for scope in namespaces or (None,):

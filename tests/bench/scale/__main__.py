@@ -1,113 +1,130 @@
-"""Many jobs at once, this project's operator against Kubeflow Trainer.
+"""Many jobs at once, this project's operator against Kubeflow Trainer, and many jobs in all.
 
     python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer] [--stages]
+                                [--present 5000 10000] [--idle] [--storm 1000] [--latency]
+                                [--soak MINUTES]
 
 One control plane of etcd, API server and controller manager; scheduler, node agent and JobSet's controller are stopped,
 and this program completes JobSets in their place. The controllers run one at a time, alternately. Each run has two
 namespaces: in the first the jobs exist before the controller starts (backlog); in the second they are created beside it
-(burst). There each JobSet is completed, with --stages or if a job has one stage only. Prints Markdown tables: of the
-runs of each phase, the one with the median rate. Times are those of watch events in this program, which shares the
-machine with the others.
+(burst). There each JobSet is completed, with --stages or if a job has one stage only. Then, with the operator alone:
+
+    --storm N     the slices of N jobs are lost at once
+    --present N   the same burst beside N jobs, 90 % of which have finished
+    --idle        what the operator costs with the last of those numbers, 200 of them training
+    --latency     the answers to the end of a stage with 50 jobs in flight, on a cluster with all controllers
+    --soak        so many minutes of jobs that come and go, while operator and API server are killed; at least one
+
+Prints Markdown tables: of the runs of each phase, the one with the median rate; and last, the figures beside their aims
+(targets.py). Exits with 1 if one misses its aim by more than a third. Times are those of watch events in this program,
+which shares the machine with the others.
 """
 
 import argparse
 import asyncio
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from devcluster.kube import Kube
 from devcluster.testing import LocalCluster
-from tests.bench.scale.load import Run, median_of, without_controllers
-from tests.bench.scale.measure import Phase
+from tests.bench.scale import idle, latency, presence, soak, storm
+from tests.bench.scale.comparison import BACKLOG, BURST, Comparison
+from tests.bench.scale.load import without_controllers
+from tests.bench.scale.present import Present
 from tests.bench.scale.systems import FineTuneOperator, KubeflowTrainer, System
+from tests.bench.scale.targets import missed, targets
 
-SYSTEMS: Mapping[str, Callable[[LocalCluster, Path], System]] = {
+_SYSTEMS: Mapping[str, Callable[[LocalCluster, Path], System]] = {
     "ours": FineTuneOperator,
     "trainer": KubeflowTrainer,
 }
-#: Requests of which each job causes fewer are left out of the table.
-_LEAST_REQUESTS = 0.1
 
-type Phases = defaultdict[str, defaultdict[str, list[Phase]]]
+#: Live jobs of a soak, at most.
+_SOAK_JOBS = 500
 
 
-async def _run(cluster: LocalCluster, system: System, count: int, phases: Phases, *, stages: bool) -> None:
-    def note(name: str, phase: Phase) -> None:
-        phases[name][system.name].append(phase)
-        print(f"{system.name}: {name}: {phase.row()}", file=sys.stderr, flush=True)
-
+async def _beside_others(
+    cluster: LocalCluster, system: FineTuneOperator, options: argparse.Namespace, alone: float
+) -> Mapping[str, float]:
+    """Measures what --present and --idle request."""
+    found: dict[str, float] = {}
     async with Kube.of(cluster.kubeconfig) as kube:
-        async with (
-            _namespace(cluster, kube) as namespace,
-            Run(cluster, system, kube, namespace, count) as run,
-        ):
-            note("backlog: start → first JobSet", await run.backlog())
-        # Without the jobs of the backlog, which the controller would observe beside the burst.
-        async with (
-            _namespace(cluster, kube) as namespace,
-            Run(cluster, system, kube, namespace, count) as run,
-        ):
-            rate, phase = await run.burst()
-            print(f"{system.name}: created {rate:.0f} jobs per second", file=sys.stderr, flush=True)
-            note("burst: create → first JobSet", phase)
-            for number in range(1, system.stages + 1 if stages or system.stages == 1 else 1):
-                last = number == system.stages
-                name = "last JobSet done → job finished" if last else "JobSet done → next JobSet"
-                note(name, await run.complete())
-        await asyncio.to_thread(system.stop)
+        present = Present(cluster, system, kube)
+        try:
+            for count in sorted(options.present):
+                await present.grow(count)
+                found |= await presence.measure(
+                    cluster, system, count=count, jobs=options.jobs, runs=options.runs, alone=alone
+                )
+            if options.idle:
+                found |= await idle.measure(cluster, system, present)
+        finally:
+            await present.close()
+    return found
 
 
-@asynccontextmanager
-async def _namespace(cluster: LocalCluster, kube: Kube) -> AsyncIterator[str]:
-    """A namespace that is deleted at the end, with all that it contains."""
-    namespace = await asyncio.to_thread(cluster.namespace, "bench")
-    yield namespace
-    path = f"/api/v1/namespaces/{namespace}"
-    await kube.delete(path)
-    await asyncio.to_thread(cluster.wait_gone, path, seconds=900)
-
-
-def _tables(phases: Phases) -> None:
-    for name, by_system in phases.items():
-        print(f"\n{name}\n")
-        print("| | jobs per s | p50, s | p99, s | CPU per job, ms | API server's, ms | resident, MiB |")
-        print("|---|---|---|---|---|---|---|")
-        for system, runs in by_system.items():
-            print(f"| {system} | {median_of(runs).row()} |")
-        print("\n| requests per job | |\n|---|---|")
-        for system, runs in by_system.items():
-            shown = (
-                f"{kind} {n:.1f}" for kind, n in median_of(runs).requests.items() if n >= _LEAST_REQUESTS
+def _measured(cluster: LocalCluster, folder: Path, options: argparse.Namespace) -> Mapping[str, float]:
+    systems = {name: _SYSTEMS[name](cluster, folder) for name in options.systems}
+    comparison = Comparison(cluster, options.jobs, stages=options.stages)
+    for _ in range(options.runs):
+        for each in systems.values():
+            asyncio.run(comparison.run(each))
+    comparison.print()
+    ours = systems.get("ours")
+    if not isinstance(ours, FineTuneOperator):
+        return {}
+    figures = dict(comparison.figures()) if options.runs else {}
+    if options.storm:
+        backlog = comparison.ours(BACKLOG)
+        figures |= asyncio.run(
+            storm.measure(
+                cluster,
+                ours,
+                count=options.storm,
+                runs=options.runs,
+                backlog=options.storm / backlog.rate,
             )
-            print(f"| {system} | {', '.join(shown)} |")
+        )
+    if options.soak:
+        figures |= asyncio.run(
+            soak.measure(cluster, ours, folder, jobs=min(options.jobs, _SOAK_JOBS), minutes=options.soak)
+        )
+    if options.present:
+        figures |= asyncio.run(_beside_others(cluster, ours, options, comparison.ours(BURST).rate))
+    return figures
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=sorted(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=sorted(_SYSTEMS), default=sorted(_SYSTEMS))
     parser.add_argument(
         "--stages", action="store_true", help="complete all stages of each job, not only the first run"
     )
+    parser.add_argument("--present", type=int, nargs="+", default=[], help="jobs that exist before the burst")
+    parser.add_argument("--idle", action="store_true", help="measure without changes; needs --present")
+    parser.add_argument("--latency", action="store_true", help="measure with 50 jobs in flight")
+    parser.add_argument("--storm", type=int, default=0, help="slices that are lost at once")
+    parser.add_argument("--soak", type=int, default=0, help="minutes")
     options = parser.parse_args()
-    phases: Phases = defaultdict(lambda: defaultdict(list))
+    if options.idle and not options.present:
+        parser.error("--idle needs --present")
+    if options.runs == 0 and (options.present or options.storm or options.latency):
+        parser.error("--runs 0 is for --soak alone")
     with tempfile.TemporaryDirectory(prefix="scale-") as temporary:
         folder = Path(temporary)
         with LocalCluster.started(folder / "cluster", warm=False) as cluster:
             without_controllers(cluster)
-            systems = [SYSTEMS[name](cluster, folder) for name in options.systems]
-            for _ in range(options.runs):
-                for system in systems:
-                    asyncio.run(_run(cluster, system, options.jobs, phases, stages=options.stages))
-    _tables(phases)
+            figures = dict(_measured(cluster, folder, options))
+        if options.latency:
+            figures |= latency.measure(folder, options.runs)
+    return int(missed(figures, targets(options.present)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

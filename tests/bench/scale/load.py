@@ -11,7 +11,7 @@ from typing import Any, Self
 from devcluster.identity import memory
 from devcluster.kube import Kube, Object
 from devcluster.testing import LocalCluster
-from tests.bench.measure import cpu_seconds
+from tests.bench.measure import cpu_seconds, peak_memory
 from tests.bench.scale.measure import Phase, api_requests
 from tests.bench.scale.systems import System
 
@@ -22,17 +22,30 @@ _PATIENCE = 900
 
 
 class Run:
-    """One namespace with ``count`` jobs of one controller. Times are those of watch events in this process."""
+    """Jobs of one controller in one namespace. Times are those of watch events in this process.
 
-    def __init__(self, cluster: LocalCluster, system: System, kube: Kube, namespace: str, count: int) -> None:
+    Args:
+        cluster: the cluster.
+        system: the controller.
+        kube: an administrator's client.
+        namespace: contains no other jobs.
+        names: of the jobs. They may exist: their JobSets are then those of the run.
+    """
+
+    def __init__(
+        self, cluster: LocalCluster, system: System, kube: Kube, namespace: str, names: Sequence[str]
+    ) -> None:
         self._system = system
         self._kube = kube
         self._namespace = namespace
-        self._names = [f"j{number}" for number in range(count)]
+        self._names = names
         self._server = cluster.status()["kube-apiserver"]["pid"]
         self._changed: dict[str, float] = {}
         """By job: time of the change that the current phase made."""
-        self._jobsets: defaultdict[str, list[Object]] = defaultdict(list)
+        self.jobs: dict[str, Object] = {}
+        """As last seen, by name."""
+        self.jobsets: defaultdict[str, list[Object]] = defaultdict(list)
+        """By job, in the order of their creation."""
         self._answered: dict[str, float] = {}
         self._expected = 0
         """Number of JobSets of a job that answers the current phase; 0: its end does."""
@@ -82,17 +95,29 @@ class Run:
 
     async def complete(self) -> Phase:
         """Completes the JobSet of each job: to its next JobSet, or to the end of the job after the last one."""
-        done = len(self._jobsets[self._names[0]])
 
-        async def complete(name: str) -> None:
-            jobset = self._jobsets[name][-1]
+        async def complete(jobset: Object) -> None:
             self._system.before_completion(jobset)
-            path = f"{_JOBSETS}/namespaces/{self._namespace}/jobsets/{jobset['metadata']['name']}/status"
-            self._changed[name] = time.perf_counter()
-            await self._kube.patch(path, {"status": _completed()})
+            await self._kube.patch(f"{jobset_path(jobset)}/status", {"status": completed()})
 
-        last = done == self._system.stages
-        return await self._phase(self._system.pid, 0 if last else done + 1, _each(self._names, complete))
+        done = len(self.jobsets[self._names[0]])
+        return await self.change(complete, answer=0 if done == self._system.stages else done + 1)
+
+    async def change(self, change: Callable[[Object], Awaitable[None]], *, answer: int) -> Phase:
+        """Changes the newest JobSet of each job: to its JobSet of number ``answer``; 0: to the end of the job."""
+
+        async def one(name: str) -> None:
+            self._changed[name] = time.perf_counter()
+            await change(self.jobsets[name][-1])
+
+        return await self._phase(self._system.pid, answer, each(self._names, one))
+
+    async def until(self, holds: Callable[[Object], bool]) -> None:
+        """Waits until each job is in that state."""
+        async with asyncio.timeout(_PATIENCE):
+            while not all(name in self.jobs and holds(self.jobs[name]) for name in self._names):
+                await self._event.wait()
+                self._event.clear()
 
     async def _create_all(self) -> None:
         async def create(name: str) -> None:
@@ -100,7 +125,7 @@ class Run:
             path = self._system.jobs.format(self._namespace)
             await self._kube.create(path, self._system.manifest(self._namespace, name))
 
-        await _each(self._names, create)
+        await each(self._names, create)
 
     async def _phase(self, pid: int | None, expected: int, change: Coroutine[Any, Any, None]) -> Phase:
         """``pid``: the controller; None if ``change`` starts it."""
@@ -126,38 +151,43 @@ class Run:
             cpu=used,
             server_cpu=served,
             resident=memory(pid) / 2**20,
+            peak=peak_memory(pid) / 2**20,
             requests={name: (after[name] - requests[name]) / count for name in sorted(after)},
         )
 
     async def _watch(self, path: str, handle: Callable[[Object, float], None], ready: asyncio.Event) -> None:
         with suppress(asyncio.CancelledError):
             async for event in self._kube.watch(path):
-                now = time.perf_counter()
+                at = time.perf_counter()
                 for found in event.objects:
                     if event.type != "DELETED":
-                        handle(found, now)
+                        handle(found, at)
                 ready.set()
 
-    def _jobset(self, jobset: Object, now: float) -> None:
+    def _jobset(self, jobset: Object, at: float) -> None:
         name = self._system.job_of(jobset)
-        known = self._jobsets[name]
-        if any(each["metadata"]["uid"] == jobset["metadata"]["uid"] for each in known):
+        known = self.jobsets[name]
+        if any(other["metadata"]["uid"] == jobset["metadata"]["uid"] for other in known):
             return
         known.append(jobset)
         if len(known) == self._expected:
-            self._answer(name, now)
+            self._answer(name, at)
 
-    def _job(self, job: Object, now: float) -> None:
+    def _job(self, job: Object, at: float) -> None:
+        name = job["metadata"]["name"]
+        self.jobs[name] = job
+        self._event.set()
         if self._expected == 0 and self._system.finished(job):
-            self._answer(job["metadata"]["name"], now)
+            self._answer(name, at)
 
-    def _answer(self, name: str, now: float) -> None:
+    def _answer(self, name: str, at: float) -> None:
         if name not in self._answered:
-            self._answered[name] = now
+            self._answered[name] = at
             self._event.set()
 
 
-async def _each(names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+async def each(names: Iterable[str], work: Callable[[str], Awaitable[object]]) -> None:
+    """Does the work for each name, as many clients at the same time."""
     clients = asyncio.Semaphore(_CLIENTS)
 
     async def one(name: str) -> None:
@@ -167,15 +197,27 @@ async def _each(names: Iterable[str], work: Callable[[str], Awaitable[None]]) ->
     await asyncio.gather(*map(one, names))
 
 
-def _completed() -> Mapping[str, Any]:
+def jobset_path(jobset: Object) -> str:
+    """Returns the path of a JobSet."""
+    metadata = jobset["metadata"]
+    return f"{_JOBSETS}/namespaces/{metadata['namespace']}/jobsets/{metadata['name']}"
+
+
+def completed() -> Mapping[str, Any]:
+    """Returns the status of a JobSet that has succeeded."""
     condition = {
         "type": "Completed",
         "status": "True",
         "reason": "AllJobsCompleted",
         "message": "jobset completed successfully",
-        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "lastTransitionTime": now(),
     }
     return {"conditions": [condition], "terminalState": "Completed", "restarts": 0}
+
+
+def now() -> str:
+    """Returns the time as Kubernetes writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def without_controllers(cluster: LocalCluster) -> None:

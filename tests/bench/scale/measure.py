@@ -1,5 +1,7 @@
 """Figures of one phase of a run, read from outside the programs that are compared."""
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +9,23 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from devcluster.kube import Kube
+from devcluster.testing import LocalCluster
 from tests.bench.measure import percentile
+
+#: Values of the queue's depth, a second apart, that must be 0: finished jobs are due 5 s after a start.
+_IDLE_READINGS = 6
+
+
+async def settled(cluster: LocalCluster, *, seconds: float) -> float:
+    """Waits until nothing is due in the operator's queue. Returns the seconds that it took. Raises TimeoutError."""
+    begun = time.perf_counter()
+    idle = 0
+    async with asyncio.timeout(seconds):
+        while idle < _IDLE_READINGS:
+            (depth,) = await asyncio.to_thread(cluster.metrics, "finetune_queue_depth")
+            idle = idle + 1 if depth.value == 0 else 0
+            await asyncio.sleep(1)
+    return time.perf_counter() - begun - _IDLE_READINGS
 
 
 async def api_requests(kube: Kube) -> Counter[str]:
@@ -40,6 +58,8 @@ class Phase:
     """CPU seconds of the API server."""
     resident: float
     """MiB of the controller at the end."""
+    peak: float
+    """MiB of the controller at most, since its start."""
     requests: Mapping[str, float]
     """Requests to the API server for each job; those of the benchmark itself are among them."""
 
@@ -48,11 +68,20 @@ class Phase:
         """Jobs per second."""
         return len(self.latencies) / self.seconds
 
+    @property
+    def cpu_per_job(self) -> float:
+        """Milliseconds of the controller."""
+        return 1e3 * self.cpu / len(self.latencies)
+
+    def percentile(self, share: float) -> float:
+        """Seconds that ``share`` of the jobs are below."""
+        return percentile(self.latencies, share)
+
     def row(self) -> str:
         """Cells of a Markdown table."""
         jobs = len(self.latencies)
-        p50, p99 = (percentile(self.latencies, share) for share in (0.5, 0.99))
+        p50, p99 = map(self.percentile, (0.5, 0.99))
         return (
-            f"{self.rate:.1f} | {p50:.2f} | {p99:.2f} | {1e3 * self.cpu / jobs:.1f} | "
-            f"{1e3 * self.server_cpu / jobs:.1f} | {self.resident:.0f}"
+            f"{self.rate:.1f} | {p50:.2f} | {p99:.2f} | {self.cpu_per_job:.1f} | "
+            f"{1e3 * self.server_cpu / jobs:.1f} | {self.resident:.0f} | {self.peak:.0f}"
         )

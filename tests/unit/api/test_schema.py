@@ -39,6 +39,7 @@ KNOWN = {
     "type",
     "x-kubernetes-list-map-keys",
     "x-kubernetes-list-type",
+    "x-kubernetes-map-type",
     "x-kubernetes-validations",
 }
 

@@ -8,7 +8,7 @@ from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
 
 async def test_the_wait_for_a_thread_is_not_the_stores_silence() -> None:
-    calls = StoreCalls(seconds=0.2, total=8, each=1)
+    calls = StoreCalls(seconds=0.2, total=8, per_tenant=1, per_bucket=8)
     may_end = Event()
 
     def deaf(_call: StoreCall) -> bool:
@@ -24,7 +24,7 @@ async def test_the_wait_for_a_thread_is_not_the_stores_silence() -> None:
 
 
 async def test_threads_never_exceed_the_tenants_share() -> None:
-    calls = StoreCalls(seconds=60, total=64, each=3)
+    calls = StoreCalls(seconds=60, total=64, per_tenant=3, per_bucket=64)
     may_end = Event()
     begun: list[int] = []
 
@@ -47,8 +47,35 @@ async def test_threads_never_exceed_the_tenants_share() -> None:
     assert sorted(begun) == list(range(20))
 
 
+async def test_many_tenants_of_a_bucket_that_hangs_leave_threads_to_other_buckets() -> None:
+    calls = StoreCalls(seconds=60, total=8, per_tenant=2, per_bucket=4)
+    may_end = Event()
+    begun: list[int] = []
+
+    def hang(number: int) -> int:
+        begun.append(number)
+        may_end.wait()
+        return number
+
+    asked = []
+    for number in range(20):
+        with calls_for_tenant(f"team-{number % 10}"):
+            asked.append(
+                asyncio.ensure_future(calls.run("gs://dead/x", lambda _, number=number: hang(number)))
+            )
+    await asyncio.sleep(0)
+    with calls_for_tenant("team-20"):
+        assert await calls.run("gs://other/x", lambda _: "answer") == "answer"
+    asked[-1].cancel()
+    may_end.set()
+    assert await asyncio.gather(*asked[:-1]) == list(range(19))
+    assert sorted(begun) == list(range(19)), "the call that waited for a thread has left its place to others"
+    with calls_for_tenant("team-9"):
+        assert await calls.run("gs://dead/x", lambda _: "answer") == "answer"
+
+
 async def test_a_caller_that_gave_up_while_it_waited_takes_no_place() -> None:
-    calls = StoreCalls(seconds=60, total=2, each=1)
+    calls = StoreCalls(seconds=60, total=2, per_tenant=1, per_bucket=2)
     may_end = Event()
     held = asyncio.ensure_future(calls.run("gs://a/team/x", lambda _: may_end.wait()))
     await asyncio.sleep(0)
@@ -63,7 +90,7 @@ async def test_a_caller_that_gave_up_while_it_waited_takes_no_place() -> None:
 
 
 async def test_an_abandoned_call_is_stopped_whenever_it_says_by_what() -> None:
-    calls = StoreCalls(seconds=60, total=2, each=1)
+    calls = StoreCalls(seconds=60, total=2, per_tenant=1, per_bucket=2)
     begun, stopped, again = asyncio.Event(), Event(), Event()
     loop = asyncio.get_running_loop()
 
@@ -87,4 +114,4 @@ async def test_what_the_work_raises_reaches_its_caller() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await StoreCalls(seconds=60, total=1, each=1).run("gs://a/team/x", broken)
+        await StoreCalls(seconds=60, total=1, per_tenant=1, per_bucket=1).run("gs://a/team/x", broken)

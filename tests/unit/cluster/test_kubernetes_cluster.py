@@ -140,6 +140,14 @@ async def test_a_list_is_selected_by_labels_and_fields(server: Both) -> None:
     }
 
 
+async def test_pages_of_metadata_hold_more_objects(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: web.json_response({"metadata": {}, "items": None})]
+    assert [page async for page in cluster.pages(PODS, None, metadata_only=True)] == [[]]
+    _, _, query, _, _ = http.requests[0]
+    assert query == {"limit": str(LIMITS.metadata_page_size)}
+
+
 async def test_a_status_is_replaced_whole_and_only_at_the_version_that_was_seen(server: Both) -> None:
     http, cluster = server
     http.answers = [ok]

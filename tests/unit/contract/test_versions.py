@@ -1,6 +1,7 @@
 """Which version a record requires of its reader, and which readers refuse it."""
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -18,7 +19,7 @@ from finetune_contract import (
     required_version,
 )
 from finetune_contract.base import Record
-from finetune_contract.versions import FIRST_VERSION
+from finetune_contract.versions import FIRST_VERSION, marked_fields
 from tests.unit.contract.samples import samples
 from tests.unit.contract.schemas import schema_of
 
@@ -111,10 +112,13 @@ def test_numbers_that_are_none_survive() -> None:
 
 
 @pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> StageRequest:
+def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[StageRequest]:
     """A request with a part that has come with 2.2."""
     monkeypatch.setattr(StageRequest.model_fields["engine_overrides"], "metadata", [Since("2.2")])
-    return REQUEST.model_copy(update={"engine_overrides": {"remat_policy": "full"}})
+    marked_fields.cache_clear()
+    yield REQUEST.model_copy(update={"engine_overrides": {"remat_policy": "full"}})
+    monkeypatch.undo()
+    marked_fields.cache_clear()
 
 
 def test_a_request_says_what_it_requires(newer: StageRequest) -> None:

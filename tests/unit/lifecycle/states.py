@@ -86,7 +86,7 @@ FAILED = Row(
 
 def _admitted() -> World:
     world = World()
-    world.reconcile()
+    world.admit()
     return world
 
 

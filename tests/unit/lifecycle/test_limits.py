@@ -270,6 +270,16 @@ def test_children_of_a_finished_job_are_deleted_after_the_ttl(ttl: int) -> None:
     assert world.status == status
 
 
+def test_a_job_that_ends_is_reconciled_when_the_ttl_has_passed() -> None:
+    """No event follows the end."""
+    world = World()
+    world.edit(childTTLSecondsAfterFinished=60)
+    world.succeed(world.until(Stage.EXPORT))
+    world.reconcile()
+    assert world.status["phase"] == "Succeeded"
+    assert world.requeue_after == 60
+
+
 def test_children_stay_without_a_ttl() -> None:
     world = World()
     world.to_the_end()

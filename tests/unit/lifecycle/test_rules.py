@@ -1,5 +1,6 @@
 """Rules of a job's lifecycle, one per test."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import AttemptFiles, decide
+from finetune_operator.lifecycle.decision import Wait
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 from tests.unit.lifecycle.writes import writes
@@ -31,6 +33,20 @@ def test_each_stage_request_has_the_findings_of_earlier_stages() -> None:
     assert received[Stage.EXPORT].train_step == TOTAL_STEPS
 
 
+def test_the_event_of_an_own_creation_has_nothing_to_add_to_the_status() -> None:
+    """The event handlers rely on this: they queue nothing for it."""
+    world = World()
+    for stage in Stage:
+        while not world.live():
+            world.reconcile()
+        (name,) = world.live()
+        assert world.key_of(name).stage is stage
+        status = copy.deepcopy(world.status)
+        assert isinstance(world.reconcile().action, Wait)
+        assert world.status == status
+        world.succeed(name)
+
+
 def test_evaluate_is_skipped_if_nothing_is_requested() -> None:
     world = World(job=job(evaluation={}))
     world.to_the_end()
@@ -49,16 +65,16 @@ def test_epochs_become_the_steps_that_preflight_counted() -> None:
 # --- conditions
 
 
-def test_all_conditions_are_set_by_the_first_reconcile() -> None:
+def test_all_conditions_are_set_by_the_first_status() -> None:
     world = World()
-    world.reconcile()
+    world.admit()
     assert [each["type"] for each in world.status["conditions"]] == list(ConditionType)
     assert {each["observedGeneration"] for each in world.status["conditions"]} == {1}
 
 
 def test_transition_times_move_only_with_the_status() -> None:
     world = World()
-    world.reconcile()
+    world.admit()
     first = world.condition("Reconciling")["lastTransitionTime"]
     world.wait(60)
     world.to_the_end()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import ConvertOutcome, Stage, StageResult
+from finetune_operator.lifecycle.admission import replanned_from
 from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import admit
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
@@ -390,6 +391,8 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(
             return profile_spec(name, json.loads(text) | {"namespaces": [""]})
 
         monkeypatch.setattr("finetune_operator.planning.stored_plan.stored_profile_spec", refuse)
+        # Another release is another process.
+        replanned_from.cache_clear()
     else:
         world.config_map = None
         world.edit(checkpointing={"everySteps": 50})
@@ -451,3 +454,13 @@ def test_the_status_shows_the_plan() -> None:
     assert resolved["cache"] == "gs://cache/team-a"
     assert world.config_map is not None
     assert resolved["plan"]["digest"] == world.config_map["data"]["digest"]
+
+
+def test_large_jobs_are_not_kept_for_the_next_decision() -> None:
+    """Tenants decide how large their jobs are, and thousands of plans are kept."""
+    replanned_from.cache_clear()
+    world = World(
+        job=job(evaluation={"prompts": [f"{number:04}" + "\u4e2d" * 2_000 for number in range(16)]})
+    )
+    world.until(Stage.TRAIN)
+    assert replanned_from.cache_info().currsize == 0

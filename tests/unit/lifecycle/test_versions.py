@@ -1,6 +1,7 @@
 """Operator and trainer image of different releases, and jobs that run through an upgrade."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from finetune_contract import (
     StageRequest,
     StageResult,
 )
+from finetune_contract.versions import marked_fields
 from finetune_operator.lifecycle import AttemptFiles
 from finetune_operator.lifecycle import admission as lifecycle_stored_plan
 from finetune_operator.planning import merge, stored_plan
@@ -28,11 +30,15 @@ REFUSAL = f"ContractUnsupported: The request needs version {CONTRACT_VERSION.maj
 
 
 @pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> None:
+def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The operator supports 2.1, which adds profiling."""
     for module in (lifecycle_stored_plan, stored_plan):
         monkeypatch.setattr(module, "CONTRACT_VERSION", ContractVersion(2, 1))
     monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("2.1")])
+    marked_fields.cache_clear()
+    yield
+    monkeypatch.undo()
+    marked_fields.cache_clear()
 
 
 def admitted(world: World, contract: str) -> World:

@@ -259,6 +259,11 @@ class World:
         self.requeue_after = decision.requeue_after
         return decision
 
+    def admit(self) -> None:
+        """The first pass of a job: stores the plan, then creates the first JobSet and writes the first status."""
+        self.reconcile()
+        self.reconcile()
+
     def _decide(self, observation: Observation) -> Decision:
         decision = decide(observation)
         if decision.fault is not None:
@@ -465,7 +470,9 @@ class World:
             "metadata": {
                 "name": f"jobset-{name}",
                 "creationTimestamp": metadata["creationTimestamp"],
-                "ownerReferences": [{"kind": "JobSet", "name": name, "uid": metadata["uid"]}],
+                "ownerReferences": [
+                    {"kind": "JobSet", "name": name, "uid": metadata["uid"], "controller": True}
+                ],
             },
             "spec": {"queueName": metadata["labels"].get("kueue.x-k8s.io/queue-name")},
             "status": {

@@ -268,6 +268,20 @@ def child(kind: str, name: str, owner: str = "demo") -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata}
 
 
+def workload(jobset: str, uid: str) -> dict[str, Any]:
+    """Returns Kueue's Workload of the JobSet with that name and uid."""
+    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": jobset, "uid": uid}
+    return {
+        "metadata": {
+            "namespace": "team",
+            "name": f"jobset-{jobset}-{uid}",
+            "labels": {"kueue.x-k8s.io/job-uid": uid},
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": {"queueName": "team-tpu"},
+    }
+
+
 def plan(owner: str = "demo") -> dict[str, Any]:
     """Returns the stored plan of the job ``owner``."""
     profile = {

@@ -70,7 +70,11 @@ class Bench:
         )
 
     async def apply(self, decision: Decision) -> None:
-        await self.applier.apply(self.observation(), decision)
+        await self.carry_out(self.observation(), decision)
+
+    async def carry_out(self, observation: Observation, decision: Decision) -> None:
+        await self.applier.apply(observation, decision)
+        await self.applier.report(observation, decision)
 
 
 @pytest.fixture
@@ -97,7 +101,8 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
         "create events",
         "patch finetunejobs/status",
     ]
-    assert bench.created == [JobSetCreated("team", "demo", "demo-prep-2")]
+    stored = bench.cluster.objects[JOBSETS, "team", "demo-prep-2"]["metadata"]
+    assert bench.created == [JobSetCreated("team", "demo", stored["uid"], stored["resourceVersion"])]
 
 
 async def test_a_status_that_does_not_differ_is_not_written(bench: Bench) -> None:
@@ -118,7 +123,7 @@ async def test_a_job_that_moved_on_is_not_overwritten(bench: Bench) -> None:
     observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "spec": {"suspend": True}})
     with pytest.raises(Conflict):
-        await bench.applier.apply(observation, Decision(action=Wait(), status=STATUS))
+        await bench.carry_out(observation, Decision(action=Wait(), status=STATUS))
 
 
 async def test_a_jobset_whose_name_is_taken_is_a_stale_look(bench: Bench) -> None:
@@ -232,7 +237,7 @@ async def test_an_edit_of_the_job_meanwhile_does_not_keep_a_slice(bench: Bench) 
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_first=True)
     observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "metadata": {**job()["metadata"], "generation": 2}})
-    await bench.applier.apply(observation, decision)
+    await bench.carry_out(observation, decision)
     assert bench.cluster.of(JOBSETS) == []
     assert pending_records(bench.observation().status) == (STOPPED,)
 
@@ -247,7 +252,7 @@ async def test_a_user_who_edits_the_job_all_the_time_does_not_keep_a_slice(bench
 
     bench.cluster.fault = edit
     with pytest.raises(Conflict):
-        await bench.applier.apply(observation, decision)
+        await bench.carry_out(observation, decision)
     assert bench.cluster.of(JOBSETS) == []
 
 
@@ -262,7 +267,7 @@ async def test_where_another_operator_has_judged_meanwhile_nothing_is_deleted(
     observation = bench.observation()
     bench.cluster.put(JOBS, meanwhile)
     with pytest.raises(Conflict):
-        await bench.applier.apply(observation, decision)
+        await bench.carry_out(observation, decision)
     assert bench.cluster.of(JOBSETS)
     assert bench.cluster.of(JOBS)[0].get("status") == meanwhile.get("status")
 

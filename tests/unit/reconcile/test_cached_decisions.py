@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import Failure, FailureClass
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, Conflict
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Conflict
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
 from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
 from finetune_operator.reconcile.apply import Applier
@@ -16,7 +16,7 @@ from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan
+from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan, workload
 from tests.unit.reconcile.test_reconciler import record_calls
 from tests.unit.reconcile.watched import Watched
 
@@ -28,8 +28,10 @@ FAILURE = Failure(failure_class=FailureClass.INFRASTRUCTURE, reason="Lost", mess
 class Setup:
     """An admitted job whose preflight has a JobSet. The cache has all of it."""
 
-    def __init__(self, action: Callable[[], Any], phase: Phase = Phase.RUNNING) -> None:
-        self.cluster, self.watched = FakeCluster(), Watched()
+    def __init__(
+        self, action: Callable[[], Any], phase: Phase = Phase.RUNNING, *, kueue: bool = False
+    ) -> None:
+        self.cluster, self.watched = FakeCluster(), Watched(kueue=kueue)
         self.cluster.put(JOBS, job(observedGeneration=1, phase="Running"))
         self.cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
         self.observed: list[Observation] = []
@@ -61,8 +63,9 @@ class Setup:
         self.deliver()
 
     def deliver(self) -> None:
-        for kind in (JOBS, JOBSETS, PODS, PROFILES):
-            self.watched.listed(kind, *self.cluster.of(kind), version=100 + len(self.observed))
+        version = max(int(each["metadata"]["resourceVersion"]) for each in self.cluster.objects.values())
+        for stream in self.watched.streams:
+            self.watched.listed(stream.kind, *self.cluster.of(stream.kind), version=version)
 
     def decide(self, observation: Observation) -> Decision:
         self.observed.append(observation)
@@ -83,7 +86,7 @@ def reads(calls: list[str]) -> list[str]:
     return sorted(call for call in calls if call.split()[0] in ("get", "list"))
 
 
-LIVE = ["get configmaps", "get finetunejobs", "list jobsets", "list pods"]
+LIVE = ["get finetunejobs", "list jobsets", "list pods"]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,17 @@ async def test_the_next_decision_knows_what_this_one_has_written() -> None:
     assert seen.job["metadata"]["resourceVersion"] == setup.cluster.of(JOBS)[0]["metadata"]["resourceVersion"]
 
 
+async def test_a_job_that_was_deleted_while_its_plan_was_stored_leaves_no_plan() -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    # Its deletion was handled before the plan was stored.
+    del setup.cluster.objects[JOBS, "team", "demo"]
+    setup.phase = Phase.FAILED
+    with pytest.raises(ReconcileError):
+        await setup.reconcile()
+    assert setup.cluster.of(CONFIG_MAPS) == []
+
+
 async def test_after_a_conflict_the_job_is_read_live() -> None:
     setup = Setup(creation("demo-prep-1"))
     await setup.begin()
@@ -158,15 +172,36 @@ async def test_after_a_conflict_the_job_is_read_live() -> None:
     assert setup.lives == [False, True, False]
 
 
-async def test_a_job_that_no_profile_admits_is_refused_after_live_reads_alone() -> None:
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_job_is_admitted_or_refused_by_live_profiles_alone(complete: bool) -> None:
     setup = Setup(Wait)
     setup.cluster.objects.clear()
     setup.cluster.put(JOBS, job())
     setup.deliver()
+    if not complete:
+        setup.watched.cache.distrust(job()["metadata"]["uid"])
     # The watch of profiles is behind.
     setup.cluster.put(PROFILES, {"metadata": {"name": "local"}, "spec": {}})
     await setup.reconcile()
-    assert [len(each.profiles) for each in setup.observed] == [0, 1]
+    assert setup.lives == ([False, True] if complete else [True])
+    assert {len(each.profiles) for each in setup.observed} == {1}
+
+
+async def test_a_decision_on_cached_objects_never_follows_one_on_newer_ones() -> None:
+    """Otherwise a condition that a live observation has set would be taken back, and its Event be created twice."""
+    setup = Setup(creation("demo-conv-2"))
+    setup.cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde"))
+    await setup.begin()
+    # The watches are behind: the JobSet has changed, and the pod is gone.
+    setup.cluster.put(JOBSETS, setup.cluster.of(JOBSETS)[0])
+    setup.cluster.objects.pop((PODS, "team", "demo-prep-1-cpu-0-0-abcde"))
+    await setup.reconcile()
+    setup.action = Wait
+    await setup.reconcile()
+    first, live, cached = setup.observed
+    assert setup.lives == [False, True, False]
+    assert (len(first.pods), len(live.pods), len(cached.pods)) == (1, 0, 0)
+    assert {each.name for each in cached.jobsets} == {"demo-prep-1", "demo-conv-2"}
 
 
 async def test_a_lost_event_is_found_by_comparison_with_metadata() -> None:
@@ -210,3 +245,56 @@ async def test_a_plan_that_cannot_be_stored_twice_is_read_after_the_conflict() -
     setup.action = Wait
     await setup.reconcile()
     assert setup.observed[-1].snapshot is not None
+
+
+def queued(setup: Setup) -> str:
+    """Puts the JobSet into a queue; returns the name of its Workload."""
+    jobset = setup.cluster.of(JOBSETS)[0]
+    jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    made = setup.cluster.put(WORKLOADS, workload("demo-prep-1", jobset["metadata"]["uid"]))
+    setup.cluster.put(WORKLOADS, workload("demo-prep-1", "uid-of-an-earlier-one"))
+    name: str = made["metadata"]["name"]
+    return name
+
+
+@pytest.mark.parametrize("kueue", [True, False])
+async def test_workloads_of_a_queued_job_are_listed_only_where_they_are_not_watched(kueue: bool) -> None:
+    setup = Setup(Wait, kueue=kueue)
+    name = queued(setup)
+    await setup.begin()
+    assert reads(await setup.reconcile()) == ([] if kueue else ["list workloads"])
+    (seen,) = setup.observed
+    assert seen.cached
+    assert [each.name for each in seen.workloads or ()] == [name]
+
+
+async def test_a_live_read_completes_the_cached_workloads() -> None:
+    setup = Setup(Wait, kueue=True)
+    name = queued(setup)
+    await setup.begin()
+    setup.watched.cache.distrust("uid-of-demo")
+    assert reads(await setup.reconcile()) == [*LIVE, "list workloads"]
+    assert reads(await setup.reconcile()) == []
+    assert [[each.name for each in seen.workloads or ()] for seen in setup.observed] == [[name], [name]]
+
+
+async def test_a_lost_event_of_a_workload_or_of_the_job_is_found_by_comparison() -> None:
+    setup = Setup(Wait, kueue=True)
+    queued(setup)
+    await setup.begin()
+    assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == frozenset()
+    for kind in (WORKLOADS, JOBS):
+        setup.cluster.put(kind, setup.cluster.of(kind)[0])
+        assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == {"uid-of-demo"}
+        await setup.reconcile()
+        assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == frozenset()
+
+
+async def test_a_lost_deletion_of_the_job_is_noticed_and_the_job_forgotten() -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    del setup.cluster.objects[JOBS, "team", "demo"]
+    assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == {"uid-of-demo"}
+    await setup.reconcile()
+    assert setup.observed == []
+    assert setup.watched.cache.bytes_of() == 0

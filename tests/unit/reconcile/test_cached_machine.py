@@ -20,7 +20,7 @@ from tests.unit.lifecycle.world import ConflictError, Crash
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("job", "jobsets", "pods")
+KINDS = ("job", "jobsets", "pods", "workloads")
 
 
 class LaggingWorld(WatchedWorld):

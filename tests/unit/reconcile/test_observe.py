@@ -27,7 +27,7 @@ from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.lifecycle import world
-from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
+from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan, workload
 from tests.unit.reconcile.records import result
 
 KEY = JobKey("team", "demo")
@@ -151,11 +151,7 @@ async def test_workloads_are_those_of_the_jobsets_in_a_queue_by_one_request() ->
     cluster = FakeCluster()
     cluster.put(JOBS, job())
     uids = [cluster.put(JOBSETS, queued(name))["metadata"]["uid"] for name in ("demo-train-1", "demo-eval-1")]
-    mine = [
-        cluster.put(WORKLOADS, {"metadata": {"namespace": "team", "name": uid, "labels": labels}})
-        for uid in (*uids, "another")
-        if (labels := {"kueue.x-k8s.io/job-uid": uid})
-    ][:2]
+    mine = [cluster.put(WORKLOADS, workload("demo-train-1", uid)) for uid in (*uids, "another")][:2]
     observation = await look(cluster)
     assert observation is not None
     told = [each.name for each in observation.workloads or ()]

@@ -21,6 +21,7 @@ from finetune_operator.cluster.port import (
     JOBSETS,
     PODS,
     AlreadyExists,
+    ClusterError,
     Conflict,
     Rejected,
     ResponseTooLarge,
@@ -240,6 +241,22 @@ async def test_a_conflict_is_shown_only_when_it_stays(cluster: FakeCluster) -> N
     with pytest.raises(ReconcileError):
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=8)
     assert "does not belong to this job" in condition(cluster)["message"]
+
+
+@pytest.mark.parametrize("error", [Conflict("changed", status=409), Unavailable("down", status=503)])
+async def test_no_error_is_shown_between_an_event_and_its_status(
+    cluster: FakeCluster, error: ClusterError
+) -> None:
+    """The Event's name depends on the status before the transition: with another one it would be created again."""
+    faults = [error]
+    cluster.fault = lambda _, call: faults.pop() if faults and call == "patch finetunejobs/status" else None
+    event = JobEvent(type=EventType.NORMAL, reason="Checked", message="The data were checked.")
+    decision = Decision(status=RUNNING, action=Wait(), events=(event,))
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=60)
+    assert faults == []
+    assert len(cluster.of(EVENTS)) == 1
+    assert condition(cluster) == {}
 
 
 async def test_an_error_at_the_very_first_look_leaves_no_condition_out(cluster: FakeCluster) -> None:

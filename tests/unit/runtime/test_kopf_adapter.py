@@ -4,12 +4,14 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestServer
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.reconcile.watch_streams import OLDEST_SECONDS
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
@@ -59,7 +61,7 @@ async def watching(
             (),
             intake,
             WatchHealth(watches((), kueue=False)),
-            cache or WatchCache(),
+            cache or WatchCache(watches((), kueue=False)),
             environ=NO_SERVER,
             kueue=False,
         )
@@ -100,7 +102,7 @@ async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch
     monkeypatch.setattr(EventHandlers, "missed", gaps.append)
 
     def jobs(begin: int, end: int) -> list[str]:
-        # Four jobs are large; of the others, dozens fit on a page.
+        # Four jobs are large; of the others, hundreds fit on a page.
         return [json.dumps(large_job(number, 40_000 if number < 4 else 1)) for number in range(begin, end)]
 
     api = WatchedApi(jobs, 30)
@@ -108,8 +110,8 @@ async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch
     async with watching(api, added):
         await until(lambda: len(added) >= 30)
     assert sorted(added) == sorted(f"team-a/large-{number}" for number in range(30))
-    assert api.pages[:2] == [25, 6]
-    assert api.pages[-1] > 6
+    assert api.pages[:2] == [100, 25]
+    assert api.pages[-1] > min(api.pages)
     assert gaps == []
 
 
@@ -135,6 +137,53 @@ async def test_the_cache_has_each_object_before_its_handler_is_called() -> None:
     assert seen == [1, 7]
     assert found is not None
     assert (found.job["metadata"]["generation"], found.jobsets, found.pods) == (2, [], [])
+
+
+async def test_bookmarks_show_the_cache_that_a_quiet_watch_is_alive_and_kopf_continues_from_them() -> None:
+    now = 0.0
+    api = WatchedApi(lambda _begin, _end: [json.dumps(large_job(0, labels=1))], 1)
+    cache = WatchCache(watches((), kueue=False), clock=lambda: now)
+    async with watching(api, added := [], cache):
+        await until(lambda: bool(added and api.watches))
+        assert await cache.job("team-a", "large-0") is not None
+        now = OLDEST_SECONDS + 1
+        assert await cache.job("team-a", "large-0") is None
+        api.bookmark.set()
+        await until(lambda: len(api.watches) >= 2)
+        async with asyncio.timeout(20):
+            while await cache.job("team-a", "large-0") is None:  # noqa: ASYNC110  there is no event
+                await asyncio.sleep(0.05)
+    assert api.watches[0]["allowWatchBookmarks"] == "true"
+    assert [each["resourceVersion"] for each in api.watches[:2]] == ["1", "12"]
+    assert len(api.pages) == 1, "the watch continues without a listing"
+
+
+async def test_kopf_continues_from_the_last_event_of_a_watch_that_was_cut() -> None:
+    job = large_job(0, labels=1)
+    later = {**job, "metadata": {**job["metadata"], "resourceVersion": "7", "generation": 2}}
+    lines = iter([[json.dumps({"type": "MODIFIED", "object": later})], []])
+    api = WatchedApi(lambda _begin, _end: [json.dumps(job)], 1, lambda: next(lines, []), cut=True)
+    async with watching(api, added := []):
+        await until(lambda: len(api.watches) >= 2)
+    assert [each["resourceVersion"] for each in api.watches[:2]] == ["1", "7"]
+    assert added == ["team-a/large-0", "team-a/large-0"]
+
+
+async def test_an_error_of_a_handler_does_not_stop_the_events_of_other_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = EventHandlers.job
+
+    def fails(self: EventHandlers, event_type: str | None, job: Any) -> None:
+        if job["metadata"]["name"] == "large-0":
+            raise KeyError("any")
+        handle(self, event_type, job)
+
+    monkeypatch.setattr(EventHandlers, "job", fails)
+    jobs = [json.dumps(large_job(number, labels=1)) for number in range(2)]
+    async with watching(WatchedApi(lambda begin, end: jobs[begin:end], 2), added := []):
+        await until(lambda: bool(added))
+    assert added == ["team-a/large-1"]
 
 
 async def test_a_watch_whose_resource_version_decreases_is_listed_again() -> None:

@@ -54,8 +54,8 @@ def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
     metrics = OperatorMetrics(clock=lambda: now[0])
     metrics.jobset_finished(key())
     now[0] = 10.2
-    metrics.jobset_created(JobSetCreated("team", "demo", "demo-conv-1"))
-    metrics.jobset_created(JobSetCreated("team", "demo", "demo-train-1"))
+    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-conv-1", "7"))
+    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-train-1", "8"))
     assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == 1
     total = metrics.registry.get_sample_value("finetune_stage_handover_seconds_sum")
     assert total is not None

@@ -1,6 +1,7 @@
 """The schedule is compared with a simple model; the queue's coroutines are tested with examples."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -17,8 +18,9 @@ class Job:
     name: str
 
 
-KEYS = st.builds(Job, st.sampled_from([None, "team-a", "team-b"]), st.sampled_from("abcd"))
-SHARE = 2
+NAMESPACES = [None, "team-a", "team-b", "team-c"]
+KEYS = st.builds(Job, st.sampled_from(NAMESPACES), st.sampled_from("abcd"))
+EACH, TOTAL = 3, 5
 WAITS = st.floats(min_value=0, max_value=100)
 
 
@@ -31,20 +33,31 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.schedule = KeySchedule[Job](self.backoff)
         self.now = 0.0
         self.due: dict[Job, float] = {}
+        self.looked = -1.0
+        """Time of the last attempt to take a key."""
         self.taken: set[Job] = set()
         self.failures: dict[Job, int] = {}
+        self.ahead: dict[str | None, set[str | None]] = {namespace: set() for namespace in NAMESPACES}
+        """By namespace that could have had its turn: the namespaces that have had one meanwhile."""
 
     def ready(self) -> dict[Job, float]:
         return {key: at for key, at in self.due.items() if at <= self.now and key not in self.taken}
 
-    def full(self, key: Job) -> bool:
-        """Whether the maximum number of keys of the key's namespace is being handled."""
-        return (
-            key.namespace is not None and sum(each.namespace == key.namespace for each in self.taken) >= SHARE
-        )
+    def free(self) -> dict[Job, float]:
+        """Returns the due keys of namespaces that may have another key in progress."""
+        number = Counter(each.namespace for each in self.taken)
+        limit = min(EACH, TOTAL - len(self.taken))
+        return {key: at for key, at in self.ready().items() if number[key.namespace] < limit}
 
     def earliest(self, key: Job, at: float) -> None:
         self.due[key] = min(at, self.due.get(key, at))
+
+    def give_back(self, key: Job, again: float | None) -> None:
+        self.taken.remove(key)
+        if again is not None:
+            self.earliest(key, self.now + again)
+        if key in self.due:
+            self.due[key] = max(self.due[key], self.now)
 
     @rule(seconds=WAITS)
     def time_passes(self, seconds: float) -> None:
@@ -57,14 +70,23 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        ready = {key: at for key, at in self.ready().items() if not self.full(key)}
-        key = self.schedule.take(self.now, SHARE)
-        if not ready:
+        free = self.free()
+        key = self.schedule.take(self.now, each=EACH, total=TOTAL)
+        self.looked = self.now
+        if not free:
             assert key is None
             return
         assert key is not None
         assert key not in self.taken, "the key is already being handled"
-        assert ready[key] == min(ready.values()), "the key that has been due longest is taken first"
+        assert free[key] == min(at for other, at in free.items() if other.namespace == key.namespace), (
+            "the key of the namespace that has been due longest is taken first"
+        )
+        for namespace, ahead in self.ahead.items():
+            if namespace == key.namespace or all(other.namespace != namespace for other in free):
+                ahead.clear()
+            else:
+                assert key.namespace not in ahead, "no namespace has two turns while another waits for one"
+                ahead.add(key.namespace)
         del self.due[key]
         self.taken.add(key)
 
@@ -73,10 +95,8 @@ class ScheduleMachine(RuleBasedStateMachine):
     def done(self, data: st.DataObject, again: float | None) -> None:
         key = data.draw(st.sampled_from(sorted(self.taken, key=str)))
         self.schedule.done(key, self.now, again)
-        self.taken.remove(key)
         self.failures.pop(key, None)
-        if again is not None:
-            self.earliest(key, self.now + again)
+        self.give_back(key, again)
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data(), at_least=st.just(0.0) | WAITS)
@@ -86,17 +106,15 @@ class ScheduleMachine(RuleBasedStateMachine):
         wait = min(8.0, 2.0 ** (self.failures[key] - 1))
         assert self.schedule.retry_in(key) == wait
         self.schedule.failed(key, self.now, at_least)
-        self.taken.remove(key)
-        self.earliest(key, self.now + max(wait, at_least))
+        self.give_back(key, max(wait, at_least))
 
     @invariant()
     def nothing_is_lost(self) -> None:
         waiting = {key: at for key, at in self.due.items() if key not in self.taken}
-        free = [at for key, at in waiting.items() if not self.full(key)]
+        later = [at for at in waiting.values() if at > self.looked]
         due = self.schedule.next_due()
-        # Keys whose namespace is at its maximum may be counted or not.
         assert due in (*waiting.values(), None)
-        assert not free or (due is not None and due <= min(free))
+        assert not later or (due is not None and due <= min(later))
         assert self.schedule.depth(self.now) == len(self.ready())
         assert self.schedule.oldest(self.now) == max(
             (self.now - at for at in self.ready().values()), default=0.0
@@ -120,7 +138,7 @@ def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: flo
         while due := schedule.take(now):
             # The key is due again at the same time in each round, as with childTTLSecondsAfterFinished.
             schedule.done(due, now, again_after - now)
-        assert len(schedule._heap) <= 2 * schedule.waiting()
+        assert len(schedule._later) <= 2 * schedule.waiting()
     assert schedule.waiting() == 3
 
 
@@ -191,3 +209,13 @@ async def test_many_workers_share_many_keys_without_handling_one_twice_at_once()
         queue.add(key)
     await asyncio.gather(*(work() for _ in range(8)))
     assert sorted(handled) == list(range(100))
+
+
+def test_a_key_that_is_due_again_at_a_time_that_it_had_before_is_taken_once() -> None:
+    schedule = KeySchedule[str]()
+    schedule.add("a", 10.0)
+    schedule.add("a", 5.0)
+    assert schedule.take(5.0) == "a"
+    schedule.done("a", 5.0, again_after=5.0)
+    assert schedule.take(10.0) == "a"
+    assert schedule.take(10.0) is None

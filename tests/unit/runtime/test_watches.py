@@ -26,9 +26,9 @@ def test_every_namespace_has_its_own_watches_and_profiles_one_for_all() -> None:
 
 def test_a_watch_that_never_came_up_is_dead_after_a_while() -> None:
     clock = Clock()
-    ages = WatchHealth([WatchStream(JOBS, None), WatchStream(PODS, None)], clock)
+    ages = WatchHealth([WatchStream(JOBS, None), watch := WatchStream(PODS, None)], clock)
     clock.now = DEAD_SECONDS + 1
-    ages.event(PODS, "team")
+    ages.active(watch.path)
     assert ages.dead() == (f"the watch of finetunejobs has received nothing for {DEAD_SECONDS + 1} s",)
 
 
@@ -37,11 +37,11 @@ def test_events_and_accepted_requests_are_signs_of_life() -> None:
     watch = WatchStream(JOBS, None)
     ages = WatchHealth([watch], clock)
     clock.now = DEAD_SECONDS
-    ages.answered(watch.path)
+    ages.active(watch.path)
     clock.now += DEAD_SECONDS
-    ages.event(JOBS, "team")
+    ages.active(watch.path)
     clock.now += DEAD_SECONDS
-    ages.answered("/version")
+    ages.active("/version")
     assert ages.dead() == ()
     assert ages.age(watch) == DEAD_SECONDS
 
@@ -50,5 +50,5 @@ def test_the_life_of_one_namespace_does_not_hide_the_death_of_another() -> None:
     clock = Clock()
     ages = WatchHealth([WatchStream(JOBS, "a"), WatchStream(JOBS, "b")], clock)
     clock.now = DEAD_SECONDS + 1
-    ages.event(JOBS, "a")
+    ages.active(WatchStream(JOBS, "a").path)
     assert len(ages.dead()) == 1

@@ -267,6 +267,29 @@ class Paged(FakeCluster):
         self.held.append(sum(each() is not None for each in before))
 
 
+async def test_a_resync_drops_cached_plans_that_are_not_stored() -> None:
+    cluster = in_namespaces("team")
+    stored(cluster, "team", "uid-in-team")
+    plans, ears = Plans(cluster, OWN), Ears()
+    for uid in ("uid-in-team", "uid-lost"):
+        stored(cluster, "team", uid)
+        await plans.find(uid)
+    del cluster.objects[CONFIG_MAPS, OWN, "finetune-plan-uid-lost"]
+    running = resync(
+        cluster,
+        (),
+        ears,  # type: ignore[arg-type]
+        plans=plans,
+        cache=WatchCache(),
+        add=lambda _: None,
+        every=0,
+    )
+    task = asyncio.ensure_future(running)
+    await ears.forgotten.get()
+    task.cancel()
+    assert [plans.cached(uid) is not None for uid in ("uid-in-team", "uid-lost")] == [True, False]
+
+
 async def test_a_resync_holds_one_page_at_a_time() -> None:
     cluster = Paged()
     for number in range(5):
@@ -275,7 +298,7 @@ async def test_a_resync_holds_one_page_at_a_time() -> None:
         cluster.put(JOBS, manifest)
         stored(cluster, "team", f"uid-{number}")
     await resynced(cluster, Ears())
-    assert len(cluster.held) == 14
+    assert len(cluster.held) == 12
     assert set(cluster.held) == {0}
 
 

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
 
-_JOBS = "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
+JOBS_PATH = "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
 _GROUPS = {
     "apiextensions.k8s.io": ("v1", {"customresourcedefinitions": "CustomResourceDefinition"}),
     "tpu-finetune.dev": ("v1alpha1", {"finetunejobs": "FineTuneJob", "finetuneprofiles": "FineTuneProfile"}),
@@ -59,6 +59,8 @@ class WatchedApi:
         listed: returns the FineTuneJobs from the first index up to the second (exclusive) as JSON.
         count: number of FineTuneJobs.
         events: returns the lines of the watch of FineTuneJobs.
+        cut: whether the first watch of FineTuneJobs ends after these lines.
+        children: other collections by path, each like ``listed`` and ``count``.
     """
 
     def __init__(
@@ -66,13 +68,20 @@ class WatchedApi:
         listed: Callable[[int, int], Iterable[str]],
         count: int,
         events: Callable[[], Iterable[str]] = tuple,
+        children: Mapping[str, tuple[Callable[[int, int], Iterable[str]], int]] | None = None,
+        *,
+        cut: bool = False,
     ) -> None:
-        self._listed = listed
-        self._count = count
+        self._cut = cut
+        self._collections = {JOBS_PATH: (listed, count), **(children or {})}
         self._events = events
         self.writes: list[str] = []
         self.pages: list[int] = []
         """The limit in each request for a page of FineTuneJobs."""
+        self.watches: list[Mapping[str, str]] = []
+        """The query of each request to watch FineTuneJobs."""
+        self.bookmark = asyncio.Event()
+        """Every watch ends with a bookmark, at version 12, once this is set."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -89,27 +98,34 @@ class WatchedApi:
             return web.json_response(found)
         if "watch" in request.query:
             return await self._watch(request)
-        if path != _JOBS:
+        if path not in self._collections:
             return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []})
-        return self._page(int(request.query["limit"]), int(request.query.get("continue", 0)))
+        return self._page(path, int(request.query["limit"]), int(request.query.get("continue", 0)))
 
-    def _page(self, limit: int, begin: int) -> web.Response:
-        self.pages.append(limit)
-        end = min(begin + limit, self._count)
-        metadata = {"resourceVersion": "1", "continue": str(end) if end < self._count else ""}
-        head = {"kind": "FineTuneJobList", "apiVersion": "tpu-finetune.dev/v1alpha1", "metadata": metadata}
-        items = ",".join(self._listed(begin, end))
+    def _page(self, path: str, limit: int, begin: int) -> web.Response:
+        listed, count = self._collections[path]
+        if path == JOBS_PATH:
+            self.pages.append(limit)
+        end = min(begin + limit, count)
+        metadata = {"resourceVersion": "1", "continue": str(end) if end < count else ""}
+        # kopf adds apiVersion and kind of the items from those of the list.
+        head = {"kind": "AnyList", "apiVersion": "any/v1", "metadata": metadata}
+        items = ",".join(listed(begin, end))
         text = f'{json.dumps(head)[:-1]},"items":[{items}]}}'
         return web.Response(text=text, content_type="application/json")
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()
         await stream.prepare(request)
-        if request.path == _JOBS:
+        if request.path == JOBS_PATH:
+            self.watches.append(request.query)
             for line in self._events():
                 await stream.write(line.encode() + b"\n")
                 await asyncio.sleep(0.02)
-        await asyncio.sleep(600)
+            if self._cut and len(self.watches) == 1:
+                return stream
+        await self.bookmark.wait()
+        await stream.write(b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "12"}}}\n')
         return stream
 
 

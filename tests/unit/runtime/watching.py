@@ -47,8 +47,10 @@ async def main(url: str, wanted: int, seconds: float) -> None:
             blocked = max(blocked, time.monotonic() - begun - 0.02)
 
     before = peak()
-    ages = WatchHealth(watches((), kueue=False))
-    host = WatchManager(Account(url=url), (), intake, ages, WatchCache(), environ={}, kueue=False)
+    streams = watches((), kueue=False)
+    host = WatchManager(
+        Account(url=url), (), intake, WatchHealth(streams), WatchCache(streams), environ={}, kueue=False
+    )
     watching = asyncio.create_task(host.run(lambda: None))
     beating = asyncio.create_task(beat())
     end = time.monotonic() + seconds

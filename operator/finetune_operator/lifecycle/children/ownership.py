@@ -6,7 +6,7 @@ other objects are neither counted nor stopped nor deleted. A child for which all
 job that it claims to belong to, in the namespace of the tenant who forged it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from finetune_operator.api import API_VERSION
@@ -15,6 +15,7 @@ from finetune_operator.lifecycle.children.fields import time
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.rendering import MAX_RESTART, jobset_name
+from finetune_operator.rendering.labels import job_of_jobset
 
 type Object = Mapping[str, Any]
 
@@ -90,6 +91,22 @@ def may_be_pod_of(job: Object, pod: Object) -> bool:
     """Whether a pod is the job's by its own metadata."""
     key = AttemptKey.of(pod)
     return key is not None and _controlled_by_jobset(job, pod, key)
+
+
+def may_be_workload_of(job: Object, workload: Object) -> bool:
+    """Whether a Workload is of a JobSet of the job by its own metadata. Which JobSet is decided by its uid."""
+    return bool(job_named_by(workload) == job["metadata"]["name"])
+
+
+def job_named_by(workload: Object) -> str | None:
+    """Returns the name of the job that the name of a Workload's JobSet implies; None for other Workloads."""
+    owner = _controller(workload)
+    return job_of_jobset(str(owner.get("name", ""))) if owner.get("kind") == "JobSet" else None
+
+
+def owner_uids(child: Object) -> Iterator[str]:
+    """Yields the uids of a child's owners."""
+    return (each["uid"] for each in child["metadata"].get("ownerReferences", ()) if "uid" in each)
 
 
 def _controlled_by_jobset(job: Object, pod: Object, key: AttemptKey) -> bool:

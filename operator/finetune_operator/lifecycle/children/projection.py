@@ -31,7 +31,7 @@ from finetune_operator.rendering import (
     STAGE_LABEL,
     UID_LABEL,
 )
-from finetune_operator.rendering.labels import CLAIM_ANNOTATION, FLAVOR_ANNOTATION, SPEC_ANNOTATION
+from finetune_operator.rendering.labels import CLAIM_ANNOTATION, FLAVOR_ANNOTATION, JOB_LABEL, SPEC_ANNOTATION
 
 type Object = Mapping[str, Any]
 type Shape = int | Mapping[str, "Shape"] | "_Each"
@@ -78,6 +78,7 @@ _POD: Shape = {
             ATTEMPT_LABEL,
             RESTART_LABEL,
             UID_LABEL,
+            JOB_LABEL,
             JOBSET_LABEL,
             GROUP_LABEL,
             SLICE_LABEL,
@@ -98,7 +99,7 @@ _POD: Shape = {
 _JOBSET: Shape = {
     "metadata": _METADATA
     | {
-        "labels": _texts(STAGE_LABEL, ATTEMPT_LABEL, UID_LABEL, QUEUE_LABEL, PRIORITY_LABEL),
+        "labels": _texts(STAGE_LABEL, ATTEMPT_LABEL, JOB_LABEL, UID_LABEL, QUEUE_LABEL, PRIORITY_LABEL),
         "annotations": _texts(PLAN_ANNOTATION, SPEC_ANNOTATION, CLAIM_ANNOTATION, FLAVOR_ANNOTATION),
     },
     "spec": _texts("suspend")
@@ -124,7 +125,7 @@ _JOBSET: Shape = {
     | {"conditions": _CONDITIONS, "replicatedJobsStatus": _Each(of=_texts("name", "failed"))},
 }
 _WORKLOAD: Shape = {
-    "metadata": _texts("name", "creationTimestamp") | {"ownerReferences": _Each(of=_texts("uid"))},
+    "metadata": _METADATA,
     "spec": _texts("queueName", "active"),
     "status": _texts("accumulatedPastExecutionTimeSeconds")
     | {
@@ -220,6 +221,7 @@ def optional_keys(fields: Mapping[str, CoreSchema]) -> CoreSchema:
 #: What the watches keep of an object. Decisions read no other fields of it.
 JOBSET_PARSER = parser_of(_JOBSET)
 POD_PARSER = parser_of(_POD)
+WORKLOAD_PARSER = parser_of(_WORKLOAD)
 JOB_PARSER = parser_of({**_JOB, "spec": 0, "status": 0})
 
 

@@ -11,6 +11,8 @@ from finetune_operator.lifecycle.children.object_condition import (
     parse_conditions,
 )
 
+#: Label of each Workload with the uid of its owner.
+OWNER_UID_LABEL = "kueue.x-k8s.io/job-uid"
 #: Kueue's reason if waitForPodsReady ends an admission.
 _NOT_READY = "PodsReadyTimeout"
 #: The status shows the newest ten attempts; a larger count would only cost memory.

@@ -1,0 +1,194 @@
+"""Unfinished jobs with their children as JSON of the fields that decisions read, within a limit for all."""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pydantic_core import to_json
+
+from finetune_operator.cluster.port import JOBSETS, PODS, WORKLOADS, Object, ResourceKind
+from finetune_operator.lifecycle.children.ownership import (
+    job_named_by,
+    may_be_jobset_of,
+    may_be_pod_of,
+    may_be_workload_of,
+)
+from finetune_operator.reconcile.watch_objects import version_of
+from finetune_operator.rendering.labels import UID_LABEL
+
+#: Maximum size in bytes of what is kept of all jobs and their children.
+TOTAL_BYTES = 128 * 2**20
+#: Maximum size in bytes of the children of one job: about 250 pods. As Python objects they take ten times as much, and
+#: many jobs are observed concurrently. Larger jobs are read live, page by page.
+JOB_BYTES = 256 * 2**10
+
+MAY_BE_CHILD: Mapping[ResourceKind, Callable[[Object, Object], bool]] = {
+    JOBSETS: may_be_jobset_of,
+    PODS: may_be_pod_of,
+    WORKLOADS: may_be_workload_of,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One version of an object."""
+
+    version: int
+    document: bytes
+
+    @classmethod
+    def of(cls, found: Object) -> "Stored":
+        return cls(version_of(found), to_json(found))
+
+
+@dataclass(slots=True)
+class JobEntry:
+    """One unfinished job."""
+
+    namespace: str
+    name: str
+    uid: str
+    stored: Stored
+    complete: bool
+    """Whether every child that exists is in ``children``."""
+    adopted: bool = False
+    """Whether the children are being listed live, and no event of them has been missed since."""
+    children: dict[ResourceKind, dict[str, Stored]] = field(
+        default_factory=lambda: {kind: {} for kind in MAY_BE_CHILD}
+    )
+    """By kind and uid."""
+    deleted: set[str] = field(default_factory=set)
+    """UIDs of children whose deletion was reported while they were listed live."""
+    size: int = 0
+    """Size of the children in bytes."""
+
+    @property
+    def identity(self) -> Object:
+        """The part of the job by which its children are recognized."""
+        return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
+
+
+class JobEntries:
+    """The entries by uid, and by namespace and name."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobEntry] = {}
+        self._uids: dict[tuple[str, str], str] = {}
+        self._holders: dict[str, JobEntry] = {}
+        """By uid of the child: the entry that has it."""
+        self._bytes: Counter[str] = Counter()
+        """By namespace."""
+        self._total = 0
+
+    def __iter__(self) -> Iterator[JobEntry]:
+        return iter(list(self._jobs.values()))
+
+    def get(self, uid: str) -> JobEntry | None:
+        return self._jobs.get(uid)
+
+    def named(self, namespace: str, name: str) -> JobEntry | None:
+        return self._jobs.get(self._uids.get((namespace, name), ""))
+
+    def within(self, namespace: str | None) -> Iterator[JobEntry]:
+        """Yields the entries of a namespace, or all."""
+        return (entry for entry in self if namespace in (None, entry.namespace))
+
+    def bytes_of(self, namespace: str | None = None) -> int:
+        """Returns the size of what is kept of one namespace, or of all."""
+        return self._bytes[namespace] if namespace else self._total
+
+    def named_by(self, kind: ResourceKind, child: Object) -> JobEntry | None:
+        """Returns the entry of the job that a child names, without checking that it is the job's.
+
+        Names and labels are texts that any tenant may write, so a job has children in its own namespace only.
+        """
+        metadata = child["metadata"]
+        if kind == WORKLOADS:
+            return self.named(metadata["namespace"], job_named_by(child) or "")
+        entry = self._jobs.get(metadata.get("labels", {}).get(UID_LABEL, ""))
+        return entry if entry is not None and entry.namespace == metadata["namespace"] else None
+
+    def holder_of(self, child: Object) -> JobEntry | None:
+        """Returns the entry that a child is stored in."""
+        return self._holders.get(child["metadata"]["uid"])
+
+    def owner_of(self, kind: ResourceKind, child: Object) -> JobEntry | None:
+        """Returns the entry of the job that a child belongs to by its metadata."""
+        entry = self.named_by(kind, child)
+        return entry if entry is not None and MAY_BE_CHILD[kind](entry.identity, child) else None
+
+    def put_job(self, job: Object, *, complete: bool) -> None:
+        """Stores an unfinished job unless a newer version is stored.
+
+        Args:
+            job: the job.
+            complete: whether no child of it was missed, if it is not stored yet.
+        """
+        metadata = job["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        stored, entry = Stored.of(job), self.named(namespace, name)
+        if entry is None:
+            entry = JobEntry(namespace, name, uid, stored, complete)
+            self._jobs[uid], self._uids[namespace, name] = entry, uid
+            self._count(namespace, len(stored.document))
+        else:
+            self._count(namespace, len(stored.document) - len(entry.stored.document))
+            entry.stored = stored
+        if self._total > TOTAL_BYTES:
+            self._make_room()
+
+    def put_child(self, kind: ResourceKind, entry: JobEntry, child: Object) -> None:
+        """Stores a child unless the same or a newer version is stored. The job that it named before loses it."""
+        uid, holder = child["metadata"]["uid"], self.holder_of(child)
+        if holder is not None:
+            if holder.children[kind][uid].version >= version_of(child):
+                return
+            self.remove_child(kind, holder, uid)
+        stored = entry.children[kind][uid] = Stored.of(child)
+        self._holders[uid] = entry
+        self._resize(entry, len(stored.document))
+        if entry.size > JOB_BYTES:
+            self.empty(entry)
+        if self._total > TOTAL_BYTES:
+            self._make_room()
+
+    def remove_child(self, kind: ResourceKind, entry: JobEntry, uid: str) -> None:
+        if child := entry.children[kind].pop(uid, None):
+            del self._holders[uid]
+            self._resize(entry, -len(child.document))
+
+    def empty(self, entry: JobEntry) -> None:
+        """Drops the children of a job, which are then read live."""
+        self._resize(entry, -entry.size)
+        for children in entry.children.values():
+            for uid in children:
+                del self._holders[uid]
+            children.clear()
+        entry.deleted.clear()
+        entry.complete = entry.adopted = False
+
+    def drop(self, entry: JobEntry) -> None:
+        self.empty(entry)
+        self._count(entry.namespace, -len(entry.stored.document))
+        del self._jobs[entry.uid]
+        del self._uids[entry.namespace, entry.name]
+
+    def _make_room(self) -> None:
+        """Drops the largest job, with its children, of the namespace that takes most. It is then read live."""
+        namespace = max(self._bytes, key=self._bytes.__getitem__)
+        self.drop(max(self.within(namespace), key=lambda entry: entry.size + len(entry.stored.document)))
+
+    def _resize(self, entry: JobEntry, added: int) -> None:
+        entry.size += added
+        self._count(entry.namespace, added)
+
+    def _count(self, namespace: str, added: int) -> None:
+        self._total += added
+        self._bytes[namespace] += added
+        if not self._bytes[namespace]:
+            del self._bytes[namespace]
+
+
+def gone(stored: Mapping[str, Stored], seen: Container[str], version: int) -> list[str]:
+    """Returns the uids of objects that a listing of that version lacks. A newer object was created after it."""
+    return [uid for uid, each in stored.items() if uid not in seen and each.version <= version]

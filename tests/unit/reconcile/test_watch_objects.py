@@ -1,0 +1,90 @@
+"""The parsers of listings and watch lines build only the fields that decisions and event handlers read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, ResourceKind
+from finetune_operator.reconcile.watch_objects import PARSERS
+
+CONDITION = {"type": "Finished", "status": "True"}
+
+
+def read(kind: ResourceKind, found: dict[str, Any]) -> Any:
+    event = PARSERS[kind].event(json.dumps({"type": "MODIFIED", "object": found}).encode())
+    assert (event.type, event.version) == ("MODIFIED", 7)
+    return event.object
+
+
+def test_of_a_job_metadata_are_reduced_and_spec_and_status_kept() -> None:
+    kept = {
+        "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {
+            "name": "demo",
+            "namespace": "team",
+            "uid": "u",
+            "resourceVersion": "7",
+            "generation": 2,
+            "creationTimestamp": "2026-11-21T12:00:00Z",
+            "deletionTimestamp": "2026-11-21T13:00:00Z",
+            "labels": {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"},
+        },
+        "spec": {"model": {"uri": "gs://m"}},
+        "status": {"conditions": [CONDITION]},
+    }
+    whole = json.loads(json.dumps(kept))
+    whole["metadata"] |= {
+        "finalizers": ["any"],
+        "managedFields": [{"fieldsV1": {"f:metadata": {}}}],
+        "ownerReferences": [{"uid": "x"}],
+        "annotations": {"any": "{"},
+    }
+    whole["metadata"]["labels"]["team"] = "ml"
+    assert read(JOBS, whole) == kept
+
+
+@pytest.mark.parametrize("kind", [JOBSETS, PODS, WORKLOADS])
+def test_of_a_child_the_controller_is_kept(kind: ResourceKind) -> None:
+    labels = {"tpu-finetune.dev/job": "demo", "tpu-finetune.dev/job-uid": "u"}
+    owner = {"apiVersion": "v1", "kind": "JobSet", "name": "x", "uid": "o", "controller": True}
+    others = [{"apiVersion": "v1", "kind": "Pod", "name": f"p{n}", "uid": str(n)} for n in range(3)]
+    metadata = {"name": "c", "resourceVersion": "7", "labels": labels, "ownerReferences": [*others, owner]}
+    found = read(kind, {"metadata": metadata})["metadata"]
+    assert found["ownerReferences"] == [owner]
+    assert found.get("labels", labels) == labels
+
+
+def test_lists_without_end_are_cut() -> None:
+    found = read(PODS, {"metadata": {"resourceVersion": "7"}, "status": {"conditions": [CONDITION] * 1000}})
+    assert len(found["status"]["conditions"]) == 32
+
+
+def test_an_error_has_neither_version_nor_object() -> None:
+    status = {"kind": "Status", "metadata": {}, "status": "Failure", "code": 410}
+    event = PARSERS[PODS].event(json.dumps({"type": "ERROR", "object": status}).encode())
+    assert (event.type, event.version, event.object) == ("ERROR", None, {})
+
+
+@pytest.mark.parametrize("token", [None, "", "c"])
+def test_a_page_names_its_version_and_where_the_next_one_begins(token: str | None) -> None:
+    metadata = {"resourceVersion": "9", "remainingItemCount": 3} | (
+        {} if token is None else {"continue": token}
+    )
+    page = PARSERS[PODS].page(json.dumps({"metadata": metadata, "items": None}).encode())
+    assert (page.version, page.token, page.last, page.items) == (9, token or "", not token, [])
+
+
+def test_what_is_no_json_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Invalid JSON"):
+        PARSERS[PODS].event(b'{"type":')
+
+
+@pytest.mark.parametrize("depth", [150, 250, 100_000])
+def test_an_object_may_be_nested_as_deep_as_its_writer_likes(depth: int) -> None:
+    deep = '{"a":' * depth + "1" + "}" * depth
+    metadata = '{"name":"a","resourceVersion":"7"}'
+    line = f'{{"type":"ADDED","object":{{"metadata":{metadata},"spec":{{"volumes":{deep}}}}}}}'
+    found = PARSERS[PODS].event(line.encode()).object
+    assert found["metadata"]["name"] == "a"
