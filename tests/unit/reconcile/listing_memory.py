@@ -34,6 +34,7 @@ def pod(kind: str) -> str:
     """Returns a pod as JSON, with NUMBER in place of its number."""
     whose, entries = kind.split("-")
     made = child("Pod", "demo-train-1-slice-0-0-NUMBER")
+    made["metadata"] |= {"uid": "uid-NUMBER", "resourceVersion": "1"}
     made["spec"] = {
         "nodeName": "host-NUMBER",
         "containers": [
