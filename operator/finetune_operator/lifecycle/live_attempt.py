@@ -167,7 +167,7 @@ def _requeue_after(observation: Observation, stages: JobStages, attempt: Attempt
     if deadlines.interrupted(attempt, observation.folder.progress):
         regular = observation.urgent_pace(deadlines.INTERRUPTED_LOOK)
     elif attempt.running and attempt.key.stage is Stage.TRAIN:
-        regular = observation.pace()
+        regular = observation.pace() - observation.folder.progress_age
     else:
         regular = observation.pace(SAFETY_SECONDS if attempt.pods else NO_PODS_SECONDS)
     due = (

@@ -21,10 +21,14 @@ from finetune_operator.planning.requests import MAX_ATTEMPT
 
 type Object = Mapping[str, Any]
 
-#: Seconds. The number of other namespaces' jobs is unbounded and must not slow a job down further.
-_LONGEST_PACE = 60.0
+#: Seconds, which ten thousand jobs reach. The number of other namespaces' jobs is unbounded and must not slow a job
+#: down further.
+_LONGEST_PACE = 500.0
 #: The same for an interrupted training. Few are interrupted at a time, and they hold slices.
 _LONGEST_URGENT_PACE = 15.0
+#: Seconds between two writes of a status: the least, and the same bound.
+_LEAST_STATUS_PACE = 30.0
+_LONGEST_STATUS_PACE = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,8 @@ class RunFolderView:
     takeovers: tuple[TakeoverRecord, ...] = ()
     """Takeovers of the folder, newest last."""
     progress: Progress | None = None
+    progress_age: float = 0.0
+    """Seconds since the progress was read; 0: it was read for this observation."""
     retry: RetryRecord | None = None
     """Record of the newest retry."""
     convert_manifest: ConvertManifest | None = None
@@ -125,6 +131,15 @@ def in_order(records: Iterable[TakeoverRecord]) -> tuple[TakeoverRecord, ...]:
 def since(takeovers: Sequence[TakeoverRecord], key: AttemptKey) -> bool:
     """Returns whether the attempt belongs to the job that owns the folder now."""
     return not takeovers or key.number >= takeovers[-1].first.get(key.stage, 1)
+
+
+def pace(live_jobs: int, least: float = 10.0) -> float:
+    """Returns the seconds between two observations of one of ``live_jobs`` jobs, whatever happens to it.
+
+    They grow with the number of jobs, so that all jobs together stay within what the API server and the artifact store
+    can answer: twenty observations per second. ``least`` holds if there are few jobs.
+    """
+    return max(least, min(live_jobs / 20, _LONGEST_PACE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,12 +192,12 @@ class Observation:
     written."""
 
     def pace(self, least: float = 10.0) -> float:
-        """Returns the seconds until the job is observed again although no watch has reported a change.
+        """Returns the seconds until the job is observed again although no watch has reported a change."""
+        return pace(self.live_jobs, least)
 
-        They grow with the number of jobs, so that all jobs together stay within what the API server and the artifact
-        store can answer. ``least`` holds if there are few jobs.
-        """
-        return max(least, min(self.live_jobs / 20, _LONGEST_PACE))
+    def status_pace(self) -> float:
+        """Returns the seconds between two writes of the status while only progress and usage move."""
+        return max(_LEAST_STATUS_PACE, min(self.live_jobs / 4, _LONGEST_STATUS_PACE))
 
     def urgent_pace(self, least: float) -> float:
         """Returns the same for an interrupted training, whose next run may begin at any moment."""

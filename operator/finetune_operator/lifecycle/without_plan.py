@@ -43,6 +43,8 @@ _MAY_APPEAR = (
 )
 #: Seconds. No watch reports to the job that a profile, a ConfigMap, a Secret or another job's model has appeared.
 _REQUEUE_SECONDS = 15.0
+#: The same with any number of other jobs.
+_LONGEST_REQUEUE_SECONDS = 60.0
 
 
 def refused_job(observation: Observation, refused: Refused) -> NextStep:
@@ -57,7 +59,7 @@ def refused_job(observation: Observation, refused: Refused) -> NextStep:
     return NextStep(
         action=action,
         state=state,
-        requeue_after=observation.pace(_REQUEUE_SECONDS),
+        requeue_after=min(observation.pace(_REQUEUE_SECONDS), _LONGEST_REQUEUE_SECONDS),
         pending=pending,
     )
 

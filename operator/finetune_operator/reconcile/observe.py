@@ -36,7 +36,7 @@ from finetune_operator.lifecycle.children.projection import (
 )
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
-from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.observation import Observation, RunFolderView, pace
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.first_format import first_format_name
@@ -47,6 +47,7 @@ from finetune_operator.reconcile.children import ChildReader, list_kept, own_wor
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
+from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,8 @@ class Observer:
         accounted for in ``room``.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
-        that is observed as ended, the record is observed, too.
+        that is observed as ended, the record is observed, too. If the JobSets and pods come from the cache, the last
+        view is reused while nothing has ended since (:mod:`.view_cache`).
         """
         cached = None if live else await self._cache.job(key.namespace, key.name)
         if cached is None:
@@ -133,7 +135,9 @@ class Observer:
             self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
-        view = await self._view(key, job, snapshot, own)
+        view = await self._view(
+            key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if from_cache else None
+        )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
         nodes = await self._nodes([pod for pod in pods if not _is_classified(pod, view)], jobsets, room)
@@ -154,9 +158,12 @@ class Observer:
             nodes=nodes,
             workloads=workloads,
             cached=from_cache,
-            # At least this one, which the watch may not have delivered yet.
-            live_jobs=max(1, self._live_jobs()),
+            live_jobs=self._jobs(),
         )
+
+    def _jobs(self) -> int:
+        """Returns the number of unfinished jobs: at least one, which the watch may not have delivered yet."""
+        return max(1, self._live_jobs())
 
     async def unchanged(self, observation: Observation) -> bool:
         """Whether the job is still as it was observed, by a live read. Raises ClusterError."""
@@ -170,6 +177,10 @@ class Observer:
         """Has the job read live the next time."""
         self._cache.distrust(observation.job["metadata"]["uid"])
 
+    def reread(self, key: JobKey) -> None:
+        """Has the job's run folder read the next time."""
+        self._folder.reread(key)
+
     async def admitted(self, key: JobKey, observation: Observation, snapshot: Object) -> Observation:
         """Returns the observation of a job without children after its plan was stored. Raises ClusterError.
 
@@ -177,7 +188,8 @@ class Observer:
         plan has failed if another client had admitted the job, so no child can have been created since.
         """
         own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
-        view = await self._view(key, observation.job, snapshot, own)
+        state = ClusterState.of(observation.job, (), ()) if observation.cached else None
+        view = await self._view(key, observation.job, snapshot, own, state)
         neighbours, unserved = await self._neighbours(observation.job, view)
         return replace(
             observation,
@@ -230,7 +242,9 @@ class Observer:
         job: Object,
         snapshot: Object | None,
         own: Own,
+        state: ClusterState | None,
     ) -> RunFolderView:
+        """Returns the view of the job's run folder. ``state``: None if everything is to be read."""
         if snapshot is None:
             return RunFolderView()
         folders = Folders.of(snapshot)
@@ -239,6 +253,8 @@ class Observer:
             of=key,
             own=own,
             retry=job["spec"].get("retry", {}).get("generation", 0),
+            state=state,
+            pace=pace(self._jobs()),
         )
         if finished(job):
             self._folder.forget(key)

@@ -2,27 +2,14 @@
 
 import asyncio
 import contextlib
-import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import replace
 from itertools import batched
-from typing import Self
+from time import monotonic
 
 from pydantic import ValidationError
 
-from finetune_contract import (
-    CacheLayout,
-    ConvertManifest,
-    ConvertOutcome,
-    Failure,
-    HostProgress,
-    Outcome,
-    PreflightOutcome,
-    Progress,
-    RunFolder,
-    Stage,
-    StageResult,
-)
+from finetune_contract import HostProgress, RunFolder
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
@@ -32,81 +19,54 @@ from finetune_operator.artifacts.port import (
     StorageDenied,
     StorageError,
 )
-from finetune_operator.cluster.port import Object
-from finetune_operator.lifecycle.attempts.classify import settled
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.observation import (
-    AttemptFiles,
-    ReadFailure,
-    RetryRecord,
-    RunFolderView,
-    TakeoverRecord,
-    in_order,
-)
-from finetune_operator.planning.stored_plan import read_stored_plan
+from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, TakeoverRecord
 from finetune_operator.reconcile.denials import Denials
 from finetune_operator.reconcile.file_cache import FileCache
-from finetune_operator.reconcile.listing import (
-    attempt_of,
-    files_by_attempt,
-    retry_generations,
-    taken_over_by,
-)
-from finetune_operator.reconcile.records import (
-    MalformedRecordError,
-    NewerRecordError,
-    failure_in_brief,
-    result_in_brief,
-)
-from finetune_operator.reconcile.run_folder_files import RunFolderFiles, UnreadableError, always, never, whole
+from finetune_operator.reconcile.listing import attempt_of
+from finetune_operator.reconcile.records import MalformedRecordError, NewerRecordError
+from finetune_operator.reconcile.run_folder_files import UnreadableError
+from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Own, RunFolderObserver
+from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 
-__all__ = ["Folders", "RunFolderReader", "attempt_of"]
+__all__ = ["Folders", "Own", "RunFolderReader", "attempt_of"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folders:
-    """Locations of a job's files."""
-
-    run: RunFolder
-    cache: CacheLayout
-
-    @classmethod
-    def of(cls, snapshot: Object) -> Self:
-        """Returns the locations in a stored plan. Raises Refused if the ConfigMap is not a valid plan."""
-        read = read_stored_plan(snapshot)
-        return cls(run=read.run_folder, cache=read.cache)
-
-
-#: Maximum number of concurrent requests of one observation.
-_AT_ONCE = 16
-#: Maximum number of takeover records in a run folder.
-_MOST_TAKEOVERS = 100
-#: Fingerprints that are safe in a URI.
-_FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,128}")
 _NOTE_FIX = "Delete it; if it is the record of a retry, also raise spec.retry.generation."
-
-type Own = Callable[[Collection[AttemptKey], tuple[TakeoverRecord, ...]], Collection[AttemptKey]]
-"""Selects the job's own attempts among those that are listed."""
 
 
 def _all(listed: Collection[AttemptKey], _takeovers: tuple[TakeoverRecord, ...]) -> Collection[AttemptKey]:
     return listed
 
 
+def _confirmed(view: RunFolderView, own: Own) -> bool:
+    """Whether the attempts in a view are still those that JobSets, pods and status confirm."""
+    listed = view.attempts.keys() | view.foreign_attempts
+    return set(own(listed, view.takeovers)) == view.attempts.keys()
+
+
 class RunFolderReader:
     """Reads run folders, to which untrusted users may write: every read and every listing is bounded.
 
-    Final files are cached, so that observing a long job costs one listing and one or two reads.
+    A folder is read only if something in it can have changed (:mod:`.view_cache`), and final files are read once.
 
     Args:
         store: object store with the run folders.
-        remembered_bytes: size of the cache in bytes, for all live jobs together.
+        remembered_bytes: size of the cache of final files in bytes, for all live jobs together.
+        clock: monotonic clock in seconds.
     """
 
-    def __init__(self, store: ObjectStore, *, remembered_bytes: int = 16 * 2**20) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        remembered_bytes: int = 16 * 2**20,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._store = store
         self._remembered = FileCache(remembered_bytes)
+        self._views = ViewCache()
         self._denials = Denials()
+        self._clock = clock
 
     @property
     def remembered_bytes(self) -> int:
@@ -114,7 +74,14 @@ class RunFolderReader:
         return self._remembered.size
 
     async def view(
-        self, folders: Folders, *, of: Hashable = None, own: Own = _all, retry: int | None = None
+        self,
+        folders: Folders,
+        *,
+        of: Hashable = None,
+        own: Own = _all,
+        retry: int | None = None,
+        state: ClusterState | None = None,
+        pace: float = 0.0,
     ) -> RunFolderView:
         """Returns a view of one run folder. Faults of files are part of the view; none is raised.
 
@@ -124,15 +91,44 @@ class RunFolderReader:
             own: see :data:`Own`.
             retry: ``spec.retry.generation``; records of higher generations are not the operator's and are ignored.
                 None to accept any.
+            state: what the cluster shows of the job. The last view is reused as far as it allows. None: everything is
+                read, because what the decision is about cannot be undone, or the operator may write to the folder; the
+                next view is read, too.
+            pace: seconds between two readings of the progress.
         """
         job = of or folders.run.uri
-        observer = _RunFolderObserver(self._store, self._remembered, job)
+        now = self._clock()
+        if state is not None and (reading := self._views.get(job)):
+            what = due(reading, state, now=now, pace=pace)
+            if what is Due.PROGRESS:
+                reading = await self._with_progress(folders.run, job, reading, now)
+            if reading and what is not Due.EVERYTHING and _confirmed(reading.view, own):
+                # What has appeared since may end or vanish before the next reading.
+                self._views.keep(job, replace(reading, state=state))
+                return replace(reading.view, progress_age=now - reading.progress_read)
+        self._views.forget(job)
+        observer = RunFolderObserver(self._store, self._remembered, job)
         try:
             view = await observer.view(folders, own, retry)
         except (StorageError, MalformedRecordError, NewerRecordError, UnreadableError) as error:
             return RunFolderView(unreadable=self._why(error, job, folders.run, listed=observer.listed))
         self._denials.answered(job, folders.run.uri)
+        if state is not None:
+            size = observer.held_bytes
+            reading = Reading(view=view, state=state, listed=now, progress_read=now, json_bytes=size)
+            self._views.keep(job, reading)
         return view
+
+    async def _with_progress(
+        self, run: RunFolder, job: Hashable, reading: Reading, now: float
+    ) -> Reading | None:
+        """Returns a reading with new progress; None if that cannot be read, so that everything is to be read."""
+        observer = RunFolderObserver(self._store, self._remembered, job)
+        try:
+            view = await observer.with_progress(reading.view, run)
+        except (StorageError, UnreadableError):
+            return None
+        return None if view.progress_unknown else replace(reading, view=view, progress_read=now)
 
     def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> ReadFailure:
         message = f"{error}."
@@ -152,9 +148,14 @@ class RunFolderReader:
                 reason = Reason.STORE_UNAVAILABLE
         return ReadFailure(reason=reason, message=message)
 
+    def reread(self, job: Hashable) -> None:
+        """Has everything read for the job's next view."""
+        self._views.forget(job)
+
     def forget(self, job: Hashable) -> None:
         """Drops everything cached for a job that is finished or deleted."""
         self._remembered.forget(job)
+        self._views.forget(job)
         self._denials.forget(job)
 
     async def hosts(self, run: RunFolder, count: int) -> dict[int, HostProgress]:
@@ -163,7 +164,7 @@ class RunFolderReader:
         Invalid records are omitted, since the classification of the attempt does not depend on them.
         """
         progress: dict[int, HostProgress] = {}
-        for some in batched(range(count), _AT_ONCE):
+        for some in batched(range(count), AT_ONCE):
             contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
             for content in contents:
                 with contextlib.suppress(ValidationError):
@@ -175,195 +176,3 @@ class RunFolderReader:
         with contextlib.suppress(ObjectTooLarge):
             return await self._store.read(uri, limit=PROGRESS_LIMIT)
         return None
-
-
-class _RunFolderObserver:
-    """One observation of one run folder."""
-
-    def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
-        self._store = store
-        self._files = RunFolderFiles(store, remembered, job)
-        self._warnings: list[str] = []
-        self.listed = False
-        """Whether the store has answered the folder's listing."""
-
-    async def view(self, folders: Folders, own: Own, retry: int | None) -> RunFolderView:
-        """Returns what the run folder contains. The arguments are those of :meth:`RunFolderReader.view`.
-
-        Faults of single records are part of the view. Raises StorageError, MalformedRecordError, NewerRecordError or
-        UnreadableError if the folder as a whole cannot be read.
-        """
-        run = folders.run
-        names = await self._store.list(run.attempts)
-        self.listed = True
-        takeovers = await self._takeovers(run, names)
-        retries = [each for each in retry_generations(names) if retry is None or each <= retry]
-        listed = files_by_attempt(names, takeovers)
-        own_keys = own(listed.keys(), takeovers)
-        foreign_attempts = frozenset(listed.keys() - set(own_keys))
-        files = {key: listed[key] for key in sorted(own_keys)}
-        # Releases the listing, which may have thousands of other names, before the files are read.
-        del names, listed
-        attempts = await self._attempts(run, files)
-        progress, unknown = await self._progress(run, attempts, last=not takeovers)
-        manifest, fault = await self._convert_manifest(folders.cache, attempts)
-        return RunFolderView(
-            attempts=attempts,
-            takeovers=takeovers,
-            retry=await self._retry(run, max(retries)) if retries else None,
-            progress=progress,
-            progress_unknown=unknown,
-            convert_manifest=manifest,
-            convert_manifest_fault=fault,
-            foreign_attempts=foreign_attempts,
-            warnings=tuple(self._warnings),
-        )
-
-    async def _takeovers(self, run: RunFolder, names: Sequence[str]) -> tuple[TakeoverRecord, ...]:
-        uids = taken_over_by(names)
-        if len(uids) > _MOST_TAKEOVERS:
-            text = f"{run.attempts} holds {len(uids)} files taken-over-*.json; at most {_MOST_TAKEOVERS} are read"
-            raise UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
-        # Errors propagate: a record that cannot be read may say that another job owns the folder now.
-        notes = [await self._takeover(run.taken_over(uid), uid) for uid in uids]
-        return in_order(note for note in notes if note is not None)
-
-    async def _takeover(self, uri: str, uid: str) -> TakeoverRecord | None:
-        """Reads a takeover record. ``uid`` is the first characters of the job's uid, from the file's name."""
-
-        def named(note: TakeoverRecord) -> bool:
-            return note.uid[: len(uid)] == uid
-
-        note = await self._files.read(uri, TakeoverRecord, final=named)
-        if note is not None and not named(note):
-            raise MalformedRecordError(
-                f"{uri} is not a valid TakeoverRecord: uid differs from the file's name"
-            )
-        return note
-
-    async def _attempts(
-        self, run: RunFolder, files: Mapping[AttemptKey, Collection[str]]
-    ) -> dict[AttemptKey, AttemptFiles]:
-        newest = {key.stage: key for key in files}
-        found: dict[AttemptKey, AttemptFiles] = {}
-        for some in batched(files, _AT_ONCE):
-            reads = (self._attempt(run, key, files[key], last=key == newest[key.stage]) for key in some)
-            found |= zip(some, await asyncio.gather(*reads), strict=True)
-        return found
-
-    async def _attempt(
-        self, run: RunFolder, key: AttemptKey, names: Collection[str], *, last: bool
-    ) -> AttemptFiles:
-        """Reads the records of one attempt. ``last`` is whether it is the newest attempt of its stage."""
-        result, malformed, newer = None, None, None
-        if "result.json" in names:
-            try:
-                result = await self._result(run.result(*key.place), last=last)
-            except (MalformedRecordError, ObjectTooLarge) as error:
-                malformed = str(error)
-            except NewerRecordError as error:
-                newer = str(error)
-        failure = None
-        if "failure.json" in names:
-            try:
-                failure = await self._failure(run.failure(*key.place), last=last)
-            except NewerRecordError as error:
-                newer = newer or str(error)
-        return AttemptFiles(result=result, failure=failure, malformed=malformed, newer=newer)
-
-    async def _result(self, uri: str, *, last: bool) -> StageResult | None:
-        """Reads a result, which is final unless it is that of a stopped newest attempt.
-
-        A JobSet that Kueue has suspended may run the same attempt again, with a different result, until another attempt
-        follows.
-        """
-
-        def final(record: StageResult) -> bool:
-            return not last or record.outcome is not Outcome.STOPPED
-
-        return await self._files.read(
-            uri, StageResult, final=final, settled_if_bad=not last, kept=whole if last else result_in_brief
-        )
-
-    async def _failure(self, uri: str, *, last: bool) -> Failure | None:
-        """Reads a failure record, which is final once the operator has settled it and another attempt has followed.
-
-        The operator's classification replaces the trainer's record, and is rewritten while the attempt's pods are
-        ending. None for a malformed record: the attempt is then classified from its other traces.
-        """
-
-        def final(record: Failure) -> bool:
-            return not last and settled(record)
-
-        try:
-            return await self._files.read(uri, Failure, final=final, kept=whole if last else failure_in_brief)
-        except (MalformedRecordError, ObjectTooLarge) as error:
-            self._warnings.append(str(error))
-            return None
-
-    async def _retry(self, run: RunFolder, generation: int) -> RetryRecord | None:
-        def named(note: RetryRecord) -> bool:
-            return note.generation == generation
-
-        note = await self._files.read(run.retry(generation), RetryRecord, final=named)
-        if note is not None and not named(note):
-            raise MalformedRecordError(
-                f"{run.retry(generation)} is not a valid RetryRecord: generation differs from the file's name"
-            )
-        return note
-
-    async def _progress(
-        self, run: RunFolder, attempts: Mapping[AttemptKey, AttemptFiles], *, last: bool
-    ) -> tuple[Progress | None, ReadFailure | None]:
-        """Reads training's progress. ``last`` is whether no other job has used the folder before.
-
-        Otherwise the progress is not cached, as it could be the final one of the earlier job.
-        """
-        trained = [files for key, files in sorted(attempts.items()) if key.stage is Stage.TRAIN]
-        if not trained:
-            return None, None
-        result = trained[-1].result
-        # The trainer writes its last progress before its result, so the file is final after a success.
-        done = last and result is not None and result.outcome is Outcome.SUCCEEDED
-        try:
-            found = await self._files.read(
-                run.progress, Progress, limit=PROGRESS_LIMIT, final=always if done else never
-            )
-        except (MalformedRecordError, ObjectTooLarge) as error:
-            return None, ReadFailure(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
-        except NewerRecordError as error:
-            return None, ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
-        return found, None
-
-    async def _convert_manifest(
-        self, cache: CacheLayout, attempts: Mapping[AttemptKey, AttemptFiles]
-    ) -> tuple[ConvertManifest | None, str]:
-        """Reads the manifest of the converted model in the cache; the second value says why it cannot be read.
-
-        Any user of the shared cache may have written an invalid manifest, so it is a cache miss and not a fault of the
-        job. The manifest is not read after an attempt has converted the model.
-        """
-        fingerprint = fingerprint_of(attempts)
-        if fingerprint is None or not _FINGERPRINT.fullmatch(fingerprint) or _converted(attempts):
-            return None, ""
-        try:
-            # Not cached here: users may empty the shared cache, and a hit must not outlive its files.
-            return await self._files.read(cache.convert_manifest(fingerprint), ConvertManifest), ""
-        except (MalformedRecordError, NewerRecordError, ObjectTooLarge) as error:
-            self._warnings.append(f"{error}; the model is treated as not converted")
-            return None, f"its manifest in the cache cannot be read: {error}"
-
-
-def fingerprint_of(attempts: Mapping[AttemptKey, AttemptFiles]) -> str | None:
-    """Returns the fingerprint of the converted model from the latest successful preflight; None if there is none."""
-    for key in sorted(attempts, reverse=True):
-        result = attempts[key].result
-        if key.stage is Stage.PREFLIGHT and result and isinstance(result.details, PreflightOutcome):
-            return result.details.fingerprint
-    return None
-
-
-def _converted(attempts: Mapping[AttemptKey, AttemptFiles]) -> bool:
-    return any(
-        files.result and isinstance(files.result.details, ConvertOutcome) for files in attempts.values()
-    )

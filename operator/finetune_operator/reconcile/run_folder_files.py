@@ -59,6 +59,11 @@ class RunFolderFiles:
         self._unread = _READ_LIMIT
         self._room = HELD_LIMIT
 
+    @property
+    def held_bytes(self) -> int:
+        """Size of all records that were read, as JSON."""
+        return HELD_LIMIT - self._room
+
     async def read[T: BaseModel](
         self,
         uri: str,

@@ -1,6 +1,7 @@
 """Rules of a job's lifecycle, one per test."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -487,34 +488,77 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
 # --- reporting
 
 
-def test_progress_is_reported_at_most_every_ten_seconds() -> None:
+def test_progress_is_reported_at_most_every_thirty_seconds() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.train(name, 10)
     world.reconcile()
     assert world.requeue_after == 10
     assert "step 10 of 100, loss 1.9, 9-18s left" in world.status["summary"]
-    for seconds, step, shown in ((4, 14, 10), (5, 19, 10), (1, 20, 20)):
+    for seconds, step, shown in ((14, 14, 10), (15, 19, 10), (1, 20, 20)):
         world.wait(seconds)
         world.train(name, step)
         world.reconcile()
         assert world.status["progress"]["step"] == shown
 
 
-def test_many_live_jobs_report_less_often() -> None:
-    world = World(live_jobs=1000)
-    world.train(world.until(Stage.TRAIN), 10)
+@pytest.mark.parametrize(
+    ("jobs", "observed", "reported"),
+    [(1, 10, 30), (120, 10, 30), (200, 10, 50), (1000, 50, 250), (5000, 250, 600), (1_000_000, 500, 600)],
+)
+def test_many_live_jobs_are_observed_and_reported_less_often(
+    jobs: int, observed: float, reported: float
+) -> None:
+    world = World(live_jobs=jobs)
+    name = world.until(Stage.TRAIN)
+    world.train(name, 10)
     world.reconcile()
-    assert world.requeue_after == 50
+    assert world.requeue_after == observed
+    for seconds, step, shown in ((reported - 1, 14, 10), (1, 15, 15)):
+        world.wait(seconds)
+        world.train(name, step)
+        world.reconcile()
+        assert world.status["progress"]["step"] == shown
+
+
+def test_usage_is_reported_as_often_as_progress() -> None:
+    world = World(live_jobs=1000)
+    world.run(world.until(Stage.CONVERT))
+    world.reconcile()
+    before = world.status["activeTime"]
+    for seconds, same in ((249, True), (1, False)):
+        world.wait(seconds)
+        world.reconcile()
+        assert (world.status["activeTime"] == before) is same
+
+
+def test_what_has_happened_to_the_job_is_reported_at_once_with_its_progress() -> None:
+    world = World(live_jobs=1000)
+    name = world.until(Stage.TRAIN)
+    world.train(name, 10)
+    world.reconcile()
+    world.train(name, 14)
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.status["progress"]["step"] == 14
+
+
+def test_progress_is_read_again_when_the_last_reading_is_old() -> None:
+    """Whatever leads to a reconcile in between."""
+    world = World()
+    world.train(world.until(Stage.TRAIN), 10)
+    seen = world.observe()
+    seen = replace(seen, folder=replace(seen.folder, progress_age=7.0))
+    assert decide(seen).requeue_after == 3
 
 
 @pytest.mark.parametrize("unreadable", [None, "the store is away"])
-def test_a_job_is_reconciled_each_minute_with_any_number_of_other_jobs(unreadable: str | None) -> None:
+def test_a_job_is_reconciled_every_few_minutes_with_any_number_of_other_jobs(unreadable: str | None) -> None:
     world = World(live_jobs=1_000_000)
     world.train(world.until(Stage.TRAIN), 10)
     world.unreadable = unreadable
     world.reconcile()
-    assert world.requeue_after == 60
+    assert world.requeue_after == 500
 
 
 def test_a_job_without_a_profile_is_reconciled_each_minute() -> None:

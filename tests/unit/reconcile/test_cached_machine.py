@@ -1,4 +1,5 @@
-"""The lifecycle's state machine with decisions on cached objects: each watch lags on its own, and skips states."""
+"""The lifecycle's state machine with decisions on cached objects: each watch lags on its own, and skips states. The run
+folder is read again only when the real rule says so."""
 
 import copy
 from dataclasses import replace
@@ -11,7 +12,9 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation, decide
 from finetune_operator.lifecycle.decision import Create, Delete
+from finetune_operator.lifecycle.observation import RunFolderView
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
+from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 from tests.unit.lifecycle.test_machine import TPU, Machine, WatchedWorld
 from tests.unit.lifecycle.world import ConflictError, Crash
 
@@ -28,6 +31,7 @@ class LaggingWorld(WatchedWorld):
         self.cache_of: dict[str, Any] = {}
         self.cached_plan: Any = None
         self.trusted = False
+        self.views = ViewCache()
 
     def deliver(self, *kinds: str) -> None:
         for kind in kinds:
@@ -39,6 +43,7 @@ class LaggingWorld(WatchedWorld):
             self.deliver(*KINDS)
             self.trusted = True
         self.cached_plan = self.config_map
+        self.views.forget("job")
         return super().observe()
 
     def observe_cached(self) -> Observation:
@@ -49,10 +54,30 @@ class LaggingWorld(WatchedWorld):
         for kind, value in cached.items():
             setattr(self, kind, value)
         try:
-            return replace(WatchedWorld.observe(self), cached=True)
+            seen = WatchedWorld.observe(self)
+            return replace(seen, cached=True, folder=self.folder_of(seen))
         finally:
             for kind, value in true.items():
                 setattr(self, kind, value)
+
+    def folder_of(self, seen: Observation) -> RunFolderView:
+        """Returns what the reader of run folders does: the last view, as far as the rule allows."""
+        if seen.snapshot is None:
+            return seen.folder
+        state, now = ClusterState.of(seen.job, seen.jobsets, seen.pods), self.now.timestamp()
+        kept, what = self.views.get("job"), Due.EVERYTHING
+        if kept is not None:
+            what = due(kept, state, now=now, pace=seen.pace())
+        if kept is None or what is Due.EVERYTHING or (what is Due.PROGRESS and seen.folder.unreadable):
+            kept = Reading(view=seen.folder, state=state, listed=now, progress_read=now, json_bytes=0)
+        elif what is Due.PROGRESS:
+            moved = replace(kept.view, progress=seen.folder.progress)
+            kept = replace(kept, view=moved, progress_read=now)
+        self.views.keep("job", replace(kept, state=state))
+        for key in {each.key for each in seen.jobsets if each.ended and each.key}:
+            known = kept.view.unreadable or kept.view.attempts.get(key) == self.attempts.get(key)
+            assert known, f"the record of {key} is not seen with its end"
+        return kept.view
 
     @property
     def job_is_current(self) -> bool:
@@ -101,6 +126,7 @@ class LaggingWorld(WatchedWorld):
         super().apply(decision, crash_after=crash_after)
 
     def _create_jobset(self, jobset: Any) -> None:
+        self.views.forget("job")
         super()._create_jobset(jobset)
         self._put(jobset["metadata"]["name"])
 

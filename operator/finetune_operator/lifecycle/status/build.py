@@ -39,7 +39,7 @@ def build_status(observation: Observation, state: JobState, stages: JobStages | 
         observation.folder.progress,
         stages.findings.train if stages else None,
         previous.progress,
-        pace=observation.pace(),
+        pace=observation.status_pace(),
         moved=moved,
     )
     kept = progress is previous.progress
@@ -159,7 +159,7 @@ def usage_is_old(observation: Observation, stages: JobStages) -> bool:
     if reported is None:
         return True
     age = (observation.now - reported.as_of).total_seconds()
-    return stages.live is not None and age >= max(_USAGE_SECONDS, observation.pace())
+    return stages.live is not None and age >= max(_USAGE_SECONDS, observation.status_pace())
 
 
 def moving_parts(status: FineTuneJobStatus) -> object:

@@ -1,0 +1,271 @@
+"""Reads one run folder once."""
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import batched
+from typing import Self
+
+from finetune_contract import (
+    CacheLayout,
+    ConvertManifest,
+    ConvertOutcome,
+    Failure,
+    Outcome,
+    PreflightOutcome,
+    Progress,
+    RunFolder,
+    Stage,
+    StageResult,
+)
+from finetune_operator.api import Reason
+from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore, ObjectTooLarge
+from finetune_operator.cluster.port import Object
+from finetune_operator.lifecycle.attempts.classify import settled
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.observation import (
+    AttemptFiles,
+    ReadFailure,
+    RetryRecord,
+    RunFolderView,
+    TakeoverRecord,
+    in_order,
+)
+from finetune_operator.planning.stored_plan import read_stored_plan
+from finetune_operator.reconcile.file_cache import FileCache
+from finetune_operator.reconcile.listing import files_by_attempt, retry_generations, taken_over_by
+from finetune_operator.reconcile.records import (
+    MalformedRecordError,
+    NewerRecordError,
+    failure_in_brief,
+    result_in_brief,
+)
+from finetune_operator.reconcile.run_folder_files import RunFolderFiles, UnreadableError, always, never, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Locations of a job's files."""
+
+    run: RunFolder
+    cache: CacheLayout
+
+    @classmethod
+    def of(cls, snapshot: Object) -> Self:
+        """Returns the locations in a stored plan. Raises Refused if the ConfigMap is not a valid plan."""
+        read = read_stored_plan(snapshot)
+        return cls(run=read.run_folder, cache=read.cache)
+
+
+#: Maximum number of concurrent requests of one observation.
+AT_ONCE = 16
+#: Maximum number of takeover records in a run folder.
+_MOST_TAKEOVERS = 100
+#: Fingerprints that are safe in a URI.
+_FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,128}")
+
+type Own = Callable[[Collection[AttemptKey], tuple[TakeoverRecord, ...]], Collection[AttemptKey]]
+"""Selects the job's own attempts among those that are listed."""
+
+
+class RunFolderObserver:
+    """One observation of one run folder."""
+
+    def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
+        self._store = store
+        self._files = RunFolderFiles(store, remembered, job)
+        self._warnings: list[str] = []
+        self.listed = False
+        """Whether the store has answered the folder's listing."""
+
+    async def view(self, folders: Folders, own: Own, retry: int | None) -> RunFolderView:
+        """Returns what the run folder contains. The arguments are those of :meth:`RunFolderReader.view`.
+
+        Faults of single records are part of the view. Raises StorageError, MalformedRecordError, NewerRecordError or
+        UnreadableError if the folder as a whole cannot be read.
+        """
+        run = folders.run
+        names = await self._store.list(run.attempts)
+        self.listed = True
+        takeovers = await self._takeovers(run, names)
+        retries = [each for each in retry_generations(names) if retry is None or each <= retry]
+        listed = files_by_attempt(names, takeovers)
+        own_keys = own(listed.keys(), takeovers)
+        foreign_attempts = frozenset(listed.keys() - set(own_keys))
+        files = {key: listed[key] for key in sorted(own_keys)}
+        # Releases the listing, which may have thousands of other names, before the files are read.
+        del names, listed
+        attempts = await self._attempts(run, files)
+        progress, unknown = await self._progress(run, attempts, last=not takeovers)
+        manifest, fault = await self._convert_manifest(folders.cache, attempts)
+        return RunFolderView(
+            attempts=attempts,
+            takeovers=takeovers,
+            retry=await self._retry(run, max(retries)) if retries else None,
+            progress=progress,
+            progress_unknown=unknown,
+            convert_manifest=manifest,
+            convert_manifest_fault=fault,
+            foreign_attempts=foreign_attempts,
+            warnings=tuple(self._warnings),
+        )
+
+    async def with_progress(self, view: RunFolderView, run: RunFolder) -> RunFolderView:
+        """Returns a view with training's progress read again. Raises StorageError or UnreadableError."""
+        progress, unknown = await self._progress(run, view.attempts, last=not view.takeovers)
+        return replace(view, progress=progress, progress_unknown=unknown)
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of the records of the view as JSON."""
+        return self._files.held_bytes
+
+    async def _takeovers(self, run: RunFolder, names: Sequence[str]) -> tuple[TakeoverRecord, ...]:
+        uids = taken_over_by(names)
+        if len(uids) > _MOST_TAKEOVERS:
+            text = f"{run.attempts} holds {len(uids)} files taken-over-*.json; at most {_MOST_TAKEOVERS} are read"
+            raise UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
+        # Errors propagate: a record that cannot be read may say that another job owns the folder now.
+        notes = [await self._takeover(run.taken_over(uid), uid) for uid in uids]
+        return in_order(note for note in notes if note is not None)
+
+    async def _takeover(self, uri: str, uid: str) -> TakeoverRecord | None:
+        """Reads a takeover record. ``uid`` is the first characters of the job's uid, from the file's name."""
+
+        def named(note: TakeoverRecord) -> bool:
+            return note.uid[: len(uid)] == uid
+
+        note = await self._files.read(uri, TakeoverRecord, final=named)
+        if note is not None and not named(note):
+            raise MalformedRecordError(
+                f"{uri} is not a valid TakeoverRecord: uid differs from the file's name"
+            )
+        return note
+
+    async def _attempts(
+        self, run: RunFolder, files: Mapping[AttemptKey, Collection[str]]
+    ) -> dict[AttemptKey, AttemptFiles]:
+        newest = {key.stage: key for key in files}
+        found: dict[AttemptKey, AttemptFiles] = {}
+        for some in batched(files, AT_ONCE):
+            reads = (self._attempt(run, key, files[key], last=key == newest[key.stage]) for key in some)
+            found |= zip(some, await asyncio.gather(*reads), strict=True)
+        return found
+
+    async def _attempt(
+        self, run: RunFolder, key: AttemptKey, names: Collection[str], *, last: bool
+    ) -> AttemptFiles:
+        """Reads the records of one attempt. ``last`` is whether it is the newest attempt of its stage."""
+        result, malformed, newer = None, None, None
+        if "result.json" in names:
+            try:
+                result = await self._result(run.result(*key.place), last=last)
+            except (MalformedRecordError, ObjectTooLarge) as error:
+                malformed = str(error)
+            except NewerRecordError as error:
+                newer = str(error)
+        failure = None
+        if "failure.json" in names:
+            try:
+                failure = await self._failure(run.failure(*key.place), last=last)
+            except NewerRecordError as error:
+                newer = newer or str(error)
+        return AttemptFiles(result=result, failure=failure, malformed=malformed, newer=newer)
+
+    async def _result(self, uri: str, *, last: bool) -> StageResult | None:
+        """Reads a result, which is final unless it is that of a stopped newest attempt.
+
+        A JobSet that Kueue has suspended may run the same attempt again, with a different result, until another attempt
+        follows.
+        """
+
+        def final(record: StageResult) -> bool:
+            return not last or record.outcome is not Outcome.STOPPED
+
+        return await self._files.read(
+            uri, StageResult, final=final, settled_if_bad=not last, kept=whole if last else result_in_brief
+        )
+
+    async def _failure(self, uri: str, *, last: bool) -> Failure | None:
+        """Reads a failure record, which is final once the operator has settled it and another attempt has followed.
+
+        The operator's classification replaces the trainer's record, and is rewritten while the attempt's pods are
+        ending. None for a malformed record: the attempt is then classified from its other traces.
+        """
+
+        def final(record: Failure) -> bool:
+            return not last and settled(record)
+
+        try:
+            return await self._files.read(uri, Failure, final=final, kept=whole if last else failure_in_brief)
+        except (MalformedRecordError, ObjectTooLarge) as error:
+            self._warnings.append(str(error))
+            return None
+
+    async def _retry(self, run: RunFolder, generation: int) -> RetryRecord | None:
+        def named(note: RetryRecord) -> bool:
+            return note.generation == generation
+
+        note = await self._files.read(run.retry(generation), RetryRecord, final=named)
+        if note is not None and not named(note):
+            raise MalformedRecordError(
+                f"{run.retry(generation)} is not a valid RetryRecord: generation differs from the file's name"
+            )
+        return note
+
+    async def _progress(
+        self, run: RunFolder, attempts: Mapping[AttemptKey, AttemptFiles], *, last: bool
+    ) -> tuple[Progress | None, ReadFailure | None]:
+        """Reads training's progress. ``last`` is whether no other job has used the folder before.
+
+        Otherwise the progress is not cached, as it could be the final one of the earlier job.
+        """
+        trained = [files for key, files in sorted(attempts.items()) if key.stage is Stage.TRAIN]
+        if not trained:
+            return None, None
+        result = trained[-1].result
+        # The trainer writes its last progress before its result, so the file is final after a success.
+        done = last and result is not None and result.outcome is Outcome.SUCCEEDED
+        try:
+            found = await self._files.read(
+                run.progress, Progress, limit=PROGRESS_LIMIT, final=always if done else never
+            )
+        except (MalformedRecordError, ObjectTooLarge) as error:
+            return None, ReadFailure(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
+        except NewerRecordError as error:
+            return None, ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
+        return found, None
+
+    async def _convert_manifest(
+        self, cache: CacheLayout, attempts: Mapping[AttemptKey, AttemptFiles]
+    ) -> tuple[ConvertManifest | None, str]:
+        """Reads the manifest of the converted model in the cache; the second value says why it cannot be read.
+
+        Any user of the shared cache may have written an invalid manifest, so it is a cache miss and not a fault of the
+        job. The manifest is not read after an attempt has converted the model.
+        """
+        fingerprint = fingerprint_of(attempts)
+        if fingerprint is None or not _FINGERPRINT.fullmatch(fingerprint) or _converted(attempts):
+            return None, ""
+        try:
+            # Not cached here: users may empty the shared cache, and a hit must not outlive its files.
+            return await self._files.read(cache.convert_manifest(fingerprint), ConvertManifest), ""
+        except (MalformedRecordError, NewerRecordError, ObjectTooLarge) as error:
+            self._warnings.append(f"{error}; the model is treated as not converted")
+            return None, f"its manifest in the cache cannot be read: {error}"
+
+
+def fingerprint_of(attempts: Mapping[AttemptKey, AttemptFiles]) -> str | None:
+    """Returns the fingerprint of the converted model from the latest successful preflight; None if there is none."""
+    for key in sorted(attempts, reverse=True):
+        result = attempts[key].result
+        if key.stage is Stage.PREFLIGHT and result and isinstance(result.details, PreflightOutcome):
+            return result.details.fingerprint
+    return None
+
+
+def _converted(attempts: Mapping[AttemptKey, AttemptFiles]) -> bool:
+    return any(
+        files.result and isinstance(files.result.details, ConvertOutcome) for files in attempts.values()
+    )

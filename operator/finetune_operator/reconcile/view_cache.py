@@ -1,0 +1,177 @@
+"""Keeps the last reading of each job's run folder, and decides what of it must be read again.
+
+A stage writes its record before it ends. So a folder that is read after an end was observed contains the record, and
+nothing that a decision waits for appears in it until something else ends, restarts or vanishes. Only the progress moves
+in between, and files that another client writes by hand; both are read again after a time.
+
+docs/decisions/records-in-the-run-folder.md explains why decisions may rely on it.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Self
+
+from finetune_contract import Stage
+from finetune_operator.cluster.port import Object
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.observation import AttemptFiles, RunFolderView
+
+#: Maximum age in seconds of a listing on which decisions rely, if the pace is not slower.
+LISTING_SECONDS = 60.0
+#: Maximum memory in bytes of all views, and of one. A job whose view does not fit is read each time.
+TOTAL_BYTES = 48 * 2**20
+VIEW_BYTES = 192 * 2**10
+#: Bytes in memory for each byte of a record's JSON, and for each key or child beside the records.
+_PER_BYTE = 7
+_PER_ENTRY = 300
+
+
+class Due(Enum):
+    """What is to be read."""
+
+    NOTHING = auto()
+    PROGRESS = auto()
+    """Training's progress record alone."""
+    EVERYTHING = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """What JobSets and pods show of the writers of a run folder."""
+
+    job: tuple[str, int]
+    """UID and generation."""
+    alive: frozenset[Hashable]
+    """What may still write: JobSets and pods with their restarts and ended containers."""
+    ended: frozenset[Hashable]
+    """What has ended."""
+    training: frozenset[AttemptKey]
+    """Attempts that may be training, and report their progress."""
+
+    @classmethod
+    def of(cls, job: Object, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> Self:
+        """Returns the state of a job's JobSets and pods."""
+        own: list[tuple[bool, Hashable]] = [(each.ended, _jobset(each)) for each in jobsets]
+        own += [(not each.live, _pod(each)) for each in pods]
+        metadata = job["metadata"]
+        return cls(
+            job=(metadata["uid"], metadata.get("generation", 1)),
+            alive=frozenset(each for ended, each in own if not ended),
+            ended=frozenset(each for ended, each in own if ended),
+            training=frozenset(
+                each.key
+                for each in jobsets
+                if each.key and each.key.stage is Stage.TRAIN and not each.ended and not each.suspended
+            ),
+        )
+
+    def continues(self, earlier: Self) -> bool:
+        """Whether nothing has ended, restarted or vanished since. JobSets and pods may have been added or started."""
+        return self.job == earlier.job and self.ended == earlier.ended and earlier.alive <= self.alive
+
+
+def _jobset(jobset: JobSet) -> Hashable:
+    return jobset.uid, jobset.restarts, jobset.suspended, jobset.held, jobset.deleting
+
+
+def _pod(pod: Pod) -> Hashable:
+    containers = tuple(
+        (each.name, each.restart_count)
+        for each in pod.containers
+        if each.restart_count or each.state.terminated
+    )
+    return pod.name, pod.creation_timestamp, containers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A view of a run folder, and when and under which state it was read."""
+
+    view: RunFolderView
+    state: ClusterState
+    """As it was observed last; nothing has ended since the folder was read."""
+    listed: float
+    """Time before everything was read, by a monotonic clock in seconds."""
+    progress_read: float
+    """Time before the progress was read."""
+    json_bytes: int
+    """Size of the view's records as JSON."""
+
+    @property
+    def size(self) -> int:
+        """Estimated size in memory in bytes."""
+        entries = len(self.view.attempts) + len(self.view.foreign_attempts)
+        entries += len(self.state.alive) + len(self.state.ended)
+        return _PER_BYTE * self.json_bytes + _PER_ENTRY * (entries + 10)
+
+
+def due(reading: Reading, state: ClusterState, *, now: float, pace: float) -> Due:
+    """Returns what is to be read before the next decision.
+
+    Args:
+        reading: the last reading of the job.
+        state: what the cluster shows now.
+        now: time by the clock of the reading.
+        pace: seconds between two readings of the progress of one job.
+    """
+    if not state.continues(reading.state):
+        return Due.EVERYTHING
+    if not state.training:
+        return Due.EVERYTHING if now - reading.listed >= max(LISTING_SECONDS, pace) else Due.NOTHING
+    if now - reading.progress_read < pace:
+        return Due.NOTHING
+    # Only a listing shows that a trainer has started.
+    started = state.training <= reading.view.attempts.keys()
+    # Not too old before the progress is read again.
+    recent = now - reading.listed + pace <= LISTING_SECONDS
+    return Due.PROGRESS if started and recent else Due.EVERYTHING
+
+
+def reusable(view: RunFolderView) -> bool:
+    """Whether a view has no fault. What could not be read may be readable a moment later."""
+    faults = (view.unreadable, view.progress_unknown, view.convert_manifest_fault, view.warnings)
+    return not any(faults) and not any(map(_damaged, view.attempts.values()))
+
+
+def _damaged(files: AttemptFiles) -> bool:
+    return bool(files.malformed or files.newer)
+
+
+class ViewCache:
+    """The last readings, by job.
+
+    When they are full, readings of further jobs are not kept, so that the jobs do not displace each other in turn.
+
+    Args:
+        limit_bytes: maximum estimated size of all readings in memory.
+    """
+
+    def __init__(self, limit_bytes: int = TOTAL_BYTES) -> None:
+        self._limit = limit_bytes
+        self._readings: dict[Hashable, Reading] = {}
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Estimated size of all readings in bytes."""
+        return self._size
+
+    def get(self, job: Hashable) -> Reading | None:
+        """Returns the last reading of the job; None if there is none."""
+        return self._readings.get(job)
+
+    def keep(self, job: Hashable, reading: Reading) -> None:
+        """Replaces the job's reading. There is none then if the new one has a fault or does not fit."""
+        self.forget(job)
+        size = reading.size
+        if reusable(reading.view) and size <= VIEW_BYTES and self._size + size <= self._limit:
+            self._readings[job] = reading
+            self._size += size
+
+    def forget(self, job: Hashable) -> None:
+        """Drops the reading of a job."""
+        if reading := self._readings.pop(job, None):
+            self._size -= reading.size
