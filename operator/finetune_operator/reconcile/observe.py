@@ -47,6 +47,7 @@ from finetune_operator.reconcile.children import ChildReader, list_kept, own_wor
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
+from finetune_operator.reconcile.shared_read import SharedRead
 from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
 
@@ -93,6 +94,7 @@ class Observer:
     ) -> None:
         self._cluster = cluster
         self._plans = plans
+        self._all_profiles = SharedRead(partial(cluster.list, PROFILES, None))
         self._children = ChildReader(cluster, plans, cache)
         self._folder = folder
         self._cache = cache
@@ -302,9 +304,10 @@ class Observer:
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
         """Returns all profiles before admission; afterwards, the snapshot holds the job's copy.
 
-        They are read live: the plan is immutable, so no later event could correct the use of an outdated profile.
+        They are read live: the plan is immutable, so no later event could correct the use of an outdated profile. Jobs
+        that are admitted at the same time share a list that begins after each of them has asked.
         """
-        return () if snapshot is not None else await self._cluster.list(PROFILES, None)
+        return () if snapshot is not None else await self._all_profiles()
 
     async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the plan that an earlier release stored in the job's namespace, if the job may still need it."""
