@@ -48,8 +48,13 @@ type Object = Mapping[str, Any]
 class Admission:
     """A job that may run."""
 
+    job: Object
     snapshot: StoredPlan
-    plan: Plan
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, which is computed at each access: the operator derives it from the stored snapshot."""
+        return make_plan(self.job, self.snapshot)
 
 
 def admit(
@@ -94,8 +99,7 @@ def admit(
     fixed = merge(
         whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
-    snapshot = _snapshot(job, profile, fixed)
-    return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))
+    return Admission(job=job, snapshot=_snapshot(job, profile, fixed))
 
 
 def _snapshot(job: Object, profile: Object, spec: Object) -> StoredPlan:
