@@ -38,7 +38,7 @@ class WatchLine:
     version: int | None
     """Resource version of the object, and so of the stream; None for an error."""
     object: Object
-    """Reduced to what decisions read; of a bookmark only the metadata, of an error nothing."""
+    """Reduced to what decisions read; of a bookmark only the metadata. Of an error, the API server's Status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class ListPage:
 
 
 _TYPE = SchemaValidator(optional_keys({"type": str_schema()}))
+_STATUS = SchemaValidator(optional_keys({"object": any_schema()}))
 _LIST_METADATA = typed_dict_schema(
     {
         "resourceVersion": typed_dict_field(str_schema()),
@@ -85,8 +86,7 @@ class ObjectParser:
         """Parses one line of a watch. Raises ValueError."""
         kind: str = validated(_TYPE, line)["type"]
         if kind == "ERROR":
-            # Its object is a Status.
-            return WatchLine(kind, None, {})
+            return WatchLine(kind, None, validated(_STATUS, line)["object"])
         found = validated(self._event, line)["object"]
         return WatchLine(kind, version_of(found), self.reduce(found))
 

@@ -12,6 +12,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
 import aiohttp
@@ -50,6 +51,8 @@ PAGE_BYTES = 2 * 2**20
 _JOBS_SECONDS = 20.0
 #: After this line of a watch kopf lists again.
 _GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}'
+#: Seconds before the listing that follows an error of the API server, which may be overloaded.
+ERROR_PAUSE_SECONDS = 5.0
 #: Number of pages that are read concurrently; there is one listing per kind and namespace.
 _PAGES_AT_ONCE = 4
 
@@ -110,6 +113,8 @@ class WatchManager:
         self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._listed: set[str] = set()
         """Paths of collections that have been listed: every further listing follows a gap in the watch."""
+        self._failed: set[str] = set()
+        """Paths whose watch has ended with an error of the API server and has not been listed since."""
 
     async def run(self, started: Callable[[], None]) -> None:
         """Watches until cancelled. Raises kopf's error, or WatchesEndedError.
@@ -217,6 +222,9 @@ class WatchManager:
         if request.method != "GET" or stream is None:
             return await handler(request)
         if "watch" not in request.url.query:
+            if stream.path in self._failed:
+                self._failed.discard(stream.path)
+                await asyncio.sleep(ERROR_PAUSE_SECONDS)
             await self._cache.listed(stream.path, seconds=_JOBS_SECONDS)
             async with self._pages:
                 return await self._page(stream, request, handler)
@@ -260,7 +268,11 @@ class WatchManager:
         if event is None:
             return _GONE
         if event.version is None:
-            return bytes(line)
+            # kopf ends with any error but an outdated version, although a listing recovers from all of them.
+            if event.object.get("code") != HTTPStatus.GONE:
+                log.warning("the watch of %s has ended, and is listed again: %s", stream, event.object)
+                self._failed.add(stream.path)
+            return _GONE
         self._ages.active(stream.path)
         if event.type != "BOOKMARK":
             self._handle(stream, event.type, event.object)

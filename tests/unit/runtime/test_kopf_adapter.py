@@ -12,8 +12,9 @@ from aiohttp.test_utils import TestServer
 from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_streams import OLDEST_SECONDS
+from finetune_operator.runtime import kopf_adapter
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.kopf_adapter import WatchManager, watches
+from finetune_operator.runtime.kopf_adapter import ERROR_PAUSE_SECONDS, WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.watches import WatchHealth
 from tests.unit.runtime.watched_api import Account, WatchedApi, large_job
@@ -209,3 +210,27 @@ async def test_a_watch_whose_resource_version_decreases_is_listed_again() -> Non
         found = await cache.job("team-a", "large-0")
     assert found is not None
     assert found.job["metadata"]["resourceVersion"] == "1"
+
+
+@pytest.mark.parametrize(("code", "pauses"), [(410, []), (500, [5.0])])
+async def test_a_watch_that_ends_with_an_error_is_listed_again(
+    code: int, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once after an error other than an outdated version: the API server may be overloaded."""
+    waited: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        if seconds == ERROR_PAUSE_SECONDS:
+            waited.append(seconds)
+            seconds = 0
+        await sleep(seconds)
+
+    monkeypatch.setattr(f"{kopf_adapter.__name__}.asyncio.sleep", noted)
+    status = {"kind": "Status", "code": code, "reason": "Any", "message": "etcdserver: request timed out"}
+    lines = iter([[json.dumps({"type": "ERROR", "object": status})], []])
+    api = WatchedApi(lambda _begin, _end: [json.dumps(large_job(0, labels=1))], 1, lambda: next(lines, []))
+    async with watching(api, []):
+        await until(lambda: len(api.watches) == 2)
+    assert len(api.pages) == 2
+    assert waited == pauses
