@@ -8,7 +8,7 @@ from time import monotonic
 from finetune_operator.cluster.port import ResourceKind, WatchStream
 
 #: Age in seconds of a watch's last event or bookmark above which its objects are not relied on. The API server sends a
-#: bookmark each minute.
+#: bookmark each minute if it knows that nothing older can follow: etcd reports its progress, or the kind changes.
 OLDEST_SECONDS = 90.0
 #: Maximum wait in seconds for a listing after which the watch starts.
 LISTING_SECONDS = 10.0

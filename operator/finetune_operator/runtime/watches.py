@@ -7,7 +7,7 @@ from finetune_operator.cluster.port import WatchStream
 
 #: Seconds after which the server ends a watch; reopening it is the sign of activity of a quiet watch.
 SERVER_SECONDS = 120
-#: Seconds without any data, not even a bookmark (one per minute), after which a watch is reopened.
+#: Seconds without any data, not even a bookmark (at most one per minute), after which a watch is reopened.
 INACTIVITY_SECONDS = 70
 #: Seconds after which a watch counts as dead: both of the above and the pauses between retries.
 DEAD_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 50
