@@ -7,10 +7,9 @@ Events. No other module depends on kopf.
 """
 
 import asyncio
-import json
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -31,9 +30,9 @@ from finetune_operator.cluster.port import (
     WatchStream,
 )
 from finetune_operator.reconcile.watch_cache import WatchCache
-from finetune_operator.reconcile.watch_objects import ListPage, WatchLine
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.event_handlers import EventHandlers
+from finetune_operator.runtime.watch_responses import Body, Lines, bookmark, empty_page, read_body
 from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth
 
 log = logging.getLogger(__name__)
@@ -231,7 +230,7 @@ class WatchManager:
         response = await handler(request)
         if response.status == 200:
             response.content = cast(
-                "aiohttp.StreamReader", _Lines(response.content, partial(self._line, stream))
+                "aiohttp.StreamReader", Lines(response.content, partial(self._line, stream))
             )
         return response
 
@@ -249,7 +248,7 @@ class WatchManager:
             response = await handler(request)
             if response.status != 200:
                 return response
-            text = await _read(response, PAGE_BYTES if objects > 1 else None)
+            text = await read_body(response, PAGE_BYTES if objects > 1 else None)
             if text is None:
                 self._page_objects[path] = max(1, objects // 4)
                 continue
@@ -259,7 +258,7 @@ class WatchManager:
             self._note_gap(request.url)
             for each in page.items:
                 self._handle(stream, None, each)
-            response.content = cast("aiohttp.StreamReader", _Body(response.content, _empty(page)))
+            response.content = cast("aiohttp.StreamReader", Body(response.content, empty_page(page)))
             return response
 
     def _line(self, stream: WatchStream, line: bytearray) -> bytes:
@@ -276,7 +275,7 @@ class WatchManager:
         self._ages.active(stream.path)
         if event.type != "BOOKMARK":
             self._handle(stream, event.type, event.object)
-        return _bookmark(event)
+        return bookmark(event)
 
     def _handle(self, stream: WatchStream, event_type: str | None, found: Object) -> None:
         """Calls the handler of an event; an error must not stop the events of other objects."""
@@ -284,70 +283,3 @@ class WatchManager:
             self._handlers[stream.kind](event_type, found)
         except Exception:
             log.exception("internal error of the operator, at an event of %s", stream)
-
-
-async def _read(response: aiohttp.ClientResponse, limit: int | None) -> bytearray | None:
-    """Reads the body; None if it exceeds ``limit`` bytes."""
-    text = bytearray()
-    async for chunk in response.content.iter_any():
-        text += chunk
-        if limit is not None and len(text) > limit:
-            # Closed, not drained: the rest of the response is not read.
-            response.close()
-            return None
-    return text
-
-
-class _Content:
-    """Replaces a response's content: kopf reads from it, and aiohttp notifies it when the connection is closed."""
-
-    def __init__(self, content: aiohttp.StreamReader) -> None:
-        self._content = content
-
-    def exception(self) -> BaseException | None:
-        return self._content.exception()
-
-    def set_exception(self, *error: Any) -> None:
-        self._content.set_exception(*error)
-
-
-class _Lines(_Content):
-    """The lines of a watch, each replaced by what ``replace`` returns."""
-
-    def __init__(self, content: aiohttp.StreamReader, replace: Callable[[bytearray], bytes]) -> None:
-        super().__init__(content)
-        self._replace = replace
-
-    async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
-        begun = bytearray()
-        async for chunk in self._content.iter_any():
-            first, *others = chunk.split(b"\n")
-            begun += first
-            for other in others:
-                if begun:
-                    yield self._replace(begun) + b"\n"
-                begun = bytearray(other)
-        # An incomplete last line was cut off with the connection. The next watch starts with that event.
-
-
-class _Body(_Content):
-    """One page of a listing."""
-
-    def __init__(self, content: aiohttp.StreamReader, text: bytes) -> None:
-        super().__init__(content)
-        self._text = text
-
-    async def read(self) -> bytes:
-        return self._text
-
-
-def _empty(page: ListPage) -> bytes:
-    """Returns the page without its objects."""
-    metadata = {"resourceVersion": str(page.version), "continue": page.token}
-    return json.dumps({"metadata": metadata, "items": []}).encode()
-
-
-def _bookmark(event: WatchLine) -> bytes:
-    """Returns a bookmark at the event's version, from which kopf continues after the end of the watch."""
-    metadata = {"resourceVersion": str(event.version)}
-    return json.dumps({"type": "BOOKMARK", "object": {"metadata": metadata}}).encode()

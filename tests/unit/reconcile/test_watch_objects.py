@@ -61,10 +61,10 @@ def test_lists_without_end_are_cut() -> None:
     assert len(found["status"]["conditions"]) == 32
 
 
-def test_an_error_has_neither_version_nor_object() -> None:
+def test_an_error_has_a_status_in_place_of_version_and_object() -> None:
     status = {"kind": "Status", "metadata": {}, "status": "Failure", "code": 410}
     event = PARSERS[PODS].event(json.dumps({"type": "ERROR", "object": status}).encode())
-    assert (event.type, event.version, event.object) == ("ERROR", None, {})
+    assert (event.type, event.version, event.object) == ("ERROR", None, status)
 
 
 @pytest.mark.parametrize("token", [None, "", "c"])
