@@ -12,7 +12,7 @@ from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
 from finetune_operator.lifecycle.decide import finished
-from finetune_operator.lifecycle.decision import Admit, Create, Decision
+from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
@@ -171,6 +171,9 @@ class Reconciler:
         if isinstance(decision.action, Create):
             # The JobSet may run and vanish before it is observed.
             self._observer.reread(key)
+        elif isinstance(decision.action, Finish):
+            # No event may follow that has the job observed again.
+            self._observer.forget(observation)
         return observation, decision
 
     def _distrust(self, observation: Observation | None) -> None:

@@ -114,8 +114,14 @@ class RunFolderReader:
             return RunFolderView(unreadable=self._why(error, job, folders.run, listed=observer.listed))
         self._denials.answered(job, folders.run.uri)
         if state is not None:
-            size = observer.held_bytes
-            reading = Reading(view=view, state=state, listed=now, progress_read=now, json_bytes=size)
+            reading = Reading(
+                view=view,
+                state=state,
+                listed=now,
+                progress_read=now,
+                json_bytes=observer.held_bytes,
+                progress_bytes=observer.progress_bytes,
+            )
             self._views.keep(job, reading)
         return view
 
@@ -128,7 +134,9 @@ class RunFolderReader:
             view = await observer.with_progress(reading.view, run)
         except (StorageError, UnreadableError):
             return None
-        return None if view.progress_unknown else replace(reading, view=view, progress_read=now)
+        if view.progress_unknown:
+            return None
+        return replace(reading, view=view, progress_read=now, progress_bytes=observer.progress_bytes)
 
     def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> ReadFailure:
         message = f"{error}."

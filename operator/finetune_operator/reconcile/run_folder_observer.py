@@ -78,6 +78,8 @@ class RunFolderObserver:
         self._warnings: list[str] = []
         self.listed = False
         """Whether the store has answered the folder's listing."""
+        self.progress_bytes = 0
+        """Size of the progress as JSON."""
 
     async def view(self, folders: Folders, own: Own, retry: int | None) -> RunFolderView:
         """Returns what the run folder contains. The arguments are those of :meth:`RunFolderReader.view`.
@@ -118,8 +120,8 @@ class RunFolderObserver:
 
     @property
     def held_bytes(self) -> int:
-        """Size of the records of the view as JSON."""
-        return self._files.held_bytes
+        """Size of the records of the view as JSON, without the progress."""
+        return self._files.held_bytes - self.progress_bytes
 
     async def _takeovers(self, run: RunFolder, names: Sequence[str]) -> tuple[TakeoverRecord, ...]:
         uids = taken_over_by(names)
@@ -227,6 +229,7 @@ class RunFolderObserver:
         result = trained[-1].result
         # The trainer writes its last progress before its result, so the file is final after a success.
         done = last and result is not None and result.outcome is Outcome.SUCCEEDED
+        held = self._files.held_bytes
         try:
             found = await self._files.read(
                 run.progress, Progress, limit=PROGRESS_LIMIT, final=always if done else never
@@ -235,6 +238,7 @@ class RunFolderObserver:
             return None, ReadFailure(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
         except NewerRecordError as error:
             return None, ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
+        self.progress_bytes = self._files.held_bytes - held
         return found, None
 
     async def _convert_manifest(

@@ -98,14 +98,16 @@ class Reading:
     progress_read: float
     """Time before the progress was read."""
     json_bytes: int
-    """Size of the view's records as JSON."""
+    """Size of the view's records as JSON, without the progress."""
+    progress_bytes: int = 0
+    """Size of the progress as JSON."""
 
     @property
     def size(self) -> int:
         """Estimated size in memory in bytes."""
         entries = len(self.view.attempts) + len(self.view.foreign_attempts)
         entries += len(self.state.alive) + len(self.state.ended)
-        return _PER_BYTE * self.json_bytes + _PER_ENTRY * (entries + 10)
+        return _PER_BYTE * (self.json_bytes + self.progress_bytes) + _PER_ENTRY * (entries + 10)
 
 
 def due(reading: Reading, state: ClusterState, *, now: float, pace: float) -> Due:

@@ -134,8 +134,7 @@ class JobEntries:
         else:
             self._count(namespace, len(stored.document) - len(entry.stored.document))
             entry.stored = stored
-        if self._total > TOTAL_BYTES:
-            self._make_room()
+        self._make_room()
 
     def put_child(self, kind: ResourceKind, entry: JobEntry, child: Object) -> None:
         """Stores a child unless the same or a newer version is stored. The job that it named before loses it."""
@@ -149,8 +148,7 @@ class JobEntries:
         self._resize(entry, len(stored.document))
         if entry.size > JOB_BYTES:
             self.empty(entry)
-        if self._total > TOTAL_BYTES:
-            self._make_room()
+        self._make_room()
 
     def remove_child(self, kind: ResourceKind, entry: JobEntry, uid: str) -> None:
         if child := entry.children[kind].pop(uid, None):
@@ -174,9 +172,11 @@ class JobEntries:
         del self._uids[entry.namespace, entry.name]
 
     def _make_room(self) -> None:
-        """Drops the largest job, with its children, of the namespace that takes most. It is then read live."""
-        namespace = max(self._bytes, key=self._bytes.__getitem__)
-        self.drop(max(self.within(namespace), key=lambda entry: entry.size + len(entry.stored.document)))
+        """Drops the largest jobs, with their children, of the namespace that takes most. They are then read live."""
+        while self._total > TOTAL_BYTES:
+            namespace = max(self._bytes, key=self._bytes.__getitem__)
+            largest = max(self.within(namespace), key=lambda entry: entry.size + len(entry.stored.document))
+            self.drop(largest)
 
     def _resize(self, entry: JobEntry, added: int) -> None:
         entry.size += added

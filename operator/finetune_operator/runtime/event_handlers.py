@@ -94,8 +94,12 @@ class EventHandlers:
         uid = job["metadata"]["uid"]
         if event_type == "DELETED":
             # Events are ordered per uid only: another job may already have that name.
-            if key in self._seen and self._seen[key].uid == uid:
+            seen = self._seen.get(key)
+            if seen is not None and seen.uid == uid:
                 self._forget(key)
+                if not seen.finished:
+                    # What is cached of the job's run folder is dropped when the job is observed to be gone.
+                    self._add(key, 0.0)
             self._add(PlanKey(key.namespace, key.name, uid), 0.0)
             return
         seen = self._remember(key, job)

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from finetune_contract import Failure, Stage
+from finetune_contract.progress import DiscardedCheckpoint
 from finetune_operator.api import FineTuneJobStatus, Phase
 from finetune_operator.artifacts.port import StorageUnavailable
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
-from finetune_operator.lifecycle.decision import Action, Create, Wait
+from finetune_operator.lifecycle.decision import Action, Create, Finish, Wait
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
@@ -60,8 +61,10 @@ class Training:
 
     def _decide(self, observation: Observation) -> Decision:
         self.observed.append(observation)
-        status = FineTuneJobStatus(observed_generation=1, phase=Phase.RUNNING)
-        return Decision(action=self.action(), status=status, requeue_after=10)
+        action = self.action()
+        phase = Phase.SUCCEEDED if isinstance(action, Finish) else Phase.RUNNING
+        status = FineTuneJobStatus(observed_generation=1, phase=phase)
+        return Decision(action=action, status=status, requeue_after=10)
 
     @property
     def folder(self) -> Any:
@@ -210,6 +213,22 @@ async def test_attempts_that_the_status_confirms_are_read(training: Training) ->
 async def test_a_job_that_is_gone_leaves_nothing_behind(training: Training) -> None:
     training.reader.forget(KEY)
     assert LIST in await training.reconcile()
+
+
+async def test_a_job_that_finishes_leaves_no_view_though_no_event_follows(training: Training) -> None:
+    training.action = Finish
+    await training.reconcile()
+    assert training.observed[-1].cached
+    training.action = Wait
+    assert LIST in await training.reconcile()
+
+
+async def test_progress_that_has_grown_counts(training: Training) -> None:
+    discarded = [DiscardedCheckpoint(step=1, why="x" * 60_000)]
+    training.put(RUN.progress, progress(2).model_copy(update={"discarded": discarded}))
+    assert await training.reconcile(after=10) == [PROGRESS]
+    # It was not kept, because it takes more than a view may.
+    assert await training.reconcile() == [LIST, PROGRESS]
 
 
 async def test_with_many_jobs_each_is_read_less_often() -> None:

@@ -431,6 +431,25 @@ async def test_jobs_count_to_the_limit_too(watched: Watched, monkeypatch: pytest
     assert await names(watched) == ([JOBSET], [POD])
 
 
+def test_one_large_job_replaces_many_small_ones_of_the_namespace_that_takes_most(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise namespaces with large jobs take more than the limit beside one with many small jobs."""
+
+    def put(namespace: str, number: int, size: int) -> None:
+        metadata = {"namespace": namespace, "name": f"job-{number}"}
+        made = {**demo(1), "metadata": metadata, "spec": {"datasets": ["x" * size]}}
+        watched.event(JOBS, "ADDED", at(200 + number, made, f"uid-{number}"))
+
+    limit = watched.cache.bytes_of() + 50_000
+    monkeypatch.setattr(watch_entries, "TOTAL_BYTES", limit)
+    for number in range(100):
+        put("small", number, 100)
+    for number in range(100, 120):
+        put(f"large-{number}", number, 10_000)
+    assert watched.cache.bytes_of() <= limit
+
+
 async def test_after_a_lost_event_a_live_read_replaces_the_cached_job(watched: Watched) -> None:
     suspended = demo(110, PROCESSED) | {"spec": {"suspend": True}}
     # The event is lost, but not what follows it.

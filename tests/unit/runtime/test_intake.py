@@ -255,6 +255,17 @@ def test_a_deleted_job_is_forgotten(ears: Ears) -> None:
     assert ears.forgotten == [key()]
 
 
+def test_a_live_job_that_is_deleted_is_observed_once_more_so_that_its_views_are_dropped(ears: Ears) -> None:
+    for name, finished in (("live", {}), ("finished", {"Finished": "True"})):
+        ears.intake.job("ADDED", job(name, **finished))
+    ears.take()
+    for name in ("live", "finished"):
+        ears.intake.job("DELETED", job(name))
+    taken = ears.take()
+    assert key("live") in taken
+    assert key("finished") not in taken
+
+
 def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     for name in ("live", "finished", "vanished"):
         ears.intake.job("ADDED", job(name))
