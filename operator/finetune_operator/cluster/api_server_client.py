@@ -484,9 +484,10 @@ def _path(kind: ResourceKind, namespace: str | None, name: str | None, subresour
 def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any]:
     try:
         try:
-            answer = json.loads(content)
+            # The API server takes over bytes that are not UTF-8 from the managedFields of a client that creates a pod.
+            answer = json.loads(content.decode(errors="replace"))
         except RecursionError:
-            answer = json.loads(shallow(content))
+            answer = json.loads(shallow(content).decode(errors="replace"))
     except ValueError as error:
         raise Unavailable(
             f"{method} {path}: the response is not JSON (does a proxy intercept it?)"

@@ -179,12 +179,6 @@ class Observer:
         """Has the job read live the next time."""
         self._cache.distrust(observation.job["metadata"]["uid"])
 
-    def forget(self, observation: Observation) -> None:
-        """Drops what is cached of the run folder and the plan of a job that has finished."""
-        metadata = observation.job["metadata"]
-        self._folder.forget(JobKey(metadata["namespace"], metadata["name"]))
-        self._plans.forget(metadata["uid"])
-
     def reread(self, key: JobKey) -> None:
         """Has the job's run folder read the next time."""
         self._folder.reread(key)

@@ -168,12 +168,9 @@ class Reconciler:
         if decision.details is not None:
             observation = await self._observer.with_details(observation, decision.details, room)
             decision = await self._decided(observation)
-        if isinstance(decision.action, Create):
-            # The JobSet may run and vanish before it is observed.
+        if isinstance(decision.action, Create | Finish):
+            # The JobSet may run and vanish before it is observed; no event may follow the end of the job.
             self._observer.reread(key)
-        elif isinstance(decision.action, Finish):
-            # No event may follow that has the job observed again.
-            self._observer.forget(observation)
         return observation, decision
 
     def _distrust(self, observation: Observation | None) -> None:

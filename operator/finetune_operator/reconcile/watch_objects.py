@@ -110,12 +110,13 @@ def version_of(found: Object) -> int:
 
 
 def validated(validator: SchemaValidator, text: bytes | bytearray) -> Any:
-    """Returns what the validator makes of JSON of any depth. Raises ValueError."""
+    """Returns what the validator makes of JSON of any depth, with any bytes in texts. Raises ValueError."""
     try:
         return validator.validate_json(text)
     except ValueError:
-        # The parser also recurses into ignored values, and fails at 200 levels.
-        return validator.validate_json(shallow(text))
+        # The parser also reads ignored values: it fails at 200 levels, and at bytes that are not UTF-8, which the API
+        # server takes over from the ``managedFields`` of a client that creates a pod.
+        return validator.validate_json(shallow(text).decode(errors="replace"))
 
 
 #: Administrators write profiles, so they are kept whole.

@@ -287,6 +287,13 @@ async def test_an_object_that_is_nested_without_an_end_is_read(server: Both) -> 
     assert (await cluster.get(JOBS, "team", "demo"))["metadata"]["name"] == "demo"
 
 
+async def test_bytes_that_are_not_utf_8_are_replaced(server: Both) -> None:
+    http, cluster = server
+    text = b'{"metadata":{"name":"demo","managedFields":[{"fieldsV1":{"f:\xff":{}}}]}}'
+    http.answers = [lambda: web.Response(body=text)]
+    assert (await cluster.get(JOBS, "team", "demo"))["metadata"]["name"] == "demo"
+
+
 async def test_a_server_that_is_away_is_unavailable(unused_tcp_port: int) -> None:
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{unused_tcp_port}"

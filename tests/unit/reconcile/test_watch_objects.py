@@ -88,3 +88,13 @@ def test_an_object_may_be_nested_as_deep_as_its_writer_likes(depth: int) -> None
     line = f'{{"type":"ADDED","object":{{"metadata":{metadata},"spec":{{"volumes":{deep}}}}}}}'
     found = PARSERS[PODS].event(line.encode()).object
     assert found["metadata"]["name"] == "a"
+
+
+@pytest.mark.parametrize("field", [b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"])
+def test_managed_fields_may_contain_bytes_that_are_not_utf_8(field: bytes) -> None:
+    """The API server takes them over from the client that creates a pod; no tenant may stop the watch of pods."""
+    fields = b'[{"fieldsV1":{"f:' + field + b'":{}}}]'
+    metadata = b'{"name":"a","resourceVersion":"7","managedFields":' + fields + b"}"
+    assert PARSERS[PODS].event(b'{"type":"ADDED","object":{"metadata":' + metadata + b"}}").version == 7
+    page = b'{"metadata":{"resourceVersion":"9"},"items":[{"metadata":' + metadata + b"}]}"
+    assert [each["metadata"]["name"] for each in PARSERS[PODS].page(page).items] == ["a"]
