@@ -239,13 +239,18 @@ class WatchManager:
     ) -> aiohttp.ClientResponse:
         """Requests one page of a listing, with fewer objects if it is too large.
 
-        The page size grows again after small pages. The page's own continue token refers to the next one.
+        The page size grows again after small pages. The page's own continue token refers to the next one. Raises
+        ClientPayloadError if it has expired: the listing then begins again.
         """
         path = stream.path
         while True:
             objects = self._page_objects.get(path, FIRST_PAGE_OBJECTS)
             request.url = request.url.update_query(limit=objects)
             response = await handler(request)
+            if response.status == HTTPStatus.GONE and "continue" in request.url.query:
+                response.close()
+                # kopf ends with this status, but lists again after an error of the transport.
+                raise aiohttp.ClientPayloadError(f"the continue token of {stream} has expired")
             if response.status != 200:
                 return response
             text = await read_body(response, PAGE_BYTES if objects > 1 else None)

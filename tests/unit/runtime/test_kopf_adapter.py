@@ -116,6 +116,19 @@ async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch
     assert gaps == []
 
 
+async def test_a_listing_whose_continue_token_has_expired_begins_again() -> None:
+    """The API server compacts what it has listed after five minutes. kopf would end, and with it the process."""
+
+    def jobs(begin: int, end: int) -> list[str]:
+        return [json.dumps(large_job(number, labels=1)) for number in range(begin, end)]
+
+    api = WatchedApi(jobs, 101, expired=True)
+    cache = WatchCache(watches((), kueue=False))
+    async with watching(api, [], cache):
+        await until(lambda: bool(api.watches))
+        assert await cache.job("team-a", "large-100") is not None
+
+
 async def test_the_cache_has_each_object_before_its_handler_is_called() -> None:
     first = large_job(0, labels=1)
     later = {**first, "metadata": {**first["metadata"], "resourceVersion": "7", "generation": 2}}

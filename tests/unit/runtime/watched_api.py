@@ -60,6 +60,7 @@ class WatchedApi:
         count: number of FineTuneJobs.
         events: returns the lines of the watch of FineTuneJobs.
         cut: whether the first watch of FineTuneJobs ends after these lines.
+        expired: whether the first continue token of FineTuneJobs has expired when it is used.
         children: other collections by path, each like ``listed`` and ``count``.
     """
 
@@ -71,8 +72,10 @@ class WatchedApi:
         children: Mapping[str, tuple[Callable[[int, int], Iterable[str]], int]] | None = None,
         *,
         cut: bool = False,
+        expired: bool = False,
     ) -> None:
         self._cut = cut
+        self._expired = expired
         self._collections = {JOBS_PATH: (listed, count), **(children or {})}
         self._events = events
         self.writes: list[str] = []
@@ -100,6 +103,9 @@ class WatchedApi:
             return await self._watch(request)
         if path not in self._collections:
             return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []})
+        if self._expired and path == JOBS_PATH and "continue" in request.query:
+            self._expired = False
+            return web.json_response({"kind": "Status", "code": 410, "reason": "Expired"}, status=410)
         return self._page(path, int(request.query["limit"]), int(request.query.get("continue", 0)))
 
     def _page(self, path: str, limit: int, begin: int) -> web.Response:
