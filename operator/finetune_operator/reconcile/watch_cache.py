@@ -143,6 +143,12 @@ class WatchCache:
         deleted = frozenset(entry.deleted)
         entry.complete, entry.adopted = True, False
         entry.deleted.clear()
+        exist = {each["metadata"]["uid"] for found in children.values() for each in found}
+        for missing in entry.dropped - exist:
+            for kind in MAY_BE_CHILD:
+                self._entries.remove_child(kind, entry, missing)
+            entry.gone.add(missing)
+        entry.dropped.clear()
         for kind, found in children.items():
             for each in found:
                 # There is no room for all of them if the entry was emptied again.
@@ -294,6 +300,9 @@ class WatchCache:
         if stream.kind in MAY_BE_CHILD:
             for entry in self._entries.within(stream.namespace):
                 entry.adopted = False
+                # The listing is newer than any live read before it.
+                entry.dropped.clear()
+                entry.gone.clear()
 
     def _clear(self, stream: WatchStream) -> None:
         """Forgets what a stream has delivered."""
