@@ -34,7 +34,7 @@ def confirmation(observation: Observation, decision: Decision) -> Confirmation:
     if isinstance(action, Create):
         key = AttemptKey.of(action.jobset)
         # The JobSet of an earlier attempt, or its pods, may be missing from the cache.
-        if key is None or key.number > 1 or not _earlier_completed(observation):
+        if key is None or key.number > 1 or not _nothing_else_runs(observation, key.stage):
             return Confirmation.EVERYTHING
         return Confirmation.JOB if key.stage.on_tpu else Confirmation.NOTHING
     if isinstance(action, Finish):
@@ -43,11 +43,13 @@ def confirmation(observation: Observation, decision: Decision) -> Confirmation:
     return Confirmation.NOTHING
 
 
-def _earlier_completed(observation: Observation) -> bool:
-    """Whether the JobSet of each stage's newest attempt has completed.
+def _nothing_else_runs(observation: Observation, stage: Stage) -> bool:
+    """Whether the stage had no JobSet yet, and the JobSet of each earlier stage's newest attempt has completed.
 
     One that has vanished or failed may have left running pods, which the cache may lack.
     """
+    if any(each.name is stage and each.job_set for each in observation.status.stages or ()):
+        return False
     newest: dict[Stage, int] = {}
     for attempt in observation.folder.attempts:
         newest[attempt.stage] = max(attempt.number, newest.get(attempt.stage, 0))
