@@ -133,6 +133,10 @@ class Reconciler:
             await self._applier.report(observation, decision)
         except _Unconfirmed:
             raise
+        except asyncio.CancelledError:
+            # It has taken too long. A write may have been carried out whose response is missing in the cache.
+            self._distrust(observation)
+            raise
         except Conflict as error:
             self._distrust(observation)
             # Something changed between observation and write. Users need to know only if it happens repeatedly.
