@@ -100,9 +100,7 @@ class WatchCache:
             # An error, after which the watch starts again with a listing.
             self._streams.set_listed(state, listed=False)
             return event
-        if event.version < state.version:
-            log.warning("the resource version of %s has decreased; they are listed again", state.stream)
-            self._streams.set_listed(state, listed=False)
+        if self.was_restored(path, event.version):
             return None
         self._streams.hear(state, event.version)
         if kind in _CACHED:
@@ -112,6 +110,18 @@ class WatchCache:
                 case "DELETED":
                     self._remove(kind, event.object)
         return event
+
+    def was_restored(self, path: str, version: int) -> bool:
+        """Whether the stream must be listed again because the collection's version is lower than what was delivered.
+
+        The cluster was restored from a backup.
+        """
+        state = self._streams.at(path)
+        if version >= state.version:
+            return False
+        log.warning("the resource version of %s has decreased; they are listed again", state.stream)
+        self._streams.set_listed(state, listed=False)
+        return True
 
     # What the operator reads and writes itself.
 

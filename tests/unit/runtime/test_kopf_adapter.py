@@ -225,6 +225,27 @@ async def test_a_watch_whose_resource_version_decreases_is_listed_again() -> Non
     assert found.job["metadata"]["resourceVersion"] == "1"
 
 
+async def test_a_watch_is_not_continued_at_a_version_that_the_api_server_does_not_have() -> None:
+    """It was restarted with data from a backup. It would answer such a watch with silence."""
+    job = large_job(0, labels=1)
+    later = {**job, "metadata": {**job["metadata"], "resourceVersion": "9", "generation": 2}}
+
+    def lines() -> list[str]:
+        if len(api.watches) > 1:
+            return []
+        api.restored = 1
+        return [json.dumps({"type": "MODIFIED", "object": later})]
+
+    api = WatchedApi(lambda _begin, _end: [json.dumps(job)], 1, lines, cut=True)
+    cache = WatchCache(watches((), kueue=False))
+    async with watching(api, [], cache):
+        await until(lambda: len(api.watches) == 2)
+        found = await cache.job("team-a", "large-0")
+    assert found is not None
+    assert [each["resourceVersion"] for each in api.watches] == ["1", "1"]
+    assert (len(api.pages), found.job["metadata"]["generation"]) == (2, 1)
+
+
 @pytest.mark.parametrize(("code", "pauses"), [(410, []), (500, [5.0])])
 async def test_a_watch_that_ends_with_an_error_is_listed_again(
     code: int, pauses: list[float], monkeypatch: pytest.MonkeyPatch
