@@ -131,7 +131,9 @@ class Reconciler:
             # twice. No other status may be written before the one that shows the transition.
             announced = bool(decision.events)
             await self._applier.report(observation, decision)
-        except _Unconfirmed:
+        except (_Unconfirmed, asyncio.CancelledError):
+            # If it has taken too long, a write may have been carried out whose response is missing in the cache.
+            self._distrust(observation)
             raise
         except Conflict as error:
             self._distrust(observation)

@@ -100,9 +100,7 @@ class WatchCache:
             # An error, after which the watch starts again with a listing.
             self._streams.set_listed(state, listed=False)
             return event
-        if event.version < state.version:
-            log.warning("the resource version of %s has decreased; they are listed again", state.stream)
-            self._streams.set_listed(state, listed=False)
+        if self.was_restored(path, event.version):
             return None
         self._streams.hear(state, event.version)
         if kind in _CACHED:
@@ -112,6 +110,18 @@ class WatchCache:
                 case "DELETED":
                     self._remove(kind, event.object)
         return event
+
+    def was_restored(self, path: str, version: int) -> bool:
+        """Whether the stream must be listed again because the collection's version is lower than what was delivered.
+
+        The cluster was restored from a backup.
+        """
+        state = self._streams.at(path)
+        if version >= state.version:
+            return False
+        log.warning("the resource version of %s has decreased; they are listed again", state.stream)
+        self._streams.set_listed(state, listed=False)
+        return True
 
     # What the operator reads and writes itself.
 
@@ -143,6 +153,12 @@ class WatchCache:
         deleted = frozenset(entry.deleted)
         entry.complete, entry.adopted = True, False
         entry.deleted.clear()
+        exist = {each["metadata"]["uid"] for found in children.values() for each in found}
+        for missing in entry.dropped - exist:
+            for kind in MAY_BE_CHILD:
+                self._entries.remove_child(kind, entry, missing)
+            entry.gone.add(missing)
+        entry.dropped.clear()
         for kind, found in children.items():
             for each in found:
                 # There is no room for all of them if the entry was emptied again.
@@ -294,6 +310,9 @@ class WatchCache:
         if stream.kind in MAY_BE_CHILD:
             for entry in self._entries.within(stream.namespace):
                 entry.adopted = False
+                # The listing is newer than any live read before it.
+                entry.dropped.clear()
+                entry.gone.clear()
 
     def _clear(self, stream: WatchStream) -> None:
         """Forgets what a stream has delivered."""

@@ -59,6 +59,10 @@ class JobEntry:
     """By kind and uid."""
     deleted: set[str] = field(default_factory=set)
     """UIDs of children whose deletion was reported while they were listed live."""
+    dropped: set[str] = field(default_factory=set)
+    """UIDs of children that the entry had before it was emptied."""
+    gone: set[str] = field(default_factory=set)
+    """Those of them that a live read has lacked since. The watch may still deliver older events of them."""
     size: int = 0
     """Size of the children in bytes."""
 
@@ -137,8 +141,13 @@ class JobEntries:
         self._make_room()
 
     def put_child(self, kind: ResourceKind, entry: JobEntry, child: Object) -> None:
-        """Stores a child unless the same or a newer version is stored. The job that it named before loses it."""
+        """Stores a child unless the same or a newer version is stored, or it is gone.
+
+        The job that it named before loses it.
+        """
         uid, holder = child["metadata"]["uid"], self.holder_of(child)
+        if uid in entry.gone:
+            return
         if holder is not None:
             if holder.children[kind][uid].version >= version_of(child):
                 return
@@ -154,6 +163,8 @@ class JobEntries:
         if child := entry.children[kind].pop(uid, None):
             del self._holders[uid]
             self._resize(entry, -len(child.document))
+        entry.dropped.discard(uid)
+        entry.gone.discard(uid)
 
     def empty(self, entry: JobEntry) -> None:
         """Drops the children of a job, which are then read live."""
@@ -161,6 +172,7 @@ class JobEntries:
         for children in entry.children.values():
             for uid in children:
                 del self._holders[uid]
+            entry.dropped.update(children)
             children.clear()
         entry.deleted.clear()
         entry.complete = entry.adopted = False

@@ -193,6 +193,12 @@ class EventHandlers:
     def listed(self, jobs: Iterable[Object]) -> None:
         """Handles one page of a live listing: queues the unfinished jobs."""
         for job in jobs:
+            seen = self._seen.get(_key(job))
+            if seen and seen.uid == job["metadata"]["uid"] and seen.version > _version(job):
+                # The watch has delivered a newer version since the listing began; or a backup was restored.
+                if not _condition(job, "Finished"):
+                    self._add(_key(job), 0.0)
+                continue
             seen = self._remember(_key(job), job)
             if seen.uid == job["metadata"]["uid"]:
                 seen.input = _input(job)
@@ -214,7 +220,7 @@ class EventHandlers:
     def _remember(self, key: JobKey, job: Object) -> _CachedJob:
         """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
-        version = int(job["metadata"].get("resourceVersion", 0))
+        version = _version(job)
         finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
         seen = self._seen.get(key)
         if seen is not None and seen.uid != uid:
@@ -252,6 +258,10 @@ class EventHandlers:
 
 def _key(job: Object) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+
+
+def _version(job: Object) -> int:
+    return int(job["metadata"].get("resourceVersion", 0))
 
 
 def _owner(child: Object) -> JobKey | None:

@@ -30,6 +30,7 @@ from finetune_operator.cluster.port import (
     WatchStream,
 )
 from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.reconcile.watch_objects import PARSERS
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.watch_responses import Body, Lines, bookmark, empty_page, read_body
@@ -114,6 +115,8 @@ class WatchManager:
         """Paths of collections that have been listed: every further listing follows a gap in the watch."""
         self._failed: set[str] = set()
         """Paths whose watch has ended with an error of the API server and has not been listed since."""
+        self._opened: set[str] = set()
+        """Paths whose watch was opened after their last listing."""
 
     async def run(self, started: Callable[[], None]) -> None:
         """Watches until cancelled. Raises kopf's error, or WatchesEndedError.
@@ -221,12 +224,16 @@ class WatchManager:
         if request.method != "GET" or stream is None:
             return await handler(request)
         if "watch" not in request.url.query:
+            self._opened.discard(stream.path)
             if stream.path in self._failed:
                 self._failed.discard(stream.path)
                 await asyncio.sleep(ERROR_PAUSE_SECONDS)
             await self._cache.listed(stream.path, seconds=_JOBS_SECONDS)
             async with self._pages:
                 return await self._page(stream, request, handler)
+        if stream.path in self._opened and (ended := await self._ended(stream, request, handler)):
+            return ended
+        self._opened.add(stream.path)
         response = await handler(request)
         if response.status == 200:
             response.content = cast(
@@ -234,18 +241,44 @@ class WatchManager:
             )
         return response
 
+    async def _ended(
+        self, stream: WatchStream, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse | None:
+        """Returns the response for kopf if a watch cannot be continued; None if it can.
+
+        After a cluster was restored from a backup, the API server delivers nothing on a watch that continues at a newer
+        version than it has, without an error, until it has reached that version. So its version is read before.
+        """
+        watch = request.url
+        # Any object will do: with a selector, the API server might read all to find one.
+        request.url = watch.with_query(limit=1)
+        response = await handler(request)
+        request.url = watch
+        if response.status != HTTPStatus.OK:
+            return response
+        page = PARSERS[stream.kind].page(await response.read())
+        if not self._cache.was_restored(stream.path, page.version):
+            return None
+        response.content = cast("aiohttp.StreamReader", Body(response.content, _GONE + b"\n"))
+        return response
+
     async def _page(
         self, stream: WatchStream, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
         """Requests one page of a listing, with fewer objects if it is too large.
 
-        The page size grows again after small pages. The page's own continue token refers to the next one.
+        The page size grows again after small pages. The page's own continue token refers to the next one. Raises
+        ClientPayloadError if it has expired: the listing then begins again.
         """
         path = stream.path
         while True:
             objects = self._page_objects.get(path, FIRST_PAGE_OBJECTS)
             request.url = request.url.update_query(limit=objects)
             response = await handler(request)
+            if response.status == HTTPStatus.GONE and "continue" in request.url.query:
+                response.close()
+                # kopf ends with this status, but lists again after an error of the transport.
+                raise aiohttp.ClientPayloadError(f"the continue token of {stream} has expired")
             if response.status != 200:
                 return response
             text = await read_body(response, PAGE_BYTES if objects > 1 else None)

@@ -54,7 +54,7 @@ class Lines(_Content):
 
 
 class Body(_Content):
-    """One page of a listing."""
+    """One page of a listing, or all lines of a watch."""
 
     def __init__(self, content: aiohttp.StreamReader, text: bytes) -> None:
         super().__init__(content)
@@ -62,6 +62,9 @@ class Body(_Content):
 
     async def read(self) -> bytes:
         return self._text
+
+    async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
+        yield self._text
 
 
 def empty_page(page: ListPage) -> bytes:

@@ -1,5 +1,6 @@
 """What the reconciler reads live, beside what the watches have delivered."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,30 @@ async def test_after_a_conflict_the_job_is_read_live() -> None:
     assert reads(await setup.reconcile()) == LIVE
     assert await setup.reconcile() == []
     assert setup.lives == [False, True, False]
+
+
+async def test_after_a_reconcile_that_took_too_long_the_job_is_read_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The JobSet may have been created although the response has not arrived."""
+    setup = Setup(creation("demo-conv-1"))
+    await setup.begin()
+    begun, create = asyncio.Event(), setup.cluster.create
+
+    async def created(*args: Any) -> Any:
+        await create(*args)
+        begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(setup.cluster, "create", created)
+        reconciling = asyncio.create_task(setup.reconcile())
+        await begun.wait()
+        reconciling.cancel()
+        await asyncio.gather(reconciling, return_exceptions=True)
+    setup.action = Wait
+    await setup.reconcile()
+    assert setup.lives == [False, True]
 
 
 @pytest.mark.parametrize("complete", [True, False])

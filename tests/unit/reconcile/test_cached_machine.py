@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from finetune_contract import Stage
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation, decide
 from finetune_operator.lifecycle.decision import Create, Delete
 from finetune_operator.lifecycle.observation import RunFolderView
@@ -175,6 +176,47 @@ class CachedMachine(Machine):
             super().usage_never_decreases_and_never_exceeds_the_real_usage()
         finally:
             self.wiped -= 1
+
+
+def begun(*, prompts: bool) -> CachedMachine:
+    """Returns a machine whose job trains."""
+    machine = CachedMachine()
+    machine.start(
+        hosts="v6e-4",
+        hit=False,
+        prompts=prompts,
+        reached=Stage.TRAIN,
+        queued=False,
+        kinds=["OnDemand"],
+        stalled=None,
+        gives_up=False,
+    )
+    return machine
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_no_stage_begins_while_pods_may_run_whose_jobset_has_vanished(prompts: bool) -> None:
+    """The watch of pods is behind, and has delivered none of them. With prompts, the next stage takes a slice."""
+    machine = begun(prompts=prompts)
+    world, name = machine.world, "support-bot-train-1"
+    world.write_success(name)
+    del world.jobsets[name]
+    machine.reconcile(delivered=frozenset({"jobsets"}))
+    assert world.pods_of(name)
+    assert not world.live()
+
+
+def test_no_slice_is_created_again_while_pods_exist_whose_jobset_has_vanished() -> None:
+    """The trainer has written nothing, and the watch of pods has delivered none of them."""
+    machine = begun(prompts=True)
+    world, name = machine.world, "support-bot-eval-1"
+    world.succeed("support-bot-train-1")
+    machine.reconcile(delivered=frozenset(KINDS))
+    world.schedule(name)
+    del world.jobsets[name]
+    machine.reconcile(delivered=frozenset({"jobsets"}))
+    assert world.pods_of(name)
+    assert not world.live()
 
 
 TestCachedMachine = CachedMachine.TestCase

@@ -369,6 +369,33 @@ async def test_a_distrusted_job_is_not_completed_by_what_was_read_before(watched
     assert await names(watched) is None
 
 
+@pytest.mark.parametrize("distrusted", [False, True])
+async def test_late_events_of_a_child_that_a_live_read_lacked_bring_nothing_back(
+    distrusted: bool, watched: Watched
+) -> None:
+    """The watch is behind. Otherwise the next decision would rest on objects that are older than those of the last."""
+    if distrusted:
+        watched.cache.distrust("uid-of-demo")
+    watched.cache.adopt(demo(150, PROCESSED))
+    watched.event(PODS, "MODIFIED", pod(119))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(140)], PODS: []})
+    watched.event(PODS, "MODIFIED", pod(120))
+    assert await names(watched) == ([JOBSET], [])
+    (entry,) = watched.cache._entries
+    watched.event(PODS, "DELETED", pod(121))
+    assert not entry.gone
+
+
+async def test_after_a_restored_backup_children_that_were_gone_exist_again(watched: Watched) -> None:
+    watched.cache.adopt(demo(50, PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: []})
+    assert await names(watched) == ([JOBSET], [])
+    watched.listed(PODS, pod(61), version=90)
+    watched.cache.adopt(demo(50, PROCESSED))
+    watched.cache.complete("uid-of-demo", {JOBSETS: [jobset(60)], PODS: [pod(61)]})
+    assert await names(watched) == ([JOBSET], [POD])
+
+
 async def workloads(watched: Watched) -> list[str] | None:
     found = await cached(watched)
     assert found is not None

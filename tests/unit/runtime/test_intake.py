@@ -277,6 +277,17 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     assert ears.forgotten == [key("finished"), key("vanished")]
 
 
+def test_a_job_that_finishes_while_a_resync_lists_jobs_stays_finished(ears: Ears) -> None:
+    """All pages of a listing show the jobs as they were when it began. The last one may arrive a minute later."""
+    listed, finished = job(), job(Finished="True")
+    listed["metadata"]["resourceVersion"], finished["metadata"]["resourceVersion"] = "5", "9"
+    ears.intake.job("MODIFIED", finished)
+    ears.intake.listed([listed])
+    assert ears.intake.live == 0
+    ears.intake.pod("MODIFIED", jobset("demo-prep-1-cpu-0-0-abcde"))
+    assert ears.take() == [key(), key()]
+
+
 def test_a_workload_queues_the_job_of_its_jobset_and_no_other(ears: Ears) -> None:
     ears.intake.workload("MODIFIED", workload("demo-train-1", "u"))
     assert ears.take() == [], "the job is not known yet, and is queued by its own event"

@@ -116,6 +116,19 @@ async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch
     assert gaps == []
 
 
+async def test_a_listing_whose_continue_token_has_expired_begins_again() -> None:
+    """The API server compacts what it has listed after five minutes. kopf would end, and with it the process."""
+
+    def jobs(begin: int, end: int) -> list[str]:
+        return [json.dumps(large_job(number, labels=1)) for number in range(begin, end)]
+
+    api = WatchedApi(jobs, 101, expired=True)
+    cache = WatchCache(watches((), kueue=False))
+    async with watching(api, [], cache):
+        await until(lambda: bool(api.watches))
+        assert await cache.job("team-a", "large-100") is not None
+
+
 async def test_the_cache_has_each_object_before_its_handler_is_called() -> None:
     first = large_job(0, labels=1)
     later = {**first, "metadata": {**first["metadata"], "resourceVersion": "7", "generation": 2}}
@@ -210,6 +223,27 @@ async def test_a_watch_whose_resource_version_decreases_is_listed_again() -> Non
         found = await cache.job("team-a", "large-0")
     assert found is not None
     assert found.job["metadata"]["resourceVersion"] == "1"
+
+
+async def test_a_watch_is_not_continued_at_a_version_that_the_api_server_does_not_have() -> None:
+    """It was restarted with data from a backup. It would answer such a watch with silence."""
+    job = large_job(0, labels=1)
+    later = {**job, "metadata": {**job["metadata"], "resourceVersion": "9", "generation": 2}}
+
+    def lines() -> list[str]:
+        if len(api.watches) > 1:
+            return []
+        api.restored = 1
+        return [json.dumps({"type": "MODIFIED", "object": later})]
+
+    api = WatchedApi(lambda _begin, _end: [json.dumps(job)], 1, lines, cut=True)
+    cache = WatchCache(watches((), kueue=False))
+    async with watching(api, [], cache):
+        await until(lambda: len(api.watches) == 2)
+        found = await cache.job("team-a", "large-0")
+    assert found is not None
+    assert [each["resourceVersion"] for each in api.watches] == ["1", "1"]
+    assert (len(api.pages), found.job["metadata"]["generation"]) == (2, 1)
 
 
 @pytest.mark.parametrize(("code", "pauses"), [(410, []), (500, [5.0])])

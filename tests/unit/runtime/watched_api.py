@@ -60,6 +60,7 @@ class WatchedApi:
         count: number of FineTuneJobs.
         events: returns the lines of the watch of FineTuneJobs.
         cut: whether the first watch of FineTuneJobs ends after these lines.
+        expired: whether the first continue token of FineTuneJobs has expired when it is used.
         children: other collections by path, each like ``listed`` and ``count``.
     """
 
@@ -71,13 +72,19 @@ class WatchedApi:
         children: Mapping[str, tuple[Callable[[int, int], Iterable[str]], int]] | None = None,
         *,
         cut: bool = False,
+        expired: bool = False,
     ) -> None:
         self._cut = cut
+        self._expired = expired
         self._collections = {JOBS_PATH: (listed, count), **(children or {})}
         self._events = events
+        self.version = 1
+        """Resource version of all collections: that of the last event."""
+        self.restored: int | None = None
+        """The version to which the data are set back when the first watch is cut."""
         self.writes: list[str] = []
         self.pages: list[int] = []
-        """The limit in each request for a page of FineTuneJobs."""
+        """The limit in each request for a page of FineTuneJobs, apart from those for the version alone."""
         self.watches: list[Mapping[str, str]] = []
         """The query of each request to watch FineTuneJobs."""
         self.bookmark = asyncio.Event()
@@ -99,15 +106,19 @@ class WatchedApi:
         if "watch" in request.query:
             return await self._watch(request)
         if path not in self._collections:
-            return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []})
+            head = {"kind": "List", "metadata": {"resourceVersion": str(self.version)}, "items": []}
+            return web.json_response(head)
+        if self._expired and path == JOBS_PATH and "continue" in request.query:
+            self._expired = False
+            return web.json_response({"kind": "Status", "code": 410, "reason": "Expired"}, status=410)
         return self._page(path, int(request.query["limit"]), int(request.query.get("continue", 0)))
 
     def _page(self, path: str, limit: int, begin: int) -> web.Response:
         listed, count = self._collections[path]
-        if path == JOBS_PATH:
+        if path == JOBS_PATH and not (limit == 1 and self.watches):
             self.pages.append(limit)
         end = min(begin + limit, count)
-        metadata = {"resourceVersion": "1", "continue": str(end) if end < count else ""}
+        metadata = {"resourceVersion": str(self.version), "continue": str(end) if end < count else ""}
         # kopf adds apiVersion and kind of the items from those of the list.
         head = {"kind": "AnyList", "apiVersion": "any/v1", "metadata": metadata}
         items = ",".join(listed(begin, end))
@@ -121,10 +132,14 @@ class WatchedApi:
             self.watches.append(request.query)
             for line in self._events():
                 await stream.write(line.encode() + b"\n")
+                metadata = json.loads(line)["object"].get("metadata", {})
+                self.version = int(metadata.get("resourceVersion", self.version))
                 await asyncio.sleep(0.02)
             if self._cut and len(self.watches) == 1:
+                self.version = self.restored or self.version
                 return stream
         await self.bookmark.wait()
+        self.version = 12
         await stream.write(b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "12"}}}\n')
         return stream
 

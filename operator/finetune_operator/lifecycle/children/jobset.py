@@ -112,6 +112,11 @@ class JobSet:
         return any(each.type in _TERMINAL and each.status == "True" for each in self.conditions)
 
     @property
+    def completed(self) -> bool:
+        """Ended with success."""
+        return find_condition(self.conditions, "Completed") is not None
+
+    @property
     def end_time(self) -> datetime | None:
         """When the JobSet completed or failed; None if it has not ended, or the time is unknown."""
         for kind in _TERMINAL:
