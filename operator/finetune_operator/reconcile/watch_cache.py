@@ -234,6 +234,15 @@ class WatchCache:
         stored = entry.children[kind].get(uid) if entry else None
         return stored.version if stored else None
 
+    @property
+    def streams(self) -> Sequence[WatchStream]:
+        """The streams that feed the cache."""
+        return self._streams.all
+
+    def age(self, stream: WatchStream) -> float:
+        """Returns the seconds since the last event, bookmark or page of a stream."""
+        return self._streams.age(self._streams.at(stream.path))
+
     def watches(self, kind: ResourceKind, namespace: str | None) -> bool:
         """Whether a stream delivers that kind in that namespace."""
         return self._streams.of(kind, namespace) is not None

@@ -18,7 +18,7 @@ from finetune_operator.rendering.labels import UID_LABEL
 
 #: Maximum size in bytes of what is kept of all jobs and their children.
 TOTAL_BYTES = 128 * 2**20
-#: Maximum size in bytes of the children of one job: about 250 pods. As Python objects they take ten times as much, and
+#: Maximum size in bytes of the children of one job: about 200 pods. As Python objects they take ten times as much, and
 #: many jobs are observed concurrently. Larger jobs are read live, page by page.
 JOB_BYTES = 256 * 2**10
 

@@ -53,6 +53,10 @@ class WatchStreams:
         self._by_path = {stream.path: state for stream, state in self._states.items()}
         self._listed = asyncio.Event()
 
+    @property
+    def all(self) -> tuple[WatchStream, ...]:
+        return tuple(self._states)
+
     def at(self, path: str) -> StreamState:
         """Returns the stream with that path."""
         return self._by_path[path]
@@ -76,9 +80,13 @@ class WatchStreams:
             self._listed.set()
             self._listed = asyncio.Event()
 
+    def age(self, state: StreamState) -> float:
+        """Returns the seconds since the stream's last event, bookmark or page."""
+        return self._clock() - state.heard
+
     def alive(self, state: StreamState) -> bool:
         """Whether what the stream has delivered may be relied on."""
-        return state.listed and self._clock() - state.heard <= OLDEST_SECONDS
+        return state.listed and self.age(state) <= OLDEST_SECONDS
 
     async def ready(self, kinds: Iterable[ResourceKind], namespace: str) -> bool:
         """Whether the streams of all these kinds are alive. Waits for a listing that has just begun."""

@@ -10,9 +10,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.queue import WorkQueue
-from finetune_operator.runtime.watches import WatchHealth
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: Seconds, from a single fast read to a stage that waits for the API server to recover.
@@ -72,7 +72,7 @@ class OperatorMetrics:
         self._leading = Gauge("finetune_leader", "1 while this process leads", registry=self.registry)
         self._finished: dict[JobKey, float] = {}
 
-    def leads(self, *, queue: WorkQueue[Key], intake: EventHandlers, ages: WatchHealth) -> None:
+    def leads(self, *, queue: WorkQueue[Key], intake: EventHandlers, cache: WatchCache) -> None:
         """Records that this process leads; adds gauges that read these objects when scraped."""
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "finetune_queue_depth": (
@@ -90,12 +90,12 @@ class OperatorMetrics:
             Gauge(name, description, registry=self.registry).set_function(value)
         age = Gauge(
             "finetune_watch_age_seconds",
-            "Time since a watch last received anything",
+            "Time since the last event, bookmark or page of a watch; above 90, decisions read live",
             ["watch"],
             registry=self.registry,
         )
-        for watch in ages.ages():
-            age.labels(str(watch)).set_function(partial(ages.age, watch))
+        for watch in cache.streams:
+            age.labels(str(watch)).set_function(partial(cache.age, watch))
         self._leading.set(1)
 
     def reconciled(self, seconds: float, error: str | None) -> None:

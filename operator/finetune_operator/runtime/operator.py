@@ -129,7 +129,7 @@ class Operator:
         store = SchemeRouter(requested=self._metrics.storage_requested, refused=self._metrics.storage_refused)
         reconcile = self._reconcile(cluster, plans, intake, store, cache)
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
-        self._metrics.leads(queue=queue, intake=intake, ages=ages)
+        self._metrics.leads(queue=queue, intake=intake, cache=cache)
         host = WatchManager(
             settings.service_account,
             settings.namespaces,

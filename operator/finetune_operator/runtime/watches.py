@@ -33,10 +33,6 @@ class WatchHealth:
         now = self._clock()
         return {watch: now - alive for watch, alive in self._alive.items()}
 
-    def age(self, watch: WatchStream) -> float:
-        """Returns the seconds since one watch's last activity."""
-        return self._clock() - self._alive[watch]
-
     def dead(self) -> tuple[str, ...]:
         """Returns a sentence for each watch without activity for more than DEAD_SECONDS."""
         return tuple(

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-#: MiB above what the process uses before it observes a job; the chart's limit is 384Mi, and run folders may take 100.
+#: MiB above what the process uses before it observes a job; the chart's limit is 512Mi, and run folders may take 100.
 MOST = 80
 
 

@@ -17,7 +17,7 @@ from tests.unit.reconcile.records import result
 
 pytestmark = pytest.mark.slow
 
-#: Maximum bytes above what the operator uses without jobs; the chart's limit is 384Mi.
+#: Maximum bytes above what the operator uses without jobs; the chart's limit is 512Mi.
 MOST = 100 * 2**20
 AT_ONCE = Settings.model_fields["workers"].default // 2
 

@@ -1,5 +1,5 @@
 """Memory of the watches with a tenant's largest FineTuneJobs, which have 1.3 MB of labels each. The chart's limit is
-384Mi, of which the operator itself uses some 100."""
+512Mi, of which the operator itself uses some 100."""
 
 import json
 import os

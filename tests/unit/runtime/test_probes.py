@@ -4,14 +4,15 @@ import aiohttp
 
 from finetune_operator.cluster.port import JOBS, JOBSETS, WORKLOADS, NotFound, Rejected
 from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
 from finetune_operator.runtime.probes import ProbeResult, ProbeServer
 from finetune_operator.runtime.queue import WorkQueue
-from finetune_operator.runtime.watches import WatchHealth
 from tests.unit.reconcile.fakes import FakeCluster
+from tests.unit.reconcile.watched import Watched
 from tests.unit.runtime.objects import key
 
 
@@ -41,12 +42,28 @@ async def test_probes_say_why_not() -> None:
 def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
     metrics, queue = OperatorMetrics(), WorkQueue[object]()
     intake = EventHandlers(queue.add, metrics)
-    metrics.leads(queue=queue, intake=intake, ages=WatchHealth(watches([], kueue=False)))  # type: ignore[arg-type]
+    metrics.leads(queue=queue, intake=intake, cache=WatchCache(watches([], kueue=False)))  # type: ignore[arg-type]
     queue.add(key())
     text = metrics.render().decode()
     assert "finetune_queue_depth 1.0" in text
     assert 'finetune_watch_age_seconds{watch="jobsets"}' in text
     assert "finetune_leader 1.0" in text
+
+
+def test_the_age_of_a_watch_is_that_by_which_decisions_rely_on_it() -> None:
+    """A quiet watch is opened again and again, which does not show that no event is missing."""
+    watched = Watched()
+    watched.all_listed()
+    metrics, queue = OperatorMetrics(), WorkQueue[object]()
+    intake = EventHandlers(queue.add, metrics)  # type: ignore[arg-type]
+    metrics.leads(queue=queue, intake=intake, cache=watched.cache)  # type: ignore[arg-type]
+    watched.now = 100.0
+    watched.bookmark(JOBS, 200)
+
+    def age(watch: str) -> float | None:
+        return metrics.registry.get_sample_value("finetune_watch_age_seconds", {"watch": watch})
+
+    assert (age("finetunejobs"), age("jobsets")) == (0.0, 100.0)
 
 
 def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:

@@ -43,7 +43,7 @@ def test_events_and_accepted_requests_are_signs_of_life() -> None:
     clock.now += DEAD_SECONDS
     ages.active("/version")
     assert ages.dead() == ()
-    assert ages.age(watch) == DEAD_SECONDS
+    assert ages.ages()[watch] == DEAD_SECONDS
 
 
 def test_the_life_of_one_namespace_does_not_hide_the_death_of_another() -> None:
