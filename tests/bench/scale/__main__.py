@@ -1,8 +1,8 @@
 """Many jobs at once, this project's operator against Kubeflow Trainer, and many jobs in all.
 
     python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer] [--stages]
-                                [--present 5000 10000] [--idle] [--storm 1000] [--latency]
-                                [--soak MINUTES]
+                                [--present 5000 10000] [--idle] [--storm 1000] [--faulty]
+                                [--latency] [--soak MINUTES]
 
 One control plane of etcd, API server and controller manager; scheduler, node agent and JobSet's controller are stopped,
 and this program completes JobSets in their place. The controllers run one at a time, alternately. Each run has two
@@ -10,6 +10,7 @@ namespaces: in the first the jobs exist before the controller starts (backlog); 
 (burst). There each JobSet is completed, with --stages or if a job has one stage only. Then, with the operator alone:
 
     --storm N     the slices of N jobs are lost at once
+    --faulty      a burst alone and beside jobs that are invalid and run folders that hold garbage
     --present N   the same burst beside N jobs, 90 % of which have finished
     --idle        what the operator costs with the last of those numbers, 200 of them training
     --latency     the answers to the end of a stage with 50 jobs in flight, on a cluster with all controllers
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from devcluster.kube import Kube
 from devcluster.testing import LocalCluster
-from tests.bench.scale import idle, latency, presence, soak, storm
+from tests.bench.scale import faulty, idle, latency, presence, soak, storm
 from tests.bench.scale.comparison import BACKLOG, BURST, Comparison
 from tests.bench.scale.load import without_controllers
 from tests.bench.scale.present import Present
@@ -87,6 +88,8 @@ def _measured(cluster: LocalCluster, folder: Path, options: argparse.Namespace) 
                 backlog=options.storm / backlog.rate,
             )
         )
+    if options.faulty:
+        figures |= asyncio.run(faulty.measure(cluster, ours, jobs=options.jobs, runs=options.runs))
     if options.soak:
         figures |= asyncio.run(
             soak.measure(cluster, ours, folder, jobs=min(options.jobs, _SOAK_JOBS), minutes=options.soak)
@@ -110,11 +113,13 @@ def main() -> int:
     parser.add_argument("--idle", action="store_true", help="measure without changes; needs --present")
     parser.add_argument("--latency", action="store_true", help="measure with 50 jobs in flight")
     parser.add_argument("--storm", type=int, default=0, help="slices that are lost at once")
+    parser.add_argument("--faulty", action="store_true", help="measure beside invalid jobs and garbage")
     parser.add_argument("--soak", type=int, default=0, help="minutes")
     options = parser.parse_args()
     if options.idle and not options.present:
         parser.error("--idle needs --present")
-    if options.runs == 0 and (options.present or options.storm or options.latency):
+    needs_runs = ("present", "storm", "faulty", "latency")
+    if options.runs == 0 and any(getattr(options, name) for name in needs_runs):
         parser.error("--runs 0 is for --soak alone")
     with tempfile.TemporaryDirectory(prefix="scale-") as temporary:
         folder = Path(temporary)
