@@ -2,7 +2,7 @@
 
     python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer] [--stages]
                                 [--present 5000 10000] [--idle] [--storm 1000] [--faulty]
-                                [--latency] [--soak MINUTES]
+                                [--hosts] [--latency] [--soak MINUTES]
 
 One control plane of etcd, API server and controller manager; scheduler, node agent and JobSet's controller are stopped,
 and this program completes JobSets in their place. The controllers run one at a time, alternately. Each run has two
@@ -11,6 +11,7 @@ namespaces: in the first the jobs exist before the controller starts (backlog); 
 
     --storm N     the slices of N jobs are lost at once
     --faulty      a burst alone and beside jobs that are invalid and run folders that hold garbage
+    --hosts       50 slices of 64 hosts start: the last pod runs → phase Running; without aim
     --present N   the same burst beside N jobs, 90 % of which have finished
     --idle        what the operator costs with the last of those numbers, 200 of them training
     --latency     the answers to the end of a stage with 50 jobs in flight, on a cluster with all controllers
@@ -30,7 +31,7 @@ from pathlib import Path
 
 from devcluster.kube import Kube
 from devcluster.testing import LocalCluster
-from tests.bench.scale import faulty, idle, latency, presence, soak, storm
+from tests.bench.scale import faulty, hosts, idle, latency, presence, soak, storm
 from tests.bench.scale.comparison import BACKLOG, BURST, Comparison
 from tests.bench.scale.load import without_controllers
 from tests.bench.scale.present import Present
@@ -90,6 +91,8 @@ def _measured(cluster: LocalCluster, folder: Path, options: argparse.Namespace) 
         )
     if options.faulty:
         figures |= asyncio.run(faulty.measure(cluster, ours, jobs=options.jobs, runs=options.runs))
+    if options.hosts:
+        asyncio.run(hosts.measure(cluster, folder, runs=options.runs))
     if options.soak:
         figures |= asyncio.run(
             soak.measure(cluster, ours, folder, jobs=min(options.jobs, _SOAK_JOBS), minutes=options.soak)
@@ -114,11 +117,12 @@ def main() -> int:
     parser.add_argument("--latency", action="store_true", help="measure with 50 jobs in flight")
     parser.add_argument("--storm", type=int, default=0, help="slices that are lost at once")
     parser.add_argument("--faulty", action="store_true", help="measure beside invalid jobs and garbage")
+    parser.add_argument("--hosts", action="store_true", help="measure slices of 64 hosts")
     parser.add_argument("--soak", type=int, default=0, help="minutes")
     options = parser.parse_args()
     if options.idle and not options.present:
         parser.error("--idle needs --present")
-    needs_runs = ("present", "storm", "faulty", "latency")
+    needs_runs = ("present", "storm", "faulty", "hosts", "latency")
     if options.runs == 0 and any(getattr(options, name) for name in needs_runs):
         parser.error("--runs 0 is for --soak alone")
     with tempfile.TemporaryDirectory(prefix="scale-") as temporary:
