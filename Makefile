@@ -114,7 +114,7 @@ bench: install trainer cluster-programs ## Measure operator, preemptions and qui
 	@$(PYTHON) -m tests.bench.resume
 	@$(PYTHON) -m tests.bench.quickstart
 
-SCALE ?= --stages --latency --storm 1000 --present 5000 10000 --idle
+SCALE ?= --stages --latency --storm 1000 --faulty --hosts --kueue 200 --present 5000 10000 --idle
 bench-scale: install cluster-programs ## Measure 1,000 jobs at once against Kubeflow Trainer, which it builds, and 10,000 in all
 	@$(PYTHON) -m tests.bench.scale $(SCALE)
 

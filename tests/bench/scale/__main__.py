@@ -1,8 +1,8 @@
 """Many jobs at once, this project's operator against Kubeflow Trainer, and many jobs in all.
 
     python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer] [--stages]
-                                [--present 5000 10000] [--idle] [--storm 1000] [--latency]
-                                [--soak MINUTES]
+                                [--present 5000 10000] [--idle] [--storm 1000] [--faulty]
+                                [--hosts] [--kueue 200] [--latency] [--soak MINUTES]
 
 One control plane of etcd, API server and controller manager; scheduler, node agent and JobSet's controller are stopped,
 and this program completes JobSets in their place. The controllers run one at a time, alternately. Each run has two
@@ -10,9 +10,13 @@ namespaces: in the first the jobs exist before the controller starts (backlog); 
 (burst). There each JobSet is completed, with --stages or if a job has one stage only. Then, with the operator alone:
 
     --storm N     the slices of N jobs are lost at once
+    --faulty      a burst alone and beside jobs that are invalid and run folders that hold garbage
+    --hosts       50 slices of 64 hosts start: the last pod runs → phase Running; without aim
     --present N   the same burst beside N jobs, 90 % of which have finished
     --idle        what the operator costs with the last of those numbers, 200 of them training
     --latency     the answers to the end of a stage with 50 jobs in flight, on a cluster with all controllers
+    --kueue N     Kueue admits the train JobSets of N jobs and the same JobSets alone, on a cluster with Kueue; without
+                  gate
     --soak        so many minutes of jobs that come and go, while operator and API server are killed; at least one
 
 Prints Markdown tables: of the runs of each phase, the one with the median rate; and last, the figures beside their aims
@@ -29,7 +33,7 @@ from pathlib import Path
 
 from devcluster.kube import Kube
 from devcluster.testing import LocalCluster
-from tests.bench.scale import idle, latency, presence, soak, storm
+from tests.bench.scale import admissions, faulty, hosts, idle, latency, presence, soak, storm
 from tests.bench.scale.comparison import BACKLOG, BURST, Comparison
 from tests.bench.scale.load import without_controllers
 from tests.bench.scale.present import Present
@@ -87,6 +91,10 @@ def _measured(cluster: LocalCluster, folder: Path, options: argparse.Namespace) 
                 backlog=options.storm / backlog.rate,
             )
         )
+    if options.faulty:
+        figures |= asyncio.run(faulty.measure(cluster, ours, jobs=options.jobs, runs=options.runs))
+    if options.hosts:
+        asyncio.run(hosts.measure(cluster, folder, runs=options.runs))
     if options.soak:
         figures |= asyncio.run(
             soak.measure(cluster, ours, folder, jobs=min(options.jobs, _SOAK_JOBS), minutes=options.soak)
@@ -110,11 +118,15 @@ def main() -> int:
     parser.add_argument("--idle", action="store_true", help="measure without changes; needs --present")
     parser.add_argument("--latency", action="store_true", help="measure with 50 jobs in flight")
     parser.add_argument("--storm", type=int, default=0, help="slices that are lost at once")
+    parser.add_argument("--faulty", action="store_true", help="measure beside invalid jobs and garbage")
+    parser.add_argument("--hosts", action="store_true", help="measure slices of 64 hosts")
+    parser.add_argument("--kueue", type=int, default=0, help="JobSets that Kueue admits")
     parser.add_argument("--soak", type=int, default=0, help="minutes")
     options = parser.parse_args()
     if options.idle and not options.present:
         parser.error("--idle needs --present")
-    if options.runs == 0 and (options.present or options.storm or options.latency):
+    needs_runs = ("present", "storm", "faulty", "hosts", "latency", "kueue")
+    if options.runs == 0 and any(getattr(options, name) for name in needs_runs):
         parser.error("--runs 0 is for --soak alone")
     with tempfile.TemporaryDirectory(prefix="scale-") as temporary:
         folder = Path(temporary)
@@ -123,6 +135,8 @@ def main() -> int:
             figures = dict(_measured(cluster, folder, options))
         if options.latency:
             figures |= latency.measure(folder, options.runs)
+        if options.kueue:
+            admissions.measure(folder, count=options.kueue, runs=options.runs)
     return int(missed(figures, targets(options.present)))
 
 

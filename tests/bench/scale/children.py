@@ -1,4 +1,4 @@
-"""What JobSet's controller and a node would make of a JobSet: its Job and one pod, in any state."""
+"""What JobSet's controller and a node would make of a JobSet: its first Job and pods of it, in any state."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,23 +10,23 @@ from tests.bench.scale.load import jobset_path, now
 _MANAGER = "tpu-finetune.dev/benchmark"
 
 
-async def add_pod(kube: Kube, jobset: Object, phase: str) -> Object:
-    """Creates the first Job of the JobSet and a pod of it, in that phase. Returns the pod."""
-    metadata = jobset["metadata"]
-    group = jobset["spec"]["replicatedJobs"][0]
-    template = group["template"]["spec"]["template"]
-    name = f"{metadata['name']}-{group['name']}-0"
-    labels = {
-        **metadata["labels"],
-        "jobset.sigs.k8s.io/jobset-name": metadata["name"],
-        "jobset.sigs.k8s.io/replicatedjob-name": group["name"],
-        "jobset.sigs.k8s.io/restart-attempt": "0",
-        "jobset.sigs.k8s.io/job-index": "0",
-    }
+async def add_job(kube: Kube, jobset: Object) -> Object:
+    """Creates the first Job of the JobSet. Returns it."""
+    metadata, group = jobset["metadata"], jobset["spec"]["replicatedJobs"][0]
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": labels, "ownerReferences": [_controller(jobset, "JobSet")]},
+        "metadata": {
+            "name": f"{metadata['name']}-{group['name']}-0",
+            "labels": {
+                **metadata["labels"],
+                "jobset.sigs.k8s.io/jobset-name": metadata["name"],
+                "jobset.sigs.k8s.io/replicatedjob-name": group["name"],
+                "jobset.sigs.k8s.io/restart-attempt": "0",
+                "jobset.sigs.k8s.io/job-index": "0",
+            },
+            "ownerReferences": [_controller(jobset, "JobSet")],
+        },
         "spec": {
             "managedBy": _MANAGER,
             "template": {
@@ -34,20 +34,35 @@ async def add_pod(kube: Kube, jobset: Object, phase: str) -> Object:
             },
         },
     }
-    namespace = metadata["namespace"]
-    created = await kube.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job)
+    return await kube.create(f"/apis/batch/v1/namespaces/{metadata['namespace']}/jobs", job)
+
+
+async def add_host(kube: Kube, jobset: Object, job: Object, index: int) -> Object:
+    """Creates the pod of that completion index of the JobSet's first Job. Returns it; it is Pending."""
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    metadata = job["metadata"]
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": f"{name}-0-00000",
-            "labels": {**labels, "batch.kubernetes.io/job-completion-index": "0"},
-            "ownerReferences": [_controller(created, "Job")],
+            "name": f"{metadata['name']}-{index}-00000",
+            "labels": {**metadata["labels"], "batch.kubernetes.io/job-completion-index": str(index)},
+            "ownerReferences": [_controller(job, "Job")],
         },
         "spec": template["spec"],
     }
-    created = await kube.create(f"/api/v1/namespaces/{namespace}/pods", pod)
-    return await kube.patch(f"{pod_path(created)}/status", {"status": pod_status(created, phase)})
+    return await kube.create(f"/api/v1/namespaces/{metadata['namespace']}/pods", pod)
+
+
+async def add_pod(kube: Kube, jobset: Object, phase: str) -> Object:
+    """Creates the first Job of the JobSet and a pod of it, in that phase. Returns the pod."""
+    pod = await add_host(kube, jobset, await add_job(kube, jobset), 0)
+    return await set_phase(kube, pod, phase)
+
+
+async def set_phase(kube: Kube, pod: Object, phase: str) -> Object:
+    """Lets the pod run, succeed or fail. Returns it."""
+    return await kube.patch(f"{pod_path(pod)}/status", {"status": pod_status(pod, phase)})
 
 
 async def end_pod(kube: Kube, jobset: Object) -> None:

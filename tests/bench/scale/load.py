@@ -28,7 +28,7 @@ class Run:
         cluster: the cluster.
         system: the controller.
         kube: an administrator's client.
-        namespace: contains no other jobs.
+        namespace: of the jobs. It may contain others, which are seen, too, but answer no phase.
         names: of the jobs. They may exist: their JobSets are then those of the run.
     """
 
@@ -48,7 +48,9 @@ class Run:
         """By job, in the order of their creation."""
         self._answered: dict[str, float] = {}
         self._expected = 0
-        """Number of JobSets of a job that answers the current phase; 0: its end does."""
+        """Number of JobSets of a job that answers the current phase; 0: a state of the job does."""
+        self._holds: Callable[[Object], bool] = system.finished
+        """The state of a job that answers the current phase."""
         self._event = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -70,12 +72,15 @@ class Run:
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
 
-    async def burst(self) -> tuple[float, Phase]:
-        """Creates all jobs beside the running controller. Returns the rate of creation, and create → first JobSet."""
+    async def burst(self, before: Callable[[], Awaitable[None]] | None = None) -> tuple[float, Phase]:
+        """Creates all jobs beside the running controller. Returns the rate of creation, and create → first JobSet.
+
+        ``before`` is awaited before each of them is created.
+        """
         created: list[float] = []
 
         async def create_all() -> None:
-            await self._create_all()
+            await self._create_all(before)
             created.append(time.perf_counter())
 
         begun = time.perf_counter()
@@ -107,21 +112,36 @@ class Run:
         """Changes the newest JobSet of each job: to its JobSet of number ``answer``; 0: to the end of the job."""
 
         async def one(name: str) -> None:
-            self._changed[name] = time.perf_counter()
+            self.changed(name)
             await change(self.jobsets[name][-1])
 
         return await self._phase(self._system.pid, answer, each(self._names, one))
 
-    async def until(self, holds: Callable[[Object], bool]) -> None:
-        """Waits until each job is in that state."""
+    async def reach(self, holds: Callable[[Object], bool], change: Coroutine[Any, Any, None]) -> Phase:
+        """Makes the change, which calls :meth:`changed` for each job: from there to that state of the job."""
+        self._holds = holds
+        try:
+            return await self._phase(self._system.pid, 0, change)
+        finally:
+            self._holds = self._system.finished
+
+    def changed(self, name: str) -> None:
+        """Counts the time of the job's answer from now on."""
+        self._changed[name] = time.perf_counter()
+
+    async def until(self, holds: Callable[[Object], bool], names: Iterable[str] | None = None) -> None:
+        """Waits until each job, or each one of ``names``, is in that state."""
+        awaited = self._names if names is None else tuple(names)
         async with asyncio.timeout(_PATIENCE):
-            while not all(name in self.jobs and holds(self.jobs[name]) for name in self._names):
+            while not all(name in self.jobs and holds(self.jobs[name]) for name in awaited):
                 await self._event.wait()
                 self._event.clear()
 
-    async def _create_all(self) -> None:
+    async def _create_all(self, before: Callable[[], Awaitable[None]] | None = None) -> None:
         async def create(name: str) -> None:
-            self._changed[name] = time.perf_counter()
+            if before is not None:
+                await before()
+            self.changed(name)
             path = self._system.jobs.format(self._namespace)
             await self._kube.create(path, self._system.manifest(self._namespace, name))
 
@@ -177,24 +197,24 @@ class Run:
         name = job["metadata"]["name"]
         self.jobs[name] = job
         self._event.set()
-        if self._expected == 0 and self._system.finished(job):
+        if self._expected == 0 and self._holds(job):
             self._answer(name, at)
 
     def _answer(self, name: str, at: float) -> None:
-        if name not in self._answered:
+        if name in self._changed and name not in self._answered:
             self._answered[name] = at
             self._event.set()
 
 
-async def each(names: Iterable[str], work: Callable[[str], Awaitable[object]]) -> None:
-    """Does the work for each name, as many clients at the same time."""
+async def each[T](of: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
+    """Does the work for each element, as many clients at the same time."""
     clients = asyncio.Semaphore(_CLIENTS)
 
-    async def one(name: str) -> None:
+    async def one(element: T) -> None:
         async with clients:
-            await work(name)
+            await work(element)
 
-    await asyncio.gather(*map(one, names))
+    await asyncio.gather(*map(one, of))
 
 
 def jobset_path(jobset: Object) -> str:
@@ -221,14 +241,16 @@ def now() -> str:
 
 
 def without_controllers(cluster: LocalCluster) -> None:
-    """Leaves etcd and API server alone: the controllers that are compared get the machine."""
+    """Leaves etcd, API server and Kueue, if it runs: the controllers that are compared get the machine."""
     for component in ("node-agent", "kube-scheduler", "jobset"):
         cluster.stop(component)
     # The JobSet controller serves its webhooks.
     base = "/apis/admissionregistration.k8s.io/v1"
     for kind in ("validatingwebhookconfigurations", "mutatingwebhookconfigurations"):
         for found in cluster.list(f"{base}/{kind}"):
-            cluster.delete(f"{base}/{kind}/{found['metadata']['name']}")
+            name = found["metadata"]["name"]
+            if name.startswith("jobset-"):
+                cluster.delete(f"{base}/{kind}/{name}")
 
 
 def median_of(phases: Sequence[Phase]) -> Phase:

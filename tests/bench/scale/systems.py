@@ -25,7 +25,7 @@ from tests.bench.measure import stage_request
 from tests.integration import fake_trainer
 
 _PROFILE = "bench"
-_JOB_LABEL = "tpu-finetune.dev/job"
+JOB_LABEL = "tpu-finetune.dev/job"
 _PEER_MODULE = Path(__file__).with_name("peer")
 _PEER_PACKAGE = "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"
 _PEER_QPS = 500
@@ -60,16 +60,24 @@ class System(Protocol):
 
 
 class FineTuneOperator:
-    """This project's operator, as a pod of its own would run it."""
+    """This project's operator, as a pod of its own would run it.
+
+    Args:
+        cluster: the cluster.
+        folder: for run folders and cache.
+        profile: of the jobs; None: the one of the fake trainer, whose slices have one or two hosts.
+    """
 
     name = "ours"
     jobs = "/apis/tpu-finetune.dev/v1alpha1/namespaces/{}/finetunejobs"
     stages = 5
 
-    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+    def __init__(self, cluster: LocalCluster, folder: Path, profile: Object | None = None) -> None:
         self._cluster = cluster
+        used: Object = profile or fake_trainer.profile(_PROFILE, folder)
+        self._profile: str = used["metadata"]["name"]
         cluster.start("operator")
-        cluster.apply(fake_trainer.profile(_PROFILE, folder))
+        cluster.apply(used)
         cluster.stop("operator")
 
     @property
@@ -84,10 +92,10 @@ class FineTuneOperator:
         self._cluster.stop("operator")
 
     def manifest(self, namespace: str, name: str) -> Object:
-        return fake_trainer.job(namespace, name, _PROFILE)
+        return fake_trainer.job(namespace, name, self._profile)
 
     def job_of(self, jobset: Object) -> str:
-        label: str = jobset["metadata"]["labels"][_JOB_LABEL]
+        label: str = jobset["metadata"]["labels"][JOB_LABEL]
         return label
 
     def before_completion(self, jobset: Object) -> None:
