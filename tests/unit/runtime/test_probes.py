@@ -4,11 +4,12 @@ import aiohttp
 
 from finetune_operator.cluster.port import JOBS, JOBSETS, WORKLOADS, NotFound, Rejected
 from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.reconcile.profiles import Key
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
-from finetune_operator.runtime.probes import ProbeResult, ProbeServer
+from finetune_operator.runtime.probes import ProbeResult, ProbeServer, readiness
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.watches import WatchHealth
 from tests.unit.reconcile.fakes import FakeCluster
@@ -23,13 +24,14 @@ async def fetch(port: int, path: str) -> tuple[int, str]:
 async def test_probes_say_why_not() -> None:
     server = ProbeServer(
         healthy=ProbeResult,
-        ready=lambda: ProbeResult(("not leading; the Lease is held by b",)),
+        ready=lambda: readiness(("jobs cannot be listed",), "the Lease was not renewed: away"),
         metrics=OperatorMetrics(),
     )
     health, metrics = await server.start("127.0.0.1", 0, 0)
     try:
         assert await fetch(health, "/healthz") == (200, "ok\n")
-        assert await fetch(health, "/readyz") == (503, "not leading; the Lease is held by b\n")
+        problems = "jobs cannot be listed\nthe Lease was not renewed: away\n"
+        assert await fetch(health, "/readyz") == (503, problems)
         code, text = await fetch(metrics, "/metrics")
         assert code == 200
         assert "finetune_leader 0.0" in text
@@ -38,15 +40,25 @@ async def test_probes_say_why_not() -> None:
         await server.stop()
 
 
+def test_readiness_is_not_leadership() -> None:
+    assert readiness((), None).good
+    assert readiness(("jobs cannot be listed",), None).problems == ("jobs cannot be listed",)
+    assert readiness((), "the API server is away").problems == ("the API server is away",)
+
+
 def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
-    metrics, queue = OperatorMetrics(), WorkQueue[object]()
+    metrics, queue = OperatorMetrics(), WorkQueue[Key]()
     intake = EventHandlers(queue.add, metrics)
-    metrics.leads(queue=queue, intake=intake, ages=WatchHealth(watches([], kueue=False)))  # type: ignore[arg-type]
+    leading = True
+    ages = WatchHealth(watches([], kueue=False))
+    metrics.leads(queue=queue, intake=intake, ages=ages, leading=lambda: leading)
     queue.add(key())
     text = metrics.render().decode()
     assert "finetune_queue_depth 1.0" in text
     assert 'finetune_watch_age_seconds{watch="jobsets"}' in text
     assert "finetune_leader 1.0" in text
+    leading = False
+    assert "finetune_leader 0.0" in metrics.render().decode()
 
 
 def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
