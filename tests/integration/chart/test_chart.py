@@ -117,7 +117,10 @@ def test_two_pods_are_spread_over_hosts_and_evicted_one_at_a_time(render: Render
     (budget,) = of_kind(objects, "PodDisruptionBudget")
     assert budget["spec"] == {"maxUnavailable": 1, "selector": selector}
     (spread,) = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
-    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
     assert spread["labelSelector"] == selector
 
 
