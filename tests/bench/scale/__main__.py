@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--idle", action="store_true", help="measure without changes; needs --present")
     parser.add_argument("--latency", action="store_true", help="measure with 50 jobs in flight")
     parser.add_argument("--storm", type=int, default=0, help="slices that are lost at once")
-    parser.add_argument("--soak", type=int, default=0, help="minutes")
+    parser.add_argument("--soak", type=int, default=0, help="minutes, at least 2")
     parser.add_argument("--replicas", type=int, default=1, help="operators in a soak")
     options = parser.parse_args()
     if options.idle and not options.present:

@@ -52,12 +52,11 @@ class Interruptions:
         self.stops = 0
 
     async def run(self, minutes: int) -> None:
-        """Runs for so many minutes. The leader is interrupted in the first half of them only."""
-        half = (minutes + 1) // 2
+        """Runs for so many minutes, at least 2. The leader is interrupted in the first half of them only."""
+        half = minutes // 2
         for minute in range(1, half + 1):
             await self._minute(minute)
             await self._interrupt_leader()
-        self._record(await self._leader())
         async with asyncio.TaskGroup() as group:
             sampling = group.create_task(self._sample())
             for minute in range(half + 1, minutes + 1):
