@@ -106,9 +106,11 @@ class Operator:
         Workloads are among them if Kueue is installed now.
         """
         namespaces = self._settings.namespaces
-        wanted = watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
-        watchable = await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing)
-        return wanted if watchable else None
+
+        async def wanted() -> tuple[WatchStream, ...]:
+            return watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
+
+        return await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing)
 
     async def _until_stopped(
         self, election: LeaderElection, electing: Coroutine[object, object, None]

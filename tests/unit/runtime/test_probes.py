@@ -1,10 +1,21 @@
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import aiohttp
+import pytest
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, WORKLOADS, NotFound, Rejected
+from finetune_operator.cluster.port import (
+    JOBS,
+    JOBSETS,
+    WORKLOADS,
+    NotFound,
+    Rejected,
+    Unavailable,
+    WatchStream,
+)
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.profiles import Key
+from finetune_operator.runtime import prerequisites
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
@@ -74,6 +85,15 @@ def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
     assert abs(total - 0.2) < 1e-9
 
 
+def streams(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[tuple[WatchStream, ...]]]:
+    """What an operator wants to watch."""
+
+    async def wanted() -> tuple[WatchStream, ...]:
+        return watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
+
+    return wanted
+
+
 async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     cluster = FakeCluster()
     refusals = {
@@ -81,19 +101,39 @@ async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     }
     cluster.fault = lambda moment, call: refusals.get(call) if moment == "before" else None
     stop, told = asyncio.Event(), asyncio.Queue[tuple[str, ...]]()
-    waiting = asyncio.ensure_future(
-        wait_for_prerequisites(cluster, watches([], kueue=False), stop, told.put_nowait)
-    )
+    waiting = asyncio.ensure_future(wait_for_prerequisites(cluster, streams(cluster), stop, told.put_nowait))
     assert await told.get() == ("jobsets cannot be listed: jobsets is forbidden",)
     stop.set()
-    assert await waiting is False
+    assert await waiting is None
 
 
 async def test_with_everything_in_place_nothing_is_missing() -> None:
     told: list[tuple[str, ...]] = []
     stop = asyncio.Event()
-    assert await wait_for_prerequisites(FakeCluster(), watches(["a"], kueue=False), stop, told.append)
+    cluster = FakeCluster()
+    found = await wait_for_prerequisites(cluster, streams(cluster, "a"), stop, told.append)
+    assert found == watches(["a"], kueue=True)
     assert told == [()]
+
+
+async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prerequisites, "RETRY_SECONDS", 0)
+    cluster, told = FakeCluster(), []
+    absent = NotFound("no such kind", status=404)
+
+    def report(missing: tuple[str, ...]) -> None:
+        told.append(missing)
+        cluster.fault = lambda moment, call: (
+            absent if (moment, call) == ("before", "list workloads") else None
+        )
+
+    cluster.fault = lambda moment, _: Unavailable("away") if moment == "before" else None
+    found = await wait_for_prerequisites(cluster, streams(cluster), asyncio.Event(), report)
+    assert found == watches([], kueue=False)
+    assert "workloads cannot be read from the API server: away" in told[0]
+    assert told[1:] == [()]
 
 
 async def test_kueue_may_be_absent() -> None:
