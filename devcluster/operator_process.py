@@ -39,7 +39,9 @@ def operator(state: StateFolder, ports: Mapping[str, int], store: str | None = N
             "FINETUNE_METRICS_PORT": str(ports["operator-metrics"]),
             **gcs.client_environment(buckets),
         },
-        ready_url=f"http://127.0.0.1:{ports['operator-health']}/readyz",
+        # It is the only operator, so it can serve when it leads: /readyz also succeeds while it waits for the Lease.
+        ready_url=f"http://127.0.0.1:{ports['operator-metrics']}/metrics",
+        ready_text="\nfinetune_leader 1.0\n",
         grace_seconds=30,
     )
 

@@ -1,18 +1,24 @@
 """Jobs with problems on the real control plane: what is reported, what stays unchanged, and how the jobs continue."""
 
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from devcluster import operator_process
+from devcluster.faultproxy import FaultProxy, ProxiedRequest
 from devcluster.kube import KubeError
 from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
 from tests.integration import fake_trainer, pods
+from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import (
     PROFILE,
     Object,
@@ -311,9 +317,12 @@ def test_a_right_that_is_missing_is_reported_and_its_return_noticed(
 
 @contextmanager
 def operators(
-    cluster: LocalCluster, folder: Path, *names: str
+    cluster: LocalCluster, folder: Path, *names: str, servers: Mapping[str, int] = {}
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Runs operator processes that no supervisor restarts, by name, in place of the cluster's own operator."""
+    """Runs operator processes that no supervisor restarts, by name, in place of the cluster's own operator.
+
+    ``servers``: ports at which some of them find the API server.
+    """
     cluster.stop("operator")
     component = operator_process.operator(cluster.state, cluster.ports)
     inherited = {name: value for name, value in os.environ.items() if name not in component.env}
@@ -322,6 +331,8 @@ def operators(
     try:
         for name in names:
             ports = {"FINETUNE_HEALTH_PORT": "0", "FINETUNE_METRICS_PORT": "0"}
+            if name in servers:
+                ports["KUBERNETES_SERVICE_PORT"] = str(servers[name])
             with (folder / f"{name}.log").open("wb") as log:
                 running[name] = subprocess.Popen(
                     component.argv,
@@ -337,15 +348,19 @@ def operators(
         cluster.start("operator")
 
 
+def leader_of(cluster: LocalCluster, running: Mapping[str, object]) -> tuple[str, str]:
+    """Waits until one of two operators leads. Returns its name and the other's."""
+    lease = cluster.wait(LEASE, lambda found: found["spec"].get("holderIdentity") in running, seconds=60)
+    leader = lease["spec"]["holderIdentity"]
+    (other,) = running.keys() - {leader}
+    return leader, other
+
+
 def test_of_two_operators_one_acts_and_the_other_takes_over(
     held: LocalCluster, namespace: str, runs: Path, tmp_path: Path
 ) -> None:
-    def holds(lease: Object) -> bool:
-        return lease["spec"].get("holderIdentity") in running
-
     with operators(held, tmp_path, "one", "two") as running:
-        leader = held.wait(LEASE, holds, seconds=60)["spec"]["holderIdentity"]
-        (other,) = running.keys() - {leader}
+        leader, other = leader_of(held, running)
         started(held, namespace, "shared", planOnly=True)
         assert '"message": "created JobSet shared-prep-1"' in (tmp_path / f"{leader}.log").read_text()
         running[leader].kill()
@@ -358,3 +373,52 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(
         assert "created JobSet shared-prep-2" in logs[other]
         assert "shared-prep-2" not in logs[leader]
     assert jobsets(held, namespace) == ["shared-prep-2"]
+
+
+def test_a_leader_that_was_stopped_writes_nothing_when_it_continues(
+    double: LocalCluster, namespace: str, tmp_path: Path
+) -> None:
+    """It is stopped while it reads a job before the creation of a JobSet, so that this write is its next step."""
+    names = ("one", "two")
+    jobs = [f"lagging-{number}" for number in range(3)]
+    requests: defaultdict[str, list[ProxiedRequest]] = defaultdict(list)
+    reading, stopped = f"/namespaces/{namespace}/finetunejobs/", threading.Event()
+    leader = ""
+
+    def note(name: str, request: ProxiedRequest) -> None:
+        requests[name].append(request)
+        if name == leader and not request.writes and reading in request.path and not stopped.is_set():
+            running[name].send_signal(signal.SIGSTOP)
+            stopped.set()
+
+    with ExitStack() as stack:
+        proxies = {
+            name: stack.enter_context(
+                FaultProxy(double.state, double.ports["kube-apiserver"], partial(note, name))
+            )
+            for name in names
+        }
+        servers = {name: proxy.port for name, proxy in proxies.items()}
+        running = stack.enter_context(operators(double, tmp_path, *names, servers=servers))
+        stack.enter_context(nothing_doubled(double))
+        leader, other = leader_of(double, running)
+        for job in jobs:
+            double.apply(fake_trainer.job(namespace, job, PROFILE))
+        assert stopped.wait(60), "no job was read before a JobSet was created"
+        double.wait(LEASE, lambda lease: lease["spec"].get("holderIdentity") == other, seconds=60)
+        done = [double.wait(job_path(namespace, job), phase("Succeeded"), seconds=120) for job in jobs]
+        before = len(requests[leader])
+        running[leader].send_signal(signal.SIGCONT)
+        assert running[leader].wait(60) == 1, "it ends, and a kubelet would start it as a candidate"
+        late = [
+            (request.method, request.path)
+            for request in requests[leader][before:]
+            if request.writes and not request.path.endswith("/leases/finetune-operator")
+        ]
+        assert late == []
+        assert "the Lease was not renewed" in (tmp_path / f"{leader}.log").read_text()
+        versions = [double.get(job_path(namespace, job))["metadata"]["resourceVersion"] for job in jobs]
+        assert versions == [job["metadata"]["resourceVersion"] for job in done]
+        assert double.get(LEASE)["spec"]["holderIdentity"] == other
+    every = sorted(f"{job}-{stage.short}-1" for job in jobs for stage in Stage)
+    assert jobsets(double, namespace) == every

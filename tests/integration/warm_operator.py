@@ -19,6 +19,8 @@ from devcluster import operator_process
 from devcluster.layout import ROOT
 from devcluster.testing import LocalCluster
 
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
+
 
 @dataclass(frozen=True, slots=True)
 class WarmOperator:
@@ -29,6 +31,12 @@ class WarmOperator:
     @property
     def pid(self) -> int:
         return int((self.folder / "pid").read_text())
+
+    @property
+    def identity(self) -> str:
+        """What the running process writes to the Lease; empty before its first start."""
+        identity = self.folder / "identity"
+        return identity.read_text() if identity.exists() else ""
 
     @property
     def starts(self) -> int:
@@ -52,8 +60,31 @@ class WarmOperator:
 @contextmanager
 def running(cluster: LocalCluster, folder: Path, server: int) -> Iterator[WarmOperator]:
     """Runs the operator, connected to the API server at that port, in place of the cluster's own."""
+    with absent(cluster), process(cluster, folder, server) as operator:
+        cluster.wait(LEASE, lambda found: bool(found["spec"].get("holderIdentity")))
+        yield operator
+
+
+@contextmanager
+def absent(cluster: LocalCluster) -> Iterator[None]:
+    """Stops the cluster's own operator during the block."""
     cluster.start("operator")  # the first start creates its account
     cluster.stop("operator")
+    try:
+        yield
+    finally:
+        cluster.start("operator")
+
+
+@contextmanager
+def process(
+    cluster: LocalCluster, folder: Path, server: int, pod: str | None = None
+) -> Iterator[WarmOperator]:
+    """Runs one operator, which may be one of several.
+
+    ``pod``: beginning of its identity, which each start completes, as pods that replace one another have different
+    names. None: each start has the same identity, as a container that is started again in its pod.
+    """
     folder.mkdir(parents=True)
     operator = WarmOperator(folder)
     (folder / "starts").touch()
@@ -63,18 +94,15 @@ def running(cluster: LocalCluster, folder: Path, server: int) -> Iterator[WarmOp
     own = {name: value for name, value in component.env.items() if value is not None}
     ports = {"FINETUNE_HEALTH_PORT": "0", "FINETUNE_METRICS_PORT": "0"}
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.warm_operator", str(folder)],
+        [sys.executable, "-m", "tests.integration.warm_operator", str(folder), *([pod] if pod else [])],
         env=inherited | own | ports | {"PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
     try:
-        lease = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
-        cluster.wait(lease, lambda found: bool(found["spec"].get("holderIdentity")))
         yield operator
     finally:
         os.killpg(keeper.pid, signal.SIGKILL)
         keeper.wait()
-        cluster.start("operator")
 
 
 def _keep() -> None:
@@ -89,7 +117,7 @@ def _keep() -> None:
         os.waitpid(child, 0)
 
 
-def _become(folder: Path) -> int:
+def _become(folder: Path, pod: str | None) -> int:
     """Runs the operator with the clock offset, in seconds, of the file ``clock``. Returns the exit code."""
     from finetune_operator import __main__
     from finetune_operator.runtime import operator
@@ -103,11 +131,14 @@ def _become(folder: Path) -> int:
     (folder / "pid").write_text(str(os.getpid()))
     with (folder / "starts").open("a") as starts:
         starts.write(".")
+    if pod is not None:
+        os.environ["FINETUNE_IDENTITY"] = f"{pod}-{(folder / 'starts').stat().st_size}"
+    (folder / "identity").write_text(os.environ["FINETUNE_IDENTITY"])
     operator._utc_now = wrong
     return __main__.main([])
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
+    place, pod_name = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     _keep()
-    sys.exit(_become(place))
+    sys.exit(_become(place, pod_name))

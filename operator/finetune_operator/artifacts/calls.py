@@ -14,19 +14,29 @@ class CallEndedError(TimeoutError):
     """The time of the call is over, or its caller no longer waits: the thread must end."""
 
 
-class StoreCall:
-    """Time limit of one call. Its thread calls :meth:`left` before each step; any thread may call :meth:`abort`."""
+def always() -> bool:
+    return True
 
-    def __init__(self, seconds: float) -> None:
+
+class StoreCall:
+    """Time limit of one call. Its thread calls :meth:`left` before each step; any thread may call :meth:`abort`.
+
+    Args:
+        seconds: from now on.
+        allowed: whether the call may continue, asked before each step.
+    """
+
+    def __init__(self, seconds: float, allowed: Callable[[], bool] = always) -> None:
         self._ends = monotonic() + seconds
+        self._allowed = allowed
         self._lock = Lock()
         self._aborted = False
         self._stop: Callable[[], None] | None = None
 
     def left(self) -> float:
-        """Returns the remaining seconds, more than 0. Raises CallEndedError if none remain."""
+        """Returns the remaining seconds, more than 0. Raises CallEndedError if none remain or it is not allowed."""
         left = self._ends - monotonic()
-        if self._aborted or left <= 0:
+        if self._aborted or left <= 0 or not self._allowed():
             raise CallEndedError
         return left
 
@@ -67,16 +77,19 @@ class StoreCalls:
         self._slots = CallSlots(total=total, each=(per_tenant, per_bucket))
         self._under_way: dict[asyncio.Future[None], StoreCall] = {}
 
-    async def run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
+    async def run[T](
+        self, uri: str, work: Callable[[StoreCall], T], allowed: Callable[[], bool] = always
+    ) -> T:
         """Runs ``work`` in a thread and returns its result. Raises what it raises, or TimeoutError after the deadline.
 
-        The call is aborted at the deadline, and if this coroutine is cancelled.
+        The call is aborted at the deadline, and if this coroutine is cancelled. It ends before the next step if that
+        is no longer ``allowed``.
         """
         loop = asyncio.get_running_loop()
         share = share_of(uri)
         keys = share.tenant, share.bucket
         await self._slots.take(*keys)
-        call = StoreCall(self._seconds)
+        call = StoreCall(self._seconds, allowed)
         answer: asyncio.Future[T] = loop.create_future()
         ended: asyncio.Future[None] = loop.create_future()
 

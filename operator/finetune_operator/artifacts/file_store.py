@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from secrets import token_hex
 from urllib.parse import unquote, urlsplit
 
-from finetune_operator.artifacts.calls import StoreCall, StoreCalls
+from finetune_operator.artifacts.calls import StoreCall, StoreCalls, always
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
@@ -33,10 +33,18 @@ class FileStore:
     Args:
         deadline_seconds: time limit of one call, from its start.
         threads: concurrent calls of all tenants; one tenant may use an eighth of them.
+        may_write: asked before each step of a write; if it is not allowed, the write raises StorageUnavailable.
     """
 
-    def __init__(self, *, deadline_seconds: float = 10, threads: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        deadline_seconds: float = 10,
+        threads: int = 64,
+        may_write: Callable[[], bool] = always,
+    ) -> None:
         self._deadline = deadline_seconds
+        self._may_write = may_write
         # All files are in one place.
         self._calls = StoreCalls(
             seconds=deadline_seconds, total=threads, per_tenant=max(1, threads // 8), per_bucket=threads
@@ -72,15 +80,17 @@ class FileStore:
             with _parent(uri, make=True) as (folder, name):
                 _write(folder, name, content, call)
 
-        await self._run(uri, work)
+        await self._run(uri, work, self._may_write)
 
     async def ended(self) -> None:
         """Returns when no call is in flight any more."""
         await self._calls.ended()
 
-    async def _run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
+    async def _run[T](
+        self, uri: str, work: Callable[[StoreCall], T], allowed: Callable[[], bool] = always
+    ) -> T:
         try:
-            return await self._calls.run(uri, work)
+            return await self._calls.run(uri, work, allowed)
         except StorageError:
             raise
         except PermissionError as error:

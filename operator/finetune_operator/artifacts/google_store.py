@@ -17,7 +17,7 @@ from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.adapters import HTTPAdapter
 
-from finetune_operator.artifacts.calls import StoreCall, StoreCalls
+from finetune_operator.artifacts.calls import StoreCall, StoreCalls, always
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
@@ -46,9 +46,16 @@ class GoogleStore:
         threads: concurrent calls of all tenants; one tenant may use an eighth of them. Half of them may call
             one bucket.
         deadline_seconds: time limit of one call, from its start.
+        may_write: asked before each request of a write; if it is not allowed, the write raises StorageUnavailable.
     """
 
-    def __init__(self, *, threads: int = 64, deadline_seconds: float = 20) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int = 64,
+        deadline_seconds: float = 20,
+        may_write: Callable[[], bool] = always,
+    ) -> None:
         self._calls = StoreCalls(
             seconds=deadline_seconds,
             total=threads,
@@ -57,6 +64,7 @@ class GoogleStore:
         )
         self._threads = threads
         self._deadline = deadline_seconds
+        self._may_write = may_write
         self._client: storage.Client | None = None
         self._making = Lock()
 
@@ -114,7 +122,7 @@ class GoogleStore:
             # Small and replaced as a whole, so a repeat is harmless: retried without a generation precondition.
             blob.upload_from_string(content, content_type="application/json", retry=_retry(call))
 
-        await self._run(uri, work)
+        await self._run(uri, work, self._may_write)
 
     async def ended(self) -> None:
         """Returns when no call is in flight any more."""
@@ -141,13 +149,15 @@ class GoogleStore:
                 self._client = client
             return self._client
 
-    async def _run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
+    async def _run[T](
+        self, uri: str, work: Callable[[StoreCall], T], allowed: Callable[[], bool] = always
+    ) -> T:
         def in_thread(call: StoreCall) -> T:
             _call.set(call)
             return work(call)
 
         try:
-            return await self._calls.run(uri, in_thread)
+            return await self._calls.run(uri, in_thread, allowed)
         except StorageError:
             raise
         except TimeoutError as error:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from finetune_operator.artifacts.calls import always
 from finetune_operator.artifacts.circuit_breaker import CircuitBreaker
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
@@ -26,15 +27,20 @@ class StoreBackend(ObjectStore, Protocol):
         ...
 
 
-def _google() -> StoreBackend:
-    # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and the command line do not need.
-    from finetune_operator.artifacts.google_store import GoogleStore
-
-    return GoogleStore()
+type StoreFactories = Mapping[str, Callable[[], StoreBackend]]
+"""Factory of the store of each scheme."""
 
 
-#: Factory of the store of each scheme.
-FACTORIES: Mapping[str, Callable[[], StoreBackend]] = {"gs": _google, "file": FileStore}
+def store_factories(may_write: Callable[[], bool] = always) -> StoreFactories:
+    """Returns the factories of stores that write only while ``may_write`` allows it."""
+
+    def google() -> StoreBackend:
+        # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and the command line do not need.
+        from finetune_operator.artifacts.google_store import GoogleStore
+
+        return GoogleStore(may_write=may_write)
+
+    return {"gs": google, "file": lambda: FileStore(may_write=may_write)}
 
 
 def _ignore(_operation: str) -> None:
@@ -47,7 +53,7 @@ class SchemeRouter:
     Calls of a tenant whose bucket does not respond are refused at once for a while (StorageUnavailable).
 
     Args:
-        factories: factory of the store of each scheme.
+        factories: factory of the store of each scheme. Default: stores that may always write.
         requested: called with ``read``, ``list`` or ``write`` before each request.
         refused: called with the same before each refusal, for a request that is not made since the store failed to
             respond to earlier ones.
@@ -56,13 +62,13 @@ class SchemeRouter:
 
     def __init__(
         self,
-        factories: Mapping[str, Callable[[], StoreBackend]] = FACTORIES,
+        factories: StoreFactories | None = None,
         *,
         requested: Callable[[str], None] = _ignore,
         refused: Callable[[str], None] = _ignore,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        self._factories = factories
+        self._factories = store_factories() if factories is None else factories
         self._requested = requested
         self._refused = refused
         self._breaker = breaker or CircuitBreaker()

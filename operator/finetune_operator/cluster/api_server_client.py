@@ -25,6 +25,7 @@ from finetune_operator.cluster.port import (
     Keep,
     Labels,
     NotFound,
+    NotLeading,
     Object,
     Rejected,
     ResourceKind,
@@ -78,8 +79,21 @@ def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
     """Observer that records nothing."""
 
 
+def _always() -> bool:
+    return True
+
+
 class ApiServerClient:
-    """Implements :class:`.port.KubernetesClient`. Close it after use, or use it as a context manager."""
+    """Implements :class:`.port.KubernetesClient`. Close it after use, or use it as a context manager.
+
+    Args:
+        configuration: the API server and the credentials.
+        limits: of each call.
+        observer: called once per request.
+        clock: set from the dates of the responses.
+        may_write: asked immediately before each write is sent; if it is not allowed, the call raises NotLeading.
+        sleep: waits between two attempts of a call.
+    """
 
     def __init__(
         self,
@@ -88,6 +102,7 @@ class ApiServerClient:
         limits: CallLimits | None = None,
         observer: RequestObserver = _ignore,
         clock: ServerClock | None = None,
+        may_write: Callable[[], bool] = _always,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
         self._api = ApiClient(configuration)
@@ -95,6 +110,7 @@ class ApiServerClient:
         self._limits = limits or CallLimits()
         self._observer = observer
         self._clock = clock
+        self._may_write = may_write
         self._sleep = sleep
         self._large = asyncio.Semaphore(self._limits.large_answers)
         self._parsing = asyncio.Lock()
@@ -362,7 +378,7 @@ class ApiServerClient:
     async def _answer(
         self, request: "_Request", room: AsyncExitStack
     ) -> tuple[int, Mapping[str, str], bytearray]:
-        """Returns status, headers and body. Raises Unavailable and ResponseTooLarge."""
+        """Returns status, headers and body. Raises Unavailable, NotLeading and ResponseTooLarge."""
         method, path = _METHODS[request.verb], request.path
         limits = self._limits
         timeout = aiohttp.ClientTimeout(
@@ -380,6 +396,8 @@ class ApiServerClient:
                 body=request.body,
                 auth_settings=["BearerToken"],
             )
+            if not request.reads and not self._may_write():
+                raise NotLeading(f"{method} {path}: not sent, because the Lease was not renewed in time")
             response = await self._api.call_api(
                 method, url, header_params=headers, body=body, _request_timeout=timeout
             )

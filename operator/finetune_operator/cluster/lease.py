@@ -34,7 +34,8 @@ class LeaseSettings:
     """Time that other candidates wait after the last renewal."""
     renew_every: float = 4
     give_up_after: float = 10
-    """Shorter than ``duration``: the work has ended before another process may begin."""
+    """Time that this process leads after the last renewal. Shorter than ``duration``: what it sends until then arrives
+    before another process may begin."""
     retry_every: float = 2
     """Interval at which a candidate checks the Lease."""
 
@@ -61,14 +62,23 @@ class LeaderElection:
         self._clock = clock
         self._sleep = sleep
         self._held: Object | None = None
+        self._ends = 0.0
+        """Local time at which leadership ends unless the Lease is renewed."""
         self._seen: tuple[str, float] | None = None
         """Resource version of another holder's Lease, and the local time at which it was first seen."""
         self.holder: str | None = None
-        """Identity of the current leader, as far as known; for probes."""
+        """Identity of the current leader, as far as known."""
+        self.problem: str | None = "the Lease has not been read yet"
+        """Why the last request for the Lease failed; None if it succeeded."""
 
     @property
     def leading(self) -> bool:
-        return self._held is not None
+        """Whether this process may write: it holds the Lease, and the last renewal is recent enough.
+
+        It is exact at any moment: a process that was stopped for a while does not lead when it continues, even before
+        any other task runs.
+        """
+        return self._held is not None and self._clock() < self._ends
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Waits to be elected, runs ``work`` and releases the Lease. Returns or raises as ``work`` does.
@@ -93,6 +103,7 @@ class LeaderElection:
 
     async def _acquire(self) -> bool:
         """Checks the Lease once. Returns whether this process now holds it."""
+        requested_at = self._clock()
         try:
             try:
                 lease = await self._cluster.get(LEASES, self._settings.namespace, self._settings.name)
@@ -107,11 +118,15 @@ class LeaderElection:
             return False
         except ClusterError as error:
             log.warning("cannot take the Lease %s: %s", self._settings.name, error)
+            self.problem = f"cannot take the Lease {self._settings.name}: {error}"
             return False
+        self.problem = None
         self.holder = self._settings.identity
+        self._ends = requested_at + self._settings.give_up_after
         return True
 
     def _may_take(self, lease: Object) -> bool:
+        self.problem = None
         spec = lease.get("spec", {})
         holder = spec.get("holderIdentity")
         if holder != self.holder:
@@ -128,23 +143,26 @@ class LeaderElection:
     async def _keep(self) -> None:
         """Renews the Lease until renewals have failed for ``give_up_after``."""
         settings = self._settings
-        renewed = self._clock()
         pause = settings.renew_every
         while True:
-            await self._sleep(pause)
+            # Leadership may have ended while this process did not run.
+            await self._sleep(max(0.0, min(pause, self._ends - self._clock())))
             # Measured from before the call: a slow response must not prolong this process's leadership.
             requested_at = self._clock()
-            left = renewed + settings.give_up_after - requested_at
+            left = self._ends - requested_at
             if left <= 0:
-                raise LeadershipLost(f"the Lease was not renewed for {requested_at - renewed:.0f} s")
+                unrenewed = settings.give_up_after - left
+                raise LeadershipLost(f"the Lease was not renewed for {unrenewed:.0f} s")
             try:
                 async with asyncio.timeout(left):
                     await self._renew()
             except (ClusterError, TimeoutError) as error:
-                log.warning("the Lease was not renewed: %s", error or "no response in time")
-                pause = min(settings.retry_every, left)
+                self.problem = f"the Lease was not renewed: {error or 'no response in time'}"
+                log.warning("%s", self.problem)
+                pause = settings.retry_every
             else:
-                renewed, pause = requested_at, settings.renew_every
+                self.problem = None
+                self._ends, pause = requested_at + settings.give_up_after, settings.renew_every
 
     async def _renew(self) -> None:
         try:

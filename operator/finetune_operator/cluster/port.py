@@ -88,6 +88,10 @@ class Unavailable(ClusterError):
     """429, 5xx, timeouts and broken connections that remain after the adapter's own retries."""
 
 
+class NotLeading(Unavailable):
+    """The write was not sent, because this process may no longer hold the Lease."""
+
+
 class KubernetesClient(Protocol):
     """Every call has a deadline, retries what is safe to retry and raises only :class:`ClusterError`."""
 

@@ -69,11 +69,23 @@ class OperatorMetrics:
             ["operation"],
             registry=self.registry,
         )
-        self._leading = Gauge("finetune_leader", "1 while this process leads", registry=self.registry)
+        self._leading = Gauge(
+            "finetune_leader", "1 while this process holds the Lease and acts", registry=self.registry
+        )
         self._finished: dict[JobKey, float] = {}
 
-    def leads(self, *, queue: WorkQueue[Key], intake: EventHandlers, cache: WatchCache) -> None:
-        """Records that this process leads; adds gauges that read these objects when scraped."""
+    def leads(
+        self,
+        *,
+        queue: WorkQueue[Key],
+        intake: EventHandlers,
+        cache: WatchCache,
+        leading: Callable[[], bool],
+    ) -> None:
+        """Records that this process acts as the leader, as long as ``leading`` returns True.
+
+        Adds gauges that read these objects when scraped.
+        """
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "finetune_queue_depth": (
                 "Number of jobs and profiles that are due and wait for a worker",
@@ -96,7 +108,7 @@ class OperatorMetrics:
         )
         for watch in cache.streams:
             age.labels(str(watch)).set_function(partial(cache.age, watch))
-        self._leading.set(1)
+        self._leading.set_function(lambda: float(leading()))
 
     def reconciled(self, seconds: float, error: str | None) -> None:
         """Records one reconcile. ``error`` is its reason; None if it succeeded."""

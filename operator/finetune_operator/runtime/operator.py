@@ -1,4 +1,4 @@
-"""The operator's process: waits for leadership, watches, reconciles, and shuts down in order."""
+"""The operator's process: waits until it can work and leads, watches, reconciles, and shuts down in order."""
 
 import asyncio
 import logging
@@ -8,11 +8,11 @@ from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 
 from finetune_operator.artifacts.port import ObjectStore
-from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factories
 from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
-from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient
+from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, WatchStream
 from finetune_operator.reconcile.apply import Applier, JobSetCreated
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
@@ -24,7 +24,7 @@ from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
-from finetune_operator.runtime.probes import ProbeResult, ProbeServer, health
+from finetune_operator.runtime.probes import ProbeResult, ProbeServer, health, readiness
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.settings import Settings
 from finetune_operator.runtime.watches import WatchHealth
@@ -69,7 +69,7 @@ class Operator:
         self._election: LeaderElection | None = None
         self._ages: WatchHealth | None = None
         self._workers: Workers[Key] | None = None
-        self._missing: tuple[str, ...] = ()
+        self._missing: tuple[str, ...] = ("the prerequisites have not been checked yet",)
 
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT. Raises LeadershipLost, WatchesEndedError, NoCredentials or OSError."""
@@ -83,25 +83,44 @@ class Operator:
             identity=settings.identity,
         )
         configuration = account.configuration(self._environ)
-        async with ApiServerClient(
-            configuration, observer=self._metrics.requested, clock=self._clock
-        ) as cluster:
-            self._election = LeaderElection(cluster, lease)
-            try:
-                await probes.start(settings.health_host, settings.health_port, settings.metrics_port)
-                await self._until_stopped(self._election.run(lambda: self._lead(cluster)))
-            finally:
-                await probes.stop()
+        observer = self._metrics.requested
+        async with ApiServerClient(configuration, observer=observer, clock=self._clock) as leases:
+            election = self._election = LeaderElection(leases, lease)
+            async with ApiServerClient(
+                configuration, observer=observer, clock=self._clock, may_write=lambda: election.leading
+            ) as cluster:
+                try:
+                    await probes.start(settings.health_host, settings.health_port, settings.metrics_port)
+                    # An operator that could not watch leaves the Lease to another one.
+                    if await self._watchable(cluster):
+                        await self._until_stopped(
+                            election, election.run(lambda: self._lead(cluster, election))
+                        )
+                finally:
+                    await probes.stop()
         log.info("stopped")
 
-    async def _until_stopped(self, electing: Coroutine[object, object, None]) -> None:
+    async def _watchable(self, cluster: KubernetesClient) -> tuple[WatchStream, ...] | None:
+        """Waits until all streams to watch can be listed and returns them; None if stopped before.
+
+        Workloads are among them if Kueue is installed now.
+        """
+        namespaces = self._settings.namespaces
+
+        async def wanted() -> tuple[WatchStream, ...]:
+            return watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
+
+        return await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing)
+
+    async def _until_stopped(
+        self, election: LeaderElection, electing: Coroutine[object, object, None]
+    ) -> None:
         """Runs the election until it ends. A stop cancels a candidate at once; a leader shuts down by itself."""
         campaign = asyncio.ensure_future(electing)
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({campaign, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            assert self._election is not None
-            if not campaign.done() and not self._election.leading:
+            if not campaign.done() and not election.leading:
                 campaign.cancel()
             await asyncio.wait({campaign})
         finally:
@@ -110,26 +129,31 @@ class Operator:
         if not campaign.cancelled():
             campaign.result()
 
-    async def _lead(self, cluster: KubernetesClient) -> None:
+    async def _lead(self, cluster: KubernetesClient, election: LeaderElection) -> None:
         """Watches and reconciles until stopped or until a part fails."""
         settings = self._settings
-        kueue = await serves(cluster, WORKLOADS, settings.namespaces)
+        # Again: CRDs and rights may have changed while this process waited for the Lease.
+        wanted = await self._watchable(cluster)
+        if wanted is None:
+            return
+        kueue = any(watch.kind is WORKLOADS for watch in wanted)
         if not kueue:
             log.info(
                 "Kueue is not installed; after a later installation, its conditions are reported in 30 s"
             )
-        wanted = watches(settings.namespaces, kueue=kueue)
-        if not await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing):
-            return
         queue = WorkQueue[Key]()
         intake = EventHandlers(queue.add, self._metrics)
         ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
         cache = WatchCache(wanted)
-        store = SchemeRouter(requested=self._metrics.storage_requested, refused=self._metrics.storage_refused)
+        store = SchemeRouter(
+            store_factories(may_write=lambda: election.leading),
+            requested=self._metrics.storage_requested,
+            refused=self._metrics.storage_refused,
+        )
         reconcile = self._reconcile(cluster, plans, intake, store, cache)
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
-        self._metrics.leads(queue=queue, intake=intake, cache=cache)
+        self._metrics.leads(queue=queue, intake=intake, cache=cache, leading=lambda: election.leading)
         host = WatchManager(
             settings.service_account,
             settings.namespaces,
@@ -228,9 +252,4 @@ class Operator:
         )
 
     def _ready(self) -> ProbeResult:
-        if self._missing:
-            return ProbeResult(self._missing)
-        if self._election is None or not self._election.leading:
-            holder = self._election.holder if self._election else None
-            return ProbeResult((f"not leading; the Lease is held by {holder or 'no process'}",))
-        return ProbeResult(() if self._ages else ("leading, but not watching yet",))
+        return readiness(self._missing, self._election.problem if self._election else None)

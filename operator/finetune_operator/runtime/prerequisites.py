@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from finetune_operator.cluster.port import (
     JOBSETS,
@@ -24,21 +24,27 @@ RETRY_SECONDS = 5.0
 
 async def wait_for_prerequisites(
     cluster: KubernetesClient,
-    watches: Iterable[WatchStream],
+    wanted: Callable[[], Awaitable[tuple[WatchStream, ...]]],
     stop: asyncio.Event,
     report: Callable[[tuple[str, ...]], None],
-) -> bool:
-    """Waits until every watched kind can be listed.
+) -> tuple[WatchStream, ...] | None:
+    """Waits until every kind to watch can be listed.
 
-    Returns True then, and False if ``stop`` is set first. ``report`` is called with a sentence for each problem.
+    Returns the streams to watch, or None if ``stop`` is set first.
+
+    Args:
+        cluster: client of the API server.
+        wanted: returns the streams to watch; called for each attempt, as it may depend on what the cluster serves.
+        stop: ends the wait.
+        report: called with a sentence for each problem, after each attempt.
     """
-    watches = tuple(watches)
     reported: tuple[str, ...] = ()
     while not stop.is_set():
+        watches = await wanted()
         missing = tuple([problem for watch in watches if (problem := await _problem(cluster, watch))])
         report(missing)
         if not missing:
-            return True
+            return watches
         for problem in missing if missing != reported else ():
             log.error("%s", problem)
         reported = missing
@@ -47,7 +53,7 @@ async def wait_for_prerequisites(
                 await stop.wait()
         except TimeoutError:
             continue
-    return False
+    return None
 
 
 async def serves(cluster: KubernetesClient, kind: ResourceKind, namespaces: Sequence[str]) -> bool:

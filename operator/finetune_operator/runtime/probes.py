@@ -41,12 +41,22 @@ def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> ProbeResu
     return ProbeResult((*dead_watches, f"a reconcile has been running for {longest_reconcile:.0f} s"))
 
 
+def readiness(missing: tuple[str, ...], lease_problem: str | None) -> ProbeResult:
+    """Returns whether the process leads, or could lead at once. Which process leads is a metric.
+
+    Args:
+        missing: a sentence for each prerequisite that is missing.
+        lease_problem: why the last request for the Lease failed, as when the API server cannot be reached.
+    """
+    return ProbeResult((*missing, lease_problem) if lease_problem else missing)
+
+
 class ProbeServer:
     """Serves the endpoints until stopped.
 
     Args:
         healthy: result of /healthz; the kubelet restarts the container if it fails.
-        ready: result of /readyz: whether the process leads.
+        ready: result of /readyz: whether the process leads or could lead at once.
         metrics: metrics for /metrics.
     """
 

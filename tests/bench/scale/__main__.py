@@ -2,7 +2,7 @@
 
     python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer] [--stages]
                                 [--present 5000 10000] [--idle] [--storm 1000] [--faulty]
-                                [--hosts] [--kueue 200] [--latency] [--soak MINUTES]
+                                [--hosts] [--kueue 200] [--latency] [--soak MINUTES [--replicas N]]
 
 One control plane of etcd, API server and controller manager; scheduler, node agent and JobSet's controller are stopped,
 and this program completes JobSets in their place. The controllers run one at a time, alternately. Each run has two
@@ -17,7 +17,7 @@ namespaces: in the first the jobs exist before the controller starts (backlog); 
     --latency     the answers to the end of a stage with 50 jobs in flight, on a cluster with all controllers
     --kueue N     Kueue admits the train JobSets of N jobs and the same JobSets alone, on a cluster with Kueue; without
                   gate
-    --soak        so many minutes of jobs that come and go, while operator and API server are killed; at least one
+    --soak        so many minutes of jobs that come and go, while N operators and the API server are killed
 
 Prints Markdown tables: of the runs of each phase, the one with the median rate; and last, the figures beside their aims
 (targets.py). Exits with 1 if one misses its aim by more than a third. Times are those of watch events in this program,
@@ -97,7 +97,14 @@ def _measured(cluster: LocalCluster, folder: Path, options: argparse.Namespace) 
         asyncio.run(hosts.measure(cluster, folder, runs=options.runs))
     if options.soak:
         figures |= asyncio.run(
-            soak.measure(cluster, ours, folder, jobs=min(options.jobs, _SOAK_JOBS), minutes=options.soak)
+            soak.measure(
+                cluster,
+                ours,
+                folder,
+                jobs=min(options.jobs, _SOAK_JOBS),
+                minutes=options.soak,
+                replicas=options.replicas,
+            )
         )
     if options.present:
         figures |= asyncio.run(_beside_others(cluster, ours, options, comparison.ours(BURST).rate))
@@ -121,7 +128,8 @@ def main() -> int:
     parser.add_argument("--faulty", action="store_true", help="measure beside invalid jobs and garbage")
     parser.add_argument("--hosts", action="store_true", help="measure slices of 64 hosts")
     parser.add_argument("--kueue", type=int, default=0, help="JobSets that Kueue admits")
-    parser.add_argument("--soak", type=int, default=0, help="minutes")
+    parser.add_argument("--soak", type=int, default=0, help="minutes, at least 2")
+    parser.add_argument("--replicas", type=int, default=1, help="operators in a soak")
     options = parser.parse_args()
     if options.idle and not options.present:
         parser.error("--idle needs --present")

@@ -1,46 +1,41 @@
 """Jobs that come, run, finish and are deleted, while the operator, its watches and the API server are interrupted.
 
-A proxy (devcluster.faultproxy) stands between operator and API server. The operator is killed every minute and its
-watches are cut half a minute later; the API server is killed every ten minutes. The jobs that are left then run to
-their ends undisturbed.
+A proxy (devcluster.faultproxy) stands between the operators and the API server. Watches are cut every minute, and the
+API server is killed every ten minutes. In the first half the leader is interrupted every minute, too: it is killed, and
+every third time stopped for 25 s, longer than its Lease, and continued. In the second half it is left alone, so that
+the growth of its memory is that of one process. The jobs that are left then run to their ends undisturbed.
+
+With several operators, one that is killed is followed by one of another identity, as a pod on another node would be. So
+a standby takes over, once the Lease has expired.
 """
 
 import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import aiohttp
 
 from devcluster.faultproxy import FaultProxy
-from devcluster.identity import memory
 from devcluster.kube import Kube, KubeError, Object
 from devcluster.testing import LocalCluster
 from tests.bench.measure import percentile
 from tests.bench.scale.comparison import fresh_namespace, report
+from tests.bench.scale.interruptions import Interruptions
 from tests.bench.scale.load import completed, jobset_path
 from tests.bench.scale.systems import FineTuneOperator
 from tests.integration import warm_operator
-from tests.integration.warm_operator import WarmOperator
 
 #: Seconds that a stage takes, at least and at most.
 _STAGE_SECONDS = (30.0, 90.0)
 #: Share of the jobs that are deleted while a stage runs.
 _DELETED = 0.05
-_KILL_SECONDS = 60.0
-_SERVER_KILLS = 10
-"""The API server is killed after so many kills of the operator."""
 _DRAIN_SECONDS = 900.0
 _RETRY_SECONDS = 1.0
 _JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
-_WATCHED = (
-    "/apis/tpu-finetune.dev/v1alpha1/finetunejobs",
-    f"{_JOBSETS}/jobsets",
-    "/api/v1/pods",
-)
 
 
 class Churn:
@@ -188,24 +183,37 @@ class Churn:
 
 
 async def measure(
-    cluster: LocalCluster, system: FineTuneOperator, folder: Path, *, jobs: int, minutes: int
+    cluster: LocalCluster, system: FineTuneOperator, folder: Path, *, jobs: int, minutes: int, replicas: int
 ) -> Mapping[str, float]:
     """Runs the soak for so many minutes and then until all jobs have finished."""
     await asyncio.to_thread(system.stop)
-    samples: list[tuple[float, float]] = []
-    with (
-        FaultProxy(cluster.state, cluster.ports["kube-apiserver"], lambda _: None) as proxy,
-        warm_operator.running(cluster, folder / "soak", proxy.port) as operator,
-    ):
+    with ExitStack() as stack:
+        proxy = stack.enter_context(
+            FaultProxy(cluster.state, cluster.ports["kube-apiserver"], lambda _: None)
+        )
+        stack.enter_context(warm_operator.absent(cluster))
+        operators = [
+            stack.enter_context(
+                warm_operator.process(
+                    cluster, folder / f"soak-{number}", proxy.port, f"soak-{number}" if replicas > 1 else None
+                )
+            )
+            for number in range(replicas)
+        ]
+        interruptions = Interruptions(cluster, proxy, operators)
         async with Kube.of(cluster.kubeconfig) as kube, fresh_namespace(cluster, kube) as namespace:
             churn = Churn(system, kube, namespace)
-            await churn.run(jobs, _disturb(cluster, proxy, operator, minutes, samples))
+            await churn.run(jobs, interruptions.run(minutes))
     counts = Counter(what.partition(":")[0] for what in churn.wrong.values())
     for name, what in churn.wrong.items():
         report(f"soak: {name}: {what}")
-    print(f"\nsoak of {minutes} minutes with {jobs} live jobs\n\n| | |\n|---|---|")
+    of = f"{replicas} operators" if replicas > 1 else "one operator"
+    print(f"\nsoak of {minutes} minutes with {jobs} live jobs and {of}\n\n| | |\n|---|---|")
     print(f"| jobs finished | {churn.finished} |")
-    print(f"| operator started | {operator.starts} times |")
+    print(
+        f"| leader killed, stopped for 25 s | {interruptions.kills}, {interruptions.stops} times |\n"
+        f"| operators started | {sum(each.starts for each in operators)} times |"
+    )
     print(
         f"| lost, doubled, stuck | {', '.join(str(counts[kind]) for kind in ('lost', 'doubled', 'stuck'))} |"
     )
@@ -214,39 +222,16 @@ async def measure(
         f"| → next JobSet, s: p50, p99, slowest | {percentile(answers, 0.5):.2f}, {percentile(answers, 0.99):.2f}, "
         f"{max(answers):.2f} |"
     )
-    print(f"| resident before each kill, MiB: first, last | {samples[0][1]:.0f}, {samples[-1][1]:.0f} |")
-    print(f"| … slope, MiB per hour | {_slope(samples):+.1f} |")
+    memory = interruptions.memory_of_last_leader()
+    print(
+        f"| the leader that is left alone: minutes observed | {60 * (memory[-1][0] - memory[0][0]):.1f} |\n"
+        f"| … resident, MiB: first, last | {memory[0][1]:.0f}, {memory[-1][1]:.0f} |\n"
+        f"| … slope, MiB per hour | {_slope(memory):+.1f} |"
+    )
     return {"soak: jobs lost, doubled or stuck": len(churn.wrong)}
 
 
-async def _disturb(
-    cluster: LocalCluster,
-    proxy: FaultProxy,
-    operator: WarmOperator,
-    minutes: int,
-    samples: list[tuple[float, float]],
-) -> None:
-    """Interrupts operator, watches and API server.
-
-    Adds hours since the start, and MiB of the operator before each kill, to ``samples``.
-    """
-    for number in range(1, round(minutes * 60 / _KILL_SECONDS) + 1):
-        await asyncio.sleep(_KILL_SECONDS / 2)
-        for path in _WATCHED:
-            await asyncio.to_thread(proxy.cut, path)
-        await asyncio.sleep(_KILL_SECONDS / 2)
-        if number % _SERVER_KILLS == 0:
-            await asyncio.to_thread(cluster.kill, "kube-apiserver")
-            await asyncio.to_thread(cluster.await_ready, "kube-apiserver")
-        # It may have ended by itself with the API server.
-        if resident := memory(operator.pid):
-            samples.append((number * _KILL_SECONDS / 3600, resident / 2**20))
-            report(f"soak: minute {number}: {samples[-1][1]:.0f} MiB")
-            with suppress(ProcessLookupError):
-                operator.kill()
-
-
-def _slope(samples: list[tuple[float, float]]) -> float:
+def _slope(samples: Sequence[tuple[float, float]]) -> float:
     """Returns the slope of the line with the least squares; 0 for a single sample."""
     mean_x, mean_y = (sum(each) / len(samples) for each in zip(*samples, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in samples)

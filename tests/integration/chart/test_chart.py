@@ -17,7 +17,7 @@ CRDS = Path(__file__).parents[3] / "crds"
 #: Name of the snapshot -> values.
 VARIANTS = {
     "default": ("crds.install=false",),
-    "namespaced": ("crds.install=false", "namespaces={team-a,team-b}"),
+    "namespaced": ("crds.install=false", "replicas=1", "namespaces={team-a,team-b}"),
     "everything": (
         "crds.install=false",
         "image.repository=registry.example/finetune-operator",
@@ -93,6 +93,42 @@ def aggregated_to(role: dict[str, Any]) -> set[str]:
 def test_rendered_objects(render: Render, variant: str) -> None:
     text = yaml.safe_dump_all(render(*VARIANTS[variant]), sort_keys=False, width=110)
     snapshots.check(HERE / "snapshots" / f"{variant}.yaml", text)
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [found for found in objects if found["kind"] == kind]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_upgrade_ends_no_pod_before_a_new_one_is_ready(render: Render, replicas: int) -> None:
+    (deployment,) = of_kind(render(f"replicas={replicas}"), "Deployment")
+    assert deployment["spec"]["replicas"] == replicas
+    assert deployment["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+
+
+def test_two_pods_are_spread_over_hosts_and_evicted_one_at_a_time(render: Render) -> None:
+    objects = render()
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    selector = deployment["spec"]["selector"]
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": selector}
+    (spread,) = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    assert spread["labelSelector"] == selector
+
+
+def test_one_pod_can_be_evicted(render: Render) -> None:
+    objects = render("replicas=1")
+    assert not of_kind(objects, "PodDisruptionBudget")
+    (deployment,) = of_kind(objects, "Deployment")
+    assert "topologySpreadConstraints" not in deployment["spec"]["template"]["spec"]
 
 
 def test_lint_finds_nothing(helm: Helm) -> None:
@@ -203,8 +239,7 @@ def test_crds_can_be_left_to_others_or_to_uninstall(render: Render) -> None:
     ("setting", "place"),
     [
         ("image.digets=sha256:0", "digets"),
-        # only one replica is active at a time; others would only wait
-        ("replicas=2", "replicas"),
+        ("replicas=0", "/replicas"),
         ("image.digest=latest", "/image/digest"),
         ("namespaces={Team_A}", "/namespaces/0"),
         ("imagePullSecrets={pull}", "/imagePullSecrets/0"),

@@ -56,7 +56,7 @@ def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
     with started(cluster, deployment, namespace, tmp_path) as pod:
         pod.await_probe("readinessProbe")
         assert pod.probe("livenessProbe") == 200
-        assert cluster.get(lease)["spec"]["holderIdentity"] == POD
+        cluster.wait(lease, lambda found: found["spec"]["holderIdentity"] == POD)
 
         manifest = fake_trainer.job(namespace, "careful", PROFILE)
         cluster.apply({**manifest, "spec": {**manifest["spec"], "planOnly": True}})
@@ -81,6 +81,9 @@ def test_a_pod_whose_rights_are_gone_is_alive_but_not_ready_and_says_why(
         pod.await_probe("livenessProbe")
         pod.await_text("readinessProbe", "cannot be listed")
         assert pod.probe("readinessProbe") == 503
+        # It leaves the Lease to an operator that can work.
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+        assert cluster.find(lease) is None
         assert pod.terminated() == 0
 
 

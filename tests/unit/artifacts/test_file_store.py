@@ -56,6 +56,18 @@ async def test_a_write_replaces_whole_and_leaves_nothing_behind(root: Path) -> N
     assert await FileStore().list(f"file://{root}") == ["progress.json"]
 
 
+async def test_a_write_that_is_no_longer_allowed_changes_nothing(root: Path) -> None:
+    uri = f"file://{root}/failure.json"
+    allowed = True
+    store = FileStore(may_write=lambda: allowed)
+    await store.write(uri, b"by the leader")
+    allowed = False
+    with pytest.raises(StorageUnavailable):
+        await store.write(uri, b"by a former leader")
+    assert await store.read(uri) == b"by the leader"
+    assert await store.list(f"file://{root}") == ["failure.json"]
+
+
 async def test_names_with_blanks_are_unquoted(root: Path) -> None:
     (root / "a b").write_text("x")
     assert await FileStore().read(f"file://{root}/a%20b") == b"x"

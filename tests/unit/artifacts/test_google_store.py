@@ -95,6 +95,16 @@ async def test_a_folder_is_listed_by_relative_names(bucket: Bucket, store: Googl
     assert "prefix=run%2Fattempts%2F" in bucket.paths[0]
 
 
+async def test_a_write_that_is_no_longer_allowed_sends_nothing(bucket: Bucket) -> None:
+    bucket.answer = lambda: web.Response(status=404, text="No such object: team/x")
+    store = GoogleStore(may_write=lambda: False)
+    with pytest.raises(StorageUnavailable):
+        await store.write("gs://team/x", b"by a former leader")
+    assert bucket.paths == []
+    assert await store.read("gs://team/x") is None
+    store.close()
+
+
 async def test_an_object_that_is_not_there_is_none(bucket: Bucket, store: GoogleStore) -> None:
     bucket.answer = lambda: web.Response(status=404, text="No such object: team/x")
     assert await store.read("gs://team/x") is None

@@ -26,15 +26,19 @@ class FakeTime:
         await waiter
 
     async def advance(self, seconds: float) -> None:
-        """Advances the clock and wakes every sleeper that becomes due."""
+        """Advances the clock and wakes every sleeper that becomes due.
+
+        Tasks may advance it further themselves: time in which no other task runs.
+        """
         end = self.now + seconds
         await settle()
         while self._sleepers and self._sleepers[0][0] <= end:
-            self.now, _, waiter = heapq.heappop(self._sleepers)
+            due, _, waiter = heapq.heappop(self._sleepers)
+            self.now = max(self.now, due)
             if not waiter.done():
                 waiter.set_result(None)
             await settle()
-        self.now = end
+        self.now = max(self.now, end)
 
 
 async def settle() -> None:

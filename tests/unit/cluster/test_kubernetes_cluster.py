@@ -19,6 +19,7 @@ from finetune_operator.cluster.port import (
     AlreadyExists,
     Conflict,
     NotFound,
+    NotLeading,
     Object,
     Rejected,
     ResponseTooLarge,
@@ -74,7 +75,13 @@ class Server:
 
 
 @pytest.fixture
-async def server(unused_tcp_port: int) -> AsyncIterator[tuple[Server, ApiServerClient]]:
+def leading() -> list[bool]:
+    """The answers to whether the client may write, in their order; the last one is repeated."""
+    return [True]
+
+
+@pytest.fixture
+async def server(unused_tcp_port: int, leading: list[bool]) -> AsyncIterator[tuple[Server, ApiServerClient]]:
     made = Server()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
@@ -83,8 +90,12 @@ async def server(unused_tcp_port: int) -> AsyncIterator[tuple[Server, ApiServerC
     await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{unused_tcp_port}"
+
+    def may_write() -> bool:
+        return leading.pop(0) if len(leading) > 1 else leading[0]
+
     async with ApiServerClient(
-        configuration, limits=LIMITS, observer=made.observe, sleep=made.sleep
+        configuration, limits=LIMITS, observer=made.observe, may_write=may_write, sleep=made.sleep
     ) as cluster:
         yield made, cluster
     await runner.cleanup()
@@ -121,6 +132,34 @@ async def test_paths_and_verbs(server: Both) -> None:
         ("create", "jobsets", 200),
         ("apply", "jobsets", 200),
     ]
+
+
+async def test_a_client_that_may_not_write_sends_no_write(server: Both, leading: list[bool]) -> None:
+    http, cluster = server
+    http.answers = [ok]
+    leading[:] = [False]
+    writes = [
+        cluster.create(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}}),
+        cluster.apply(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}}),
+        cluster.patch_status(JOBS, "team", "demo", {}, resource_version="1"),
+        cluster.delete(JOBSETS, "team", "x", uid="u", foreground=True),
+    ]
+    for write in writes:
+        with pytest.raises(NotLeading):
+            await write
+    await cluster.get(JOBS, "team", "demo")
+    assert [method for method, *_ in http.requests] == ["GET"]
+
+
+async def test_a_write_is_not_repeated_once_the_client_may_not_write(
+    server: Both, leading: list[bool]
+) -> None:
+    http, cluster = server
+    http.answers = [lambda: status(429)]
+    leading[:] = [True, False]
+    with pytest.raises(NotLeading):
+        await cluster.create(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}})
+    assert len(http.requests) == 1
 
 
 async def test_a_list_is_selected_by_labels_and_fields(server: Both) -> None:

@@ -182,6 +182,88 @@ async def test_an_error_of_the_work_is_raised_and_the_lease_is_free(world: World
     assert holder(cluster) == ""
 
 
+def halted(time: FakeTime, seconds: float) -> None:
+    """Lets the time pass as for a process that is stopped: no task runs."""
+    time.now += seconds
+
+
+async def test_a_leader_that_was_stopped_does_not_lead_when_it_continues(world: World) -> None:
+    _, time, add = world
+    first = add("a")
+    await time.advance(5)
+    assert first.election.leading
+    halted(time, 25)
+    assert not first.election.leading, "no task has run since"
+    await time.advance(0)
+    assert not first.working
+    with pytest.raises(LeadershipLost, match="not renewed for 26 s"):
+        await first.task
+
+
+async def test_a_renewal_that_was_answered_before_a_stop_does_not_prolong_leadership(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(3)
+
+    def stop(moment: str, call: str) -> None:
+        if (moment, call) == ("after", "apply leases"):
+            cluster.fault = lambda *_: None
+            halted(time, 12)
+
+    cluster.fault = stop
+    await time.advance(1)
+    assert not first.election.leading
+    await time.advance(0)
+    assert not first.working
+    with pytest.raises(LeadershipLost):
+        await first.task
+
+
+async def test_a_candidate_that_was_stopped_while_it_was_elected_does_not_lead(world: World) -> None:
+    cluster, time, add = world
+
+    def stop(moment: str, call: str) -> None:
+        if (moment, call) == ("after", "create leases"):
+            halted(time, 12)
+
+    cluster.fault = stop
+    first = add("a")
+    await settle()
+    assert not first.election.leading
+    await time.advance(0)
+    with pytest.raises(LeadershipLost):
+        await first.task
+
+
+async def test_a_lost_leader_waits_for_no_retry(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(5)
+    cluster.fault = lambda moment, call: Unavailable("away", status=503) if moment == "before" else None
+    # Renewed last at 4 s. The renewals at 8, 10 and 12 s fail.
+    await time.advance(8.9)
+    assert first.working
+    assert first.election.problem == "the Lease was not renewed: away"
+    await time.advance(0.1)
+    assert not first.working
+
+
+async def test_a_candidate_knows_whether_it_can_reach_the_lease(world: World) -> None:
+    cluster, time, add = world
+    add("a")
+    await time.advance(1)
+    second = add("b")
+    assert second.election.problem == "the Lease has not been read yet"
+    await time.advance(1)
+    assert second.election.problem is None
+    cluster.fault = lambda moment, call: Unavailable("away", status=503) if moment == "before" else None
+    await time.advance(2)
+    assert second.election.problem == "cannot take the Lease finetune-operator: away"
+    cluster.fault = lambda *_: None
+    await time.advance(2)
+    assert second.election.problem is None
+
+
 async def test_two_candidates_for_a_lease_that_does_not_exist_make_one_leader(world: World) -> None:
     _, time, add = world
     candidates = [add("a"), add("b")]

@@ -1,15 +1,27 @@
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import aiohttp
+import pytest
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, WORKLOADS, NotFound, Rejected
+from finetune_operator.cluster.port import (
+    JOBS,
+    JOBSETS,
+    WORKLOADS,
+    NotFound,
+    Rejected,
+    Unavailable,
+    WatchStream,
+)
 from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.runtime import prerequisites
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
-from finetune_operator.runtime.probes import ProbeResult, ProbeServer
+from finetune_operator.runtime.probes import ProbeResult, ProbeServer, readiness
 from finetune_operator.runtime.queue import WorkQueue
 from tests.unit.reconcile.fakes import FakeCluster
 from tests.unit.reconcile.watched import Watched
@@ -24,13 +36,14 @@ async def fetch(port: int, path: str) -> tuple[int, str]:
 async def test_probes_say_why_not() -> None:
     server = ProbeServer(
         healthy=ProbeResult,
-        ready=lambda: ProbeResult(("not leading; the Lease is held by b",)),
+        ready=lambda: readiness(("jobs cannot be listed",), "the Lease was not renewed: away"),
         metrics=OperatorMetrics(),
     )
     health, metrics = await server.start("127.0.0.1", 0, 0)
     try:
         assert await fetch(health, "/healthz") == (200, "ok\n")
-        assert await fetch(health, "/readyz") == (503, "not leading; the Lease is held by b\n")
+        problems = "jobs cannot be listed\nthe Lease was not renewed: away\n"
+        assert await fetch(health, "/readyz") == (503, problems)
         code, text = await fetch(metrics, "/metrics")
         assert code == 200
         assert "finetune_leader 0.0" in text
@@ -39,24 +52,34 @@ async def test_probes_say_why_not() -> None:
         await server.stop()
 
 
+def test_readiness_is_not_leadership() -> None:
+    assert readiness((), None).good
+    assert readiness(("jobs cannot be listed",), None).problems == ("jobs cannot be listed",)
+    assert readiness((), "the API server is away").problems == ("the API server is away",)
+
+
 def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
-    metrics, queue = OperatorMetrics(), WorkQueue[object]()
+    metrics, queue = OperatorMetrics(), WorkQueue[Key]()
     intake = EventHandlers(queue.add, metrics)
-    metrics.leads(queue=queue, intake=intake, cache=WatchCache(watches([], kueue=False)))  # type: ignore[arg-type]
+    leading = True
+    cache = WatchCache(watches([], kueue=False))
+    metrics.leads(queue=queue, intake=intake, cache=cache, leading=lambda: leading)
     queue.add(key())
     text = metrics.render().decode()
     assert "finetune_queue_depth 1.0" in text
     assert 'finetune_watch_age_seconds{watch="jobsets"}' in text
     assert "finetune_leader 1.0" in text
+    leading = False
+    assert "finetune_leader 0.0" in metrics.render().decode()
 
 
 def test_the_age_of_a_watch_is_that_by_which_decisions_rely_on_it() -> None:
     """A quiet watch is opened again and again, which does not show that no event is missing."""
     watched = Watched()
     watched.all_listed()
-    metrics, queue = OperatorMetrics(), WorkQueue[object]()
-    intake = EventHandlers(queue.add, metrics)  # type: ignore[arg-type]
-    metrics.leads(queue=queue, intake=intake, cache=watched.cache)  # type: ignore[arg-type]
+    metrics, queue = OperatorMetrics(), WorkQueue[Key]()
+    intake = EventHandlers(queue.add, metrics)
+    metrics.leads(queue=queue, intake=intake, cache=watched.cache, leading=lambda: True)
     watched.now = 100.0
     watched.bookmark(JOBS, 200)
 
@@ -79,6 +102,15 @@ def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
     assert abs(total - 0.2) < 1e-9
 
 
+def streams(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[tuple[WatchStream, ...]]]:
+    """What an operator wants to watch."""
+
+    async def wanted() -> tuple[WatchStream, ...]:
+        return watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
+
+    return wanted
+
+
 async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     cluster = FakeCluster()
     refusals = {
@@ -86,19 +118,39 @@ async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     }
     cluster.fault = lambda moment, call: refusals.get(call) if moment == "before" else None
     stop, told = asyncio.Event(), asyncio.Queue[tuple[str, ...]]()
-    waiting = asyncio.ensure_future(
-        wait_for_prerequisites(cluster, watches([], kueue=False), stop, told.put_nowait)
-    )
+    waiting = asyncio.ensure_future(wait_for_prerequisites(cluster, streams(cluster), stop, told.put_nowait))
     assert await told.get() == ("jobsets cannot be listed: jobsets is forbidden",)
     stop.set()
-    assert await waiting is False
+    assert await waiting is None
 
 
 async def test_with_everything_in_place_nothing_is_missing() -> None:
     told: list[tuple[str, ...]] = []
     stop = asyncio.Event()
-    assert await wait_for_prerequisites(FakeCluster(), watches(["a"], kueue=False), stop, told.append)
+    cluster = FakeCluster()
+    found = await wait_for_prerequisites(cluster, streams(cluster, "a"), stop, told.append)
+    assert found == watches(["a"], kueue=True)
     assert told == [()]
+
+
+async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prerequisites, "RETRY_SECONDS", 0)
+    cluster, told = FakeCluster(), []
+    absent = NotFound("no such kind", status=404)
+
+    def report(missing: tuple[str, ...]) -> None:
+        told.append(missing)
+        cluster.fault = lambda moment, call: (
+            absent if (moment, call) == ("before", "list workloads") else None
+        )
+
+    cluster.fault = lambda moment, _: Unavailable("away") if moment == "before" else None
+    found = await wait_for_prerequisites(cluster, streams(cluster), asyncio.Event(), report)
+    assert found == watches([], kueue=False)
+    assert "workloads cannot be read from the API server: away" in told[0]
+    assert told[1:] == [()]
 
 
 async def test_kueue_may_be_absent() -> None:
