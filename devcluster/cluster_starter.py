@@ -43,6 +43,8 @@ class ClusterStarter:
         self._kube: Kube | None = None
         self._account: str | None = None
         self._renewal: asyncio.Task[None] | None = None
+        self.operator_server: int | None = None
+        """The port at which the operator finds the API server, if it is another one than the API server's own."""
         self._busy = asyncio.Lock()
 
     @property
@@ -112,7 +114,10 @@ class ClusterStarter:
         if self._renewal is None:
             renewal = operator_process.keep_credentials(self._admin(), self.state, self._account)
             self._renewal = asyncio.create_task(renewal)
-        await self.supervisor.start(operator_process.operator(self.state, self._ports, self.options.store))
+        ports = dict(self._ports)
+        if self.operator_server is not None:
+            ports["kube-apiserver"] = self.operator_server
+        await self.supervisor.start(operator_process.operator(self.state, ports, self.options.store))
 
     async def close(self) -> None:
         if self._renewal is not None:

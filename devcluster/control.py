@@ -78,6 +78,8 @@ class Service:
                 )
             case "start":
                 await self.bringup.start(name)
+            case "connect":
+                self.bringup.operator_server = request["port"]
             case "stop":
                 await self.supervisor.stop(name)
             case "signal":

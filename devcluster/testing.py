@@ -225,6 +225,15 @@ class LocalCluster:
         """Ends the component with SIGTERM; it stays down until ``start``."""
         control.call(self.state, {"do": "stop", "name": component})
 
+    @contextmanager
+    def operator_connected(self, port: int) -> Iterator[None]:
+        """Inside the block the operator finds the API server at that port, also after a restart. It runs afterwards."""
+        self._connect_operator(port)
+        try:
+            yield
+        finally:
+            self._connect_operator(None)
+
     def kill(self, component: str, number: int = signal.SIGKILL) -> None:
         """Signals the process, which is restarted after half a second (longer if it keeps exiting)."""
         control.call(self.state, {"do": "signal", "name": component, "number": int(number)})
@@ -275,6 +284,11 @@ class LocalCluster:
         partial.replace(self.state.images)
 
     # --- internals ----------------------------------------------------------------------------------------------
+
+    def _connect_operator(self, port: int | None) -> None:
+        self.stop("operator")
+        control.call(self.state, {"do": "connect", "port": port})
+        self.start("operator")
 
     def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -11,6 +11,7 @@ from devcluster import samples
 from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from tests.e2e.user_client import UserClient
+from tests.late_watches import late_watches
 
 
 def _bench(cluster: LocalCluster) -> UserClient:
@@ -28,6 +29,12 @@ def _bench(cluster: LocalCluster) -> UserClient:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster.started(tmp_path_factory.mktemp("cluster"), operator=True) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def watches_are_late(cluster: LocalCluster) -> Iterator[None]:
+    with late_watches(cluster):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ import pytest
 from finetune_contract import Stage
 from tests.e2e.user_client import UserClient, condition, finetune_job, folder_of, stage_of
 
+pytestmark = pytest.mark.usefixtures("watches_are_late")
+
 
 def test_an_operator_killed_at_ten_random_moments_runs_no_stage_twice(
     bench: UserClient, kill_operator: Callable[[], None]

@@ -9,6 +9,8 @@ import pytest
 from finetune_contract import ExitCode, Outcome, Stage
 from tests.e2e.user_client import Object, UserClient, finetune_job
 
+pytestmark = pytest.mark.usefixtures("watches_are_late")
+
 type TrainerPids = Callable[[str, Stage], list[int]]
 """Process ids of a job's trainer in one stage, as the node agent started them."""
 

@@ -8,6 +8,8 @@ Fixtures
     double    a cluster with the operator and a profile whose stages take no time
     held      the same, but stages last until they are killed
     training  like double, but training lasts until it is ended
+    watches_are_late
+              the operator learns of changes late and its watches are reset, during a module (tests.late_watches)
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from finetune_contract import Stage
 from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import PROFILE
+from tests.late_watches import late_watches
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +30,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     # No stage runs the real trainer here, so no test waits for its imports.
     with LocalCluster.started(tmp_path_factory.mktemp("cluster"), warm=False) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def watches_are_late(cluster: LocalCluster) -> Iterator[None]:
+    with late_watches(cluster):
+        yield
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from tests.integration.training import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("watches_are_late")
+
 
 def evict(cluster: LocalCluster, namespace: str, pod: Object) -> None:
     name = pod["metadata"]["name"]

@@ -19,6 +19,8 @@ from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import Object, charged, job_path, jobsets, phase
 from tests.integration.training import PREEMPTED, end, pods_of, processes, quick, started
 
+pytestmark = pytest.mark.usefixtures("watches_are_late")
+
 NODES = "/api/v1/nodes"
 
 

@@ -33,6 +33,8 @@ from tests.integration.jobs import (
     uid_of,
 )
 
+pytestmark = pytest.mark.usefixtures("watches_are_late")
+
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 
