@@ -54,7 +54,7 @@ def test_every_object_of_the_schema_is_closed() -> None:
         {"namespaces": ["Team"]},
         {"operator": {"logLevel": "loud"}},
         {"operator": {"env": [{"name": "A", "valueFrom": {}}]}},
-        {"replicas": 2},
+        {"replicas": 0},
         {"podLabels": {"a": 1}},
     ],
 )

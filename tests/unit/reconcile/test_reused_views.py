@@ -77,6 +77,13 @@ class Training:
     def pod(self, phase: str, name: str = POD) -> None:
         self.cluster.put(PODS, {**child("Pod", name), "status": {"phase": phase}})
 
+    def end(self) -> None:
+        """Completes the training's JobSet."""
+        self.put(RUN.result("train", 1), result(Stage.TRAIN))
+        self.pod("Succeeded")
+        completed = {"conditions": [{"type": "Completed", "status": "True"}]}
+        self.cluster.put(JOBSETS, {**self.cluster.of(JOBSETS)[0], "status": completed})
+
     async def reconcile(self, after: float = 0.0) -> list[str]:
         """Delivers all objects, reconciles ``after`` seconds later, and returns the calls to the store."""
         self.versions += 1
@@ -118,10 +125,7 @@ async def test_events_that_end_nothing_cost_no_request(training: Training) -> No
 
 
 async def test_the_record_of_a_stage_is_seen_with_its_end(training: Training) -> None:
-    training.put(RUN.result("train", 1), result(Stage.TRAIN))
-    training.pod("Succeeded")
-    completed = {"conditions": [{"type": "Completed", "status": "True"}]}
-    training.cluster.put(JOBSETS, {**training.cluster.of(JOBSETS)[0], "status": completed})
+    training.end()
     assert await training.reconcile() == [LIST, f"read {RUN.result('train', 1)}", PROGRESS]
     assert training.folder.attempts[TRAIN].result == result(Stage.TRAIN)
     # All of it is final now.
@@ -159,6 +163,8 @@ async def test_what_the_operator_writes_is_read_back(training: Training) -> None
 
 
 async def test_a_jobset_that_was_created_and_vanishes_unseen_may_have_written(training: Training) -> None:
+    training.end()
+    await training.reconcile()
     training.action = lambda: Create(jobset=child("JobSet", "demo-eval-1"))
     assert await training.reconcile() == []
     training.action = Wait
