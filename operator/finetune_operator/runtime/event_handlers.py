@@ -72,13 +72,15 @@ class EventHandlers:
         self._add = add
         self._listener = listener
         self._seen: dict[JobKey, _CachedJob] = {}
+        self._live: set[JobKey] = set()
+        """The unfinished ones of them. Their number is read at each reconcile."""
         self._profiles: dict[str, bytes] = {}
         """Digest of each profile without its status, as of the last event."""
 
     @property
     def live(self) -> int:
         """Number of unfinished jobs."""
-        return sum(not seen.finished for seen in self._seen.values())
+        return len(self._live)
 
     @property
     def known(self) -> int:
@@ -237,8 +239,11 @@ class EventHandlers:
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
         self._use(seen, None if finished else _profile_of(job))
         if finished:
+            self._live.discard(key)
             seen.finished_jobsets = frozenset()
             self._listener.forget(key)
+        else:
+            self._live.add(key)
         return seen
 
     def _use(self, seen: _CachedJob, profile: str | None) -> None:
@@ -252,6 +257,7 @@ class EventHandlers:
 
     def _forget(self, key: JobKey) -> None:
         if seen := self._seen.pop(key, None):
+            self._live.discard(key)
             self._use(seen, None)
         self._listener.forget(key)
 
