@@ -19,6 +19,7 @@ from finetune_operator.artifacts.port import (
     StorageDenied,
     StorageError,
 )
+from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, TakeoverRecord
 from finetune_operator.reconcile.denials import Denials
@@ -96,7 +97,7 @@ class RunFolderReader:
                 next view is read, too.
             pace: seconds between two readings of the progress.
         """
-        job = of or folders.run.uri
+        job, tenant = of or folders.run.uri, share_of(folders.run.uri).tenant
         now = self._clock()
         if state is not None and (reading := self._views.get(job)):
             what = due(reading, state, now=now, pace=pace)
@@ -104,7 +105,7 @@ class RunFolderReader:
                 reading = await self._with_progress(folders.run, job, reading, now)
             if reading and what is not Due.EVERYTHING and _confirmed(reading.view, own):
                 # What has appeared since may end or vanish before the next reading.
-                self._views.keep(job, replace(reading, state=state))
+                self._views.keep(tenant, job, replace(reading, state=state))
                 return replace(reading.view, progress_age=now - reading.progress_read)
         self._views.forget(job)
         observer = RunFolderObserver(self._store, self._remembered, job)
@@ -122,7 +123,7 @@ class RunFolderReader:
                 json_bytes=observer.held_bytes,
                 progress_bytes=observer.progress_bytes,
             )
-            self._views.keep(job, reading)
+            self._views.keep(tenant, job, reading)
         return view
 
     async def _with_progress(

@@ -7,6 +7,7 @@ in between, and files that another client writes by hand; both are read again af
 docs/decisions/records-in-the-run-folder.md explains why decisions may rely on it.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -145,7 +146,8 @@ def _damaged(files: AttemptFiles) -> bool:
 class ViewCache:
     """The last readings, by job.
 
-    When they are full, readings of further jobs are not kept, so that the jobs do not displace each other in turn.
+    When they are full, the tenant that has most gives way to others; readings of its own further jobs are not kept, so
+    that its jobs do not displace each other in turn.
 
     Args:
         limit_bytes: maximum estimated size of all readings in memory.
@@ -153,27 +155,44 @@ class ViewCache:
 
     def __init__(self, limit_bytes: int = TOTAL_BYTES) -> None:
         self._limit = limit_bytes
-        self._readings: dict[Hashable, Reading] = {}
-        self._size = 0
+        self._tenants: dict[Hashable, str] = {}
+        """By job."""
+        self._readings: defaultdict[str, dict[Hashable, Reading]] = defaultdict(dict)
+        """By tenant and job."""
+        self._sizes: Counter[str] = Counter()
+        """By tenant."""
 
     @property
     def size(self) -> int:
         """Estimated size of all readings in bytes."""
-        return self._size
+        return self._sizes.total()
 
     def get(self, job: Hashable) -> Reading | None:
         """Returns the last reading of the job; None if there is none."""
-        return self._readings.get(job)
+        return self._readings[self._tenants[job]][job] if job in self._tenants else None
 
-    def keep(self, job: Hashable, reading: Reading) -> None:
+    def keep(self, tenant: str, job: Hashable, reading: Reading) -> None:
         """Replaces the job's reading. There is none then if the new one has a fault or does not fit."""
         self.forget(job)
-        size = reading.size
-        if reusable(reading.view) and size <= VIEW_BYTES and self._size + size <= self._limit:
-            self._readings[job] = reading
-            self._size += size
+        if reusable(reading.view) and reading.size <= VIEW_BYTES and self._has_room(tenant, reading.size):
+            self._tenants[job] = tenant
+            self._readings[tenant][job] = reading
+            self._sizes[tenant] += reading.size
 
     def forget(self, job: Hashable) -> None:
         """Drops the reading of a job."""
-        if reading := self._readings.pop(job, None):
-            self._size -= reading.size
+        if (tenant := self._tenants.pop(job, None)) is None:
+            return
+        self._sizes[tenant] -= self._readings[tenant].pop(job).size
+        if not self._readings[tenant]:
+            del self._readings[tenant], self._sizes[tenant]
+
+    def _has_room(self, tenant: str, size: int) -> bool:
+        """Drops readings of the tenant that has most, as long as it then has no less than this one, until it fits."""
+        while self._sizes and self.size + size > self._limit:
+            most = max(self._sizes, key=self._sizes.__getitem__)
+            job, reading = next(reversed(self._readings[most].items()))
+            if self._sizes[most] - reading.size < self._sizes[tenant] + size:
+                return False
+            self.forget(job)
+        return size <= self._limit

@@ -167,8 +167,8 @@ FAULT = ReadFailure(reason=Reason.STORE_UNAVAILABLE, message="away")
 )
 def test_a_view_with_a_fault_is_not_reused(fault: dict[str, Any]) -> None:
     views = ViewCache()
-    views.keep("demo", reading(RUNNING))
-    views.keep("demo", replace(reading(RUNNING), view=RunFolderView(**fault)))
+    views.keep("team", "demo", reading(RUNNING))
+    views.keep("team", "demo", replace(reading(RUNNING), view=RunFolderView(**fault)))
     assert views.get("demo") is None
     assert views.size == 0
 
@@ -177,12 +177,12 @@ def test_views_are_bounded_in_total_and_each() -> None:
     small = reading(RUNNING, size=1000)
     views = ViewCache(limit_bytes=2 * small.size)
     for name in "abc":
-        views.keep(name, small)
+        views.keep("team", name, small)
     assert [views.get(name) is not None for name in "abc"] == [True, True, False]
     views.forget("a")
-    views.keep("c", small)
+    views.keep("team", "c", small)
     assert views.get("c") == small
-    views.keep("c", reading(RUNNING, size=VIEW_BYTES))
+    views.keep("team", "c", reading(RUNNING, size=VIEW_BYTES))
     assert views.get("c") is None
     assert views.size == small.size
 
@@ -191,16 +191,32 @@ def test_foreign_attempts_count() -> None:
     """A tenant may create thousands of folders beside those of the job."""
     many = frozenset(AttemptKey(Stage.EVALUATE, number) for number in range(1000))
     views = ViewCache()
-    views.keep("demo", replace(reading(RUNNING), view=RunFolderView(foreign_attempts=many)))
+    views.keep("team", "demo", replace(reading(RUNNING), view=RunFolderView(foreign_attempts=many)))
     assert views.get("demo") is None
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 400), st.booleans()), max_size=40))
-def test_the_size_is_that_of_what_is_kept(steps: list[tuple[str, int, bool]]) -> None:
+def test_the_tenant_that_has_most_gives_way_to_others_down_to_their_share() -> None:
+    small = reading(RUNNING, size=1000)
+    views = ViewCache(limit_bytes=6 * small.size)
+    for number in range(8):
+        views.keep("large", f"large-{number}", small)
+    for number in range(8):
+        views.keep("small", f"small-{number}", small)
+    kept = [job for job in ("large", "small") for number in range(8) if views.get(f"{job}-{number}")]
+    assert kept == 3 * ["large"] + 3 * ["small"]
+    views.keep("large", "large-7", small)
+    assert views.get("large-7") is None
+
+
+JOBS_OF_TENANTS = st.sampled_from([("t", "a"), ("t", "b"), ("u", "c"), ("v", "d")])
+
+
+@given(st.lists(st.tuples(JOBS_OF_TENANTS, st.integers(0, 400), st.booleans()), max_size=40))
+def test_the_size_is_that_of_what_is_kept(steps: list[tuple[tuple[str, str], int, bool]]) -> None:
     views = ViewCache(limit_bytes=10_000)
-    for name, size, keep in steps:
+    for (tenant, name), size, keep in steps:
         if keep:
-            views.keep(name, reading(RUNNING, size=size))
+            views.keep(tenant, name, reading(RUNNING, size=size))
         else:
             views.forget(name)
         kept = [found.size for each in "abcd" if (found := views.get(each))]
