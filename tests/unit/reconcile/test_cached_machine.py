@@ -74,7 +74,7 @@ class LaggingWorld(WatchedWorld):
         elif what is Due.PROGRESS:
             moved = replace(kept.view, progress=seen.folder.progress)
             kept = replace(kept, view=moved, progress_read=now)
-        self.views.keep("job", replace(kept, state=state))
+        self.views.keep("team", "job", replace(kept, state=state))
         for key in {each.key for each in seen.jobsets if each.ended and each.key}:
             known = kept.view.unreadable or kept.view.attempts.get(key) == self.attempts.get(key)
             assert known, f"the record of {key} is not seen with its end"
