@@ -4,6 +4,13 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Hashable
 
+#: What a cached file takes beside its URI and its content: the headers of both, and its place in a dictionary.
+_FILE_BYTES = 150
+
+
+def _size_of(uri: str, content: bytes) -> int:
+    return len(uri) + len(content) + _FILE_BYTES
+
 
 class FileCache:
     """Compressed file contents by job and URI.
@@ -11,7 +18,7 @@ class FileCache:
     They are kept while the job is live. Beyond ``limit_bytes``, the least recently used jobs are evicted.
 
     Args:
-        limit_bytes: maximum size of all compressed contents together.
+        limit_bytes: maximum size of all files together, in memory.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -21,7 +28,7 @@ class FileCache:
 
     @property
     def size(self) -> int:
-        """Size of all compressed contents in bytes."""
+        """Estimated size of all files in memory, in bytes."""
         return self._size
 
     @property
@@ -41,13 +48,14 @@ class FileCache:
         """Caches a file that is final."""
         files = self._jobs.setdefault(job, {})
         self._jobs.move_to_end(job)
-        self._size -= len(files.get(uri, b""))
+        if uri in files:
+            self._size -= _size_of(uri, files[uri])
         # The fastest level: records repeat their keys, so that any level compresses them well.
         files[uri] = zlib.compress(content, 1)
-        self._size += len(files[uri])
+        self._size += _size_of(uri, files[uri])
         while self._size > self._limit:
             self.forget(next(iter(self._jobs)))
 
     def forget(self, job: Hashable) -> None:
         """Drops the contents of a job that is finished or deleted."""
-        self._size -= sum(len(each) for each in self._jobs.pop(job, {}).values())
+        self._size -= sum(_size_of(*each) for each in self._jobs.pop(job, {}).items())

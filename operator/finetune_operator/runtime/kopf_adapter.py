@@ -51,8 +51,10 @@ PAGE_BYTES = 2 * 2**20
 _JOBS_SECONDS = 20.0
 #: After this line of a watch kopf lists again.
 _GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}'
-#: Seconds before the listing that follows an error of the API server, which may be overloaded.
+#: Seconds before the listing that follows an error of the API server, which may be overloaded: they double with each
+#: error without an event in between, up to the maximum.
 ERROR_PAUSE_SECONDS = 5.0
+MAX_ERROR_PAUSE_SECONDS = 20.0
 #: Number of pages that are read concurrently; there is one listing per kind and namespace.
 _PAGES_AT_ONCE = 4
 
@@ -115,6 +117,8 @@ class WatchManager:
         """Paths of collections that have been listed: every further listing follows a gap in the watch."""
         self._failed: set[str] = set()
         """Paths whose watch has ended with an error of the API server and has not been listed since."""
+        self._pauses: dict[str, float] = {}
+        """Last pause by path, until the watch delivers an event."""
         self._opened: set[str] = set()
         """Paths whose watch was opened after their last listing."""
 
@@ -169,7 +173,8 @@ class WatchManager:
         # Events result from decisions and are written with the status, not from log records.
         settings.posting.enabled = False
         settings.networking.connect_timeout = 5
-        settings.networking.request_timeout = 30
+        # Includes the waits of _cut, before the request is sent.
+        settings.networking.request_timeout = 30 + MAX_ERROR_PAUSE_SECONDS + _JOBS_SECONDS
         # About a minute of retries; then kopf ends, and a restarted process reports the cause.
         settings.networking.error_backoffs = (0.5, 1, 2, 3, 5, 8, 13, 21)
         settings.watching.connect_timeout = 5
@@ -227,7 +232,9 @@ class WatchManager:
             self._opened.discard(stream.path)
             if stream.path in self._failed:
                 self._failed.discard(stream.path)
-                await asyncio.sleep(ERROR_PAUSE_SECONDS)
+                last = self._pauses.get(stream.path, ERROR_PAUSE_SECONDS / 2)
+                self._pauses[stream.path] = min(2 * last, MAX_ERROR_PAUSE_SECONDS)
+                await asyncio.sleep(self._pauses[stream.path])
             await self._cache.listed(stream.path, seconds=_JOBS_SECONDS)
             async with self._pages:
                 return await self._page(stream, request, handler)
@@ -306,6 +313,7 @@ class WatchManager:
                 self._failed.add(stream.path)
             return _GONE
         self._ages.active(stream.path)
+        self._pauses.pop(stream.path, None)
         if event.type != "BOOKMARK":
             self._handle(stream, event.type, event.object)
         return bookmark(event)

@@ -139,7 +139,8 @@ class Operator:
         kueue = any(watch.kind is WORKLOADS for watch in wanted)
         if not kueue:
             log.info(
-                "Kueue is not installed; after a later installation, its conditions are reported in 30 s"
+                "Kueue is not installed; after a later installation, its conditions are reported at a "
+                "job's next observation, and this process watches them after a restart"
             )
         queue = WorkQueue[Key]()
         intake = EventHandlers(queue.add, self._metrics)

@@ -246,25 +246,45 @@ async def test_a_watch_is_not_continued_at_a_version_that_the_api_server_does_no
     assert (len(api.pages), found.job["metadata"]["generation"]) == (2, 1)
 
 
-@pytest.mark.parametrize(("code", "pauses"), [(410, []), (500, [5.0])])
-async def test_a_watch_that_ends_with_an_error_is_listed_again(
-    code: int, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not at once after an error other than an outdated version: the API server may be overloaded."""
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses of the adapter, in seconds, which take no time."""
     waited: list[float] = []
     sleep = asyncio.sleep
 
     async def noted(seconds: float) -> None:
-        if seconds == ERROR_PAUSE_SECONDS:
+        if seconds >= ERROR_PAUSE_SECONDS:
             waited.append(seconds)
             seconds = 0
         await sleep(seconds)
 
     monkeypatch.setattr(f"{kopf_adapter.__name__}.asyncio.sleep", noted)
+    return waited
+
+
+def ends_with(code: int) -> list[str]:
+    """The line that ends a watch with an error of the API server."""
     status = {"kind": "Status", "code": code, "reason": "Any", "message": "etcdserver: request timed out"}
-    lines = iter([[json.dumps({"type": "ERROR", "object": status})], []])
+    return [json.dumps({"type": "ERROR", "object": status})]
+
+
+@pytest.mark.parametrize(("code", "expected"), [(410, []), (500, [5.0])])
+async def test_a_watch_that_ends_with_an_error_is_listed_again(
+    code: int, expected: list[float], pauses: list[float]
+) -> None:
+    """Not at once after an error other than an outdated version: the API server may be overloaded."""
+    lines = iter([ends_with(code), []])
     api = WatchedApi(lambda _begin, _end: [json.dumps(large_job(0, labels=1))], 1, lambda: next(lines, []))
     async with watching(api, []):
         await until(lambda: len(api.watches) == 2)
     assert len(api.pages) == 2
-    assert waited == pauses
+    assert pauses == expected
+
+
+async def test_the_pause_grows_while_a_watch_delivers_nothing_but_errors(pauses: list[float]) -> None:
+    changed = json.dumps({"type": "MODIFIED", "object": large_job(0, labels=1)})
+    lines = iter([*[ends_with(500)] * 5, [changed, *ends_with(500)], []])
+    api = WatchedApi(lambda _begin, _end: [json.dumps(large_job(0, labels=1))], 1, lambda: next(lines, []))
+    async with watching(api, []):
+        await until(lambda: len(api.watches) == 7)
+    assert pauses == [5.0, 10.0, 20.0, 20.0, 20.0, 5.0]
