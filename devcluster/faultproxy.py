@@ -185,12 +185,15 @@ class FaultProxy:
                 chunks.put_nowait((self._loop.time() + self._lags.get(path, 0.0), chunk))
             chunks.put_nowait(None)
 
-        async with asyncio.TaskGroup() as group:
-            group.create_task(read())
-            while (received := await chunks.get()) is not None:
-                due, chunk = received
-                await asyncio.sleep(due - self._loop.time())
-                await target.write(chunk)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(read())
+                while (received := await chunks.get()) is not None:
+                    due, chunk = received
+                    await asyncio.sleep(due - self._loop.time())
+                    await target.write(chunk)
+        except* aiohttp.ClientError:
+            pass  # either side has ended: a client that was killed, or the API server
 
     def _forward(self, request: web.Request, call: ProxiedRequest) -> "aiohttp.client._RequestContextManager":
         headers = _passed_on(request.headers)

@@ -117,8 +117,12 @@ class _Measurement:
         await kube.delete(f"/apis/{KUEUE}/clusterqueues/{namespace}")
 
     async def _admit(self, kube: Kube, team: Team, operator: int | None = None) -> Admissions:
-        """Opens the quota when Kueue has refused it to all Workloads. ``operator``: its process, if it runs."""
+        """Opens the quota when all Workloads wait. ``operator``: its process, if it runs.
+
+        Kueue refuses the quota to the first; it does not evaluate the others, which are equivalent.
+        """
         pid = self._cluster.status()["kueue"]["pid"]
+        refused = False
         waiting: set[str] = set()
         admitted: dict[str, float] = {}
         opening: asyncio.Task[None] | None = None
@@ -129,11 +133,12 @@ class _Measurement:
                 at = time.perf_counter()
                 for workload in event.objects:
                     name = workload["metadata"]["name"]
+                    waiting.add(name)
                     if condition(workload, "QuotaReserved") == "False":
-                        waiting.add(name)
+                        refused = True
                     elif condition(workload, "Admitted") == "True":
                         admitted.setdefault(name, at)
-                if opening is None and len(waiting) == self._count:
+                if opening is None and refused and len(waiting) == self._count:
                     cpu, operator_cpu = cpu_seconds(pid), cpu_seconds(operator) if operator else 0.0
                     begun = time.perf_counter()
                     opening = asyncio.create_task(asyncio.to_thread(team.quota, _CHIPS * self._count))

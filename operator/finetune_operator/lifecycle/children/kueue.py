@@ -140,7 +140,7 @@ def _by_workload(workload: Workload, queue: str, *, suspended: bool) -> QueueSta
             quota_state=QuotaState.WAITING,
             queue=queue,
             reason="PendingEvaluation",
-            message="Kueue has not evaluated the Workload yet",
+            message="Kueue has not evaluated the Workload: others are first, or an equal one does not fit",
             since=since,
         )
     if quota.status != "True":
