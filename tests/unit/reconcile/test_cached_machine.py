@@ -19,7 +19,8 @@ from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, V
 from tests.unit.lifecycle.test_machine import TPU, Machine, WatchedWorld
 from tests.unit.lifecycle.world import ConflictError, Crash
 
-pytestmark = pytest.mark.slow
+# 500 schedules, a minute on an idle machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KINDS = ("job", "jobsets", "pods", "workloads")
 
