@@ -15,7 +15,9 @@ from importlib.metadata import version
 try:
     import uvloop
 except ModuleNotFoundError:
-    sys.exit("The operator's process needs more than the finetune command: pip install 'finetune-operator[operator]'")
+    sys.exit(
+        "The operator's process needs more than the finetune command: pip install 'finetune-operator[operator]'"
+    )
 
 from finetune_operator.cluster.connect import NoCredentials
 from finetune_operator.runtime.logs import configure

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
@@ -17,7 +16,9 @@ LOCKED = ROOT / "requirements/operator.txt"
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command with an environment that has no path into the repository."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environ = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     return subprocess.run(
         [str(each) for each in command], cwd=cwd, env=environ, capture_output=True, text=True, check=False
     )
@@ -36,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and what it requires, in the locked versions."""
     folder = tmp_path_factory.mktemp("bare")
     locked = [line.split()[0] for line in LOCKED.read_text().splitlines() if line[:1].isalnum()]
@@ -47,11 +48,11 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ):
         done = run(UV, *command, cwd=folder)
         assert done.returncode == 0, done.stderr
-    yield folder
+    return folder
 
 
 def test_the_wheel_requires_no_package_of_this_repository(wheel: Path) -> None:
-    """An index would be asked for it, and whoever has registered the name there would be trusted."""
+    """An index would be asked for it, and any user can register a name there."""
     with ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         required = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist") or []
