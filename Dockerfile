@@ -20,10 +20,8 @@ COPY requirements/build.txt requirements/
 COPY contract contract
 COPY operator operator
 COPY pyproject.toml README.md LICENSE ./
-RUN for package in contract .; do \
-      /tools/bin/uv build --quiet --no-cache --wheel --python python3 --require-hashes \
-        --build-constraints requirements/build.txt --out-dir /wheels "$package"; \
-    done \
+RUN /tools/bin/uv build --quiet --no-cache --wheel --python python3 --require-hashes \
+      --build-constraints requirements/build.txt --out-dir /wheels \
  && /tools/bin/uv pip install --quiet --no-cache --python /opt/finetune/bin/python --no-deps /wheels/*.whl
 
 FROM ${BASE}

@@ -39,10 +39,10 @@ $(UV):
 	@$(FINETUNE_CACHE)/tools/bin/python -m pip install --quiet --require-hashes -r requirements/tools.txt
 
 install: .venv/.installed ## Make .venv with the operator and the finetune command
-.venv/.installed: requirements/dev.txt pyproject.toml contract/pyproject.toml | $(UV)
+.venv/.installed: requirements/dev.txt pyproject.toml | $(UV)
 	@test -x $(PYTHON) || $(UV) venv --quiet --python "$$(command -v python3)" .venv
 	@$(UV) pip sync --quiet --python $(PYTHON) --require-hashes requirements/dev.txt
-	@$(UV) pip install --quiet --python $(PYTHON) --no-deps -e contract -e .
+	@$(UV) pip install --quiet --python $(PYTHON) --no-deps -e .
 	@touch $@
 
 trainer: $(UV) ## Make the trainer's environment in the cache

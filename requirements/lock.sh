@@ -6,10 +6,9 @@ uv="${FINETUNE_CACHE:-$HOME/.cache/finetune-tpu}/tools/bin/uv"
 compile() { "$uv" pip compile --quiet --python-version 3.12 --generate-hashes --no-header --no-annotate "$@"; }
 
 compile requirements/tools.in -o requirements/tools.txt
-# finetune-contract is this repository's own: installed from its folder.
 compile requirements/build.in -o requirements/build.txt
-compile pyproject.toml --no-emit-package finetune-contract -o requirements/operator.txt
-compile pyproject.toml --group dev --no-emit-package finetune-contract -o requirements/dev.txt
+compile pyproject.toml --extra operator -o requirements/operator.txt
+compile pyproject.toml --extra operator --group dev -o requirements/dev.txt
 compile trainer_image/requirements.in -o trainer_image/requirements.txt
 # maxtext and tunix declare dependencies that conflict with each other and are not imported by what we use.
 compile --no-deps trainer_image/requirements-nodeps.in -o trainer_image/requirements-nodeps.txt

@@ -12,7 +12,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-import uvloop
+try:
+    import uvloop
+except ModuleNotFoundError:
+    sys.exit(
+        "The operator's process needs more than the finetune command: pip install 'finetune-operator[operator]'"
+    )
 
 from finetune_operator.cluster.connect import NoCredentials
 from finetune_operator.runtime.logs import configure

@@ -176,3 +176,65 @@ def test_status_logs_and_unknown_names(cluster: LocalCluster, job: str) -> None:
     logs = finetune(cluster, "logs", "quickstart", "-n", namespace)
     assert logs.returncode == 1
     assert "has no pods and no run folder yet" in logs.stderr
+
+
+def test_a_member_of_one_namespace_lists_edits_and_waits_there(
+    cluster: LocalCluster, namespace: str, job: str
+) -> None:
+    """With the rights of a role in the namespace alone, and refused with one line beyond them."""
+    cluster.kubectl(
+        "create", "role", "tuners", "-n", namespace,
+        "--verb=get,list,watch,patch", "--resource=finetunejobs.tpu-finetune.dev",
+    )  # fmt: skip
+    cluster.kubectl("create", "rolebinding", "tuners", "-n", namespace, "--role=tuners", "--user=alice")
+
+    def as_alice(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return finetune(cluster, *arguments, "--as", "alice", "-n", namespace)
+
+    def spec() -> dict[str, Any]:
+        found: dict[str, Any] = cluster.get(job)["spec"]
+        return found
+
+    cluster.patch(f"{job}/status", {"status": status_of("running")})
+    listed = as_alice("list")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.splitlines()[1].split()[:4] == ["quickstart", "Running", "Train", "12/60"]
+    assert as_alice("list", "-o", "name", "-l", "no=label").stdout == ""
+    assert as_alice("suspend", "quickstart").returncode == 0
+    assert spec()["suspend"] is True
+    assert as_alice("resume", "quickstart").returncode == 0
+    assert spec()["suspend"] is False
+    cluster.patch(f"{job}/status", {"status": ended(cluster, job, "failed")})
+    assert as_alice("wait", "quickstart", "--timeout", "30s").returncode == 1
+    for generation in (1, 2):
+        retried = as_alice("retry", "quickstart", "--from-stage", "convert")
+        assert retried.returncode == 0, retried.stderr
+        assert spec()["retry"] == {"generation": generation, "fromStage": "Convert"}
+        cluster.patch(f"{job}/status", {"status": ended(cluster, job, "failed")})
+    completed = subprocess.run(
+        [FINETUNE.with_name("kubectl_complete-finetune"), "status", "-n", namespace, "--as", "alice", "qu"],
+        env={"PATH": "/usr/bin:/bin", **cluster.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert completed.stdout.split() == ["quickstart", ":4"]
+    for refused, fix in ((("list", "-A"), "Ask for a role"), (("profiles",), "a ClusterRoleBinding")):
+        done = as_alice(*refused)
+        assert done.returncode == 1
+        assert "alice" in done.stderr
+        assert fix in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def ended(cluster: LocalCluster, job: str, phase: str) -> dict[str, Any]:
+    """The status of that phase, of the job's current generation."""
+    return status_of(phase) | {"observedGeneration": cluster.get(job)["metadata"]["generation"]}
+
+
+def test_profiles_of_the_cluster_are_shown(cluster: LocalCluster) -> None:
+    shown = finetune(cluster, "profiles")
+    assert shown.returncode == 0, shown.stderr
+    assert "Slices    tpu-v" in shown.stdout
+    names = finetune(cluster, "profiles", "-o", "name").stdout.splitlines()
+    assert "finetuneprofile.tpu-finetune.dev/local" in names

@@ -12,11 +12,13 @@ from kubernetes.aio.client.rest import RESTResponse
 from kubernetes.aio.config import ConfigException, list_kube_config_contexts
 
 from finetune_operator.cli.errors import CliError, close_names
-from finetune_operator.cluster.api_server_client import ApiServerClient, error_from
+from finetune_operator.cli.user_client import UserClient
+from finetune_operator.cluster.api_server_client import error_from
 from finetune_operator.cluster.connect import NoCredentials, kubeconfig
 from finetune_operator.cluster.port import (
     JOBS,
     PODS,
+    PROFILES,
     ClusterError,
     NotFound,
     Object,
@@ -33,18 +35,27 @@ _SILENCE_SECONDS = 100
 _LONGEST_PAUSE = 15.0
 
 
-def _untroubled(_message: str | None) -> None:
+def untroubled(_message: str | None) -> None:
     """Default callback for callers that do not show the connection state."""
 
 
 class Connection:
     """The commands' access to a cluster. Calls raise :class:`ClusterError`."""
 
-    def __init__(self, configuration: Configuration, namespace: str, *, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        namespace: str,
+        *,
+        user: str | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        """``user`` is whom to impersonate; None: the user of the configuration."""
         self.namespace = namespace
         self.server = str(configuration.host)
-        self._cluster = ApiServerClient(configuration)
+        self._cluster = UserClient(configuration, user)
         self._api = ApiClient(configuration)
+        self._headers = {"Impersonate-User": user} if user else {}
         self._sleep = sleep
 
     async def close(self) -> None:
@@ -57,18 +68,39 @@ class Connection:
             return await self._cluster.get(JOBS, self.namespace, name)
         except NotFound:
             pass
-        try:
-            known = [job["metadata"]["name"] for job in await self._cluster.list(JOBS, self.namespace)]
-        except NotFound as error:
-            raise CliError(
-                f"The cluster at {self.server} does not serve FineTuneJob.",
-                fix="Install the chart charts/finetune-operator, or choose another cluster with --context.",
-            ) from error
+        known = [job["metadata"]["name"] async for job in self.jobs()]
         raise CliError(
             f'There is no FineTuneJob "{name}" in namespace {self.namespace}.',
             fix=close_names(name, known)
             or f"{self.namespace} has no FineTuneJob; choose another namespace with -n.",
         )
+
+    async def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> AsyncIterator[Object]:
+        """Yields the jobs of the namespace, or of all. ``selector`` is a label selector as kubectl takes it."""
+        async for job in self._listed(JOBS, None if everywhere else self.namespace, selector):
+            yield job
+
+    async def profiles(self) -> list[Object]:
+        """Returns all profiles."""
+        return [profile async for profile in self._listed(PROFILES, None)]
+
+    async def edit(self, name: str, patch: Object) -> None:
+        """Merges ``patch`` into the job. Raises Conflict if it names an outdated resourceVersion."""
+        await self._cluster.merge(JOBS, self.namespace, name, patch)
+
+    async def _listed(
+        self, kind: ResourceKind, namespace: str | None, selector: str | None = None
+    ) -> AsyncIterator[Object]:
+        """Yields objects page by page: ten thousand jobs have more bytes than the client takes at once."""
+        try:
+            async for page in self._cluster.selected(kind, namespace, selector):
+                for item in page:
+                    yield item
+        except NotFound as error:
+            raise CliError(
+                f"The cluster at {self.server} does not serve {kind.plural}.",
+                fix="Install the chart charts/finetune-operator, or choose another cluster with --context.",
+            ) from error
 
     async def pods(self, labels: Mapping[str, str]) -> list[Object]:
         return list(await self._cluster.list(PODS, self.namespace, labels=labels))
@@ -79,7 +111,7 @@ class Connection:
         *,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        trouble: Callable[[str | None], None] = _untroubled,
+        trouble: Callable[[str | None], None] = untroubled,
     ) -> AsyncIterator[Objects]:
         """Yields the selected objects by name: their current state, and again after every change, without end.
 
@@ -147,7 +179,7 @@ class Connection:
                 "GET",
                 path,
                 query_params=query,
-                header_params={"Accept": "*/*"},
+                header_params={"Accept": "*/*", **self._headers},
                 auth_settings=["BearerToken"],
             )
             answer = await self._api.call_api(method, url, header_params=headers, _request_timeout=timeout)
@@ -190,13 +222,13 @@ def _namespace_of_context(path: str | None, context: str | None) -> str:
 
 @asynccontextmanager
 async def connect(
-    *, path: str | None, context: str | None, namespace: str | None
+    *, path: str | None, context: str | None, namespace: str | None, user: str | None = None
 ) -> AsyncIterator[Connection]:
     """Connects for the duration of one command. Converts every ClusterError inside to a CliError."""
     connection: Connection | None = None
     try:
         configuration = await kubeconfig(path, context)
-        connection = Connection(configuration, namespace or _namespace_of_context(path, context))
+        connection = Connection(configuration, namespace or _namespace_of_context(path, context), user=user)
         yield connection
     except ClusterError as error:
         _explain(error, connection)

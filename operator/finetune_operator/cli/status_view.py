@@ -31,6 +31,8 @@ _SKIPPED = {
     "ProvidedCheckpoint": "given as a MaxText checkpoint",
 }
 _LABEL = 12
+#: Final phases.
+ENDED = frozenset({"Succeeded", "Planned", "Failed"})
 
 
 def status_of(job: Object) -> Object:
@@ -47,6 +49,11 @@ def is_current(job: Object) -> bool:
     """Whether the status is that of the job's current generation."""
     generation = int(job.get("metadata", {}).get("generation", 0))
     return int(status_of(job).get("observedGeneration", -1)) >= generation
+
+
+def ended(job: Object) -> bool:
+    """Whether the job has ended, and has not been edited since."""
+    return is_current(job) and phase_of(job) in ENDED
 
 
 def status_lines(job: Object, now: datetime) -> list[Text]:

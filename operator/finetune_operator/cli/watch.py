@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.text import Text
 
 from finetune_operator.cli import status_view, text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connection import Connection, untroubled
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, Object
 
@@ -34,15 +34,15 @@ async def watch_job(connection: Connection, name: str, console: Console, *, cloc
     return EXIT_CODES[status_view.phase_of(job)]
 
 
-async def _states(
-    connection: Connection, name: str, trouble: Callable[[str | None], None]
+async def job_states(
+    connection: Connection, name: str, trouble: Callable[[str | None], None] = untroubled
 ) -> AsyncIterator[Object]:
-    """Yields every state of the job up to and including its last one."""
+    """Yields every state of the job up to and including its last one. Raises CliError if the job is deleted."""
     async for jobs in connection.follow(JOBS, name=name, trouble=trouble):
         if name not in jobs:
             raise CliError(f"FineTuneJob {name} was deleted. What it wrote to its run folder is still there.")
         yield jobs[name]
-        if status_view.is_current(jobs[name]) and status_view.phase_of(jobs[name]) in EXIT_CODES:
+        if status_view.ended(jobs[name]):
             return
 
 
@@ -60,7 +60,7 @@ async def _live(connection: Connection, name: str, console: Console, clock: Cloc
         problem = message
 
     with Live(get_renderable=page, console=console, refresh_per_second=4, transient=True):
-        async for state in _states(connection, name, trouble):
+        async for state in job_states(connection, name, trouble):
             job = state
     return job
 
@@ -77,7 +77,7 @@ async def _plain(connection: Connection, name: str, console: Console, clock: Clo
             console.print(f"No connection, trying again: {message}", soft_wrap=True, highlight=False)
         troubled = message is not None
 
-    async for state in _states(connection, name, trouble):
+    async for state in job_states(connection, name, trouble):
         job = state
         for line in chronicle.news(job, clock()):
             console.print(line, soft_wrap=True, highlight=False, markup=False)

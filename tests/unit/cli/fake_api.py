@@ -23,6 +23,8 @@ class FakeApi:
         self.logs: dict[str, str] = {}
         self.lists: list[str] = []
         """Query string of every list."""
+        self.edits: list[tuple[str, Object, str]] = []
+        """Name, merge patch and impersonated user of every edit."""
         self.refuse: int | None = None
         """Status code that every request gets."""
         self._version = 100
@@ -76,6 +78,20 @@ class FakeApi:
         items = [item for (kind, _), item in self.objects.items() if kind == plural]
         return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": items})
 
+    async def edit(self, request: web.Request) -> web.Response:
+        """Merges a patch, as far as its depth is that of ``spec.retry``."""
+        plural, name = request.match_info["plural"], request.match_info["name"]
+        patch = await request.json()
+        self.edits.append((name, patch, request.headers.get("Impersonate-User", "")))
+        found = self.objects[plural, name]
+        version = patch.get("metadata", {}).get("resourceVersion")
+        if version not in (None, found["metadata"]["resourceVersion"]):
+            return web.json_response(
+                {"kind": "Status", "reason": "Conflict", "message": "changed"}, status=409
+            )
+        await self.put(plural, found | {"spec": found["spec"] | patch["spec"]})
+        return web.json_response(self.objects[plural, name])
+
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -109,7 +125,9 @@ async def serve(api: FakeApi) -> AsyncIterator[Configuration]:
     app = web.Application()
     for prefix in ("/api/v1", "/apis/tpu-finetune.dev/v1alpha1"):
         base = f"{prefix}/namespaces/{{namespace}}"
+        app.router.add_get(f"{prefix}/{{plural}}", api.handle)
         app.router.add_get(f"{base}/{{plural}}", api.handle)
+        app.router.add_patch(f"{base}/{{plural}}/{{name}}", api.edit)
         app.router.add_get(f"{base}/{{plural}}/{{name}}", api.handle)
         app.router.add_get(f"{base}/{{plural}}/{{name}}/log", api.log)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -1,6 +1,7 @@
 """The commands as people type them: output, exit codes, errors without tracebacks, quick help."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
 from typer.testing import CliRunner, Result
 
@@ -477,3 +479,40 @@ def test_a_misspelt_command_gets_a_suggestion() -> None:
 def test_help_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, finetune_operator.cli.main; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        (["st"], ["status", ":4"]),
+        (["wait", "--time"], ["--timeout", ":4"]),
+        (["list", "-o", "j"], ["json", ":4"]),
+        (["plan", "-f", ""], [":0"]),
+    ],
+)
+def test_kubectl_completes_the_plugin(words: list[str], completions: list[str]) -> None:
+    program = Path(sys.executable).with_name("kubectl_complete-finetune")
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completions
+
+
+def test_names_are_completed_by_none_without_a_cluster(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("kubectl_complete-finetune")
+    absent = tmp_path / "none"
+    done = subprocess.run(
+        [program, "status", "--kubeconfig", absent, "a"], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout.split(), done.stderr) == ([":4"], "")
+
+
+def test_kubectl_runs_the_plugin_under_its_own_name() -> None:
+    program = Path(sys.executable).with_name("kubectl-finetune")
+    done = subprocess.run([program, "wait"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "kubectl finetune wait" in done.stderr
+
+
+def test_the_page_about_the_command_names_all_commands() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert set(re.findall(r"^\| `finetune ([a-z]+)", page, re.MULTILINE)) == commands

@@ -1,0 +1,50 @@
+"""The ``finetune`` program: its own options, and how errors of commands are shown."""
+
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from finetune_operator.cli.errors import CliError
+
+
+class Commands(typer.core.TyperGroup):
+    """Prints a CliError as two lines on stderr and exits with code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CliError as error:
+            typer.secho("Error: ", fg="red", nl=False, err=True)
+            typer.echo(error.message, err=True)
+            if error.fix:
+                typer.secho("Fix:   ", fg="green", nl=False, err=True)
+                typer.echo(error.fix, err=True)
+            raise typer.Exit(1) from None
+
+
+def _show_version(requested: bool) -> None:
+    if requested:
+        from importlib.metadata import version
+
+        typer.echo(f"finetune {version('finetune-operator')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="finetune",
+    cls=Commands,
+    help="Fine-tune language models on TPUs with Kubernetes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""

@@ -1,0 +1,83 @@
+"""Changes of a job's lifecycle fields, each an edit of its spec that anyone could make with kubectl."""
+
+from collections.abc import Callable, Sequence
+
+from finetune_contract import Stage
+from finetune_operator.cli import status_view
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.printing import Object, resource_name
+from finetune_operator.cluster.port import Conflict
+
+type Write = Callable[[str], None]
+
+
+async def suspend_jobs(connection: Connection, names: Sequence[str], *, write: Write) -> None:
+    """Sets spec.suspend. Raises CliError if a job has ended or does not exist; none is changed then."""
+    jobs = [await connection.job(name) for name in names]
+    for job in jobs:
+        if status_view.ended(job):
+            phase = status_view.phase_of(job)
+            raise CliError(f"{_name(job)} has ended ({phase}), so there is nothing to suspend.")
+    for job in jobs:
+        if job["spec"].get("suspend"):
+            write(f"{resource_name(job)} is suspended already")
+        else:
+            await connection.edit(_name(job), {"spec": {"suspend": True}})
+            write(f"{resource_name(job)} suspended: a stage that runs saves and ends first")
+
+
+async def resume_jobs(connection: Connection, names: Sequence[str], *, write: Write) -> None:
+    """Clears spec.suspend. Raises CliError if a job waits for something else or does not exist."""
+    for job in [await connection.job(name) for name in names]:
+        if job["spec"].get("suspend"):
+            await connection.edit(_name(job), {"spec": {"suspend": False}})
+            write(f"{resource_name(job)} resumed")
+        elif status_view.phase_of(job) == "Suspended":
+            raise CliError(
+                f"{_name(job)} is not suspended by spec.suspend: {status_view.status_of(job).get('summary', '')}",
+                fix=f"`finetune status {_name(job)}` shows what it waits for.",
+            )
+        else:
+            write(f"{resource_name(job)} is not suspended")
+
+
+async def retry_jobs(
+    connection: Connection, names: Sequence[str], from_stage: Stage | None, *, write: Write
+) -> None:
+    """Raises spec.retry.generation by one. Raises CliError if a job has nothing to retry; none is changed then."""
+    jobs = [await connection.job(name) for name in names]
+    for job in jobs:
+        phase = status_view.phase_of(job)
+        if not status_view.ended(job):
+            raise CliError(
+                f"{_name(job)} has not ended ({phase}).",
+                fix="It retries faults by itself; `finetune watch` follows it.",
+            )
+        if phase != "Failed" and from_stage is None:
+            raise CliError(
+                f"{_name(job)} has not failed ({phase}).",
+                fix="To run stages again, name the first one: --from-stage Evaluate.",
+            )
+    for job in jobs:
+        given = (job["spec"].get("retry") or {}).get("generation") or 0
+        done = status_view.status_of(job).get("retryGeneration") or 0
+        retry = {"generation": max(given, done) + 1, "fromStage": from_stage}
+        try:
+            await connection.edit(
+                _name(job),
+                {
+                    "metadata": {"resourceVersion": job["metadata"]["resourceVersion"]},
+                    "spec": {"retry": retry},
+                },
+            )
+        except Conflict as error:
+            raise CliError(
+                f"{_name(job)} was changed meanwhile, so it was not retried.", fix="Run the command again."
+            ) from error
+        stage = from_stage or "the stage that failed"
+        write(f"{resource_name(job)} retries from {stage} (generation {retry['generation']})")
+
+
+def _name(job: Object) -> str:
+    return str(job["metadata"]["name"])

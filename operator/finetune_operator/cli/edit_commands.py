@@ -1,0 +1,77 @@
+"""Commands that change a job's lifecycle: suspend, resume, retry."""
+
+from typing import Annotated, Any
+
+import typer
+
+from finetune_operator.cli.app import app
+from finetune_operator.cli.options import (
+    Context,
+    Kubeconfig,
+    Names,
+    Namespace,
+    User,
+    stage_named,
+    with_connection,
+)
+
+
+@app.command()
+def suspend(
+    names: Names,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Suspend jobs: a training saves, and its slice is freed. Sets spec.suspend."""
+    from finetune_operator.cli.edit import suspend_jobs
+
+    with_connection(
+        kubeconfig, context, user, namespace, lambda cluster: suspend_jobs(cluster, names, write=typer.echo)
+    )
+
+
+@app.command()
+def resume(
+    names: Names,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Resume suspended jobs: a training continues from its last checkpoint. Clears spec.suspend."""
+    from finetune_operator.cli.edit import resume_jobs
+
+    with_connection(
+        kubeconfig, context, user, namespace, lambda cluster: resume_jobs(cluster, names, write=typer.echo)
+    )
+
+
+@app.command()
+def retry(  # noqa: PLR0917  typer passes options by name
+    names: Names,
+    from_stage: Annotated[
+        Any,
+        typer.Option(
+            "--from-stage",
+            parser=stage_named,
+            metavar="STAGE",
+            help="First stage to run again, also after a success. Default: the one that failed.",
+        ),
+    ] = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Run failed jobs again from the stage that failed, with new retry budgets. Raises spec.retry.generation."""
+    from finetune_operator.cli.edit import retry_jobs
+
+    with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: retry_jobs(cluster, names, from_stage, write=typer.echo),
+    )

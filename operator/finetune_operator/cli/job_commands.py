@@ -1,0 +1,171 @@
+"""Commands that read jobs of a cluster: list, status, watch, wait, logs."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from finetune_operator.cli.app import app
+from finetune_operator.cli.options import (
+    Context,
+    Kubeconfig,
+    Name,
+    Names,
+    Namespace,
+    ObjectOutput,
+    User,
+    stage_named,
+    with_connection,
+)
+
+
+class ListOutput(StrEnum):
+    """Output formats of ``list``."""
+
+    WIDE = "wide"
+    NAME = "name"
+    JSON = "json"
+    YAML = "yaml"
+
+
+@app.command(name="list")
+def list_jobs(  # noqa: PLR0917  typer passes options by name
+    namespace: Namespace = None,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")
+    ] = False,
+    selector: Annotated[
+        str | None,
+        typer.Option("--selector", "-l", help="Label selector, for example team=nlp.", metavar="LABELS"),
+    ] = None,
+    output: Annotated[
+        ListOutput | None, typer.Option("--output", "-o", help="Default: a table; wide: more columns.")
+    ] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """List jobs with phase, stage, progress, cost and age."""
+    from finetune_operator.cli.listing import show_list
+
+    with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: show_list(
+            cluster, everywhere=all_namespaces, selector=selector, output=output, write=typer.echo
+        ),
+    )
+
+
+@app.command()
+def status(  # noqa: PLR0917
+    name: Name,
+    output: Annotated[
+        ObjectOutput | None, typer.Option("--output", "-o", help="Print the object instead.")
+    ] = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Show the status of a job on one page."""
+    from finetune_operator.cli.status import show_status
+
+    with_connection(
+        kubeconfig, context, user, namespace, lambda cluster: show_status(cluster, name, output, typer.echo)
+    )
+
+
+@app.command()
+def watch(
+    name: Name,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Follow a job live until it ends. Exit code 0 if it succeeded, 1 if it failed."""
+    from rich.console import Console
+
+    from finetune_operator.cli.watch import watch_job
+
+    try:
+        code = with_connection(
+            kubeconfig, context, user, namespace, lambda cluster: watch_job(cluster, name, Console())
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"The job continues; `finetune watch {name}` follows it again.", err=True)
+        code = 130
+    raise typer.Exit(code)
+
+
+@app.command()
+def wait(  # noqa: PLR0917
+    names: Names,
+    timeout: Annotated[
+        str | None,
+        typer.Option("--timeout", help="For example 90s, 30m or 2h. Default: no limit.", metavar="DURATION"),
+    ] = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Wait until jobs have ended, without output but one line for each. Exit code 0 if all succeeded, 1 if one failed,
+    124 after the timeout."""
+    from finetune_operator.cli.wait import seconds_of, wait_for
+
+    seconds = None if timeout is None else seconds_of(timeout)
+    try:
+        code = with_connection(
+            kubeconfig,
+            context,
+            user,
+            namespace,
+            lambda cluster: wait_for(cluster, names, seconds=seconds, write=typer.echo),
+        )
+    except KeyboardInterrupt:
+        code = 130
+    raise typer.Exit(code)
+
+
+@app.command()
+def logs(  # noqa: PLR0917
+    name: Name,
+    stage: Annotated[
+        Any,
+        typer.Option(
+            "--stage",
+            parser=stage_named,
+            metavar="STAGE",
+            help="For example Train. Default: the last that ran.",
+        ),
+    ] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Default: the last.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the logs until the job ends.")
+    ] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Print the logs of a stage's pods, or the stored end of the log after the pods are deleted."""
+    from finetune_operator.artifacts.scheme_router import SchemeRouter
+    from finetune_operator.cli.logs import LogSelection, show_logs
+
+    selection = LogSelection(stage=stage, attempt=attempt)
+    try:
+        with_connection(
+            kubeconfig,
+            context,
+            user,
+            namespace,
+            lambda cluster: show_logs(
+                cluster, name, selection, follow=follow, store=SchemeRouter(), write=typer.echo
+            ),
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

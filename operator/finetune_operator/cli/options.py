@@ -1,0 +1,104 @@
+"""Arguments and options that several commands have, and the connection that they describe."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finetune_operator.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from finetune_contract import Stage
+    from finetune_operator.cli.connection import Connection
+
+#: Limit of a completion: a shell waits for it.
+_COMPLETION_SECONDS = 3.0
+
+
+def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Returns the names of the namespace's jobs that begin with ``incomplete``; none if the cluster does not answer."""
+    from finetune_operator.cli.connection import connect
+
+    async def names() -> list[str]:
+        given = ctx.params
+        path = str(given["kubeconfig"]) if given.get("kubeconfig") else None
+        async with (
+            asyncio.timeout(_COMPLETION_SECONDS),
+            connect(
+                path=path,
+                context=given.get("context"),
+                user=given.get("user"),
+                namespace=given.get("namespace"),
+            ) as cluster,
+        ):
+            return [job["metadata"]["name"] async for job in cluster.jobs()]
+
+    try:
+        return [name for name in asyncio.run(names()) if name.startswith(incomplete)]
+    except (CliError, TimeoutError):
+        return []
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the FineTuneJob.", autocompletion=complete_names)
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME...", help="Names of FineTuneJobs.", autocompletion=complete_names),
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Default: the context's namespace.", metavar="NS")
+]
+ManifestNamespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", "-n", help="Of a job whose manifest names none; else it is default.", metavar="NS"
+    ),
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config.", metavar="FILE")
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="Context of the kubeconfig; default: its current one.")
+]
+User = Annotated[str | None, typer.Option("--as", help="User to impersonate, as in kubectl.", metavar="USER")]
+
+
+class ObjectOutput(StrEnum):
+    """Output formats of whole objects."""
+
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+def stage_named(text: str) -> "Stage":
+    """Parses the name of a stage, ignoring case."""
+    from finetune_contract import Stage
+
+    found = next((stage for stage in Stage if stage.lower() == text.lower()), None)
+    if found is None:
+        names = ", ".join(repr(stage.lower()) for stage in Stage)
+        raise typer.BadParameter(f"{text!r} is not one of {names}.")
+    return found
+
+
+def with_connection[T](
+    kubeconfig: Path | None,
+    context: str | None,
+    user: str | None,
+    namespace: str | None,
+    command: Callable[["Connection"], Awaitable[T]],
+) -> T:
+    """Runs one command against a cluster."""
+    from finetune_operator.cli.connection import connect
+
+    async def run() -> T:
+        path = str(kubeconfig) if kubeconfig else None
+        async with connect(path=path, context=context, user=user, namespace=namespace) as cluster:
+            return await command(cluster)
+
+    return asyncio.run(run())

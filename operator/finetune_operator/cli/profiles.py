@@ -1,0 +1,124 @@
+"""``finetune profiles``: what jobs of a namespace may use."""
+
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError, close_names
+from finetune_operator.cli.printing import Object, object_text
+from finetune_operator.cluster.port import Rejected
+
+_LABEL = 10
+
+
+async def show_profiles(
+    connection: Connection, name: str | None, output: str | None, write: Callable[[str], None]
+) -> None:
+    """Prints the profiles that serve the connection's namespace; or the one of that name. Raises CliError."""
+    try:
+        found = await connection.profiles()
+    except Rejected as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        raise CliError(
+            str(error),
+            fix="Profiles belong to the cluster: a role in a namespace is not enough. Ask for a ClusterRoleBinding to "
+            "the chart's ClusterRole …-profile-view.",
+        ) from error
+    if name is not None:
+        known = [each["metadata"]["name"] for each in found]
+        found = [each for each in found if each["metadata"]["name"] == name]
+        if not found:
+            raise CliError(f'There is no FineTuneProfile "{name}".', fix=close_names(name, known))
+    if output:
+        if found or output != "name":
+            write(object_text(found, output, single=name is not None))
+        return
+    for line in profile_lines(found, connection.namespace):
+        write(line)
+
+
+def profile_lines(profiles: Sequence[Object], namespace: str) -> Iterator[str]:
+    """Yields a block of lines for each profile that serves the namespace, and one line that names the others."""
+    usable = [each for each in profiles if serves(each, namespace)]
+    for number, profile in enumerate(usable):
+        if number:
+            yield ""
+        yield from _block(profile)
+    others = [each["metadata"]["name"] for each in profiles if not serves(each, namespace)]
+    if not usable:
+        yield f"No profile serves namespace {namespace}."
+    if others:
+        yield f"{chr(10) if usable else ''}Not for namespace {namespace}: {', '.join(others)}"
+
+
+def serves(profile: Object, namespace: str) -> bool:
+    """Whether jobs of the namespace may use the profile."""
+    listed = profile["spec"].get("namespaces") or ()
+    return namespace in listed or "*" in listed or (not listed and not _strict(profile))
+
+
+def _strict(profile: Object) -> bool:
+    return bool((profile["spec"].get("constraints") or {}).get("mode", "Strict") == "Strict")
+
+
+def _block(profile: Object) -> Iterator[str]:
+    spec, metadata = profile["spec"], profile["metadata"]
+    constraints = spec.get("constraints") or {}
+    default = (metadata.get("annotations") or {}).get(DEFAULT_PROFILE_ANNOTATION) == "true"
+    head = [metadata["name"], *(["(default)"] if default else []), spec.get("displayName") or ""]
+    yield " ".join(head).rstrip()
+    if fault := _fault(profile):
+        yield _line("Not valid", fault)
+    for flavor in spec.get("flavors") or ():
+        yield _line("Slices", _flavor(flavor, spec.get("currency")))
+    anything = "none listed" if _strict(profile) else "any"
+    uris = constraints.get("uris") or {}
+    yield _line(
+        "Models", _listed((spec.get("models") or {}).get("allow"), _listed(uris.get("read"), anything))
+    )
+    yield _line("Read", _listed(uris.get("read"), f"beside the namespace's own folder: {anything}"))
+    yield _line("Write", _listed(uris.get("write"), f"beside the namespace's own folder: {anything}"))
+    if limits := list(_limits(constraints)):
+        yield _line("Limits", "; ".join(limits))
+    if locked := constraints.get("locked"):
+        yield _line("Locked", _listed(locked, ""))
+    if queue := (spec.get("queue") or {}).get("localQueue"):
+        yield _line("Queue", f"LocalQueue {queue}")
+    if owner := spec.get("owner"):
+        yield _line("Contact", ", ".join(each for each in (owner.get("team"), owner.get("contact")) if each))
+
+
+def _fault(profile: Object) -> str:
+    conditions = (profile.get("status") or {}).get("conditions") or ()
+    fault = next((each for each in conditions if each["type"] == "Valid" and each["status"] == "False"), None)
+    return f"{fault['reason']}: {fault['message']}" if fault else ""
+
+
+def _flavor(flavor: Object, currency: object) -> str:
+    price = flavor.get("chipHourPrice")
+    parts = [
+        f"{flavor['accelerator']} {', '.join(flavor['topologies'])}",
+        str(flavor["capacity"]),
+        f"up to {flavor['maxSlices']} slices" if flavor.get("maxSlices", 1) > 1 else "",
+        f"{price} {currency} per chip hour" if price is not None else "price unknown",
+    ]
+    return f"{'; '.join(each for each in parts if each)} (flavor {flavor['name']})"
+
+
+def _limits(constraints: Object) -> Iterator[str]:
+    if (chip_hours := constraints.get("maxChipHours")) is not None:
+        yield f"{chip_hours} chip hours per job"
+    for limit in constraints.get("limits") or ():
+        low, high = limit.get("min"), limit.get("max")
+        yield f"{f'{low} ≤ ' if low is not None else ''}{limit['path']}{f' ≤ {high}' if high is not None else ''}"
+
+
+def _listed(entries: Any, otherwise: str) -> str:
+    return ", ".join(map(str, entries)) if entries else otherwise
+
+
+def _line(label: str, value: str) -> str:
+    return f"  {label:<{_LABEL}}{value}"

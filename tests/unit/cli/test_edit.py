@@ -1,0 +1,155 @@
+"""``finetune suspend``, ``resume`` and ``retry``: what they edit, and what they refuse."""
+
+import copy
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_contract import Stage
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.edit import resume_jobs, retry_jobs, suspend_jobs
+from finetune_operator.cli.errors import CliError
+from tests.unit.cli.fake_api import FakeApi, serve
+
+JOBS = Path(__file__).parent / "jobs"
+
+
+def job(phase: str, name: str = "quickstart", **spec: object) -> dict[str, Any]:
+    loaded: dict[str, Any] = copy.deepcopy(yaml.safe_load((JOBS / f"{phase}.yaml").read_text()))
+    loaded["metadata"]["name"] = name
+    loaded["spec"] |= spec
+    return loaded
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+async def connection(api: FakeApi) -> AsyncIterator[Connection]:
+    async with serve(api) as configuration:
+        connection = Connection(configuration, "team-a", user="alice")
+        yield connection
+        await connection.close()
+
+
+@pytest.fixture
+def written() -> list[str]:
+    return []
+
+
+async def test_a_running_job_is_suspended_under_the_name_of_the_impersonated_user(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("running"))
+    await suspend_jobs(connection, ["quickstart"], write=written.append)
+    assert api.edits == [("quickstart", {"spec": {"suspend": True}}, "alice")]
+    assert written == [
+        "finetunejob.tpu-finetune.dev/quickstart suspended: a stage that runs saves and ends first"
+    ]
+
+
+@pytest.mark.parametrize("verb", [suspend_jobs, resume_jobs])
+async def test_a_job_that_is_in_the_state_already_is_not_edited(
+    api: FakeApi, connection: Connection, verb: Any, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("running", suspend=verb is suspend_jobs))
+    await verb(connection, ["quickstart"], write=written.append)
+    assert api.edits == []
+    assert len(written) == 1
+
+
+async def test_no_job_is_suspended_if_one_of_them_has_ended(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("running"))
+    await api.put("finetunejobs", job("failed", "other"))
+    with pytest.raises(CliError, match=r"other has ended \(Failed\)"):
+        await suspend_jobs(connection, ["quickstart", "other"], write=written.append)
+    assert (api.edits, written) == ([], [])
+
+
+async def test_a_suspended_job_is_resumed(api: FakeApi, connection: Connection, written: list[str]) -> None:
+    await api.put("finetunejobs", job("suspended", suspend=True))
+    await resume_jobs(connection, ["quickstart"], write=written.append)
+    assert [patch for _, patch, _ in api.edits] == [{"spec": {"suspend": False}}]
+
+
+async def test_a_job_that_something_else_suspends_says_what(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("suspended", suspend=False))
+    with pytest.raises(CliError, match=r"not suspended by spec\.suspend: ."):
+        await resume_jobs(connection, ["quickstart"], write=written.append)
+
+
+@pytest.mark.parametrize(
+    ("given", "done", "stage", "expected"),
+    [
+        (None, None, None, {"generation": 1, "fromStage": None}),
+        ({"generation": 3, "fromStage": "Evaluate"}, 3, None, {"generation": 4, "fromStage": None}),
+        # a manifest that was applied again without its retry
+        (None, 5, Stage.EXPORT, {"generation": 6, "fromStage": "Export"}),
+    ],
+)
+async def test_a_retry_has_a_number_that_was_never_used(
+    api: FakeApi,
+    connection: Connection,
+    written: list[str],
+    given: object,
+    done: int | None,
+    stage: Stage | None,
+    expected: object,
+) -> None:
+    failed = job("failed", retry=given)
+    failed["status"]["retryGeneration"] = done
+    await api.put("finetunejobs", failed)
+    await retry_jobs(connection, ["quickstart"], stage, write=written.append)
+    assert [patch["spec"]["retry"] for _, patch, _ in api.edits] == [expected]
+    assert written[0].startswith("finetunejob.tpu-finetune.dev/quickstart retries from ")
+
+
+@pytest.mark.parametrize(
+    ("phase", "stage", "reason"),
+    [
+        ("running", None, "has not ended"),
+        ("running", Stage.EXPORT, "has not ended"),
+        ("succeeded", None, "has not failed"),
+    ],
+)
+async def test_a_retry_of_a_job_without_failure_is_refused(
+    api: FakeApi, connection: Connection, written: list[str], phase: str, stage: Stage | None, reason: str
+) -> None:
+    await api.put("finetunejobs", job(phase))
+    with pytest.raises(CliError, match=reason):
+        await retry_jobs(connection, ["quickstart"], stage, write=written.append)
+    assert api.edits == []
+
+
+async def test_a_stage_of_a_job_that_succeeded_can_be_repeated(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("succeeded"))
+    await retry_jobs(connection, ["quickstart"], Stage.EVALUATE, write=written.append)
+    assert len(api.edits) == 1
+
+
+async def test_a_retry_does_not_overwrite_an_edit_that_it_has_not_seen(
+    api: FakeApi, connection: Connection, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.put("finetunejobs", job("failed"))
+    read = connection.job
+
+    async def then_edited(name: str) -> Any:
+        found = copy.deepcopy(await read(name))
+        await api.put("finetunejobs", job("failed"))
+        return found
+
+    monkeypatch.setattr(connection, "job", then_edited)
+    with pytest.raises(CliError, match="changed meanwhile"):
+        await retry_jobs(connection, ["quickstart"], None, write=written.append)
+    assert written == []
