@@ -13,12 +13,9 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     WatchStream,
 )
-from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
 
-#: A label that no object has: listing with it verifies permission and existence and returns no objects.
-_NOTHING = {UID_LABEL: "none"}
 RETRY_SECONDS = 5.0
 
 
@@ -62,7 +59,7 @@ async def serves(cluster: KubernetesClient, kind: ResourceKind, namespaces: Sequ
     Any error other than "not found" counts as yes: :func:`wait_for_prerequisites` then reports the problem.
     """
     try:
-        await cluster.list(kind, namespaces[0] if namespaces else None, labels=_NOTHING)
+        await _list(cluster, WatchStream(kind, namespaces[0] if namespaces else None))
     except NotFound:
         return False
     except ClusterError:
@@ -72,7 +69,7 @@ async def serves(cluster: KubernetesClient, kind: ResourceKind, namespaces: Sequ
 
 async def _problem(cluster: KubernetesClient, watch: WatchStream) -> str | None:
     try:
-        await cluster.list(watch.kind, watch.namespace, labels=_NOTHING)
+        await _list(cluster, watch)
     except NotFound:
         return f"the API server does not serve {_full_name(watch.kind)}: {_source(watch.kind)}"
     except Rejected as error:
@@ -80,6 +77,11 @@ async def _problem(cluster: KubernetesClient, watch: WatchStream) -> str | None:
     except ClusterError as error:
         return f"{watch} cannot be read from the API server: {error}"
     return None
+
+
+async def _list(cluster: KubernetesClient, watch: WatchStream) -> None:
+    """Lists one page of metadata. With a selector that matches nothing, the API server would read all objects."""
+    await anext(cluster.pages(watch.kind, watch.namespace, metadata_only=True), None)
 
 
 def _full_name(kind: ResourceKind) -> str:

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -131,6 +132,22 @@ async def test_with_everything_in_place_nothing_is_missing() -> None:
     found = await wait_for_prerequisites(cluster, streams(cluster, "a"), stop, told.append)
     assert found == watches(["a"], kueue=True)
     assert told == [()]
+
+
+async def test_the_check_reads_one_page_of_each_kind_without_selector() -> None:
+    """With a selector that matches nothing, an API server reads all objects: a minute of them in a large cluster."""
+    cluster, asked = FakeCluster(), []
+    for number in range(3):
+        cluster.put(JOBS, {"metadata": {"name": f"job-{number}", "namespace": "team"}})
+
+    class Asked(FakeCluster):
+        def pages(self, *given: Any, **options: Any) -> Any:
+            asked.append(options)
+            return cluster.pages(*given, **options)
+
+    assert await wait_for_prerequisites(Asked(), streams(Asked()), asyncio.Event(), lambda _: None)
+    assert cluster.calls.count("page finetunejobs") == 1
+    assert asked == [{"metadata_only": True}] * 6
 
 
 async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
