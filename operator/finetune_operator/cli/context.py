@@ -72,11 +72,12 @@ def profile_for(job: Object, profiles: Sequence[Object]) -> Object | None:
     elif len(profiles) == 1:
         meant = list(profiles)
     else:
-        meant = [each for each in profiles if _is_default(each)]
+        meant = [each for each in profiles if is_default(each)]
     return meant[0] if len(meant) == 1 else None
 
 
-def _is_default(profile: Object) -> bool:
+def is_default(profile: Object) -> bool:
+    """Whether jobs that name no profile run under this one."""
     annotations = profile["metadata"].get("annotations") or {}
     return bool(annotations.get(DEFAULT_PROFILE_ANNOTATION) == "true")
 

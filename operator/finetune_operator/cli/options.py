@@ -20,24 +20,21 @@ _COMPLETION_SECONDS = 3.0
 
 def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the names of the namespace's jobs that begin with ``incomplete``; none if the cluster does not answer."""
-    from finetune_operator.cli.connection import connect
 
-    async def names() -> list[str]:
-        given = ctx.params
-        path = str(given["kubeconfig"]) if given.get("kubeconfig") else None
-        async with (
-            asyncio.timeout(_COMPLETION_SECONDS),
-            connect(
-                path=path,
-                context=given.get("context"),
-                user=given.get("user"),
-                namespace=given.get("namespace"),
-            ) as cluster,
-        ):
-            return [job["metadata"]["name"] async for job in cluster.jobs()]
+    async def names(cluster: "Connection") -> list[str]:
+        return [job["metadata"]["name"] async for job in cluster.jobs()]
 
+    given = ctx.params
     try:
-        return [name for name in asyncio.run(names()) if name.startswith(incomplete)]
+        found = with_connection(
+            given.get("kubeconfig"),
+            given.get("context"),
+            given.get("user"),
+            given.get("namespace"),
+            names,
+            seconds=_COMPLETION_SECONDS,
+        )
+        return [name for name in found if name.startswith(incomplete)]
     except (CliError, TimeoutError):
         return []
 
@@ -92,13 +89,18 @@ def with_connection[T](
     user: str | None,
     namespace: str | None,
     command: Callable[["Connection"], Awaitable[T]],
+    *,
+    seconds: float | None = None,
 ) -> T:
-    """Runs one command against a cluster."""
+    """Runs one command against a cluster. Raises TimeoutError after ``seconds``, CliError and what it raises."""
     from finetune_operator.cli.connection import connect
 
     async def run() -> T:
         path = str(kubeconfig) if kubeconfig else None
-        async with connect(path=path, context=context, user=user, namespace=namespace) as cluster:
+        async with (
+            asyncio.timeout(seconds),
+            connect(path=path, context=context, user=user, namespace=namespace) as cluster,
+        ):
             return await command(cluster)
 
     return asyncio.run(run())

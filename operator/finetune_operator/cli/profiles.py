@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.context import is_default
 from finetune_operator.cli.errors import CliError, close_names
 from finetune_operator.cli.printing import Object, object_text
 from finetune_operator.cluster.port import Rejected
+from finetune_operator.planning.policy.job_checks import serves_namespace
 
 _LABEL = 10
 
@@ -57,7 +58,7 @@ def profile_lines(profiles: Sequence[Object], namespace: str) -> Iterator[str]:
 def serves(profile: Object, namespace: str) -> bool:
     """Whether jobs of the namespace may use the profile."""
     listed = profile["spec"].get("namespaces") or ()
-    return namespace in listed or "*" in listed or (not listed and not _strict(profile))
+    return serves_namespace(listed, namespace, strict=_strict(profile))
 
 
 def _strict(profile: Object) -> bool:
@@ -67,8 +68,7 @@ def _strict(profile: Object) -> bool:
 def _block(profile: Object) -> Iterator[str]:
     spec, metadata = profile["spec"], profile["metadata"]
     constraints = spec.get("constraints") or {}
-    default = (metadata.get("annotations") or {}).get(DEFAULT_PROFILE_ANNOTATION) == "true"
-    head = [metadata["name"], *(["(default)"] if default else []), spec.get("displayName") or ""]
+    head = [metadata["name"], *(["(default)"] if is_default(profile) else []), spec.get("displayName") or ""]
     yield " ".join(head).rstrip()
     if fault := _fault(profile):
         yield _line("Not valid", fault)

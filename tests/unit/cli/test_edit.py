@@ -25,11 +25,6 @@ def job(phase: str, name: str = "quickstart", **spec: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def api() -> FakeApi:
-    return FakeApi()
-
-
-@pytest.fixture
 async def connection(api: FakeApi) -> AsyncIterator[Connection]:
     async with serve(api) as configuration:
         connection = Connection(configuration, "team-a", user="alice")

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.listing import show_list
 from finetune_operator.cli.status import show_status
 from finetune_operator.cli.wait import TIMED_OUT, seconds_of, wait_for
-from tests.unit.cli.fake_api import FakeApi, serve
+from tests.unit.cli.fake_api import FakeApi
 
 NOW = datetime(2026, 11, 21, 12, 5, tzinfo=UTC)
 JOBS = Path(__file__).parent / "jobs"
@@ -27,22 +26,6 @@ def job(phase: str, name: str = "quickstart") -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((JOBS / f"{phase}.yaml").read_text())
     loaded["metadata"]["name"] = name
     return loaded
-
-
-@pytest.fixture
-def api() -> FakeApi:
-    return FakeApi()
-
-
-@pytest.fixture
-async def connection(api: FakeApi) -> AsyncIterator[Connection]:
-    async def at_once(_seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    async with serve(api) as configuration:
-        connection = Connection(configuration, "team-a", sleep=at_once)
-        yield connection
-        await connection.close()
 
 
 async def listed(connection: Connection, **options: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """``finetune logs``: live pods, several hosts, following, and what was kept."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, ObjectTo
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.logs import LogSelection, show_logs
-from tests.unit.cli.fake_api import FakeApi, serve
+from tests.unit.cli.fake_api import FakeApi
 
 JOBS = Path(__file__).parent / "jobs"
 FOLDER = "gs://ft-artifacts/team-a/quickstart-5b0f3f3c"
@@ -59,22 +59,6 @@ def pod(stage: Stage, attempt: int = 1, host: int = 0, state: str = "running") -
         },
         "status": {"containerStatuses": [{"state": {state: {}}}]},
     }
-
-
-@pytest.fixture
-def api() -> FakeApi:
-    return FakeApi()
-
-
-@pytest.fixture
-async def connection(api: FakeApi) -> AsyncIterator[Connection]:
-    async def at_once(_seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    async with serve(api) as configuration:
-        connection = Connection(configuration, "team-a", sleep=at_once)
-        yield connection
-        await connection.close()
 
 
 async def add(api: FakeApi, *pods: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from finetune_operator.cli.explain import explained, explanations
 from finetune_operator.cli.profiles import profile_lines, serves
 
 ROOT = Path(__file__).parents[3]
-LOCAL = yaml.safe_load((ROOT / "devcluster" / "manifests" / "profile-local.yaml").read_text())
 
 
 def profile(name: str) -> dict[str, Any]:

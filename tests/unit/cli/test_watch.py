@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import io
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.console import Console
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.watch import TransitionPrinter, watch_job
-from tests.unit.cli.fake_api import FakeApi, serve
+from tests.unit.cli.fake_api import FakeApi
 
 NOW = datetime(2026, 11, 21, 12, 5, tzinfo=UTC)
 JOBS = Path(__file__).parent / "jobs"
@@ -30,22 +29,6 @@ def at_step(step: int) -> dict[str, Any]:
     running = job("running")
     running["status"]["progress"] |= {"step": step, "stepText": f"{step}/60"}
     return running
-
-
-@pytest.fixture
-def api() -> FakeApi:
-    return FakeApi()
-
-
-@pytest.fixture
-async def connection(api: FakeApi) -> AsyncIterator[Connection]:
-    async def at_once(_seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    async with serve(api) as configuration:
-        connection = Connection(configuration, "team-a", sleep=at_once)
-        yield connection
-        await connection.close()
 
 
 async def watch(connection: Connection, *, terminal: bool = False) -> tuple[int, str]:

@@ -63,11 +63,15 @@ def refused_by(name: str, problems: Iterable[str]) -> Refused:
     return Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(problems)}.')
 
 
+def serves_namespace(listed: Sequence[str], namespace: str, *, strict: bool) -> bool:
+    """Whether a profile that lists these namespaces serves ``namespace``; ``strict``: of constraints.mode."""
+    return namespace in listed or "*" in listed or not (listed or strict)
+
+
 def _check_namespace(name: str, profile: DefaultedProfileSpec, namespace: str | None) -> None:
     """Raises Refused if the profile does not serve ``namespace``; None if the manifest leaves it to kubectl."""
     namespaces = profile.namespaces or ()
-    listed = (namespace or "default") in namespaces or "*" in namespaces
-    if not listed and (namespaces or profile.constraints.strict):
+    if not serves_namespace(namespaces, namespace or "default", strict=profile.constraints.strict):
         other = (
             f'not {namespace}: to allow it, add "{namespace}" to spec.namespaces of the profile.'
             if namespace
