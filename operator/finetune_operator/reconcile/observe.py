@@ -13,7 +13,6 @@ from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
     JOBS,
-    NODES,
     PROFILES,
     KubernetesClient,
     NotFound,
@@ -21,18 +20,12 @@ from finetune_operator.cluster.port import (
     Rejected,
     ResourceKind,
 )
-from finetune_operator.lifecycle.attempts.classify import settled
-from finetune_operator.lifecycle.attempts.disruption import WINDOW
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
-from finetune_operator.lifecycle.children.jobset import JobSet
-from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
-from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.projection import (
     reduced_event,
     reduced_job,
-    reduced_node,
 )
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
@@ -45,6 +38,7 @@ from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.children import ChildReader, list_kept, own_workloads
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
+from finetune_operator.reconcile.nodes import ListedNodes, failed_kinds, list_nodes
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
 from finetune_operator.reconcile.shared_read import SharedRead
@@ -52,9 +46,6 @@ from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
-
-#: Maximum number of slice kinds whose nodes are listed in one observation of a job.
-_MOST_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -103,18 +94,25 @@ class Observer:
         self._namespaces = namespaces
         self.rooms = MemoryBudget()
 
-    async def observe(self, key: JobKey, room: MemoryShare, *, live: bool = False) -> Observation | None:
+    async def observe(
+        self, key: JobKey, room: MemoryShare, *, earlier: ListedNodes | None = None
+    ) -> Observation | None:
         """Returns the complete observation of one job; None if the job does not exist. Raises ClusterError.
 
-        Job, JobSets, pods and plan come from caches where these are complete, and from live reads otherwise or with
-        ``live``; profiles are always read live. Objects that tenants create are reduced to what decisions read and
-        accounted for in ``room``.
+        Job, JobSets, pods and plan come from caches where these are complete, and from live reads otherwise; profiles
+        are always read live. Objects that tenants create are reduced to what decisions read and accounted for in
+        ``room``.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
         that is observed as ended, the record is observed, too. If the JobSets and pods come from the cache, the last
         view is reused while nothing has ended since (:mod:`.view_cache`).
+
+        Args:
+            key: the job.
+            room: accounts for what the observation holds.
+            earlier: nodes that were listed for a cached observation of the same reconcile. All else is then read live.
         """
-        cached = None if live else await self._cache.job(key.namespace, key.name)
+        cached = None if earlier is not None else await self._cache.job(key.namespace, key.name)
         if cached is None:
             job = await self.job(key)
             if job is None:
@@ -142,9 +140,14 @@ class Observer:
         )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
-        nodes = await self._nodes([pod for pod in pods if not _is_classified(pod, view)], jobsets, room)
+        now = self._utc_now()
+        kinds = failed_kinds(pods, jobsets, view, now)
+        if earlier is not None and kinds == earlier.kinds:
+            nodes = earlier.nodes
+        else:
+            nodes = await list_nodes(self._cluster, kinds, room)
         return Observation(
-            now=self._utc_now(),
+            now=now,
             job=job,
             status=status,
             profiles=tuple(profiles),
@@ -263,32 +266,6 @@ class Observer:
             self._plans.forget(job["metadata"]["uid"])
         return view
 
-    async def _nodes(
-        self, pods: Sequence[Pod], jobsets: Sequence[JobSet], room: MemoryShare
-    ) -> Mapping[str, SliceNode] | None:
-        """Returns all nodes of the kinds of slices on which pods failed recently, with one list per kind.
-
-        None if no pod failed recently, or if the operator may not list nodes. Kinds that the JobSets request come
-        first, since a pod may name any kind.
-        """
-        kinds = {pod.slice_kind for pod in pods if pod.slice_kind and _failed_lately(pod, self._utc_now())}
-        if not kinds:
-            return None
-        wanted = {kind for jobset in jobsets for kind in jobset.slice_kinds}
-        chosen = sorted(kinds, key=lambda kind: (kind not in wanted, kind))[:_MOST_KINDS]
-        try:
-            found = [
-                await list_kept(self._cluster, NODES, None, room, keep=reduced_node, labels=dict(kind))
-                for kind in chosen
-            ]
-        except Rejected as error:
-            log.warning(
-                "nodes cannot be listed, so the loss of a node counts as a failure of the stage: %s",
-                error,
-            )
-            return None
-        return {node.name: node for nodes in found for node in map(SliceNode.parse, nodes)}
-
     async def _events(
         self, namespace: str, about: ObjectReference, room: MemoryShare
     ) -> tuple[ObjectEvent, ...]:
@@ -360,21 +337,3 @@ class Observer:
         if name is None:
             return None
         return await self.job(JobKey(job["metadata"]["namespace"], name))
-
-
-def _is_classified(pod: Pod, view: RunFolderView) -> bool:
-    """Whether the classification of the pod's attempt is final.
-
-    If so, its nodes need not be listed; there may be thousands of that kind.
-    """
-    files = view.attempts.get(pod.key) if pod.key else None
-    return files is not None and settled(files.failure)
-
-
-def _failed_lately(pod: Pod, now: datetime) -> bool:
-    """Whether the pod failed so recently that the state of its nodes may still show the cause."""
-    if pod.phase != "Failed":
-        return False
-    # Without an end, the kubelet did not start it, or its node no longer exists.
-    ended = pod.finished_at or pod.last_change
-    return ended is None or now - ended <= 2 * WINDOW

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import datetime
 from typing import Protocol, Self
 
@@ -19,6 +18,7 @@ from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
 from finetune_operator.reconcile.errors import reason_of, status_with_error
 from finetune_operator.reconcile.memory_budget import MemoryShare
+from finetune_operator.reconcile.nodes import ListedNodes
 from finetune_operator.reconcile.observe import JobKey, Observer
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,15 @@ class ReconcileError(Exception):
 
 
 class _Unconfirmed(Exception):
-    """A decision on cached objects needs a live observation."""
+    """A decision on cached objects needs a live observation.
+
+    Args:
+        nodes: what was listed live for the cached observation.
+    """
+
+    def __init__(self, nodes: ListedNodes) -> None:
+        super().__init__()
+        self.nodes = nodes
 
 
 class Decide(Protocol):
@@ -104,24 +112,26 @@ class Reconciler:
             ReconcileError: for any error.
         """
         with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
-            with suppress(_Unconfirmed):
+            try:
                 async with self._observer.rooms.of(key.namespace) as room:
-                    return await self._reconcile(key, retry_in, room, live=False)
+                    return await self._reconcile(key, retry_in, room)
+            except _Unconfirmed as unconfirmed:
+                earlier = unconfirmed.nodes
             async with self._observer.rooms.of(key.namespace) as room:
-                return await self._reconcile(key, retry_in, room, live=True)
+                return await self._reconcile(key, retry_in, room, earlier)
 
     async def _reconcile(
-        self, key: JobKey, retry_in: float, room: MemoryShare, *, live: bool
+        self, key: JobKey, retry_in: float, room: MemoryShare, earlier: ListedNodes | None = None
     ) -> float | None:
         observation: Observation | None = None
         announced = False
         try:
-            observation = await self._observer.observe(key, room, live=live)
+            observation = await self._observer.observe(key, room, earlier=earlier)
             if observation is None:
                 return None
             observation, decision = await self._decision(key, observation, room)
             if observation.cached and not await self._confirmed(observation, decision):
-                raise _Unconfirmed
+                raise _Unconfirmed(ListedNodes.of(observation))
             if decision.fault is not None:
                 log.error(
                     "internal error while reading the content of the run folder", exc_info=decision.fault

@@ -275,7 +275,8 @@ class WatchManager:
         """Requests one page of a listing, with fewer objects if it is too large.
 
         The page size grows again after small pages. The page's own continue token refers to the next one. Raises
-        ClientPayloadError if it has expired: the listing then begins again.
+        ClientPayloadError if the listing is to begin again: the continue token has expired, or the API server has not
+        read from etcd what it must return (504).
         """
         path = stream.path
         while True:
@@ -286,6 +287,11 @@ class WatchManager:
                 response.close()
                 # kopf ends with this status, but lists again after an error of the transport.
                 raise aiohttp.ClientPayloadError(f"the continue token of {stream} has expired")
+            if response.status == HTTPStatus.GATEWAY_TIMEOUT:
+                answer = await read_body(response, PAGE_BYTES)
+                log.warning("%s cannot be listed yet: %s", stream, (answer or b"").decode(errors="replace"))
+                self._failed.add(path)
+                raise aiohttp.ClientPayloadError(f"{stream} cannot be listed yet")
             if response.status != 200:
                 return response
             text = await read_body(response, PAGE_BYTES if objects > 1 else None)

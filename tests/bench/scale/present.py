@@ -12,6 +12,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 
 import aiohttp
 
@@ -28,6 +29,16 @@ _TEMPLATE = "p00000"
 #: Prefixes of keys in etcd, without the namespace.
 _CHILDREN = ("/registry/jobset.x-k8s.io/jobsets", "/registry/jobs", "/registry/pods")
 _JOBS = "/registry/tpu-finetune.dev/finetunejobs"
+#: The API server has a cache of each of these collections, which follows etcd.
+_COLLECTIONS = (
+    "/apis/tpu-finetune.dev/v1alpha1/finetunejobs",
+    "/apis/jobset.x-k8s.io/v1alpha2/jobsets",
+    "/apis/batch/v1/jobs",
+    "/api/v1/pods",
+    "/api/v1/configmaps",
+)
+#: Seconds until these caches have all that was copied.
+_CACHE_SECONDS = 900
 #: Between the keys and values of one job while they are copied.
 _BETWEEN = b"\x00<->\x00"
 
@@ -68,6 +79,8 @@ class Present:
         self.names += added
         await asyncio.to_thread(self._system.stop)
         await self._copy(count - len(self.names) - 1)
+        async with asyncio.timeout(_CACHE_SECONDS):
+            await self._cached(await self._etcd.revision())
 
     async def _finished_job(self) -> "Template":
         """Runs one job through its stages."""
@@ -104,6 +117,17 @@ class Present:
 
         await each([f"p{number:05}" for number in range(self._copies + 1, count + 1)], copy)
         self._copies = max(self._copies, count)
+
+    async def _cached(self, revision: int) -> None:
+        """Waits until the API server's caches have reached a revision of etcd."""
+        query = {"limit": "1", "resourceVersion": str(revision), "resourceVersionMatch": "NotOlderThan"}
+        for path in _COLLECTIONS:
+            while True:
+                # The API server waits a few seconds for its cache before it answers with an error.
+                async with self._kube.session().get(path, params=query) as answer:
+                    if answer.status != HTTPStatus.GATEWAY_TIMEOUT:
+                        answer.raise_for_status()
+                        break
 
     async def close(self) -> None:
         await self._etcd.close()
@@ -154,6 +178,11 @@ class Etcd:
         return {
             base64.b64decode(each["key"]): base64.b64decode(each["value"]) for each in found.get("kvs", ())
         }
+
+    async def revision(self) -> int:
+        """Returns the revision of the last write."""
+        found = await self._call("range", {"key": _encoded(b"/none")})
+        return int(found["header"]["revision"])
 
     async def write(self, values: Mapping[bytes, bytes]) -> None:
         """Stores the values in one transaction."""

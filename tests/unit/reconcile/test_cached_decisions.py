@@ -8,7 +8,16 @@ import pytest
 
 from finetune_contract import Failure, FailureClass
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Conflict
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    PODS,
+    PROFILES,
+    WORKLOADS,
+    Conflict,
+)
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
 from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
 from finetune_operator.reconcile.apply import Applier
@@ -137,6 +146,28 @@ async def test_a_job_that_has_changed_is_observed_again_before(action: Callable[
     await setup.reconcile()
     assert setup.lives == [False, True]
     assert setup.observed[-1].job["spec"] == {"suspend": True}
+
+
+@pytest.mark.parametrize(("topology", "lists"), [("2x4", 1), ("4x4", 3)])
+async def test_nodes_are_listed_again_only_if_pods_of_other_kinds_have_failed(
+    topology: str, lists: int
+) -> None:
+    setup = Setup(creation("demo-prep-2"))
+
+    def fail(pod: str, topology: str) -> None:
+        kind = {"cloud.google.com/gke-tpu-topology": topology}
+        found = child("Pod", pod) | {"spec": {"nodeSelector": kind}, "status": {"phase": "Failed"}}
+        setup.cluster.put(PODS, found)
+        setup.cluster.put(NODES, {"metadata": {"name": f"node-{topology}", "labels": kind}})
+
+    fail("demo-prep-1-cpu-0-0-abcde", "2x4")
+    await setup.begin()
+    # The watches are behind.
+    setup.cluster.put(JOBSETS, setup.cluster.of(JOBSETS)[0])
+    fail("demo-prep-1-cpu-0-1-abcde", topology)
+    assert reads(await setup.reconcile()) == sorted([*LIVE, *["list nodes"] * lists])
+    assert setup.lives == [False, True]
+    assert set(setup.observed[-1].nodes or ()) == {"node-2x4", f"node-{topology}"}
 
 
 async def test_the_next_decision_knows_what_this_one_has_written() -> None:

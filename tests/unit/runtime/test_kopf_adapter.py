@@ -281,6 +281,15 @@ async def test_a_watch_that_ends_with_an_error_is_listed_again(
     assert pauses == expected
 
 
+async def test_a_listing_that_the_server_cannot_answer_yet_begins_again(pauses: list[float]) -> None:
+    """Its own cache is behind etcd, for minutes after thousands of objects were stored: kopf would end."""
+    api = WatchedApi(lambda _begin, _end: [json.dumps(large_job(0, labels=1))], 1, lags=True)
+    async with watching(api, []):
+        await until(lambda: len(api.watches) == 1)
+    assert len(api.pages) == 1
+    assert pauses == [5.0]
+
+
 async def test_the_pause_grows_while_a_watch_delivers_nothing_but_errors(pauses: list[float]) -> None:
     changed = json.dumps({"type": "MODIFIED", "object": large_job(0, labels=1)})
     lines = iter([*[ends_with(500)] * 5, [changed, *ends_with(500)], []])

@@ -61,6 +61,7 @@ class WatchedApi:
         events: returns the lines of the watch of FineTuneJobs.
         cut: whether the first watch of FineTuneJobs ends after these lines.
         expired: whether the first continue token of FineTuneJobs has expired when it is used.
+        lags: whether the first request for a page of FineTuneJobs fails because the server's own cache is behind etcd.
         children: other collections by path, each like ``listed`` and ``count``.
     """
 
@@ -73,9 +74,11 @@ class WatchedApi:
         *,
         cut: bool = False,
         expired: bool = False,
+        lags: bool = False,
     ) -> None:
         self._cut = cut
         self._expired = expired
+        self._lags = lags
         self._collections = {JOBS_PATH: (listed, count), **(children or {})}
         self._events = events
         self.version = 1
@@ -111,6 +114,11 @@ class WatchedApi:
         if self._expired and path == JOBS_PATH and "continue" in request.query:
             self._expired = False
             return web.json_response({"kind": "Status", "code": 410, "reason": "Expired"}, status=410)
+        if self._lags and path == JOBS_PATH:
+            self._lags = False
+            message = "Too large resource version: 12, current: 1"
+            status = {"kind": "Status", "code": 504, "reason": "Timeout", "message": message}
+            return web.json_response(status, status=504)
         return self._page(path, int(request.query["limit"]), int(request.query.get("continue", 0)))
 
     def _page(self, path: str, limit: int, begin: int) -> web.Response:
