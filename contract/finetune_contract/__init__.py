@@ -85,6 +85,7 @@ from finetune_contract.result import (
     StageResult,
     TrainOutcome,
 )
+from finetune_contract.rows import EvaluatedRow, RowMeasures
 from finetune_contract.stages import Stage
 from finetune_contract.versions import CONTRACT_VERSION, ContractVersion, Since, major_of, required_version
 
@@ -117,6 +118,7 @@ __all__ = [
     "DiscardedCheckpoint",
     "DpoMethod",
     "EvaluateOutcome",
+    "EvaluatedRow",
     "EvaluationDatasetSpec",
     "EvaluationPoint",
     "EvaluationResult",
@@ -149,6 +151,7 @@ __all__ = [
     "ProfilingSpec",
     "Progress",
     "Remark",
+    "RowMeasures",
     "RowsFound",
     "RunFolder",
     "Sample",

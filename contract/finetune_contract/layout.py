@@ -92,6 +92,16 @@ class RunFolder:
     def evaluation_samples(self) -> str:
         return f"{self.uri}/evaluate/samples.jsonl"
 
+    @property
+    def evaluation_rows(self) -> str:
+        """Measurements of each evaluation row, as :class:`~.rows.EvaluatedRow` records."""
+        return f"{self.uri}/evaluate/rows.jsonl"
+
+    @property
+    def status(self) -> str:
+        """The operator's copy of job and status at its end, which outlives the FineTuneJob (``RunRecord``)."""
+        return f"{self.uri}/status.json"
+
     def exported(self, name: str) -> str:
         """Folder of an export: ``model`` in Hugging Face format, ``adapter`` in PEFT's, ``orbax`` in MaxText's."""
         return f"{self.uri}/export/{name}"

@@ -1,0 +1,35 @@
+"""Measurements of single evaluation rows (``evaluate/rows.jsonl``, one record per line).
+
+Rows of two jobs are compared in pairs: two records belong to the same row if set, digest and, for rows that occur more
+than once, their order among those of the same digest are equal.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from finetune_contract.base import Count, Record, Sha256
+
+
+class RowMeasures(Record):
+    """One model's measurements of one row."""
+
+    loss: float | None = None
+    """Sum of the losses of the row's tokens (or its pair's loss), in nats. None if no loss is measured."""
+    tokens: Count = 0
+    """Number of tokens (or pairs: 1) in that sum."""
+    scores: Annotated[dict[str, float], Field(max_length=64)] = {}
+    """Scores and the method's further metrics, by short name (``exact_match``)."""
+
+
+class EvaluatedRow(Record):
+    """One row of the validation sets, of evaluation.datasets or of evaluation.benchmarks."""
+
+    kind: Literal["Validation", "Dataset", "Benchmark"]
+    name: str
+    """Name of the validation set, dataset or benchmark."""
+    digest: Sha256
+    """sha256 of what the model is measured on: equal for equal rows, whatever the model's answers."""
+    baseline: RowMeasures | None = None
+    """The base model. None if it is not measured."""
+    tuned: RowMeasures
