@@ -22,13 +22,14 @@ from tests.integration import fake_trainer
 TRAINING = 200
 #: Seconds between two progress records of a job.
 _PACE = 5.0
-_SECONDS = 60.0
+#: Longer than the pace of any job's status, which all live jobs write at about the same time after a start.
+_SECONDS = 300.0
 _SETTLE_SECONDS = 1800
 _TOTAL_STEPS = 1_000_000
 
 
 async def measure(cluster: LocalCluster, system: FineTuneOperator, present: Present) -> Mapping[str, float]:
-    """Measures the operator for a minute, with the jobs that are present, of which some train and report progress."""
+    """Measures the operator for some minutes, with the jobs that are present, of which some train and report progress."""
     names = present.names[:TRAINING]
     async with Kube.of(cluster.kubeconfig) as kube:
         await asyncio.to_thread(system.start)
@@ -43,6 +44,8 @@ async def measure(cluster: LocalCluster, system: FineTuneOperator, present: Pres
         moving = asyncio.create_task(_move(jobsets))
         try:
             await settled(cluster, seconds=_SETTLE_SECONDS)
+            # The first statuses after a start are written at once.
+            await asyncio.sleep(_SECONDS)
             cpu, requests = await _spent(cluster, system)
         finally:
             moving.cancel()
@@ -62,7 +65,7 @@ async def measure(cluster: LocalCluster, system: FineTuneOperator, present: Pres
 
 
 async def _spent(cluster: LocalCluster, system: FineTuneOperator) -> tuple[float, Counter[str]]:
-    """Returns CPU seconds and requests of the operator in the next minute."""
+    """Returns CPU seconds and requests of the operator in the next ``_SECONDS``."""
     report(f"idle: measuring {_SECONDS:.0f} s; load of the machine {os.getloadavg()[0]:.1f}")
     requests = await asyncio.to_thread(operator_requests, cluster)
     cpu = cpu_seconds(system.pid)
