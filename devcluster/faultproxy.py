@@ -160,6 +160,15 @@ class FaultProxy:
                 stream.cancel()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except aiohttp.ClientConnectionError:
+            # the API server is away, or has ended while it answered
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         call = ProxiedRequest(
             method=request.method, path=request.path, query=dict(request.query), body=await request.read()
         )

@@ -29,7 +29,7 @@ _TOTAL_STEPS = 1_000_000
 
 
 async def measure(cluster: LocalCluster, system: FineTuneOperator, present: Present) -> Mapping[str, float]:
-    """Measures the operator for some minutes, with the jobs that are present, of which some train and report progress."""
+    """Measures the operator with the jobs that are present, of which some train and report progress."""
     names = present.names[:TRAINING]
     async with Kube.of(cluster.kubeconfig) as kube:
         await asyncio.to_thread(system.start)

@@ -134,6 +134,21 @@ def test_an_error_unrelated_to_the_run_folder_is_raised() -> None:
         decide(world.observe())
 
 
+def test_a_stop_whose_reason_is_lost_with_the_status_counts_as_a_fault() -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    world.edit(suspend=True)
+    world.reconcile()
+    world.lose(name)
+    world.job["status"] = {}
+    world.unreadable = None
+    world.edit(suspend=False)
+    world.reconcile()
+    assert reasons(world) == ["JobSetDeleted"]
+    assert world.status["attempts"]["infrastructure"] == 1
+    assert world.live() == ["support-bot-train-2"]
+
+
 def test_suspension_works_despite_a_damaged_status() -> None:
     world, name = training()
     world.unreadable = AWAY

@@ -27,6 +27,7 @@ from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.pod_blocker import lacks_input
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.stages.retry_budget import MOST_STUCK
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.defaults import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from finetune_operator.rendering import ATTEMPT_LABEL, STAGE_LABEL
 from tests.unit.lifecycle.test_limits import flavors
@@ -277,6 +278,8 @@ class Machine(RuleBasedStateMachine):
         self.taken: tuple[object, Decision] | None = None
         """A decision that is not applied yet, with the version of the observed job."""
         self.wiped = 0
+        self.unexplained: set[AttemptKey] = set()
+        """Stopped attempts whose reason was in the status alone when that was lost. They count as faults."""
         self.infrastructure = 0
         self.user = 0
         self.preemptions = 0
@@ -640,6 +643,10 @@ class Machine(RuleBasedStateMachine):
             case "profile":
                 world.profiles = [] if world.profiles else [self.profile]
             case "status" if not world.finished:
+                lost = {key for key, _ in pending_records(read_status(world.status))}
+                self.unexplained |= lost
+                for key in lost:
+                    world.purposes.pop(f"support-bot-{key.stage.short}-{key.number}", None)
                 world.job["status"] = {"observedGeneration": -1}
                 self.wiped += 1
             case "plan" if not self.taken and world.profiles:
@@ -669,7 +676,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def faults(self) -> int:
-        return self.infrastructure + len(self.world.silent)
+        return self.infrastructure + len(self.world.silent) + len(self.unexplained)
 
     @property
     def may_have_failed(self) -> bool:
