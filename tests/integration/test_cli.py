@@ -211,9 +211,9 @@ def test_a_member_of_one_namespace_lists_edits_and_waits_there(
         assert retried.returncode == 0, retried.stderr
         assert spec()["retry"] == {"generation": generation, "fromStage": "Convert"}
         cluster.patch(f"{job}/status", {"status": ended(cluster, job, "failed")})
-    refused = as_alice("cancel", "quickstart")
-    assert (refused.returncode, spec()["cancel"]) == (1, False)
-    assert "has ended (Failed), so there is nothing to cancel" in refused.stderr
+    late = as_alice("cancel", "quickstart")
+    assert (late.returncode, spec()["cancel"]) == (1, False)
+    assert "has ended (Failed), so there is nothing to cancel" in late.stderr
     cluster.patch(f"{job}/status", {"status": ended(cluster, job, "running")})
     cancelled = as_alice("cancel", "quickstart")
     assert (cancelled.returncode, spec()["cancel"]) == (0, True), cancelled.stderr
