@@ -60,6 +60,11 @@ def assert_ended_as_cancelled(world: World, stage: str | None) -> None:
     assert status.get("attempts", {}).get("user", 0) == 0
 
 
+def ends_of(world: World, stage: str) -> list[str]:
+    history = world.status["attempts"]["history"]
+    return [each["reason"] for each in history if each["stage"] == stage]
+
+
 # --- a stage runs
 
 
@@ -160,7 +165,7 @@ def test_a_crash_after_any_write_loses_nothing(writes_before: int) -> None:
     for _ in range(3):
         world.reconcile()
     assert_ended_as_cancelled(world, "Train")
-    assert [each["reason"] for each in world.status["attempts"]["history"]] == ["Cancelled"]
+    assert ends_of(world, "Train") == ["Cancelled"]
     assert world.untold == []
 
 
@@ -406,7 +411,7 @@ def test_it_stops_at_once_and_ends_when_the_run_folder_can_be_read(why: str | Re
     world.unreadable = None
     world.reconcile()
     assert_ended_as_cancelled(world, "Train")
-    assert [each["reason"] for each in world.status["attempts"]["history"]] == ["Cancelled"]
+    assert ends_of(world, "Train") == ["Cancelled"]
 
 
 def test_a_success_that_could_not_be_read_counts() -> None:
