@@ -93,10 +93,13 @@ def _next_step(observation: Observation) -> NextStep:
         if ended:
             refusal = not_retried() if generation is not None else None
             return replace(_finished(observation), not_retried=refusal)
-        if ends_unstarted(observation):
-            state = JobState(phase=JobPhase.FAILED, failure=cancelled(None))
-            return NextStep(action=Finish(), state=state)
-        generation = None
+        step = (
+            NextStep(action=Finish(), state=JobState(phase=JobPhase.FAILED, failure=cancelled(None)))
+            if ends_unstarted(observation)
+            else _by_plan(observation, None, ended=False)
+        )
+        # A retry that was requested before the end needs no answer.
+        return replace(step, retry_generation=generation) if isinstance(step.action, Finish) else step
     if ended and generation is None:
         return _finished(observation)
     return _by_plan(observation, generation, ended=ended)

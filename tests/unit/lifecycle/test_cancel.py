@@ -372,6 +372,8 @@ def test_a_retry_and_a_cancellation_at_once_end_the_job() -> None:
     cancelled(world)
     assert_ended_as_cancelled(world, "Train")
     assert world.retry is None
+    assert world.status["retryGeneration"] == 1
+    assert world.status["summary"].startswith("Cancelled in Train")
 
 
 def test_a_retried_job_can_be_cancelled_before_its_status_shows_the_retry() -> None:
