@@ -1,5 +1,6 @@
-"""``finetune cancel`` at a terminal: it asks, unless told not to, and Ctrl-C interrupts the question."""
+"""``finetune cancel`` asks at a terminal, unless given ``--yes``; Ctrl-C interrupts the question."""
 
+import asyncio
 import os
 import pty
 import signal
@@ -71,8 +72,6 @@ def _read(terminal: int) -> bytes:
 
 
 async def run(kubeconfig: Path, answer: bytes | signal.Signals, *options: str) -> tuple[int, str, str]:
-    import asyncio
-
     return await asyncio.to_thread(answered, kubeconfig, answer, *options)
 
 
@@ -106,8 +105,6 @@ async def test_yes_asks_nothing(api: FakeApi, kubeconfig: Path) -> None:
 
 
 async def test_a_script_is_not_asked(api: FakeApi, kubeconfig: Path) -> None:
-    import asyncio
-
     done = await asyncio.create_subprocess_exec(
         *PROGRAM,
         stdin=asyncio.subprocess.DEVNULL,

@@ -448,7 +448,7 @@ def test_a_job_with_a_lost_plan_stops_and_ends_when_the_plan_is_back() -> None:
     assert "pending" not in world.status
 
 
-# --- it goes on in another job
+# --- another job continues it
 
 
 def test_another_job_continues_where_it_was_cancelled() -> None:
