@@ -48,8 +48,9 @@ TELLING: dict[str, tuple[Any, ...]] = {
     "exit_code": (0, 1, 64, 69, 75, 76, 137, -9, 2**63),
     "code": (0, 1, 64, 66, 69, 70, 75, 76, 77, 78, 137, -9, 2**63),
     "reason": (
-        "Suspended", "Replaced", "Evicted", "NoCapacity", "BudgetExhausted", "DeadlineExceeded", "Preempted", "Hung",
-        "RecordIgnored", "ResultMalformed", "RunFolderUnreadable", "InputMissing", "GateNotMet", "Broken",
+        "Suspended", "Cancelled", "Replaced", "Evicted", "NoCapacity", "BudgetExhausted", "DeadlineExceeded",
+        "Preempted", "Hung", "RecordIgnored", "ResultMalformed", "RunFolderUnreadable", "InputMissing", "GateNotMet",
+        "Broken",
     ),
     "started": TIMES,
     "finished": TIMES,

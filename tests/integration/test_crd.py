@@ -66,7 +66,7 @@ def shared_namespace(cluster: LocalCluster) -> str:
 
 @pytest.fixture
 def stored(cluster: LocalCluster, namespace: str) -> Iterator[Document]:
-    """A stored job with every identity field but resumeFrom, and a retry.
+    """A stored job with every identity field but resumeFrom, suspended, cancelled, and with a retry.
 
     The operator is stopped, so that only the test writes the job's status.
     """
@@ -77,6 +77,7 @@ def stored(cluster: LocalCluster, namespace: str) -> Iterator[Document]:
         retry={"generation": 2},
         planOnly=True,
         suspend=True,
+        cancel=True,
     )
     yield cluster.apply(placed(document, namespace))
     cluster.delete(f"{GROUP}/namespaces/{namespace}/finetunejobs/{document['metadata']['name']}")
@@ -111,6 +112,8 @@ def test_what_decides_the_result_cannot_be_edited(
     [
         ({"planOnly": False}, "planOnly cannot be set back"),
         ({"planOnly": None}, "planOnly cannot be set back"),
+        ({"cancel": False}, "cancel cannot be taken back"),
+        ({"cancel": None}, "cancel cannot be taken back"),
         ({"retry": {"generation": 1}}, "spec.retry"),
     ],
 )
@@ -254,7 +257,9 @@ def test_an_unseen_job_says_so_and_status_is_the_operators_alone(
 
 def test_a_job_of_another_name_starts_plain(cluster: LocalCluster, shared_namespace: str) -> None:
     document = cluster.apply(placed(JOB, shared_namespace))
-    assert (document["spec"]["suspend"], document["spec"]["planOnly"]) == (False, False)
+    assert [document["spec"][each] for each in ("suspend", "cancel", "planOnly")] == [False, False, False]
+    document = cluster.patch(path_of(document), {"spec": {"cancel": True}})
+    assert document["spec"]["cancel"] is True
     cluster.delete(path_of(document))
 
 

@@ -5,8 +5,19 @@ from pathlib import Path
 from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage, StageRequest
 from tests.integration import fake_trainer
-from tests.integration.jobs import PROFILE, Object, condition_of, job_path, jobsets, phase
-from tests.integration.training import started
+from tests.integration.jobs import (
+    PROFILE,
+    Object,
+    charged,
+    condition,
+    condition_of,
+    job_path,
+    jobset_path,
+    jobsets,
+    phase,
+    says,
+)
+from tests.integration.training import pods_of, started, trained
 
 
 def request(job: Object, stage: str, number: int = 1) -> StageRequest:
@@ -81,3 +92,27 @@ def test_a_job_continues_in_the_run_folder_of_one_that_was_deleted(
     ]
     train = next(each for each in done["status"]["stages"] if each["name"] == "Train")
     assert (train["attempt"], train["resumedFromStep"]) == (1, fake_trainer.SAVED_STEP)
+
+
+def test_a_cancelled_training_saves_and_frees_its_slice_and_another_job_continues_it(
+    double: LocalCluster, namespace: str, runs: Path
+) -> None:
+    slow = fake_trainer.install(runs / "saving", seconds=3600, stages=[Stage.TRAIN], saves=True)
+    double.add_image(fake_trainer.IMAGE, slow)
+    begun, path = started(double, namespace, "begun", tpu="v6e-4"), job_path(namespace, "begun")
+    double.patch(path, {"spec": {"cancel": True}})
+    ended = double.wait(path, phase("Failed", "Succeeded"), seconds=90)
+    failure = ended["status"]["failure"]
+    assert (failure["class"], failure["reason"], failure["stage"]) == ("User", "Cancelled", "Train")
+    assert (condition(ended, "Finished"), condition_of(ended, "Succeeded")["reason"]) == ("True", "Cancelled")
+    assert charged(ended) == {"preemption": 0, "infrastructure": 0, "user": 0}
+    assert ended["status"]["attempts"]["history"][-1]["reason"] == "Cancelled"
+    double.wait_gone(jobset_path(namespace, "begun-train-1"))
+    assert pods_of(double, namespace) == []
+    double.patch(path, {"spec": {"retry": {"generation": 1}}})
+    double.wait(path, says("Not retried: spec.cancel is true"), seconds=30)
+    assert jobsets(double, namespace) == ["begun-conv-1", "begun-prep-1"]
+    double.apply(fake_trainer.job(namespace, "follower", PROFILE, resumeFrom={"runFolder": begun.uri}))
+    done = double.wait(job_path(namespace, "follower"), phase("Succeeded", "Failed"), seconds=120)
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    assert trained(done)["resumedFromStep"] == fake_trainer.SAVED_STEP

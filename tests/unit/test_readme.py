@@ -86,6 +86,7 @@ FIELDS = {
         "hangs": "hangPolicy.noStepSeconds",
         "deadlines": "activeDeadlineSeconds",
         "suspend": "suspend",
+        "cancel": "cancel",
         "manual retry": "retry.generation",
         "budgets": "budget.maxCost",
     },

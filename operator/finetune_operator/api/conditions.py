@@ -27,7 +27,7 @@ class Phase(StrEnum):
     SUCCEEDED = "Succeeded"
     """All stages have finished."""
     FAILED = "Failed"
-    """The job has failed; status.failure explains why."""
+    """The job has failed or was cancelled; status.failure explains why."""
 
     @property
     def finished(self) -> bool:
@@ -170,6 +170,10 @@ class Reason(StrEnum):
     NO_PROGRESS = "NoProgress"
     """Training was interrupted repeatedly before it could save anything new."""
     # --- end
+    CANCELLING = "Cancelling"
+    """spec.cancel is true, and the job ends when what runs of it has stopped."""
+    CANCELLED = "Cancelled"
+    """The job has ended because spec.cancel is true."""
     PLANNED = "Planned"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"

@@ -50,7 +50,7 @@ _PROFILE_COLUMNS = [
 def job_crd() -> dict[str, Any]:
     """Returns the CRD of FineTuneJob. The result is shared: do not change it."""
     root = _root(FineTuneJob)
-    for name in ("suspend", "planOnly"):
+    for name in ("suspend", "cancel", "planOnly"):
         root["properties"]["spec"]["properties"][name]["default"] = False
     return _crd(
         root,

@@ -57,11 +57,20 @@ class FineTuneJobSpec(ApiModel):
             message="planOnly cannot be set back: create a job of another name to train",
             holds=None,
         ),
+        ValidationRule(
+            cel="!(has(oldSelf.cancel) && oldSelf.cancel) || (has(self.cancel) && self.cancel)",
+            message="cancel cannot be taken back: create a job of another name; its resumeFrom continues this one",
+            holds=None,
+        ),
     )
 
     # --- lifecycle: mutable
     suspend: Flag = False
     """true saves a checkpoint, stops the job and frees the slice; false resumes from the checkpoint. Default: false."""
+    cancel: Flag = False
+    """true saves a checkpoint, stops the job, frees the slice, and ends the job: phase Failed, class User, reason
+    Cancelled. It cannot be retried; another job can continue it with resumeFrom. A job that has ended stays as it is.
+    true cannot be set back to false. Default: false."""
     plan_only: Flag = False
     """Plans and checks on CPU only; the job ends in phase Planned. true cannot be set back to false. Default: false."""
     retry: Retry | None = None

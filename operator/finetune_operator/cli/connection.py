@@ -84,9 +84,9 @@ class Connection:
         """Returns all profiles."""
         return [profile async for profile in self._listed(PROFILES, None)]
 
-    async def edit(self, name: str, patch: Object) -> None:
-        """Merges ``patch`` into the job. Raises Conflict if it names an outdated resourceVersion."""
-        await self._cluster.merge(JOBS, self.namespace, name, patch)
+    async def edit(self, name: str, patch: Object) -> Object:
+        """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
+        return await self._cluster.merge(JOBS, self.namespace, name, patch)
 
     async def _listed(
         self, kind: ResourceKind, namespace: str | None, selector: str | None = None

@@ -11,14 +11,21 @@ from finetune_operator.cluster.port import Conflict
 
 type Write = Callable[[str], None]
 
+#: How a cancelled job continues.
+_CONTINUE = (
+    "Another job continues it: spec.resumeFrom.runFolder is the run folder that `finetune status` shows."
+)
+
 
 async def suspend_jobs(connection: Connection, names: Sequence[str], *, write: Write) -> None:
-    """Sets spec.suspend. Raises CliError if a job has ended or does not exist; none is changed then."""
+    """Sets spec.suspend. Raises CliError if a job has ended, is cancelled or does not exist; none is changed then."""
     jobs = [await connection.job(name) for name in names]
     for job in jobs:
         if status_view.ended(job):
             phase = status_view.phase_of(job)
             raise CliError(f"{_name(job)} has ended ({phase}), so there is nothing to suspend.")
+        if job["spec"].get("cancel"):
+            raise CliError(f"{_name(job)} is cancelled and ends, so there is nothing to suspend.")
     for job in jobs:
         if job["spec"].get("suspend"):
             write(f"{resource_name(job)} is suspended already")
@@ -28,8 +35,10 @@ async def suspend_jobs(connection: Connection, names: Sequence[str], *, write: W
 
 
 async def resume_jobs(connection: Connection, names: Sequence[str], *, write: Write) -> None:
-    """Clears spec.suspend. Raises CliError if a job waits for something else or does not exist."""
+    """Clears spec.suspend. Raises CliError if a job waits for something else, is cancelled or does not exist."""
     for job in [await connection.job(name) for name in names]:
+        if job["spec"].get("cancel"):
+            raise CliError(f"{_name(job)} is cancelled and cannot be resumed.", fix=_CONTINUE)
         if job["spec"].get("suspend"):
             await connection.edit(_name(job), {"spec": {"suspend": False}})
             write(f"{resource_name(job)} resumed")
@@ -49,6 +58,8 @@ async def retry_jobs(
     jobs = [await connection.job(name) for name in names]
     for job in jobs:
         phase = status_view.phase_of(job)
+        if job["spec"].get("cancel"):
+            raise CliError(f"{_name(job)} is cancelled and cannot be retried.", fix=_CONTINUE)
         if not status_view.ended(job):
             raise CliError(
                 f"{_name(job)} has not ended ({phase}).",

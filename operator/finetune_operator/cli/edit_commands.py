@@ -1,6 +1,7 @@
-"""Commands that change a job's lifecycle: suspend, resume, retry."""
+"""Commands that change a job's lifecycle: suspend, resume, retry, cancel."""
 
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from finetune_operator.cli.options import (
     stage_named,
     with_connection,
 )
+
+if TYPE_CHECKING:
+    from finetune_operator.cli.connection import Connection
 
 
 @app.command()
@@ -75,3 +79,26 @@ def retry(  # noqa: PLR0917  typer passes options by name
         namespace,
         lambda cluster: retry_jobs(cluster, names, from_stage, write=typer.echo),
     )
+
+
+@app.command()
+def cancel(  # noqa: PLR0917  typer passes options by name
+    names: Names,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Cancel jobs for good: a training saves, its slice is freed, and the job ends. Sets spec.cancel."""
+    from finetune_operator.cli.cancel import cancel_jobs, confirmed, jobs_to_cancel
+
+    def run[T](command: Callable[["Connection"], Awaitable[T]]) -> T:
+        return with_connection(kubeconfig, context, user, namespace, command)
+
+    jobs = run(lambda cluster: jobs_to_cancel(cluster, names, write=typer.echo))
+    # Asked outside of the event loop, which would take Ctrl-C.
+    if jobs and not (yes or confirmed(jobs)):
+        typer.echo("Nothing was cancelled.", err=True)
+        raise typer.Exit(1)
+    run(lambda cluster: cancel_jobs(cluster, jobs, write=typer.echo))

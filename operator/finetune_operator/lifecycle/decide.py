@@ -9,6 +9,7 @@ from finetune_operator.lifecycle import retry
 from finetune_operator.lifecycle.admission import admit_job, current_plan, stored_plan
 from finetune_operator.lifecycle.attempts.attempt import attempts_of
 from finetune_operator.lifecycle.attempts.damaged_records import without_damaged_records
+from finetune_operator.lifecycle.cancellation import cancelled, ends_unstarted, is_cancelled, not_retried
 from finetune_operator.lifecycle.decision import (
     Admit,
     Decision,
@@ -20,6 +21,7 @@ from finetune_operator.lifecycle.decision import (
     Wait,
     stop,
 )
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.next_action import next_action
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView
 from finetune_operator.lifecycle.stages.derive import derive_stages
@@ -82,13 +84,34 @@ def _decide(observation: Observation) -> Decision:
     )
 
 
-def _next_step(observation: Observation) -> NextStep:  # noqa: PLR0911  one per case
+def _next_step(observation: Observation) -> NextStep:
     if _being_deleted(observation.job):
         return NextStep(action=Wait())
     ended = finished(observation.job) and not retry.revived(observation)
     generation = retry.requested_generation(observation)
+    if is_cancelled(observation.job):
+        if ended:
+            refusal = not_retried() if generation is not None else None
+            return replace(_finished(observation), not_retried=refusal)
+        step = (
+            NextStep(action=Finish(), state=JobState(phase=JobPhase.FAILED, failure=cancelled(None)))
+            if ends_unstarted(observation)
+            else _by_plan(observation, None, ended=False)
+        )
+        # A retry that was requested before the end needs no answer.
+        return replace(step, retry_generation=generation) if isinstance(step.action, Finish) else step
     if ended and generation is None:
         return _finished(observation)
+    return _by_plan(observation, generation, ended=ended)
+
+
+def _by_plan(  # noqa: PLR0911  one per case
+    observation: Observation, generation: int | None, *, ended: bool
+) -> NextStep:
+    """Decides about a job that has not ended, or is retried, which depends on its plan.
+
+    ``generation``: of the retry to act on; None: there is none.
+    """
     attempts = attempts_of(observation)
     try:
         stored = stored_plan(observation)
@@ -111,7 +134,7 @@ def _next_step(observation: Observation) -> NextStep:  # noqa: PLR0911  one per 
         # What is to be stopped does not wait for the record of a retry, which the run folder may not take.
         return step
     try:
-        stages = derive_stages(observation, plan, attempts, suspend=False)
+        stages = derive_stages(observation, plan, attempts, stop=None)
         record = retry.retry_record(observation, stages, generation)
     except Refused as error:
         return replace(step, not_retried=error)

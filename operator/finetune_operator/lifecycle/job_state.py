@@ -22,6 +22,8 @@ class JobPhase(StrEnum):
     continues when that changes."""
     SUSPENDING = auto()
     SUSPENDED = auto()
+    CANCELLING = auto()
+    """What runs of a cancelled job saves and stops; then the job fails."""
     PLANNED = auto()
     SUCCEEDED = auto()
     FAILED = auto()

@@ -7,12 +7,12 @@ from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.stop_records import (
+    CANCELLED,
     EVICTED,
     budget_stop,
     earlier_run,
     eviction,
     replacement,
-    suspension,
 )
 from finetune_operator.lifecycle.attempts.usage import counted, rate_of, uncovered_run
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
@@ -97,12 +97,13 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
     )
 
 
-def suspend(
-    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None
+def stop_on_request(
+    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None, why: Failure
 ) -> NextStep:
-    """It saves and ends. No failure is counted."""
-    state = JobState(phase=JobPhase.SUSPENDING, refused=refused, running=attempt.running)
-    return _stop(observation, stages, state, _record(observation, stages, attempt, suspension()))
+    """It saves and ends, because the job's user has suspended or cancelled the job. No failure is counted."""
+    phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
+    state = JobState(phase=phase, refused=refused, running=attempt.running)
+    return _stop(observation, stages, state, _record(observation, stages, attempt, why))
 
 
 def stop_spending(

@@ -7,7 +7,12 @@ from finetune_operator.lifecycle import live_attempt as live
 from finetune_operator.lifecycle.attempts import contract_mismatch, deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.attempts.capacity import no_capacity_left
-from finetune_operator.lifecycle.attempts.stop_records import RUN_FOLDER_UNREADABLE
+from finetune_operator.lifecycle.attempts.stop_records import (
+    CANCELLED,
+    RUN_FOLDER_UNREADABLE,
+    requested_stop,
+)
+from finetune_operator.lifecycle.cancellation import cancelled
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.kueue import queue_status
 from finetune_operator.lifecycle.decision import SAFETY_SECONDS, Create, Deletion, Finish, NextStep, Wait
@@ -36,28 +41,28 @@ def next_action(
         attempts: its attempts.
         refused: why the spec in its present form is refused; what runs continues under the admitted plan.
     """
-    suspend = bool(observation.job["spec"].get("suspend", False))
+    stop = requested_stop(observation.job["spec"])
     if observation.folder.unreadable:
         return without_run_folder(observation, plan, attempts, observation.folder.unreadable, refused)
-    stages = derive_stages(observation, plan, attempts, suspend=suspend)
-    step = _next(observation, stages, refused, suspend=suspend)
+    stages = derive_stages(observation, plan, attempts, stop=stop)
+    step = _next(observation, stages, refused, stop)
     ended = tuple((attempt.key, result.record) for attempt, result in stages.classified if result.record)
     action = replace(step.action, records=(*ended, *step.action.records))
     return replace(step, action=action, obsolete=_outdated_preflights(stages))
 
 
 def _next(  # noqa: PLR0911  one per case
-    observation: Observation, stages: JobStages, refused: Refused | None, *, suspend: bool
+    observation: Observation, stages: JobStages, refused: Refused | None, stop: Failure | None
 ) -> NextStep:
-    """Returns the next step; the first case that applies decides.
+    """Returns the next step; the first case that applies decides. ``stop``: the stop that the job's user requests.
 
-    Suspension comes before deadline and budget: a suspended job does not fail for them.
+    It comes before deadline and budget: a suspended or cancelled job does not fail for them.
     """
     left = deadlines.active_left(stages.plan.limits, stages.used)
     expired = left is not None and left <= 0
     exceeded = budget_exceeded(stages)
     if stages.live:
-        return _of_live(observation, stages, stages.live, refused, exceeded, suspend=suspend, expired=expired)
+        return _of_live(observation, stages, stages.live, refused, exceeded, stop=stop, expired=expired)
     if stages.succeeded:
         return _end(stages, JobPhase.SUCCEEDED)
     if stages.failed:
@@ -66,7 +71,9 @@ def _next(  # noqa: PLR0911  one per case
         return _end(stages, JobPhase.FAILED, _not_allowed(broken))
     if stages.plan.plan_only and stages[Stage.PREFLIGHT].done:
         return _end(stages, JobPhase.PLANNED)
-    if suspend:
+    if stop and stop.reason == CANCELLED:
+        return _end(stages, JobPhase.FAILED, cancelled(stages))
+    if stop:
         return _wait(stages, JobState(phase=JobPhase.SUSPENDED, refused=refused))
     if refused:
         return _wait(stages, JobState(phase=JobPhase.INVALID, refused=refused))
@@ -112,7 +119,7 @@ def _of_live(
     refused: Refused | None,
     over: BudgetExceeded | None,
     *,
-    suspend: bool,
+    stop: Failure | None,
     expired: bool,
 ) -> NextStep:
     """Decides about a job with a live attempt.
@@ -123,16 +130,16 @@ def _of_live(
         attempt: the live one.
         refused: why the spec in its present form is refused.
         over: why the job may spend no more.
-        suspend: whether the user has suspended the job.
+        stop: the stop that the job's user requests; None: the job may run.
         expired: whether the job has used up ``spec.activeDeadlineSeconds``.
     """
-    if expired and not stages.succeeded and not suspend:
+    if expired and not stages.succeeded and stop is None:
         return live.end(observation, stages, attempt, deadlines.active_exceeded(stages.plan.limits.active))
     if stages.failed or stages.succeeded:
         # A leftover: stopped before the job is called finished.
         return live.stop_leftover(observation, stages, attempt, refused)
-    if suspend:
-        return live.suspend(observation, stages, attempt, refused)
+    if stop:
+        return live.stop_on_request(observation, stages, attempt, refused, stop)
     if over and attempt.key.stage.on_tpu:
         return live.stop_spending(observation, stages, attempt, over)
     unknown = observation.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
@@ -190,7 +197,7 @@ def _create(observation: Observation, stages: JobStages) -> NextStep:
     return NextStep(
         action=Create(jobset=jobset),
         state=state,
-        stages=derive_stages(after, stages.plan, attempts_of(after), suspend=False),
+        stages=derive_stages(after, stages.plan, attempts_of(after), stop=None),
         requeue_after=NO_PODS_SECONDS,
     )
 

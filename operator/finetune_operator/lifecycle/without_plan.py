@@ -15,9 +15,10 @@ from finetune_operator.api import FineTuneJobStatus, Reason, WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of
 from finetune_operator.lifecycle.attempts.pending_records import confirmed_records
-from finetune_operator.lifecycle.attempts.stop_records import budget_stop, suspension
+from finetune_operator.lifecycle.attempts.stop_records import budget_stop, requested_stop
 from finetune_operator.lifecycle.attempts.usage import Usage, run_seconds, run_seconds_since
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
+from finetune_operator.lifecycle.cancellation import is_cancelled
 from finetune_operator.lifecycle.decision import Delete, NextStep, Record, Wait, stop, stoppable
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation
@@ -61,6 +62,9 @@ def refused_job(observation: Observation, refused: Refused) -> NextStep:
         state=state,
         requeue_after=min(observation.pace(_REQUEUE_SECONDS), _LONGEST_REQUEUE_SECONDS),
         pending=pending,
+        summary=f"Cancelled, and ends when this is corrected: {refused.message}"
+        if is_cancelled(observation.job)
+        else None,
     )
 
 
@@ -70,10 +74,11 @@ def _stopped(observation: Observation, refused: Refused) -> tuple[Delete | Wait,
         # Of two jobs in one run folder, the one that has lost it stops writing.
         return stop(observation.jobsets), None
     live = [attempt for attempt in attempts_of(observation) if attempt.live]
-    if not observation.job["spec"].get("suspend", False) or not live:
+    why = requested_stop(observation.job["spec"])
+    if why is None or not live:
         return Wait(), None
     records = {
-        attempt.key: suspension().model_copy(
+        attempt.key: why.model_copy(
             update={
                 "seconds": run_seconds(attempt, observation.now) or None,
                 **recorded_waits(attempt, observation.now),

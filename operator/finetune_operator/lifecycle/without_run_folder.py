@@ -1,9 +1,9 @@
 """A job whose run folder cannot be read: nothing is created, and the status keeps what it contains.
 
-What the cluster and the job's own status show is enough to stop: suspension, spec.activeDeadlineSeconds, budgets, and
-spec.hangPolicy.blindSeconds act at once. The reason for a stop waits in the status until the run folder can hold it
-(:mod:`finetune_operator.lifecycle.attempts.pending_records`). Whether the job has succeeded or failed is decided when
-the folder can be read again.
+What the cluster and the job's own status show is enough to stop: suspension, cancellation, spec.activeDeadlineSeconds,
+budgets, and spec.hangPolicy.blindSeconds act at once. The reason for a stop waits in the status until the run folder
+can hold it (:mod:`finetune_operator.lifecycle.attempts.pending_records`). Whether the job has succeeded or failed is
+decided when the folder can be read again.
 """
 
 from dataclasses import replace
@@ -15,7 +15,12 @@ from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.pending_records import confirmed_records, newest_reason
-from finetune_operator.lifecycle.attempts.stop_records import RUN_FOLDER_UNREADABLE, budget_stop, suspension
+from finetune_operator.lifecycle.attempts.stop_records import (
+    CANCELLED,
+    RUN_FOLDER_UNREADABLE,
+    budget_stop,
+    requested_stop,
+)
 from finetune_operator.lifecycle.attempts.usage import counted
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.kueue import queue_status
@@ -79,6 +84,15 @@ def halted(why: ReadFailure) -> ForcedSuspension:
     )
 
 
+def _not_ended() -> ForcedSuspension:
+    """Returns why a cancelled job of which nothing runs has not ended."""
+    return ForcedSuspension(
+        reason=Reason.CANCELLING,
+        message="The job is cancelled, and nothing of it runs.",
+        fix="It ends when its run folder can be read, which shows whether it has succeeded or failed before.",
+    )
+
+
 def without_run_folder(
     observation: Observation,
     plan: Plan,
@@ -116,7 +130,8 @@ def _state(  # noqa: PLR0911  one per case
     observation: Observation, stages: JobStages, why: ReadFailure, stopped_for: str | None
 ) -> tuple[Failure | None, JobState]:
     """Returns why the live attempt is stopped, if it is, and the state of the job."""
-    suspend = bool(observation.job["spec"].get("suspend", False))
+    stop = requested_stop(observation.job["spec"])
+    cancelled = stop is not None and stop.reason == CANCELLED
     limits, live = stages.plan.limits, stages.live
     over = used_up(stages)
     wait = WaitCause(
@@ -124,8 +139,8 @@ def _state(  # noqa: PLR0911  one per case
     )
     active = JobState(phase=JobPhase.ACTIVE, wait=wait, running=live is not None and live.running)
     if live is None:
-        if suspend:
-            return None, JobState(phase=JobPhase.SUSPENDED)
+        if stop:
+            return None, JobState(phase=JobPhase.SUSPENDED, over=_not_ended() if cancelled else None)
         if stopped_for == RUN_FOLDER_UNREADABLE and why.alone:
             return None, JobState(phase=JobPhase.SUSPENDED, over=halted(why))
         if over and not over.fails and _was_suspended(observation, stopped_for):
@@ -134,8 +149,8 @@ def _state(  # noqa: PLR0911  one per case
     left = deadlines.active_left(limits, stages.used)
     unseen_left = blind_left(observation, limits, why)
     suspending = JobState(phase=JobPhase.SUSPENDING, running=live.running)
-    if suspend:
-        return suspension(), suspending
+    if stop:
+        return stop, replace(suspending, phase=JobPhase.CANCELLING) if cancelled else suspending
     if left is not None and left <= 0:
         return deadlines.active_exceeded(limits.active), active
     if over and live.key.stage.on_tpu:
@@ -172,7 +187,7 @@ def _visible_stages(
     )
     # Attempts that have ended are classified when their records can be read.
     return replace(
-        derive_stages(observation, plan, attempts, suspend=False), stages=(stage_state,), classified=()
+        derive_stages(observation, plan, attempts, stop=None), stages=(stage_state,), classified=()
     )
 
 

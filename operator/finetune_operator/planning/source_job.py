@@ -43,7 +43,7 @@ def with_source_model(spec: Object, source: Object | None) -> Object:
             "This job starts by itself as soon as that one exists and has succeeded.",
         )
     status = source.get("status") or {}
-    _refuse_unfinished(name, status)
+    _refuse_unfinished(name, status, cancelled=lookup(source, "spec.cancel") is True)
     model = _exported_model(name, status)
     _refuse_other_checkpoint(spec["model"]["fromJob"], status, model.get("step"))
     before = lookup(status, "resolved.model") or {}
@@ -59,13 +59,18 @@ def with_source_model(spec: Object, source: Object | None) -> Object:
     return {**spec, "model": {**others, "uri": model["uri"], "fromJob": kept}}
 
 
-def _refuse_unfinished(name: str, status: Object) -> None:
+def _refuse_unfinished(name: str, status: Object, *, cancelled: bool) -> None:
     ended = {each["type"]: each["status"] for each in status.get("conditions", ())}
     if ended.get("Finished") != "True":
         raise Refused(
             Reason.SOURCE_JOB_RUNNING,
             f'{_PATH}: FineTuneJob "{name}" has not ended yet ({status.get("phase", "Pending")}). '
             "This job starts by itself as soon as that one has succeeded.",
+        )
+    if ended.get("Succeeded") != "True" and cancelled:
+        raise _unusable(
+            f'FineTuneJob "{name}" is cancelled and has made no model, and it cannot be retried. '
+            "Create the job with another model."
         )
     if ended.get("Succeeded") != "True":
         raise _unusable(

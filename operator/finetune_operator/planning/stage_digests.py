@@ -16,6 +16,7 @@ from finetune_operator.planning.stored_plan import digest
 READ_BY_THE_OPERATOR = frozenset(
     {
         "suspend",
+        "cancel",
         "planOnly",
         "retry",
         "activeDeadlineSeconds",

@@ -22,7 +22,7 @@ from finetune_operator.planning.slices.pathways import with_pathways_images
 type Object = Mapping[str, Any]
 
 #: Fields that a user changes while the job runs and that do not affect its result.
-LIFECYCLE = ("suspend", "planOnly", "retry")
+LIFECYCLE = ("suspend", "cancel", "planOnly", "retry")
 #: Labels of a plan: the component, and the namespace of its job.
 PLAN_COMPONENT = {"app.kubernetes.io/component": "plan"}
 JOB_NAMESPACE_LABEL = "tpu-finetune.dev/job-namespace"

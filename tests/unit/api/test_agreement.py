@@ -84,7 +84,7 @@ def test_what_the_models_read_they_write_unchanged(kind: str, data: st.DataObjec
     document = {**base, "spec": {**base["spec"], section: value}}
     assume(accepted_by_models(kind, document))
     written = parse(document).spec.to_document()
-    defaults = {"suspend": False, "planOnly": False} if kind == "job" else {}
+    defaults = {"suspend": False, "cancel": False, "planOnly": False} if kind == "job" else {}
     assert written == defaults | document["spec"]
     again = {**base, "spec": written}
     assert parse(again) == parse(document)

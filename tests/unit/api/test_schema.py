@@ -96,7 +96,8 @@ def test_defaults_stand_only_where_a_profile_has_no_say() -> None:
         for path, schema in places(root_schema(crd))
         if "default" in schema
     }
-    assert found == {".spec.suspend": False, ".spec.planOnly": False, ".status": {"observedGeneration": -1}}
+    switches = {".spec.suspend": False, ".spec.cancel": False, ".spec.planOnly": False}
+    assert found == {**switches, ".status": {"observedGeneration": -1}}
 
 
 @CRDS

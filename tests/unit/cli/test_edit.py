@@ -1,4 +1,4 @@
-"""``finetune suspend``, ``resume`` and ``retry``: what they edit, and what they refuse."""
+"""``finetune suspend``, ``resume``, ``retry`` and ``cancel``: what they edit, and what they refuse."""
 
 import copy
 from collections.abc import AsyncIterator
@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from finetune_contract import Stage
+from finetune_operator.cli.cancel import cancel_jobs, consequences, jobs_to_cancel
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.edit import resume_jobs, retry_jobs, suspend_jobs
 from finetune_operator.cli.errors import CliError
@@ -148,3 +149,128 @@ async def test_a_retry_does_not_overwrite_an_edit_that_it_has_not_seen(
     with pytest.raises(CliError, match="changed meanwhile"):
         await retry_jobs(connection, ["quickstart"], None, write=written.append)
     assert written == []
+
+
+# --- cancel
+
+CANCELLED = "finetunejob.tpu-finetune.dev/quickstart cancelled"
+
+
+async def cancel(connection: Connection, *names: str, write: Any) -> None:
+    jobs = await jobs_to_cancel(connection, names, write=write)
+    await cancel_jobs(connection, jobs, write=write)
+
+
+async def test_cancelling_says_what_happens_and_how_to_continue(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    training = job("running")
+    await api.put("finetunejobs", training)
+    await cancel(connection, "quickstart", "quickstart", write=written.append)
+    assert api.edits == [("quickstart", {"spec": {"cancel": True}}, "alice")]
+    assert written == [
+        f"{CANCELLED}: Train saves a checkpoint and stops, its slice is freed, and the job ends",
+        f"  continue it in another job with spec.resumeFrom.runFolder: {training['status']['resolved']['runFolder']}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "stage", "told"),
+    [
+        ("running", "Evaluate", "Evaluate stops, its slice is freed, and the job ends."),
+        ("running", "Convert", "Convert stops, and the job ends."),
+        ("running", "Novel", "nothing of it runs, and the job ends."),
+        ("provisioning", "Train", "nothing of it runs, and the job ends."),
+        ("suspended", "Train", "nothing of it runs, and the job ends."),
+        ("pending", None, "nothing of it runs, and the job ends."),
+    ],
+)
+def test_what_a_cancellation_does_depends_on_the_stage(phase: str, stage: str | None, told: str) -> None:
+    described = job(phase)
+    if stage:
+        described["status"]["stage"] = stage
+    for each in described["status"].get("stages", ()):
+        each["phase"] = "Running" if phase == "running" and each["name"] == stage else "Pending"
+    first, last = consequences([described])
+    assert first == f"quickstart ({phase.capitalize()}): {told}"
+    assert "cannot be taken back" in last
+    assert "finetune suspend" in last
+
+
+async def test_no_job_is_cancelled_if_one_of_them_has_ended(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("running"))
+    await api.put("finetunejobs", job("succeeded", "other"))
+    with pytest.raises(CliError, match=r"other has ended \(Succeeded\), so there is nothing to cancel"):
+        await cancel(connection, "quickstart", "other", write=written.append)
+    assert (api.edits, written) == ([], [])
+
+
+def ended_as_cancelled() -> dict[str, Any]:
+    cancelled = job("failed", cancel=True)
+    cancelled["status"]["failure"] |= {"reason": "Cancelled", "class": "User"}
+    return cancelled
+
+
+@pytest.mark.parametrize("make", [lambda: job("running", cancel=True), ended_as_cancelled])
+async def test_a_job_is_cancelled_once(
+    api: FakeApi, connection: Connection, written: list[str], make: Any
+) -> None:
+    await api.put("finetunejobs", make())
+    await cancel(connection, "quickstart", write=written.append)
+    assert api.edits == []
+    assert written == ["finetunejob.tpu-finetune.dev/quickstart is cancelled already"]
+
+
+async def test_a_job_that_ends_during_the_question_is_reported(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("running"))
+    jobs = await jobs_to_cancel(connection, ["quickstart"], write=written.append)
+    await api.put("finetunejobs", job("succeeded"))
+    await cancel_jobs(connection, jobs, write=written.append)
+    assert written == [
+        "finetunejob.tpu-finetune.dev/quickstart had ended meanwhile (Succeeded), so cancelling it has no effect"
+    ]
+
+
+async def test_a_cluster_that_drops_the_field_is_reported(
+    api: FakeApi, connection: Connection, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.put("finetunejobs", job("running"))
+
+    async def pruned(name: str, patch: Any) -> Any:
+        return job("running", name)
+
+    monkeypatch.setattr(connection, "edit", pruned)
+    with pytest.raises(CliError, match=r"have no spec\.cancel, so quickstart was not cancelled"):
+        await cancel(connection, "quickstart", write=written.append)
+    assert written == []
+
+
+async def test_control_characters_of_a_status_are_not_printed(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    hostile = job("running")
+    hostile["status"]["resolved"]["runFolder"] = "gs://a/\x1b[2Jb\nfinetune"
+    await api.put("finetunejobs", hostile)
+    await cancel(connection, "quickstart", write=written.append)
+    assert written[1].endswith("spec.resumeFrom.runFolder: gs://a/[2Jb finetune")
+
+
+@pytest.mark.parametrize(
+    ("verb", "phase"),
+    [
+        (suspend_jobs, "running"),
+        (resume_jobs, "suspended"),
+        (lambda connection, names, write: retry_jobs(connection, names, None, write=write), "failed"),
+    ],
+)
+async def test_a_cancelled_job_takes_no_other_command(
+    api: FakeApi, connection: Connection, written: list[str], verb: Any, phase: str
+) -> None:
+    await api.put("finetunejobs", job(phase, cancel=True, suspend=phase == "suspended"))
+    with pytest.raises(CliError, match="quickstart is cancelled"):
+        await verb(connection, ["quickstart"], write=written.append)
+    assert (api.edits, written) == ([], [])

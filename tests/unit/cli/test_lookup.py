@@ -79,6 +79,7 @@ def test_every_reason_that_the_documentation_names_is_explained() -> None:
         "MemoryExceeded",
         "Preempted",
         "SuspendedByUser",
+        "Cancelled",
     } <= names
 
 

@@ -251,6 +251,36 @@ def _suspended() -> World:
     return world
 
 
+def _cancelling() -> World:
+    world = at(Stage.TRAIN)
+    world.edit(cancel=True)
+    world.reconcile()
+    return world
+
+
+def _cancelled() -> World:
+    world = _cancelling()
+    world.stop(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _cancelled_while_the_store_is_away() -> World:
+    world = _store_lost()
+    world.edit(cancel=True)
+    world.reconcile()
+    world.stop(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _cancelled_without_a_profile() -> World:
+    world = no_profile()
+    world.edit(cancel=True)
+    world.reconcile()
+    return world
+
+
 def _resumed() -> World:
     world = _suspended()
     world.edit(suspend=False)
@@ -368,6 +398,8 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "resumed": (_resumed, ACTIVE),
     "suspended": (_suspended, SUSPENDED),
     "born suspended": (born_suspended, SUSPENDED),
+    "cancelling": (_cancelling, ACTIVE),
+    "cancelled while the store is out of reach": (_cancelled_while_the_store_is_away, SUSPENDED),
     "no profile": (no_profile, INVALID),
     "against the rules": (_against_the_rules, INVALID),
     "an edit refused between stages": (_edit_refused_between_stages, INVALID),
@@ -375,6 +407,8 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "planned": (planned, PLANNED),
     "succeeded": (succeeded, SUCCEEDED),
     "failed": (failed, FAILED),
+    "cancelled": (_cancelled, FAILED),
+    "cancelled before it started": (_cancelled_without_a_profile, FAILED),
     "retries exhausted": (_retries_exhausted, FAILED),
     "succeeded, edited since": (lambda: _edited_and_seen(succeeded), SUCCEEDED),
     "failed, edited since": (lambda: _edited_and_seen(failed), FAILED),

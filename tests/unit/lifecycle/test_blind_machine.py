@@ -50,6 +50,7 @@ class BlindMachine(Machine):
         kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
         stalled=st.none(),
         gives_up=st.booleans(),
+        may_cancel=st.sampled_from([False, False, True]),
     )
     def start(self, reached: Stage | None, **chosen: Any) -> None:
         super().start(reached=reached, **chosen)
@@ -91,9 +92,11 @@ class BlindMachine(Machine):
     @rule()
     def reconcile_while_unreadable(self) -> None:
         before, spec = list(self.world.created), self.world.job["spec"]
+        begun = self.world.jobsets or self.world.pods or self.world.status.get("attempts", {}).get("total")
+        unstarted = self.cancelled and not begun
         self.world.reconcile()
         assert self.world.created == before, "nothing is created while the run folder is unreadable"
-        assert not self.world.finished, "the result of the job is unknown"
+        assert unstarted or not self.world.finished, "the result of the job is unknown"
         running = [
             name
             for name in self.world.live()
@@ -101,6 +104,8 @@ class BlindMachine(Machine):
         ]
         if spec.get("suspend"):
             assert running == [], "suspension acts at once"
+        if self.cancelled:
+            assert running == [], "cancellation acts at once"
         seconds = self.world.status.get("activeTime", {}).get("seconds", 0)
         if seconds > spec.get("activeDeadlineSeconds", LONG):
             assert running == [], "the deadline acts at once"

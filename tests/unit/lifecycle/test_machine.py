@@ -287,6 +287,8 @@ class Machine(RuleBasedStateMachine):
         self.stalled: str | None = None
         self.gives_up = False
         """Whether Kueue's waitForPodsReady is on."""
+        self.may_cancel = False
+        """Whether the user cancels the job at some time. Not in every run: nothing starts afterwards."""
         self.reported = (0.0, 0.0, 0.0, 0)
         """Hours, money and seconds of the last status, and how often a status had been lost before."""
 
@@ -301,6 +303,7 @@ class Machine(RuleBasedStateMachine):
         kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
         stalled=st.sampled_from([None, None, "no nodes", "nodes that start nothing"]),
         gives_up=st.booleans(),
+        may_cancel=st.sampled_from([False, False, True]),
     )
     def start(
         self,
@@ -312,6 +315,7 @@ class Machine(RuleBasedStateMachine):
         kinds: list[str],
         stalled: str | None,
         gives_up: bool,
+        may_cancel: bool,
     ) -> None:
         offered = [
             {**each, "topologies": ["2x2", "2x4"], "chipHourPrice": PRICES[each["capacity"]]}
@@ -319,7 +323,7 @@ class Machine(RuleBasedStateMachine):
         ]
         queues = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
         self.profile = profile(flavors=offered, currency="USD", **queues)
-        self.stalled, self.gives_up = stalled, gives_up and queued
+        self.stalled, self.gives_up, self.may_cancel = stalled, gives_up and queued, may_cancel
         self.world.profiles = [self.profile]
         evaluation = {"prompts": ["hello"]} if prompts else {}
         self.world.job = job(resources={"tpu": hosts, "capacity": kinds}, evaluation=evaluation)
@@ -361,11 +365,13 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.taken is None)
     @rule()
     def reconcile(self) -> None:
+        before = list(self.world.created)
         try:
             decision = self.world.reconcile()
         except ConflictError:
             return
         self.a_wait_ends(decision)
+        assert not self.cancelled or self.world.created == before, "a cancelled job starts nothing"
         made = writes(decision)
         if not any((made.jobset, made.records, made.deletions, made.plan, made.retry)):
             again = decide(self.world.observe()).status.to_document()
@@ -625,6 +631,15 @@ class Machine(RuleBasedStateMachine):
         if self.world.job["spec"].get("suspend", False) is not value:
             self.world.edit(suspend=value)
 
+    @precondition(lambda self: self.may_cancel)
+    @rule()
+    def cancel(self) -> None:
+        self.world.edit(cancel=True)
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self.world.job["spec"].get("cancel"))
+
     @rule(stage=st.sampled_from([None, *Stage]))
     def retry_manually(self, stage: Stage | None) -> None:
         generation = self.world.job["spec"].get("retry", {}).get("generation", 0) + 1
@@ -681,7 +696,8 @@ class Machine(RuleBasedStateMachine):
     @property
     def may_have_failed(self) -> bool:
         stuck = self.preemptions + self.faults >= MOST_STUCK
-        return bool(self.user or self.faults > MAX_INFRASTRUCTURE or stuck or self.world.unplaced)
+        exhausted = self.user or self.faults > MAX_INFRASTRUCTURE or stuck or self.world.unplaced
+        return bool(exhausted or self.cancelled)
 
     @invariant()
     def usage_never_decreases_and_never_exceeds_the_real_usage(self) -> None:
@@ -744,6 +760,8 @@ class Machine(RuleBasedStateMachine):
         FineTuneJobStatus.model_validate(self.world.status, by_alias=True, by_name=False)
         if not self.may_have_failed:
             assert self.world.status["phase"] == "Succeeded", self.world.status["summary"]
+        if self.cancelled:
+            assert self.world.live() == [], "a cancelled job holds nothing"
         before = list(self.world.created)
         self.world.jobsets.clear()
         self.world.pods.clear()

@@ -30,7 +30,7 @@ EDITS: dict[str, Any] = {
     "hangPolicy": {"noStepSeconds": 700},
 }
 #: They determine whether and when to run, not what.
-SWITCHES: dict[str, Any] = {"suspend": True, "planOnly": True, "retry": {"generation": 1}}
+SWITCHES: dict[str, Any] = {"suspend": True, "cancel": True, "planOnly": True, "retry": {"generation": 1}}
 
 
 def edited(**spec: Any) -> tuple[Plan, Plan]:

@@ -68,6 +68,7 @@ AGREEING: dict[str, Any] = {
 #: Fields that control the job's life, or select what admission reads before planning.
 STEERING = {
     "suspend",
+    "cancel",
     "retry.generation",
     "retry.fromStage",
     "profileRef.name",

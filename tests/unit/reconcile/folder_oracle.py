@@ -169,6 +169,8 @@ class FolderOracle:
             return "the job had ended"
         if spec.get("suspend"):
             return "suspended"
+        if spec.get("cancel"):
+            return "cancelled"
         if reason == "BudgetExhausted" and "budget" in spec:
             used, most = elapsed * 8 / 3600, float(spec["budget"]["maxChipHours"])
             return "budget" if used >= most else ""

@@ -125,6 +125,10 @@ class LaggingWorld(WatchedWorld):
         if self.checked:
             assert not (stopped and not suspended), "a resumed job is stopped"
             assert not (created and created.stage in TPU and suspended), "a suspended job gets a slice"
+            cancelled = bool(self.job["spec"].get("cancel"))
+            assert not (created and created.stage in TPU and cancelled), "a cancelled job gets a slice"
+            over = conditions.get("Finished") == "True" and conditions.get("Succeeded") == "False"
+            assert not over, "a job fails only by a live observation"
         super().apply(decision, crash_after=crash_after)
 
     def _create_jobset(self, jobset: Any) -> None:
@@ -191,6 +195,7 @@ def begun(*, prompts: bool) -> CachedMachine:
         kinds=["OnDemand"],
         stalled=None,
         gives_up=False,
+        may_cancel=False,
     )
     return machine
 

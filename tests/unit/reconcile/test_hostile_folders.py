@@ -51,6 +51,7 @@ STEPS: dict[str, Callable[[FolderWorld], None]] = {
     "days pass": lambda world: world.wait(3 * 86_400),
     "suspend": lambda world: world.edit(suspend=True),
     "resume": lambda world: world.edit(suspend=False),
+    "cancel": lambda world: world.edit(cancel=True),
     "a budget": lambda world: world.edit(budget={"maxChipHours": 0.01}),
     "a deadline": lambda world: world.edit(activeDeadlineSeconds=60),
     "retry": _retry,

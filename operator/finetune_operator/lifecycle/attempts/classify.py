@@ -40,13 +40,13 @@ from finetune_operator.lifecycle.attempts.disruption import (
 )
 from finetune_operator.lifecycle.attempts.stop_records import (
     BUDGET_EXHAUSTED,
+    CANCELLED,
     EVICTED,
     REPLACED,
     RUN_FOLDER_UNREADABLE,
     SUSPENDED,
     earlier_run,
     eviction,
-    suspension,
 )
 from finetune_operator.lifecycle.children.container import ContainerTermination
 from finetune_operator.lifecycle.children.node import SliceNode
@@ -73,6 +73,7 @@ RECORD_IGNORED = "RecordIgnored"
 RESULT_MALFORMED = "ResultMalformed"
 _ON_PURPOSE = (
     SUSPENDED,
+    CANCELLED,
     REPLACED,
     NO_CAPACITY,
     DEADLINE_EXCEEDED,
@@ -128,7 +129,7 @@ def classify(  # noqa: PLR0911  one per case
     attempt: Attempt,
     job: str,
     *,
-    suspend: bool,
+    stop: Failure | None,
     now: datetime,
     nodes: Mapping[str, SliceNode] | None = None,
 ) -> AttemptResult | None:
@@ -139,7 +140,8 @@ def classify(  # noqa: PLR0911  one per case
     Args:
         attempt: the attempt.
         job: the job's name, for messages.
-        suspend: whether the job is suspended now. If so, a missing JobSet was deleted intentionally.
+        stop: the record of the stop that the job's user requests now. A missing JobSet was then deleted intentionally.
+            None: the job may run.
         now: the time of the observation.
         nodes: see :func:`disruption`.
     """
@@ -173,8 +175,8 @@ def classify(  # noqa: PLR0911  one per case
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=record)
     if recorded and (settled(recorded) or not (taken and _crash(recorded))):
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=recorded, finished=finished)
-    if attempt.jobset is None and suspend:
-        return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=SUSPENDED, record=suspension())
+    if attempt.jobset is None and stop:
+        return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=stop.reason, record=stop)
     if taken:
         failure = _taken(attempt, taken, evidence=recorded.message if recorded else "")
     else:

@@ -1,10 +1,14 @@
 """Records that the operator writes before it stops an attempt, so that its end is not counted as a failure."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from finetune_contract import ExitCode, Failure
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.children.object_condition import ObjectCondition
 
 SUSPENDED = "Suspended"
+CANCELLED = "Cancelled"
 REPLACED = "Replaced"
 EVICTED = "Evicted"
 BUDGET_EXHAUSTED = "BudgetExhausted"
@@ -37,6 +41,18 @@ def earlier_run(attempt: Attempt) -> Failure:
 def suspension() -> Failure:
     """Returns the record of an attempt that is stopped because its job is suspended; written before the stop."""
     return Failure(code=ExitCode.STOPPED, reason=SUSPENDED, message="Stopped because the job was suspended.")
+
+
+def cancellation() -> Failure:
+    """Returns the record of an attempt that is stopped because its job is cancelled; written before the stop."""
+    return Failure(code=ExitCode.STOPPED, reason=CANCELLED, message="Stopped because the job was cancelled.")
+
+
+def requested_stop(spec: Mapping[str, Any]) -> Failure | None:
+    """Returns the record of the attempts of a job that its user has stopped, by the job's spec; None: it may run."""
+    if spec.get("cancel"):
+        return cancellation()
+    return suspension() if spec.get("suspend") else None
 
 
 def budget_stop(why: str) -> Failure:

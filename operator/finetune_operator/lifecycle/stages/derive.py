@@ -17,6 +17,7 @@ from finetune_contract import (
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult, classify, settled
+from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.attempts.usage import counted, usage
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
@@ -30,11 +31,11 @@ from finetune_operator.rendering import MAX_RESTART
 
 
 def derive_stages(
-    observation: Observation, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool
+    observation: Observation, plan: Plan, attempts: Sequence[Attempt], *, stop: Failure | None
 ) -> JobStages:
-    """Returns the state of all stages, with the result of every attempt. ``suspend``: whether the job is suspended."""
+    """Returns the state of all stages, with the result of every attempt. ``stop``: as in :func:`classify`."""
     results = (
-        classify(attempt, plan.job.name, suspend=suspend, now=observation.now, nodes=observation.nodes)
+        classify(attempt, plan.job.name, stop=stop, now=observation.now, nodes=observation.nodes)
         for attempt in attempts
     )
     classified = [
@@ -91,7 +92,7 @@ def preflight_found(
 ) -> PreflightOutcome | None:
     """Returns the findings of preflight; None if it has not passed. ``plan``: a plan of the job for any slice."""
     own = [attempt for attempt in attempts if attempt.key.stage is Stage.PREFLIGHT]
-    return derive_stages(observation, plan, own, suspend=False).findings.preflight
+    return derive_stages(observation, plan, own, stop=None).findings.preflight
 
 
 def _with_memory(stage_states: list[StageState], plan: Plan, found: PreflightOutcome) -> list[StageState]:
@@ -240,7 +241,7 @@ def _final(
     if not classified:
         return None, None
     attempt, result = classified[-1]
-    if attempt.key.number >= MAX_ATTEMPT:
+    if attempt.key.number >= MAX_ATTEMPT and result.purpose != CANCELLED:
         ended = retry_budget.too_many_attempts(stage)
         last = result.failure or Failure(code=ended.code, reason=ended.reason, message="Suspended too often.")
         return (

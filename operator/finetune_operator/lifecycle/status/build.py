@@ -75,6 +75,8 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
         waiting=_waiting(observation, state),
         completion_time=(previous.completion_time or whole_second(observation.now)) if completed else None,
     )
+    if state.phase is JobPhase.FAILED:
+        status = status.model_copy(update={"failure": failure_status(state, stages)})
     if stages is None:
         return status
     findings = stages.findings
@@ -88,7 +90,6 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
             "attempts": attempts_status(stages, previous.attempts) if observation.snapshot else None,
             "evaluation": evaluation_status(stages),
             "artifacts": artifacts_status(stages, trains=observation.folder.progress is not None) or None,
-            "failure": failure_status(state, stages) if state.phase is JobPhase.FAILED else None,
             "start_time": previous.start_time or whole_second(observation.now),
         }
     )

@@ -16,6 +16,11 @@ from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_inp
 from finetune_operator.lifecycle.stages.preflight_memory import found
 from finetune_operator.lifecycle.stages.spending import budget_exceeded, used_up
 
+#: Reason and message of a stage that is being stopped on request.
+_STOPPING: Mapping[JobPhase, tuple[Reason, str]] = {
+    JobPhase.SUSPENDING: (Reason.SUSPENDING, "The stage is saving and stopping."),
+    JobPhase.CANCELLING: (Reason.CANCELLING, "The stage is saving and stopping, and then the job ends."),
+}
 #: Maximum number of files that a condition names.
 _WARNINGS = 3
 type ConditionState = tuple[ConditionStatus, str, str]
@@ -30,6 +35,7 @@ _OUTCOMES: Mapping[JobPhase, tuple[ConditionStatus, ...]] = {
     JobPhase.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
     JobPhase.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
     JobPhase.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
+    JobPhase.CANCELLING: (TRUE, FALSE, UNKNOWN, FALSE),
     JobPhase.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
     JobPhase.STALLED: (FALSE, TRUE, UNKNOWN, FALSE),
     JobPhase.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
@@ -42,7 +48,7 @@ def conditions(observation: Observation, state: JobState, stages: JobStages | No
     """Returns ``status.conditions``, in the order of :class:`ConditionType`."""
     folder = None if observation.snapshot is None else observation.folder
     states: dict[ConditionType, ConditionState] = {
-        ConditionType.VALID: _valid(state),
+        ConditionType.VALID: _valid(state, stages),
         ConditionType.DATA_READY: _data_ready(stages),
         ConditionType.MEMORY_FITS: _memory_fits(state, stages),
         ConditionType.EXPORT_PROVEN: _export_proven(stages),
@@ -102,9 +108,11 @@ def as_conditions(
     }
 
 
-def _valid(state: JobState) -> ConditionState:
+def _valid(state: JobState, stages: JobStages | None) -> ConditionState:
     if state.refused:
         return FALSE, state.refused.reason, state.refused.message
+    if stages is None and state.phase is JobPhase.FAILED:
+        return UNKNOWN, Reason.NOT_CHECKED, "The job was cancelled before it started."
     return TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules."
 
 
@@ -248,6 +256,8 @@ def _running(state: JobState, stages: JobStages | None) -> ConditionState:  # no
         case JobPhase.SUSPENDED | JobPhase.SUSPENDING:
             reason = state.over.reason if state.over else Reason.SUSPENDED_BY_USER
             return FALSE, reason, "The job is suspended."
+        case JobPhase.CANCELLING:
+            return FALSE, *_STOPPING[state.phase]
         case JobPhase.INVALID:
             return FALSE, Reason.NOT_STARTED, "The job is not valid."
         case JobPhase.STALLED:
@@ -287,8 +297,8 @@ def _suspended(state: JobState) -> ConditionState:
         return TRUE, state.over.reason, state.over.text
     if state.phase is JobPhase.SUSPENDED:
         return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to resume."
-    if state.phase is JobPhase.SUSPENDING:
-        return FALSE, Reason.SUSPENDING, "The stage is saving and stopping."
+    if state.phase in _STOPPING:
+        return FALSE, *_STOPPING[state.phase]
     if state.phase.finished:
         return FALSE, Reason.NOT_SUSPENDED, "The job has ended."
     if state.phase is JobPhase.INVALID:
@@ -306,8 +316,8 @@ def _because(state: JobState, stages: JobStages | None) -> tuple[str, str]:  # n
             return Reason.SUCCEEDED, "Every stage succeeded and its results are in the run folder."
         case JobPhase.PLANNED:
             return Reason.PLANNED, "Preflight passed, and spec.planOnly requests no more."
-        case JobPhase.SUSPENDING:
-            return Reason.SUSPENDING, "The stage is saving and stopping."
+        case JobPhase.SUSPENDING | JobPhase.CANCELLING:
+            return _STOPPING[state.phase]
         case JobPhase.SUSPENDED:
             if state.over:
                 return state.over.reason, state.over.text

@@ -94,21 +94,21 @@ def artifacts_status(stages: JobStages, *, trains: bool) -> tuple[ArtifactStatus
     return tuple(artifacts)
 
 
-def failure_status(state: JobState, stages: JobStages) -> FailureStatus:
-    """Returns ``status.failure`` of a job that failed."""
-    failure, current = state.failure, stages.current
+def failure_status(state: JobState, stages: JobStages | None) -> FailureStatus:
+    """Returns ``status.failure`` of a job that failed. ``stages``: None if the job ended without a plan."""
+    failure = state.failure
     assert failure is not None, "a job that failed has a failure"
-    last = current.attempts[-1] if current.attempts else None
+    last = stages.current.attempts[-1] if stages and stages.current.attempts else None
     return FailureStatus.model_construct(
         failure_class=failure.failure_class,
         reason=failure.reason,
-        stage=current.stage,
+        stage=stages.current.stage if stages else None,
         attempt=last.ordinal if last else None,
         host=str(failure.host) if last else None,
         message=failure.message,
         suggestion=failure.fix or None,
         evidence=failure.evidence or None,
-        logs_uri=stages.plan.run_folder.log_tail(*last.key.place) if last else None,
+        logs_uri=stages.plan.run_folder.log_tail(*last.key.place) if stages and last else None,
     )
 
 

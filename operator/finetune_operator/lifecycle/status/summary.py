@@ -3,6 +3,7 @@
 from finetune_contract import Stage
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.status_stages import ProgressStatus
+from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.planning.stages import STAGES
@@ -21,6 +22,8 @@ def summarize(  # noqa: PLR0911  one per case
     """
     if state.phase is JobPhase.INVALID and state.refused:
         return f"Not started: {state.refused.message}"
+    if stages is None and state.failure:
+        return f"{state.failure.message} {state.failure.fix}"
     if stages is None:
         return f"Waiting: {state.wait.message}" if state.wait else "Pending."
     match state.phase:
@@ -29,7 +32,7 @@ def summarize(  # noqa: PLR0911  one per case
         case JobPhase.PLANNED:
             return f"Planned: {_planned(stages)} {_tpu_time(stages)}".strip()
         case JobPhase.FAILED:
-            return _failed(state, stages)
+            return _failed(state, stages, progress)
         case JobPhase.SUSPENDED:
             if state.over:
                 return f"Suspended{_at_step(progress)}: {state.over.text}"
@@ -39,6 +42,8 @@ def summarize(  # noqa: PLR0911  one per case
                 return f"Ending: {stages.live.key.stage} has a result, and its remaining pods are stopped."
             why = f" {state.over.message}" if state.over else ""
             return f"Suspending: {stages.current.stage} is saving and stopping.{why}"
+        case JobPhase.CANCELLING:
+            return f"Cancelling: {stages.current.stage} is saving and stopping, and then the job ends."
     return _active(state, stages, progress, workers)
 
 
@@ -108,12 +113,14 @@ def _succeeded(stages: JobStages, workers: int) -> str:
     return f"Succeeded.{where}{loss}{_recovered(stages, workers)}"
 
 
-def _failed(state: JobState, stages: JobStages) -> str:
+def _failed(state: JobState, stages: JobStages, progress: ProgressStatus | None) -> str:
     failure = state.failure
     assert failure is not None, "a job that failed has a failure"
-    return f"Failed in {stages.current.stage}: {failure.message} {failure.fix} {_tpu_time(stages)}".replace(
-        "  ", " "
-    ).strip()
+    what = f"Failed in {stages.current.stage}: {failure.message}"
+    if failure.reason == CANCELLED:
+        step = _at_step(progress) if stages.current.stage is Stage.TRAIN else ""
+        what = f"Cancelled in {stages.current.stage}{step}."
+    return f"{what} {failure.fix} {_tpu_time(stages)}".replace("  ", " ").strip()
 
 
 def _tpu_time(stages: JobStages) -> str:

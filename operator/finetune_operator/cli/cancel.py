@@ -1,0 +1,101 @@
+"""``finetune cancel``: jobs save, free their slices and end, which cannot be taken back."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import typer
+
+from finetune_contract import Stage
+from finetune_operator.cli import status_view, text
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.edit import Write
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.printing import Object, resource_name
+
+
+async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write: Write) -> list[Object]:
+    """Returns the jobs that are not cancelled yet, and reports the others.
+
+    Raises CliError if a job has ended otherwise or does not exist.
+    """
+    jobs = [await connection.job(name) for name in dict.fromkeys(names)]
+    for job in jobs:
+        if status_view.ended(job) and not _ended_as_cancelled(job):
+            raise CliError(
+                f"{_name(job)} has ended ({status_view.phase_of(job)}), so there is nothing to cancel."
+            )
+    for job in jobs:
+        if job["spec"].get("cancel"):
+            write(f"{resource_name(job)} is cancelled already")
+    return [job for job in jobs if not job["spec"].get("cancel")]
+
+
+def confirmed(jobs: Sequence[Object]) -> bool:
+    """Asks at a terminal whether to cancel the jobs, and says what happens to each. Returns True without a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    for line in consequences(jobs):
+        typer.echo(line, err=True)
+    number = "the job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
+    typer.echo(f"Cancel {number}? [y/N] ", nl=False, err=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def consequences(jobs: Sequence[Object]) -> Iterator[str]:
+    """Yields what cancelling does to each of the jobs, and what to do instead."""
+    for job in jobs:
+        yield f"{_name(job)} ({status_view.phase_of(job)}): {_consequence(job)}."
+    yield (
+        "This cannot be taken back. `finetune suspend` also frees the slices, and `finetune resume` continues the jobs."
+    )
+
+
+async def cancel_jobs(connection: Connection, jobs: Sequence[Object], *, write: Write) -> None:
+    """Sets spec.cancel. Raises CliError if the cluster does not know the field."""
+    for job in jobs:
+        edited = await connection.edit(_name(job), {"spec": {"cancel": True}})
+        if not edited["spec"].get("cancel"):
+            raise CliError(
+                f"The cluster's FineTuneJobs have no spec.cancel, so {_name(job)} was not cancelled.",
+                fix="Its operator is older than this command: ask for an upgrade. `finetune suspend` frees the slice.",
+            )
+        if status_view.phase_of(edited) in status_view.ENDED:
+            phase = status_view.phase_of(edited)
+            write(f"{resource_name(job)} had ended meanwhile ({phase}), so cancelling it has no effect")
+            continue
+        write(f"{resource_name(job)} cancelled: {_consequence(job)}")
+        if folder := run_folder(job):
+            write(f"  continue it in another job with spec.resumeFrom.runFolder: {folder}")
+
+
+def run_folder(job: Object) -> str:
+    """Returns the run folder of a job that has had an attempt; empty if it has had none."""
+    status = status_view.status_of(job)
+    folder = (status.get("resolved") or {}).get("runFolder") or ""
+    return text.one_line(folder) if (status.get("attempts") or {}).get("total") else ""
+
+
+def _consequence(job: Object) -> str:
+    status = status_view.status_of(job)
+    stage = next((each for each in Stage if each == status.get("stage")), None)
+    if stage is None or not _runs(status, stage):
+        return "nothing of it runs, and the job ends"
+    does = "saves a checkpoint and stops" if stage is Stage.TRAIN else "stops"
+    freed = ", its slice is freed" if stage.on_tpu else ""
+    return f"{stage} {does}{freed}, and the job ends"
+
+
+def _runs(status: Object, stage: Stage) -> bool:
+    live = any(
+        each.get("name") == stage and each.get("phase") == "Running" for each in status.get("stages") or ()
+    )
+    return live and status.get("phase") in ("Validating", "Running")
+
+
+def _ended_as_cancelled(job: Object) -> bool:
+    failure = status_view.status_of(job).get("failure") or {}
+    return bool(job["spec"].get("cancel")) and failure.get("reason") == "Cancelled"
+
+
+def _name(job: Object) -> str:
+    return str(job["metadata"]["name"])

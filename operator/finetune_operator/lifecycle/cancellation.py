@@ -1,0 +1,57 @@
+"""Cancelled jobs (``spec.cancel``): what runs saves and stops, then the job ends, for good.
+
+A job that has had an attempt ends when its plan and its run folder show whether it has succeeded or failed before. One
+that has had none ends at once, whatever else is missing or wrong.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import ExitCode, Failure
+from finetune_operator.api import Reason
+from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.planning import Refused
+
+type Object = Mapping[str, Any]
+
+
+def is_cancelled(job: Object) -> bool:
+    """Returns whether the job's user has cancelled it."""
+    return bool(job["spec"].get("cancel", False))
+
+
+def cancelled(stages: JobStages | None) -> Failure:
+    """Returns the failure of a job that has ended because it is cancelled. ``stages``: None if it never started."""
+    begun = stages is not None and bool(stages.attempts)
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason=CANCELLED,
+        message="The job was cancelled." if begun else "The job was cancelled before it started.",
+        fix="To continue it, create a job whose spec.resumeFrom.runFolder is this job's status.resolved.runFolder."
+        if begun
+        else "To run it, create a job of another name.",
+    )
+
+
+def not_retried() -> Refused:
+    """Returns why ``spec.retry`` of a cancelled job has no effect."""
+    return Refused(
+        Reason.CANCELLED,
+        "spec.cancel is true, which cannot be taken back. Create another job; its spec.resumeFrom continues this one.",
+    )
+
+
+def ends_unstarted(observation: Observation) -> bool:
+    """Returns whether a cancelled job ends although its plan or run folder is unknown or still another job's: it has
+    had no attempt, so that nothing of it can run or have succeeded."""
+    reported, stages = observation.status.attempts, observation.status.stages or ()
+    begun = (reported and reported.total) or any(each.job_set for each in stages)
+    if observation.jobsets or observation.pods or begun:
+        return False
+    folder, uid = observation.folder, observation.job["metadata"]["uid"]
+    waits_for_takeover = "resumeFrom" in observation.job["spec"] and all(
+        each.uid != uid for each in folder.takeovers
+    )
+    return observation.snapshot is None or folder.unreadable is not None or waits_for_takeover
