@@ -1,11 +1,21 @@
-"""Commands that answer questions before and after a job: profiles, explain."""
+"""Commands that answer questions before and after a job: profiles, explain, compare."""
 
+import asyncio
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from finetune_operator.cli.app import app
-from finetune_operator.cli.options import Context, Kubeconfig, Namespace, ObjectOutput, User, with_connection
+from finetune_operator.cli.options import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    ObjectOutput,
+    User,
+    complete_names,
+    with_connection,
+)
 
 
 @app.command()
@@ -45,3 +55,62 @@ def explain(
 
     for line in explained(reason):
         typer.echo(line)
+
+
+class ComparisonOutput(StrEnum):
+    """Output formats of ``compare``."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.command()
+def compare(  # noqa: PLR0917
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...",
+            help="FineTuneJobs by name, or run folders by URI (gs://, file://), for deleted jobs. The first is the "
+            "reference.",
+            autocompletion=complete_names,
+        ),
+    ],
+    common: Annotated[
+        bool, typer.Option("--common", help="Compare the rows that all have, if they have different ones.")
+    ] = False,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, max=100, help="Prompts whose answers are shown.", metavar="N")
+    ] = 3,
+    output: Annotated[ComparisonOutput, typer.Option("--output", "-o")] = ComparisonOutput.TEXT,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Compare evaluated jobs: metrics on the same rows with intervals, answers, settings, cost and time."""
+    from rich.console import Console
+
+    from finetune_operator.cli.compare import (
+        comparison_json,
+        comparison_of,
+        needs_cluster,
+        print_comparison,
+        records_of,
+    )
+    from finetune_operator.cli.comparison_inputs import patient_store
+
+    store = patient_store()
+    try:
+        if needs_cluster(names):
+            runs = with_connection(
+                kubeconfig, context, user, namespace, lambda cluster: records_of(names, cluster, store)
+            )
+        else:
+            runs = asyncio.run(records_of(names, None, store))
+        comparison = comparison_of(runs, common=common, samples=samples)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if output is ComparisonOutput.JSON:
+        typer.echo(comparison_json(comparison))
+    else:
+        print_comparison(comparison, Console())

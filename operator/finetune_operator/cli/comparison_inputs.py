@@ -1,0 +1,259 @@
+"""Reads the records that ``finetune compare`` takes, from jobs and from run folders.
+
+Tenants write run folders, so every read is bounded, and an unreadable record is reported and left out.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from finetune_contract import (
+    EvaluatedRow,
+    EvaluateOutcome,
+    PreflightOutcome,
+    Progress,
+    RunFolder,
+    Sample,
+    StageRequest,
+)
+from finetune_operator.artifacts.file_store import FileStore
+from finetune_operator.artifacts.port import (
+    PROGRESS_LIMIT,
+    RECORD_LIMIT,
+    ListingTooLarge,
+    ObjectStore,
+    ObjectTooLarge,
+    StorageError,
+)
+from finetune_operator.artifacts.scheme_router import SchemeRouter, StoreBackend
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.text import one_line
+from finetune_operator.comparison import ParsedLines, RunRecords, parsed_lines
+
+type Object = Mapping[str, Any]
+
+#: Bytes of status.json: a job and its status have at most 1.5 MiB in the API server.
+_STATUS_LIMIT = 2 * 2**20
+#: Bytes of the rows' measurements and of the answers, lines of each, and bytes of a line. 100,000 rows have 30 MB.
+_LINES_LIMIT, _MOST_LINES = 64 * 2**20, 500_000
+_ROW_BYTES, _SAMPLE_BYTES = 16 * 2**10, 2**20
+#: An attempt's request, by the folder's name: stage, number, restart.
+_REQUEST = re.compile(r"(prep|conv|train|eval)-([0-9]{1,3})(?:\.([0-9]{1,6}))?/(request|result)\.json")
+_STAGE_ORDER = ("prep", "conv", "train", "eval")
+#: Seconds of one read: rows.jsonl over a slow line.
+_READ_SECONDS = 120.0
+
+
+def patient_store() -> ObjectStore:
+    """Returns a store with the caller's credentials, which waits for large files on slow lines."""
+
+    def google() -> StoreBackend:
+        from finetune_operator.artifacts.google_store import GoogleStore
+
+        return GoogleStore(deadline_seconds=_READ_SECONDS)
+
+    return SchemeRouter({"gs": google, "file": lambda: FileStore(deadline_seconds=_READ_SECONDS)})
+
+
+def is_run_folder(name: str) -> bool:
+    """Whether an argument is the URI of a run folder rather than the name of a job."""
+    return "://" in name
+
+
+def is_run_folder_uri(text: str) -> bool:
+    """Whether a URI can be that of a run folder."""
+    return re.fullmatch(r"(gs://[^/]+|file://)/[^\0]+", text) is not None and len(text) <= 1024
+
+
+async def run_records(name: str, connection: Connection | None, store: ObjectStore) -> RunRecords:
+    """Returns the records of a job by name, or of a run folder by URI.
+
+    Args:
+        name: name or URI.
+        connection: connection to the job's cluster. None suffices for a URI.
+        store: object store, with the caller's credentials.
+
+    Raises:
+        CliError: there is no such job or run folder, the store does not return it, or rows.jsonl contains no row.
+        ClusterError: from the cluster.
+    """
+    if is_run_folder(name):
+        return await _Reader(RunFolder(name.rstrip("/")), store).records(None)
+    assert connection is not None, "jobs are read from a cluster"
+    try:
+        job = await connection.job(name)
+    except CliError as error:
+        advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
+        raise CliError(error.message, fix=f"{error.fix} {advice}".strip()) from error
+    uri = ((job.get("status") or {}).get("resolved") or {}).get("runFolder")
+    if not uri:
+        return _facts(job, None, live=True)
+    return await _Reader(RunFolder(str(uri)), store).records(job)
+
+
+def _facts(document: Object, uri: str | None, *, live: bool, **records: Any) -> RunRecords:
+    """Returns the records of a run.
+
+    Args:
+        document: the FineTuneJob, or the operator's copy of it in status.json (``job`` there).
+        uri: the run folder.
+        live: whether the FineTuneJob exists.
+        records: further fields of RunRecords.
+    """
+    identity = _section(document, "metadata")
+    name, namespace = identity.get("name"), identity.get("namespace")
+    return RunRecords(
+        name=str(name)[:253] if name else (uri or "").rpartition("/")[2],
+        namespace=str(namespace)[:253] if namespace else None,
+        run_folder=uri,
+        live=live,
+        spec=_section(document, "spec"),
+        status=_section(document, "status"),
+        **records,
+    )
+
+
+def _section(document: Object, name: str) -> Object:
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+class _Reader:
+    """Reads the records of one run folder."""
+
+    def __init__(self, folder: RunFolder, store: ObjectStore) -> None:
+        self._folder = folder
+        self._store = store
+        self._unreadable: list[str] = []
+
+    async def records(self, job: Object | None) -> RunRecords:
+        """Returns all records. ``job``: the live FineTuneJob; None to read its last copy. Raises CliError."""
+        folder = self._folder
+        document = await self._status() if job is None else job
+        request, preflight, progress = await asyncio.gather(
+            self._request(),
+            self._record(folder.preflight_report, PreflightOutcome),
+            self._record(folder.progress, Progress, PROGRESS_LIMIT),
+        )
+        evaluation, rows, samples = await asyncio.gather(
+            self._record(folder.evaluation_results, EvaluateOutcome), self._rows(), self._samples()
+        )
+        found = (document, request, preflight, progress, evaluation, rows, samples)
+        if job is None and not any(found) and not self._unreadable:
+            raise CliError(
+                f"There is no run folder at {folder.uri}.",
+                fix="Give the folder <artifacts>/<namespace>/<job>-<uid>, as in status.resolved.runFolder.",
+            )
+        return _facts(
+            document or {},
+            folder.uri,
+            live=job is not None,
+            request=request,
+            preflight=preflight,
+            progress=progress,
+            evaluation=evaluation,
+            rows=rows,
+            samples=samples,
+            # Reads end in any order.
+            unreadable=tuple(sorted(self._unreadable)),
+        )
+
+    async def _read(self, uri: str, limit: int) -> bytes | None:
+        """Returns a file; None if it does not exist or is too large, which is noted. Raises CliError."""
+        try:
+            return await self._store.read(uri, limit=limit)
+        except ObjectTooLarge as error:
+            self._unreadable.append(f"{uri} is not read: {error.message}.")
+            return None
+        except StorageError as error:
+            raise _unavailable(error) from error
+
+    async def _record[T: BaseModel](self, uri: str, model: type[T], limit: int = RECORD_LIMIT) -> T | None:
+        content = await self._read(uri, limit)
+        if content is None:
+            return None
+        try:
+            return model.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the document"
+            self._unreadable.append(f"{uri} is not a valid record: {where[:128]}: {first['msg'][:128]}.")
+            return None
+
+    async def _status(self) -> Object | None:
+        content = await self._read(self._folder.status, _STATUS_LIMIT)
+        if content is None:
+            return None
+        try:
+            document = from_json(content, allow_inf_nan=False)
+        except ValueError:
+            document = None
+        job = document.get("job") if isinstance(document, dict) else None
+        if not isinstance(job, dict):
+            self._unreadable.append(f"{self._folder.status} is not the record of a job.")
+            return None
+        return job
+
+    async def _request(self) -> StageRequest | None:
+        """Returns the request of the newest attempt of the last stage that ran, one with a result if there is one."""
+        try:
+            names = await self._store.list(self._folder.attempts)
+        except ListingTooLarge as error:
+            self._unreadable.append(f"{error.uri} is not read: {error.message}.")
+            return None
+        except StorageError as error:
+            raise _unavailable(error) from error
+        attempts: dict[tuple[int, int, int], set[str]] = {}
+        for match in filter(None, map(_REQUEST.fullmatch, names)):
+            stage, number, restart, kind = match.groups()
+            place = _STAGE_ORDER.index(stage), int(number), int(restart or 0)
+            attempts.setdefault(place, set()).add(kind)
+        started = [place for place, kinds in attempts.items() if "request" in kinds]
+        if not started:
+            return None
+        stage, number, restart = max(
+            started, key=lambda place: (place[0], "result" in attempts[place], place)
+        )
+        return await self._record(self._folder.request(_STAGE_ORDER[stage], number, restart), StageRequest)
+
+    async def _rows(self) -> Sequence[EvaluatedRow]:
+        uri = self._folder.evaluation_rows
+        found = await self._lines(uri, EvaluatedRow, _ROW_BYTES)
+        if found.rejected and not found.records:
+            raise CliError(
+                f"{uri} contains no evaluation row: none of its {found.rejected:,} lines is a valid record "
+                f"({one_line(found.first_fault)}).",
+                fix="Repeat the evaluation: `finetune retry NAME --from-stage Evaluate`.",
+            )
+        return found.records
+
+    async def _samples(self) -> Sequence[Sample]:
+        return (await self._lines(self._folder.evaluation_samples, Sample, _SAMPLE_BYTES)).records
+
+    async def _lines[T: BaseModel](self, uri: str, model: type[T], line_bytes: int) -> ParsedLines[T]:
+        content = await self._read(uri, _LINES_LIMIT)
+        if content is None:
+            return ParsedLines(records=(), rejected=0, first_fault="")
+        try:
+            found = parsed_lines(content, model, most_lines=_MOST_LINES, line_bytes=line_bytes)
+        except ValueError as error:
+            self._unreadable.append(f"{uri} is not read: it has {error}.")
+            return ParsedLines(records=(), rejected=0, first_fault="")
+        if found.rejected:
+            self._unreadable.append(
+                f"{uri}: lines that are not valid records are left out: {found.rejected:,} ({found.first_fault})."
+            )
+        return found
+
+
+def _unavailable(error: StorageError) -> CliError:
+    return CliError(
+        f"The run folder cannot be read: {error}",
+        fix="Log in to the object store (on Google Cloud: gcloud auth application-default login; for a local store set "
+        "STORAGE_EMULATOR_HOST), check your rights on the folder, and try again.",
+    )

@@ -1,0 +1,67 @@
+"""What the records of one run contain. Tenants write them: a text may contain anything, a mapping lack anything."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from finetune_contract import (
+    EvaluatedRow,
+    EvaluateOutcome,
+    PreflightOutcome,
+    Progress,
+    Sample,
+    StageRequest,
+)
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecords:
+    """The records of one run. None, or empty, for a record that does not exist or is unreadable."""
+
+    name: str
+    """Name of the job, or of the run folder if no record names the job."""
+    namespace: str | None = None
+    run_folder: str | None = None
+    live: bool = False
+    """Whether the FineTuneJob exists, so that it can be edited."""
+    spec: Object = field(default_factory=dict)
+    """The job's spec as the user wrote it."""
+    status: Object = field(default_factory=dict)
+    """The job's status, or the operator's last copy of it."""
+    request: StageRequest | None = None
+    """The resolved request of the stage that measured the model, else of the last stage that started."""
+    preflight: PreflightOutcome | None = None
+    progress: Progress | None = None
+    evaluation: EvaluateOutcome | None = None
+    rows: Sequence[EvaluatedRow] = ()
+    samples: Sequence[Sample] = ()
+    unreadable: Sequence[str] = ()
+    """A sentence for each record, or part of one, that is unreadable."""
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the Evaluate stage has written results."""
+        return self.evaluation is not None or bool(self.rows)
+
+
+def lookup(document: object, *path: str) -> object:
+    """Returns the value at ``path``; None if there is none, or if a part of the path is not a mapping."""
+    for name in path:
+        if not isinstance(document, Mapping):
+            return None
+        document = document.get(name)
+    return document
+
+
+def text_at(document: object, *path: str) -> str | None:
+    """Returns the text at ``path``, at most 1,024 characters of it; None if there is none."""
+    value = lookup(document, *path)
+    return value[:1024] if isinstance(value, str) and value else None
+
+
+def whole_at(document: object, *path: str) -> int | None:
+    """Returns the non-negative integer at ``path``; None for anything else."""
+    value = lookup(document, *path)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
