@@ -55,6 +55,10 @@ class Failure(Record):
     # --- Set by the operator for an attempt that left no result, as far as it observed the attempt.
     checkpoint: Count | None = None
     """Step of the newest training checkpoint."""
+    start_step: Count | None = None
+    """Step at which the attempt began to train."""
+    step: Count | None = None
+    """Last step that it had reported as completed when this was written."""
     seconds: Seconds | None = None
     """Running time of the attempt's processes in seconds, over all runs of the attempt."""
     seconds_before: Seconds | None = None

@@ -99,7 +99,7 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """The operator's copy of job and status at its end, which outlives the FineTuneJob (``RunRecord``)."""
+        """The operator's record of the job and its status at its end, which outlives the FineTuneJob."""
         return f"{self.uri}/status.json"
 
     def exported(self, name: str) -> str:
@@ -137,6 +137,14 @@ class RunFolder:
     def request(self, stage: str, number: int, restart: int = 0) -> str:
         """The attempt's request, the first file that the trainer writes: it shows that the attempt has started."""
         return f"{self.attempt(stage, number, restart)}/request.json"
+
+    def jobset(self, stage: str, number: int) -> str:
+        """The attempt's JobSet as the operator created it."""
+        return f"{self.attempt(stage, number)}/jobset.json"
+
+    def engine(self, stage: str, number: int, restart: int = 0) -> str:
+        """Every setting that MaxText ran with at Train, by name, without credentials."""
+        return f"{self.attempt(stage, number, restart)}/engine.json"
 
     def result(self, stage: str, number: int, restart: int = 0) -> str:
         return f"{self.attempt(stage, number, restart)}/result.json"

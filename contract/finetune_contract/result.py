@@ -389,6 +389,8 @@ class EvaluateOutcome(Record):
     samples: Annotated[list[Sample], Field(max_length=16)] = []
     """The first samples with shortened texts (:meth:`Sample.shown`); ``samples_uri`` has all of them in full."""
     samples_uri: Uri | None = None
+    rows_uri: Uri | None = None
+    """File with the measurements of each row (:class:`~.rows.EvaluatedRow`). None if written by an earlier release."""
 
     def metrics(self, which: Literal["baseline", "tuned"]) -> dict[str, float]:
         """Returns metrics by name.

@@ -29,7 +29,9 @@ class EvaluatedRow(Record):
     name: str
     """Name of the validation set, dataset or benchmark."""
     digest: Sha256
-    """sha256 of what the model is measured on: equal for equal rows, whatever the model's answers."""
+    """sha256 of what the model is measured on, whatever the set's name, the row's place in it and the model's answers:
+    the row's token ids with a mask of those that count, if its loss is measured; the prompt's token ids and the
+    reference, if an answer is scored; of a benchmark, the row's columns and the prompts."""
     baseline: RowMeasures | None = None
     """The base model. None if it is not measured."""
     tuned: RowMeasures

@@ -1,5 +1,7 @@
 """The operator under its ServiceAccount on the real control plane; a fake trainer runs the stages."""
 
+import asyncio
+import json
 import os
 import signal
 import urllib.request
@@ -8,6 +10,8 @@ from typing import Any
 
 from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
+from finetune_operator.artifacts.file_store import FileStore
+from finetune_operator.reconcile.records import read_run_record
 from tests.integration import fake_trainer
 from tests.integration.jobs import (
     PROFILE,
@@ -38,6 +42,38 @@ def test_a_job_goes_through_all_stages_once(double: LocalCluster, namespace: str
     assert "finalizers" not in done["metadata"]
     events = double.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector="involvedObject.name=whole")
     assert len({event["metadata"]["name"] for event in events}) == len(events) > 0
+
+
+def test_the_end_of_a_job_outlives_it(double: LocalCluster, namespace: str) -> None:
+    made = fake_trainer.job(namespace, "recorded", PROFILE)
+    made["metadata"] |= {"labels": {"team": "a"}, "annotations": {"note": "of the user"}}  # type: ignore[operator]
+    double.apply(made)
+    path = job_path(namespace, "recorded")
+    done = double.wait(path, phase("Succeeded"), seconds=120)
+    double.delete(path)
+    double.wait_gone(path)
+    run = RunFolder(done["status"]["resolved"]["runFolder"])
+    record = asyncio.run(read_run_record(FileStore(), run))
+    assert record is not None
+    assert record.job.status == done["status"]
+    assert record.job.spec == done["spec"]
+    assert record.job.metadata.uid == done["metadata"]["uid"]
+    assert record.job.metadata.labels == {"team": "a"}
+    assert record.job.metadata.annotations["note"] == "of the user"
+    for stage in Stage:
+        jobset = json.loads(Path(run.jobset(stage.short, 1).removeprefix("file://")).read_bytes())
+        assert jobset["metadata"]["name"] == f"recorded-{stage.short}-1"
+
+
+def test_a_job_ends_although_its_end_cannot_be_recorded(double: LocalCluster, namespace: str) -> None:
+    path = job_path(namespace, "unrecorded")
+    double.apply(fake_trainer.job(namespace, "unrecorded", PROFILE))
+    started = double.wait(path, lambda job: "resolved" in job.get("status", {}), seconds=120)
+    run = RunFolder(started["status"]["resolved"]["runFolder"])
+    # A folder is where the file would be.
+    Path(run.status.removeprefix("file://")).mkdir(parents=True)
+    done = double.wait(path, phase("Succeeded"), seconds=120)
+    assert f"This status could not be recorded: {run.status}:" in done["status"]["summary"]
 
 
 def test_jobs_of_one_name_in_two_namespaces_share_nothing_and_the_longest_name_fits(

@@ -25,6 +25,7 @@ from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation import benchmarks, plain_tasks
 from finetune_trainer.evaluation.batching import FixedRowCapacity
+from finetune_trainer.evaluation.benchmark_rows import benchmark_keys, recorded_rows
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.likelihood import Likelihood
@@ -145,6 +146,45 @@ def test_of_several_choices_the_likeliest_is_the_models(case: Case, tmp_path: Pa
         "acc": float((nats.argmax(1) == gold).mean()),
         "acc_norm": float(((nats / lengths).argmax(1) == gold).mean()),
     }
+
+
+def test_each_row_has_the_scores_that_are_means(case: Case, tmp_path: Path) -> None:
+    """A perplexity belongs to all rows together. Every filter of the answers has its own scores."""
+    rows = [{"country": country, "said": said} for country, said in zip(COUNTRIES, SAID, strict=True)]
+    nothing = [{"function": "take_first"}]
+    kinds: list[tuple[dict[str, Any], set[str]]] = [
+        ({"output_type": "loglikelihood"}, {"acc"}),
+        (
+            {
+                "output_type": "generate_until",
+                "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4},
+                "metric_list": [{"metric": "exact_match"}],
+                "filter_list": [
+                    {"name": "whole", "filter": nothing},
+                    {
+                        "name": "cut,first",
+                        "filter": [{"function": "regex", "regex_pattern": "(.)"}, *nothing],
+                    },
+                ],
+            },
+            {"exact_match,whole", "exact_match,cut,first"},
+        ),
+    ]
+    digests = []
+    for number, (kind, names) in enumerate(kinds):
+        folder = described(tmp_path / str(number), rows, doc_to_target="{{said}}", **kind)
+        benchmark = benchmarks.load(spec(folder, limit=4), open_store(), tmp_path / f"scratch-{number}")
+        with recorded_rows(benchmark) as recorded:
+            found = benchmarks.scores(benchmark, case.harness(context=1024), chat=True)
+        scores = recorded.measured().scores
+        assert set(scores) == names
+        for name, values in scores.items():
+            assert len(values) == 4
+            assert sum(values) / 4 == pytest.approx(found[name], rel=1e-12)
+        keys = list(benchmark_keys(benchmark))
+        assert [key.question for key in keys] == [0, 1, 2, 3]
+        digests += [key.digest for key in keys]
+    assert len(set(digests)) == 8
 
 
 def test_a_continuation_has_the_probability_of_its_tokens(case: Case, tmp_path: Path) -> None:

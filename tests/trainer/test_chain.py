@@ -37,6 +37,8 @@ def test_the_exported_model_has_the_loss_that_training_ended_with(
     assert evaluated.tuned is not None
     assert evaluated.baseline is not None
     assert evaluated.tuned.loss == trained.evaluation_loss
+    engine = json.loads((stages.root / run / "attempts/train-1/engine.json").read_text())
+    assert (engine["steps"], engine["learning_rate"]) == (20, 0.01)
     assert evaluated.tuned.loss < evaluated.baseline.loss
     folder = Path(exported.artifacts[0].uri.removeprefix("file://"))
     listed = {entry["path"] for entry in json.loads((folder / "manifest.json").read_text())["files"]}

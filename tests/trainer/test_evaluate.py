@@ -2,12 +2,13 @@
 checkpoints that training keeps for it."""
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from devcluster.fixtures.chat_data import CAPITALS
-from finetune_contract import EvaluateOutcome, PreflightOutcome, TrainOutcome
+from finetune_contract import EvaluatedRow, EvaluateOutcome, PreflightOutcome, TrainOutcome
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 
@@ -142,6 +143,37 @@ def test_samples_stand_side_by_side_with_their_reference(stages: Stages, evaluat
     assert all(sample.reference and sample.baseline is not None for sample in evaluated.samples[1:])
 
 
+def rows_of(stages: Stages, found: EvaluateOutcome) -> list[EvaluatedRow]:
+    assert found.rows_uri is not None
+    lines = Path(found.rows_uri.removeprefix("file://")).read_text().splitlines()
+    return [EvaluatedRow.model_validate_json(line) for line in lines]
+
+
+@pytest.mark.parametrize("which", ["baseline", "tuned"])
+def test_rows_sum_to_what_the_results_say(
+    stages: Stages, evaluated: EvaluateOutcome, which: Literal["baseline", "tuned"]
+) -> None:
+    assert evaluated.rows_uri == f"file://{stages.root}/measured/evaluate/rows.jsonl"
+    rows = rows_of(stages, evaluated)
+    measured = {
+        kind: [getattr(row, which) for row in rows if row.kind == kind]
+        for kind in ("Validation", "Dataset", "Benchmark")
+    }
+    assert sum(map(len, measured.values())) == len(rows)
+    result, (faq, capitals) = getattr(evaluated, which), evaluated.datasets
+    validation = measured["Validation"]
+    assert (len(validation), sum(row.tokens for row in validation)) == (result.rows, result.tokens)
+    assert sum(row.loss for row in validation) / result.tokens == pytest.approx(result.loss, rel=1e-12)
+    assert not any(row.scores for row in validation)
+    for kind, scores in (("Dataset", getattr(faq, which)), ("Benchmark", getattr(capitals, which))):
+        found = measured[kind]
+        means = {name: sum(row.scores[name] for row in found) / len(found) for name in found[0].scores}
+        if kind == "Dataset":
+            means["loss"] = sum(row.loss for row in found) / sum(row.tokens for row in found)
+        assert means == pytest.approx(scores, rel=1e-12)
+    assert [len(measured[kind]) for kind in ("Dataset", "Benchmark")] == [faq.rows, capitals.rows]
+
+
 def test_gates_are_judged(evaluated: EvaluateOutcome) -> None:
     assert [gate.passed for gate in evaluated.gates] == [True, False, True]
 
@@ -172,13 +204,49 @@ def test_two_processes_measure_what_one_does(stages: Stages, converted: str, tra
     drawn = evaluation(stages, temperature=0.8, top_k=20, max_new_tokens=6)
     asked = {"converted": converted, "train_step": 30, "evaluation": drawn}
     one = stages.run("Evaluate", "measured", attempt=100, **asked).details
+    assert isinstance(one, EvaluateOutcome)
+    rows = rows_of(stages, one)
     made = request(stages.root, "Evaluate", "measured", attempt=200, **TWO_HOSTS, **asked)
     running = stages.pair(made)
     assert [each.wait() for each in running] == [0, 0], "\n".join(each.log[-2000:] for each in running)
     found = result_of(made)
     assert found is not None
-    assert isinstance(one, EvaluateOutcome)
     assert isinstance(found.details, EvaluateOutcome)
     for which in ("baseline", "tuned"):
         assert found.details.metrics(which) == pytest.approx(one.metrics(which), rel=1e-6)
     assert found.details.samples == one.samples
+    several = rows_of(stages, found.details)
+    assert [row.digest for row in several] == [row.digest for row in rows]
+    for mine, other in zip(rows, several, strict=True):
+        assert (other.tuned.loss or 0.0) == pytest.approx(mine.tuned.loss or 0.0, rel=1e-4)
+        assert other.tuned.tokens == mine.tuned.tokens
+        assert other.tuned.scores == mine.tuned.scores
+
+
+def test_a_row_is_the_same_in_another_set_file_and_order(
+    stages: Stages, converted: str, trained: TrainOutcome
+) -> None:
+    """The dataset has the rows of the validation set in the reverse order, so that they are in other batches."""
+    lines = (stages.root / "data/eval.jsonl").read_text().splitlines()
+    (stages.root / "data/turned.jsonl").write_text("".join(f"{line}\n" for line in reversed(lines)))
+    source = {
+        "path": "spec.evaluation.datasets[0]",
+        "name": "turned",
+        "uri": f"file://{stages.root}/data/turned.jsonl",
+    }
+    asked = {"prompts": [], "baseline": False, "datasets": [{"source": source, "metrics": ["Loss"]}]}
+    found = stages.run(
+        "Evaluate", "measured", attempt=300, converted=converted, train_step=30, evaluation=asked
+    ).details
+    assert isinstance(found, EvaluateOutcome)
+    kept, turned = (
+        {row.digest: row for row in rows_of(stages, found) if row.kind == kind}
+        for kind in ("Validation", "Dataset")
+    )
+    assert len(kept) > 1
+    assert set(kept) == set(turned)
+    assert list(kept) != list(turned)
+    for digest, row in kept.items():
+        assert row.baseline is None
+        assert row.tuned.tokens == turned[digest].tuned.tokens
+        assert row.tuned.loss == pytest.approx(turned[digest].tuned.loss, rel=1e-5)

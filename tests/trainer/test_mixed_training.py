@@ -149,6 +149,14 @@ def test_each_validation_set_and_each_evaluation_dataset_is_measured_and_can_be_
     assert {name: tuned[name] for name in ("loss", "few/loss", "many/loss")} == {
         "loss": last["evaluation_loss"], "few/loss": last["few/loss"], "many/loss": last["many/loss"]
     }  # fmt: skip
+    # packed rows, of which each holds several rows of the set
+    records = (stages.root / "whole/evaluate/rows.jsonl").read_text().splitlines()
+    measured = [json.loads(line) for line in records]
+    for kind, name in (("Validation", "few"), ("Validation", "many"), ("Dataset", "faq")):
+        some = [row["tuned"] for row in measured if (row["kind"], row["name"]) == (kind, name)]
+        assert len(some) == {"Validation": 6, "Dataset": 2}[kind]
+        mean = sum(row["loss"] for row in some) / sum(row["tokens"] for row in some)
+        assert mean == pytest.approx(tuned[f"{name}/loss"], rel=1e-12)
     assert [(sample.dataset, sample.prompt) for sample in found.samples] == [
         ("faq", row["q"]) for row in rows
     ]

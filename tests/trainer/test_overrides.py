@@ -1,5 +1,6 @@
 """The table of engine settings: compared with the installed engine, and applied by the trainer."""
 
+import json
 import operator
 from enum import Enum
 from pathlib import Path
@@ -17,7 +18,7 @@ from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.stages.engine_config import engine_settings as made_for
-from finetune_trainer.stages.engine_config import evaluation_config, training_config
+from finetune_trainer.stages.engine_config import evaluation_config, settings_json, training_config
 from finetune_trainer.training import overrides, settings
 from tests.trainer.models import made, qwen3
 from tests.trainer.requests import request
@@ -171,6 +172,25 @@ def test_an_address_cannot_carry_the_environment_elsewhere(
             engine.configure(plan, engine.SFT, run_name="x", base_output_directory=str(tmp_path), **leak)
         assert caught.value.code == ExitCode.BAD_REQUEST
         assert "hf_secret" not in str(caught.value)
+
+
+def test_every_setting_can_be_stored_and_credentials_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    plan = families.read(qwen3(tmp_path))
+    given = made_for(
+        request(tmp_path, "Train"), plan, steps=9, platform="cpu", output=f"{tmp_path}/hf_secret"
+    )
+    config = engine.configure(plan, engine.SFT, **given, hf_access_token="hf_other")
+    text = settings_json(config)
+    stored = json.loads(text)
+    assert stored["steps"] == 9
+    assert stored["base_output_directory"] == f"{tmp_path}/[redacted]"
+    assert (stored["weight_dtype"], stored["decoder_block"]) == ("float32", "qwen3")
+    assert config.get_keys().keys() - stored.keys() == {"hf_access_token"}
+    assert "hf_other" not in text
+    assert " at 0x" not in text
 
 
 def test_evaluation_decodes_where_what_training_is_set_to_cannot(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
-from finetune_contract import DatasetSpec, Outcome
+from finetune_contract import DatasetSpec, EvaluatedRow, Outcome
 from finetune_trainer.data.dataset import SourceSubset, assemble
 from finetune_trainer.data.preference import (
     PairReader,
@@ -321,6 +321,15 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert scores.tuned["loss"] != evaluated.tuned.loss
     assert scores.baseline["loss"] > scores.tuned["loss"]
     assert [gate.passed for gate in evaluated.gates] == [True]
+    lines = (stages.root / run / "evaluate/rows.jsonl").read_text().splitlines()
+    rows = [EvaluatedRow.model_validate_json(line) for line in lines]
+    validation, dataset = rows[:21], rows[21:]
+    assert [row.digest for row in dataset] == [row.digest for row in validation[:10]]
+    for found, results in ((validation, evaluated.tuned.method_metrics), (dataset, scores.tuned)):
+        assert {row.tuned.tokens for row in found} == {1}
+        means = {name: np.mean([row.tuned.scores[name] for row in found]) for name in found[0].tuned.scores}
+        assert means == pytest.approx({name: results[name] for name in means}, rel=1e-12)
+    assert np.mean([row.tuned.loss for row in validation]) == pytest.approx(evaluated.tuned.loss, rel=1e-12)
     exported = stages.run("Export", run, train_step=12, **wanted)
     assert exported.outcome is Outcome.SUCCEEDED, exported.failure
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from finetune_contract import GateSpec
 from finetune_trainer.evaluation.gates import evaluate_gates
-from finetune_trainer.evaluation.scores import exact_match, mean_scores, rouge_l, token_f1, without_reasoning
+from finetune_trainer.evaluation.scores import exact_match, rouge_l, row_scores, token_f1, without_reasoning
 
 GSM8K = "She sells 16 - 3 = 13 eggs.\n13 * 2 = $26\n#### 26"
 
@@ -90,9 +90,9 @@ def test_scores_lie_between_0_and_1_and_do_not_care_for_the_order(left: str, rig
     assert token_f1(left, right) >= (exact_match(left, right) if "####" not in right else 0)
 
 
-def test_a_dataset_has_the_mean_of_what_was_asked_for() -> None:
-    found = mean_scores(["Loss", "ExactMatch", "TokenF1"], ["Paris", "Rome now"], ["paris", "Rome"])
-    assert found == {"exact_match": 0.5, "token_f1": pytest.approx((1 + 2 / 3) / 2)}
+def test_each_row_has_the_scores_that_were_asked_for() -> None:
+    found = row_scores(["Loss", "ExactMatch", "TokenF1"], ["Paris", "Rome now"], ["paris", "Rome"])
+    assert found == {"exact_match": [1.0, 0.0], "token_f1": [1.0, pytest.approx(2 / 3)]}
 
 
 @pytest.mark.parametrize(

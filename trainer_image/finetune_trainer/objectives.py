@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from maxtext.trainers.pre_train.train import loss_fn
+from maxtext.utils.max_utils import cross_entropy_with_logits
 from tunix.rl.common import selective_log_softmax
 from tunix.sft.utils import build_positions_from_mask
 
@@ -41,6 +43,19 @@ class Objective(Protocol):
 
     def __call__(self, model: Any, batch: Arrays, *, train: bool) -> tuple[jax.Array, Arrays]: ...
 
+    def parts(self, model: Any, batch: Arrays) -> Arrays:
+        """What ``nats`` and the metrics are sums of: a value for each element of ``examples``, 0 where that is 0.
+
+        A model that computes its logits in tiles returns the sums themselves, as scalars.
+        """
+
+    @staticmethod
+    def examples(batch: Batch) -> npt.NDArray[np.int32]:
+        """What has a weight of 1 in the sums, as the number of its example in the row, from 1; 0: a weight of 0.
+
+        Of texts the target tokens ``[rows, length]``; of pairs the pairs ``[rows]``.
+        """
+
     @staticmethod
     def tokens(batch: Batch) -> int:
         """Number of tokens of the batch whose probability counts."""
@@ -59,6 +74,26 @@ class SftLoss:
         loss, aux = loss_fn(model, self.config, dict(batch), dropout_rng=None, params=None, is_train=train)
         return loss, {"nats": aux["xent_sum"], "total_weights": aux["total_weights"]}
 
+    def parts(self, model: Any, batch: Arrays) -> Arrays:
+        if self.config.num_vocab_tiling > 1:
+            return {"nats": self(model, batch, train=False)[1]["nats"]}
+        # As in MaxText's ``loss_fn``, which returns nothing but the sum.
+        logits = model(
+            decoder_input_tokens=batch["inputs"],
+            decoder_positions=batch["inputs_position"],
+            decoder_segment_ids=batch["inputs_segmentation"],
+            enable_dropout=False,
+            decoder_target_tokens=batch["targets"],
+            decoder_target_mask=batch["targets_segmentation"],
+        )
+        targets = jax.nn.one_hot(batch["targets"], self.config.vocab_size)
+        nats, _ = cross_entropy_with_logits(logits, targets, z_loss=self.config.z_loss_multiplier)
+        return {"nats": jnp.where(batch["targets_segmentation"] != 0, nats, 0.0)}
+
+    @staticmethod
+    def examples(batch: Batch) -> npt.NDArray[np.int32]:
+        return batch["targets_segmentation"]
+
     @staticmethod
     def tokens(batch: Batch) -> int:
         return int(np.count_nonzero(batch["targets_segmentation"]))
@@ -75,16 +110,23 @@ class Preference:
     per_token: ClassVar[bool] = False
 
     def __call__(self, model: Any, batch: Arrays, *, train: bool) -> tuple[jax.Array, Arrays]:  # noqa: ARG002
+        sums = {name: each.sum() for name, each in self.parts(model, batch).items()}
+        weight = (batch["chosen_mask"][:, 0] != 0).astype(jnp.float32).sum()
+        return sums["nats"] / jnp.maximum(weight, 1.0), {**sums, "total_weights": weight}
+
+    def parts(self, model: Any, batch: Arrays) -> Arrays:
         losses, better, worse = self.compare(*log_probabilities(model, batch), batch)
         there = (batch["chosen_mask"][:, 0] != 0).astype(jnp.float32)
-        weight = there.sum()
-        sums = {
-            "nats": (losses * there).sum(),
-            "total_weights": weight,
-            "reward_accuracy": ((better > worse) * there).sum(),
-            "reward_margin": ((better - worse) * there).sum(),
+        return {
+            "nats": losses * there,
+            "reward_accuracy": (better > worse) * there,
+            "reward_margin": (better - worse) * there,
         }
-        return sums["nats"] / jnp.maximum(weight, 1.0), sums
+
+    @staticmethod
+    def examples(batch: Batch) -> npt.NDArray[np.int32]:
+        found: npt.NDArray[np.int32] = (batch["chosen_mask"][:, 0] != 0).astype(np.int32)
+        return found
 
     @staticmethod
     def tokens(batch: Batch) -> int:

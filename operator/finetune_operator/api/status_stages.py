@@ -187,7 +187,9 @@ class AttemptRecord(ApiModel):
     start_step: NonNegative | None = None
     """Optimizer step that the attempt began at."""
     end_step: NonNegative | None = None
-    """Optimizer step that the attempt reached."""
+    """Optimizer step that the attempt reached; of one that could not save, the last step that it had reported."""
+    lost_steps: NonNegative | None = None
+    """Optimizer steps that the next attempt had to repeat. Absent: none, or not known yet."""
 
 
 class AttemptsStatus(ApiModel):

@@ -106,7 +106,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The platform's folder, and the part below it that pods write: a run folder or, in a cache, a converted model.
-_WRITTEN_BY_PODS = re.compile(r"(.*)/([^/]+/(?:attempts|train)(?:/[^/]+){0,2}|convert(?:/[^/]+){0,2})/?")
+_WRITTEN_BY_PODS = re.compile(
+    r"(.*)/([^/]+/(?:attempts|train)(?:/[^/]+){0,2}|[^/]+/status\.json|convert(?:/[^/]+){0,2})/?"
+)
 _TEMPORARY = ".writing-"
 #: Levels of folders below the listed one; the contract has one. Each level holds a descriptor during the walk.
 _DEEPEST = 16

@@ -77,6 +77,10 @@ class Delete(_WithRecords):
 class Finish(_WithRecords):
     """The job has ended, and nothing of it runs."""
 
+    ends_now: bool = False
+    """Whether it ends with this decision. The run folder then gets a record of job and status (``status.json``), after
+    the records of attempts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectReference:
@@ -141,7 +145,8 @@ class JobEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Applied in this order: what the action stores (Admit), its records, what it deletes, obsolete JobSets, the JobSet
-    that it creates, Events, status. For a Delete with ``status_first`` the status comes before its deletions.
+    that it creates, the record of the job's end, Events, status. For a Delete with ``status_first`` the status comes
+    before its deletions.
 
     Events follow from the previous status. If they were written after the new one, a crash between the two writes would
     lose them. Written before it, they are decided again, and the API server recognizes them by their names.

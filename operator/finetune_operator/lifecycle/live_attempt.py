@@ -5,7 +5,7 @@ from dataclasses import replace
 from finetune_contract import ContractUnsupported, Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
-from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     EVICTED,
@@ -256,7 +256,13 @@ def _record(
     observed any more once the JobSet is gone.
     """
     recorded = attempt.files.failure if attempt.files else None
-    seen = counted(attempt, stages.plan, observation.now) | recorded_waits(attempt, observation.now)
+    progress = progress_of(attempt, observation.folder.progress)
+    seen = {
+        **counted(attempt, stages.plan, observation.now),
+        **recorded_waits(attempt, observation.now),
+        "start_step": progress.start_step if progress else None,
+        "step": progress.step if progress else None,
+    }
     record = why.model_copy(update=seen)
     uncounted = dict.fromkeys(seen)
     if (

@@ -109,7 +109,7 @@ def _end(stages: JobStages, phase: JobPhase, failure: Failure | None = None) -> 
     # No event follows when the time has come to delete the children.
     cleanup = stages.plan.limits.child_ttl
     state = JobState(phase=phase, failure=failure)
-    return NextStep(action=Finish(), state=state, stages=stages, requeue_after=cleanup)
+    return NextStep(action=Finish(ends_now=True), state=state, stages=stages, requeue_after=cleanup)
 
 
 def _of_live(

@@ -7,8 +7,8 @@ was stale: this raises Conflict, and the job is observed again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from weakref import WeakValueDictionary
@@ -31,12 +31,20 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
 from finetune_operator.lifecycle.children.ownership import own_jobsets
-from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete, Deletion, JobEvent, Record
+from finetune_operator.lifecycle.decision import (
+    Admit,
+    Create,
+    Decision,
+    Delete,
+    Deletion,
+    Finish,
+    JobEvent,
+)
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import PlanKey, Plans
-from finetune_operator.reconcile.run_folder import Folders
+from finetune_operator.reconcile.record_writer import RecordWriter, run_folder
 from finetune_operator.reconcile.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
@@ -86,13 +94,15 @@ class Applier:
         self._store = store
         self._cache = cache
         self._created = created
+        self._records = RecordWriter(store)
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def apply(self, observation: Observation, decision: Decision) -> None:
+    async def apply(self, observation: Observation, decision: Decision) -> Decision:
         """Carries out a decision, up to the Events of what its status will show. :meth:`report` writes the status.
 
-        Raises ClusterError or StorageError at the first write that fails. No later write is attempted then, except that
-        deletions are still made if a record of an attempt could not be written.
+        Returns the decision with the status to report, which says so if the record of the job's end could not be
+        written. Raises ClusterError or StorageError at the first other write that fails. No later write is attempted
+        then, except that deletions are still made if a record of an attempt could not be written.
         """
         job = observation.job
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
@@ -101,7 +111,7 @@ class Applier:
             await self._admit(observation, action)
         if action.records:
             try:
-                await self._write_records(observation, action.records)
+                await self._records.write_failures(observation, action.records)
             except StorageError:
                 if isinstance(action, Delete):
                     await self._stop_unrecorded(observation, action)
@@ -110,11 +120,15 @@ class Applier:
             await self._delete(job, action.jobsets)
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
-            created = (await self._create_jobset(observation, action.jobset))["metadata"]
+            created = (await self._create_and_record(observation, action.jobset))["metadata"]
             log.info("created JobSet %s", created["name"])
             self._created(JobSetCreated(namespace, name, created["uid"], created["resourceVersion"]))
+        if isinstance(action, Finish) and action.ends_now:
+            status = await self._records.write_end(observation, decision.status)
+            decision = replace(decision, status=status)
         for event in decision.events:
             await self._create_event(job, event, observation.now)
+        return decision
 
     async def report(self, observation: Observation, decision: Decision) -> None:
         """Writes the status of a decision after :meth:`apply`, and carries out deletions that it must precede.
@@ -137,10 +151,10 @@ class Applier:
     async def _admit(self, observation: Observation, action: Admit) -> None:
         match action.write:
             case RetryRecord() as record:
-                run = self._run_folder(observation)
+                run = run_folder(observation)
                 await self._store.write(run.retry(record.generation), record.model_dump_json().encode())
             case TakeoverRecord() as record:
-                await self._take_over(observation, self._run_folder(observation), record)
+                await self._take_over(observation, run_folder(observation), record)
             case plan:
                 await self.store_plan(plan)
 
@@ -223,15 +237,21 @@ class Applier:
             if left is not None:
                 self._cache.wrote(JOBSETS, left)
 
-    async def _write_records(self, observation: Observation, records: Sequence[Record]) -> None:
-        run = self._run_folder(observation)
-        for key, failure in records:
-            uri = run.failure(*key.place)
-            await self._store.write(uri, failure.to_json().encode())
+    async def _create_and_record(self, observation: Observation, jobset: Object) -> Object:
+        """Creates the JobSet and returns it as stored; meanwhile writes ``jobset.json`` of its attempt.
 
-    def _run_folder(self, observation: Observation) -> RunFolder:
-        assert observation.snapshot is not None, "only an admitted job has records"
-        return Folders.of(observation.snapshot).run
+        Nothing is decided by that record, so the attempt does not wait for it and starts without it.
+        """
+        created, recorded = await asyncio.gather(
+            self._create_jobset(observation, jobset),
+            self._records.write_jobset(observation, jobset),
+            return_exceptions=True,
+        )
+        for each in (created, recorded):
+            if isinstance(each, BaseException):
+                raise each
+        assert isinstance(created, Mapping)
+        return created
 
     async def _create_jobset(self, observation: Observation, jobset: Object) -> Object:
         """Creates the JobSet and returns it as stored.

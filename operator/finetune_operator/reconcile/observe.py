@@ -24,6 +24,7 @@ from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
 from finetune_operator.lifecycle.children.projection import (
+    job_texts,
     reduced_event,
     reduced_job,
 )
@@ -113,12 +114,15 @@ class Observer:
             earlier: nodes that were listed for a cached observation of the same reconcile. All else is then read live.
         """
         cached = None if earlier is not None else await self._cache.job(key.namespace, key.name)
+        texts: Mapping[str, Mapping[str, str]] = {}
         if cached is None:
-            job = await self.job(key)
-            if job is None:
+            whole = await self._find(JOBS, key.namespace, key.name)
+            if whole is None:
                 self._folder.forget(key)
                 self._cache.forget(key.namespace, key.name)
                 return None
+            job, texts = reduced_job(whole), job_texts(whole)
+            del whole
             snapshot, found = await self._children.live(job, room)
         else:
             job = cached.job
@@ -162,6 +166,7 @@ class Observer:
             unserved_namespace=unserved,
             nodes=nodes,
             workloads=workloads,
+            job_texts=texts,
             cached=from_cache,
             live_jobs=self._jobs(),
         )
@@ -170,13 +175,18 @@ class Observer:
         """Returns the number of unfinished jobs: at least one, which the watch may not have delivered yet."""
         return max(1, self._live_jobs())
 
-    async def unchanged(self, observation: Observation) -> bool:
-        """Whether the job is still as it was observed, by a live read. Raises ClusterError."""
+    async def confirmed(self, observation: Observation) -> Observation | None:
+        """Reads the job live. Returns the observation with what watches lack of it; None if the job has changed since.
+
+        Raises ClusterError.
+        """
         metadata = observation.job["metadata"]
-        job = await self.job(JobKey(metadata["namespace"], metadata["name"]))
-        return job is not None and all(
-            job["metadata"][field] == metadata[field] for field in ("uid", "resourceVersion")
-        )
+        found = await self._find(JOBS, metadata["namespace"], metadata["name"])
+        if found is None or any(
+            found["metadata"][field] != metadata[field] for field in ("uid", "resourceVersion")
+        ):
+            return None
+        return replace(observation, job_texts=job_texts(found))
 
     def distrust(self, observation: Observation) -> None:
         """Has the job read live the next time."""

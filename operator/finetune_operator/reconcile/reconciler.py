@@ -130,13 +130,12 @@ class Reconciler:
             if observation is None:
                 return None
             observation, decision = await self._decision(key, observation, room)
-            if observation.cached and not await self._confirmed(observation, decision):
-                raise _Unconfirmed(ListedNodes.of(observation))
+            observation = await self._confirmed(observation, decision)
             if decision.fault is not None:
                 log.error(
                     "internal error while reading the content of the run folder", exc_info=decision.fault
                 )
-            await self._applier.apply(observation, decision)
+            decision = await self._applier.apply(observation, decision)
             # The name of an Event depends on the status before the transition, so that a retry does not create it
             # twice. No other status may be written before the one that shows the transition.
             announced = bool(decision.events)
@@ -190,14 +189,18 @@ class Reconciler:
         if observation is not None:
             self._observer.distrust(observation)
 
-    async def _confirmed(self, observation: Observation, decision: Decision) -> bool:
-        """Whether a decision on cached objects may be applied. Raises ClusterError."""
-        match confirmation(observation, decision):
-            case Confirmation.NOTHING:
-                return True
-            case Confirmation.JOB:
-                return await self._observer.unchanged(observation)
-        return False
+    async def _confirmed(self, observation: Observation, decision: Decision) -> Observation:
+        """Returns the observation, on which the decision may be applied.
+
+        Raises _Unconfirmed if it must not be applied on these cached objects, and ClusterError.
+        """
+        needed = confirmation(observation, decision) if observation.cached else Confirmation.NOTHING
+        if needed is Confirmation.NOTHING:
+            return observation
+        confirmed = await self._observer.confirmed(observation) if needed is Confirmation.JOB else None
+        if confirmed is None:
+            raise _Unconfirmed(ListedNodes.of(observation))
+        return confirmed
 
     async def _decided(self, observation: Observation) -> Decision:
         """Decides in a separate thread for jobs with many children.

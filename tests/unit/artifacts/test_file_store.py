@@ -139,10 +139,15 @@ async def test_links_in_a_run_folder_lead_nowhere(root: Path, run: Path) -> None
     assert await store.list(f"file://{run.parent}/linked-0badcafe/attempts") == []
     assert await store.read(f"file://{run}/train/result.json") is None
     assert await store.read(f"file://{run}/attempts/train-2/result.json") is None
-    for uri in (f"{run.parent}/linked-0badcafe/attempts/x.json", f"{run}/attempts/train-2/x.json"):
+    for uri in (
+        f"{run.parent}/linked-0badcafe/attempts/x.json",
+        f"{run}/attempts/train-2/x.json",
+        f"{run.parent}/linked-0badcafe/status.json",
+    ):
         with pytest.raises(StorageError):
             await store.write(f"file://{uri}", b"{}")
     assert sorted(path.name for path in other.iterdir()) == ["result.json"]
+    assert not (other.parents[1] / "status.json").exists()
 
 
 @pytest.mark.parametrize("name", ["storage", "train", "attempts", "convert"])

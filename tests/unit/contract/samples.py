@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from finetune_contract import StageRequest, StageResult, data_report, failure, progress, result
+from finetune_contract import EvaluatedRow, StageRequest, StageResult, data_report, failure, progress, result
 from finetune_contract import request as request_module
 from finetune_contract.base import Record
 from finetune_contract.versions import CONTRACT_VERSION
@@ -124,11 +124,12 @@ _BY_HAND: dict[str, tuple[type[Record], Object]] = {
 
 
 def roots() -> dict[str, type[Record]]:
-    """The records that are files or travel alone: those that carry their version."""
+    """The records that are files or travel alone: those that carry their version, and lines of files."""
     modules = (request_module, result, progress, failure, data_report)
     found = (each for module in modules for each in vars(module).values())
     records = (each for each in found if isinstance(each, type) and issubclass(each, Record))
-    return {each.__name__: each for each in records if "version" in each.model_fields}
+    versioned = {each.__name__: each for each in records if "version" in each.model_fields}
+    return {**versioned, "EvaluatedRow": EvaluatedRow}
 
 
 @cache

@@ -45,6 +45,51 @@ CHARGED = {"preemption": 0, "infrastructure": 1, "user": 0}
 USERS = {"preemption": 0, "infrastructure": 0, "user": 1}
 
 
+def steps_of_history(world: World) -> list[tuple[int | None, int | None, int | None]]:
+    """First, last and lost steps of each attempt of Train that has ended."""
+    return [
+        (each.get("startStep"), each.get("endStep"), each.get("lostSteps"))
+        for each in world.status["attempts"]["history"]
+        if each["stage"] == "Train"
+    ]
+
+
+def test_steps_of_a_killed_attempt_are_known_and_those_that_the_next_one_repeats() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 37)
+    world.kill(name)
+    world.reconcile()
+    record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert record is not None
+    assert (record.start_step, record.step, record.checkpoint) == (0, 37, 30)
+    assert steps_of_history(world) == [(0, 37, None)]
+    # The progress of the next attempt replaces that of the first one.
+    name = world.until(Stage.TRAIN)
+    world.train(name, 41)
+    world.reconcile()
+    assert steps_of_history(world) == [(0, 37, 7)]
+    world.stop(name)
+    world.reconcile()
+    assert steps_of_history(world) == [(0, 37, 7), (30, 41, None)]
+    world.to_the_end()
+    assert steps_of_history(world)[:2] == [(0, 37, 7), (30, 41, None)]
+
+
+def test_steps_of_a_suspended_attempt_that_could_not_save_are_known() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 25)
+    world.edit(suspend=True)
+    world.reconcile()
+    record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert record is not None
+    assert (record.reason, record.start_step, record.step, record.checkpoint) == ("Suspended", 0, 25, None)
+    world.kill(name)
+    world.reconcile()
+    assert steps_of_history(world) == [(0, 25, None)]
+
+
 @pytest.mark.parametrize(
     ("code", "charged", "phase"),
     [

@@ -12,6 +12,7 @@ from finetune_operator.lifecycle import AttemptKey, RetryRecord, decide
 from finetune_operator.lifecycle.attempts.attempt import MOST_ATTEMPTS, attempts_of
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.decision import Finish
 from finetune_operator.lifecycle.observation import ReadFailure
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
@@ -314,6 +315,14 @@ def test_a_retry_continues_from_the_failed_stage_with_new_budgets() -> None:
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
     assert "failure" not in world.status
+
+
+def test_the_end_after_a_retry_is_recorded_again() -> None:
+    world = failed()
+    world.edit(retry={"generation": 1})
+    world.fail(world.until(Stage.TRAIN), ExitCode.DIVERGED, "Diverged")
+    actions = [world.reconcile().action for _ in range(2)]
+    assert [isinstance(each, Finish) and each.ends_now for each in actions] == [True, False]
 
 
 def test_a_retry_acts_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import AttemptFiles, decide
-from finetune_operator.lifecycle.decision import Wait
+from finetune_operator.lifecycle.decision import Finish, Wait
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 from tests.unit.lifecycle.writes import writes
@@ -452,6 +452,15 @@ def test_a_finished_job_stays_finished_with_an_invalid_time_in_its_condition(mak
     assert len(world.created) == created
     assert world.condition("Finished")["status"] == "True"
     assert world.condition("Finished")["reason"] == reason
+
+
+@pytest.mark.parametrize("make", [states.succeeded, states.failed, states.planned])
+def test_the_end_of_a_job_is_recorded_once(make: Any) -> None:
+    """A crash may have lost the status that follows the record: then both are written again."""
+    world = make()
+    world.job["status"] = {"observedGeneration": -1}
+    actions = [world.reconcile().action for _ in range(3)]
+    assert actions == [Finish(ends_now=True), Finish(), Finish()]
 
 
 def test_a_finished_job_acknowledges_an_edit() -> None:

@@ -1,12 +1,20 @@
 import asyncio
+import json
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
-from finetune_contract import Failure, Stage
+from finetune_contract import CONTRACT_VERSION, Failure, Stage
 from finetune_operator.api import FineTuneJobStatus, Phase, WaitingReason
 from finetune_operator.api.status import WaitingStatus
-from finetune_operator.artifacts.port import StorageDenied, StorageError
+from finetune_operator.artifacts.port import (
+    RUN_RECORD_LIMIT,
+    ObjectTooLarge,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
@@ -28,6 +36,7 @@ from finetune_operator.lifecycle.decision import (
     Delete,
     Deletion,
     EventType,
+    Finish,
     JobEvent,
     Record,
     Wait,
@@ -37,6 +46,7 @@ from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.records import MalformedRecordError, read_run_record
 from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
@@ -73,7 +83,7 @@ class Bench:
         await self.carry_out(self.observation(), decision)
 
     async def carry_out(self, observation: Observation, decision: Decision) -> None:
-        await self.applier.apply(observation, decision)
+        decision = await self.applier.apply(observation, decision)
         await self.applier.report(observation, decision)
 
 
@@ -98,9 +108,11 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
         f"write {FOLDERS.run.failure('prep', 1)}",
         "delete jobsets",
         "create jobsets",
+        f"write {FOLDERS.run.jobset('prep', 2)}",
         "create events",
         "patch finetunejobs/status",
     ]
+    assert json.loads(bench.store.files[FOLDERS.run.jobset("prep", 2)]) == child("JobSet", "demo-prep-2")
     stored = bench.cluster.objects[JOBSETS, "team", "demo-prep-2"]["metadata"]
     assert bench.created == [JobSetCreated("team", "demo", stored["uid"], stored["resourceVersion"])]
 
@@ -316,3 +328,106 @@ async def test_of_two_jobs_that_take_one_folder_over_at_once_the_second_looks_ag
     assert [name for name in bench.store.files if "taken-over" in name] == [
         FOLDERS.run.taken_over("aaaaaaaa-1")
     ]
+
+
+async def test_a_jobset_is_created_although_it_cannot_be_recorded(bench: Bench) -> None:
+    bench.store.fault = lambda moment, call: StorageUnavailable("gs://b", "away")
+    await bench.apply(Decision(status=STATUS, action=Create(jobset=child("JobSet", "demo-prep-1"))))
+    assert [each["metadata"]["name"] for each in bench.cluster.of(JOBSETS)] == ["demo-prep-1"]
+    assert bench.cluster.of(JOBS)[0]["status"] == STATUS.to_document()
+
+
+ENDED = STATUS.model_copy(update={"phase": Phase.SUCCEEDED, "summary": "Succeeded."})
+RECORD = FOLDERS.run.status
+
+
+async def test_the_end_of_a_job_is_recorded_before_its_status(bench: Bench) -> None:
+    bench.store.calls = bench.cluster.calls
+    lost = (AttemptKey(Stage.EXPORT, 1), Failure(code=1, reason="PodLost", message="gone"))
+    texts = {"labels": {"team": "a"}, "annotations": {"note": "x\ud800"}}
+    observation = replace(bench.observation(), job_texts=texts)
+    action = Finish(records=(lost,), ends_now=True)
+    await bench.carry_out(observation, Decision(action=action, status=ENDED, events=(NOTICE,)))
+    assert bench.cluster.calls == [
+        f"write {FOLDERS.run.failure('export', 1)}",
+        f"write {RECORD}",
+        "create events",
+        "patch finetunejobs/status",
+    ]
+    record = await read_run_record(bench.store, FOLDERS.run)
+    assert record is not None
+    assert record.job.status == bench.cluster.of(JOBS)[0]["status"] == ENDED.to_document()
+    assert read_status(record.job.status) == ENDED
+    assert (record.job.metadata.name, record.job.metadata.uid) == ("demo", "uid-of-demo")
+    assert record.job.metadata.labels == {"team": "a"}
+    assert record.job.metadata.annotations == {"note": "x?"}
+    assert record.job.spec == job()["spec"]
+    assert (record.operator, record.contract) == (version("finetune-operator"), str(CONTRACT_VERSION))
+    assert record.written == NOW
+
+
+async def test_the_end_is_recorded_once_and_again_after_a_retry(bench: Bench) -> None:
+    await bench.apply(Decision(action=Finish(ends_now=True), status=ENDED))
+    first = bench.store.files.pop(RECORD)
+    await bench.apply(Decision(action=Finish(), status=ENDED))
+    assert RECORD not in bench.store.files
+    again = ENDED.model_copy(update={"phase": Phase.FAILED})
+    await bench.apply(Decision(action=Finish(ends_now=True), status=again))
+    assert bench.store.files[RECORD] != first
+    record = await read_run_record(bench.store, FOLDERS.run)
+    assert record is not None
+    assert record.job.status["phase"] == "Failed"
+
+
+async def test_a_run_folder_without_a_record_and_one_that_is_too_large(bench: Bench) -> None:
+    assert await read_run_record(bench.store, FOLDERS.run) is None
+    bench.store.files[RECORD] = b" " * (RUN_RECORD_LIMIT + 1)
+    with pytest.raises(ObjectTooLarge):
+        await read_run_record(bench.store, FOLDERS.run)
+
+
+@pytest.mark.parametrize("error", [StorageDenied, StorageUnavailable])
+async def test_a_job_ends_although_its_end_cannot_be_recorded(
+    bench: Bench, error: type[StorageError]
+) -> None:
+    bench.store.fault = lambda moment, call: error(RECORD, "no" * 1000) if moment == "before" else None
+    await bench.apply(Decision(action=Finish(ends_now=True), status=ENDED))
+    status = bench.cluster.of(JOBS)[0]["status"]
+    assert status["phase"] == "Succeeded"
+    assert status["summary"].startswith(f"Succeeded. This status could not be recorded: {RECORD}: nono")
+    assert len(status["summary"]) == 1024
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"written": "yesterday"}',
+        json.dumps(
+            {"written": "2026-11-21T12:00:00Z", "operator": "1", "contract": "2.0", "job": {}}
+        ).encode(),
+        json.dumps(
+            {
+                "written": "2026-11-21T12:00:00Z",
+                "operator": "1",
+                "contract": "2.0",
+                "job": {
+                    "apiVersion": "v1",
+                    "kind": "FineTuneJob",
+                    "metadata": {"namespace": "team", "name": "x" * 300, "uid": "1"},
+                    "spec": {},
+                    "status": {},
+                },
+            }
+        ).encode(),
+    ],
+)
+async def test_a_record_that_another_client_wrote_is_refused_in_one_line(
+    bench: Bench, content: bytes
+) -> None:
+    bench.store.files[RECORD] = content
+    with pytest.raises(MalformedRecordError, match=f"^{RECORD} is not a valid RunRecord: [^\n]*$"):
+        await read_run_record(bench.store, FOLDERS.run)

@@ -81,8 +81,10 @@ def condition(cluster: FakeCluster) -> dict[str, Any]:
 
 @pytest.fixture
 def cluster() -> FakeCluster:
+    """Returns a cluster with an admitted job."""
     made = FakeCluster()
     made.put(JOBS, job())
+    made.put(CONFIG_MAPS, plan())
     return made
 
 
@@ -319,6 +321,7 @@ def chain(observation: Observation) -> Decision:
 
 
 async def test_a_job_is_admitted_and_its_first_jobset_created_in_one_pass(cluster: FakeCluster) -> None:
+    not_admitted(cluster)
     calls = record_calls(cluster)
     await make(cluster, chain).reconcile(KEY, retry_in=1)
     assert sorted(calls[:6]) == [
@@ -342,12 +345,19 @@ async def test_a_job_is_admitted_and_its_first_jobset_created_in_one_pass(cluste
 async def test_a_job_that_has_lost_its_plan_is_observed_again_before_anything_is_created(
     cluster: FakeCluster, kind: str
 ) -> None:
+    not_admitted(cluster)
     name = {"JobSet": "demo-train-1", "Pod": "demo-train-1-cpu-0-0-abcde"}[kind]
     cluster.put({"JobSet": JOBSETS, "Pod": PODS}[kind], child(kind, name))
     calls = record_calls(cluster)
     assert await make(cluster, chain).reconcile(KEY, retry_in=1) == 0
     assert "create configmaps" in calls
     assert "create jobsets" not in calls
+
+
+def not_admitted(cluster: FakeCluster) -> None:
+    """Removes the job's plan."""
+    for place in [place for place in cluster.objects if place[0] is CONFIG_MAPS]:
+        del cluster.objects[place]
 
 
 def record_calls(cluster: FakeCluster) -> list[str]:

@@ -166,7 +166,7 @@ async def test_a_jobset_that_was_created_and_vanishes_unseen_may_have_written(tr
     training.end()
     await training.reconcile()
     training.action = lambda: Create(jobset=child("JobSet", "demo-eval-1"))
-    assert await training.reconcile() == []
+    assert await training.reconcile() == [f"write {RUN.jobset('eval', 1)}"]
     training.action = Wait
     del training.cluster.objects[JOBSETS, "team", "demo-eval-1"]
     assert LIST in await training.reconcile()

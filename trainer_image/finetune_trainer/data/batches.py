@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finetune_trainer.data.examples import Examples
-from finetune_trainer.data.layout import Batch
+from finetune_trainer.data.layout import Batch, RaggedIndices
 
 
 class BatchRows(Protocol):
@@ -17,6 +17,10 @@ class BatchRows(Protocol):
 
     @property
     def tokens(self) -> Examples: ...
+
+    @property
+    def members(self) -> RaggedIndices:
+        """Numbers of the examples in each row, in their order."""
 
     def __len__(self) -> int: ...
 

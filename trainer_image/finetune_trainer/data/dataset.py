@@ -56,6 +56,17 @@ class Dataset:
         """Number of rows in one epoch."""
         return sum(part.shown for part in self.parts)
 
+    def source_rows(self) -> Int64Array:
+        """Returns the number of each example's row among the sources' rows, from 0.
+
+        A long text is split into several consecutive examples of one row.
+        """
+        starts = []
+        for piece in self.pieces:
+            owners = piece.source.index.owners(piece.chosen)
+            starts.append(owners == np.arange(len(owners)))
+        return np.cumsum(np.concatenate(starts)) - 1
+
 
 class RowLayout(Protocol):
     """Layout of examples in the rows of a batch."""

@@ -71,6 +71,10 @@ class PairRows:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def members(self) -> RaggedIndices:
+        return RaggedIndices.single(len(self.tokens))
+
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
         """Returns the pairs with these numbers, padded with empty pairs (weight zero) to ``size`` pairs.
 

@@ -81,15 +81,17 @@ class LoadedBenchmark:
     @property
     def metrics(self) -> dict[str, str]:
         """The benchmark's metrics: short name -> the harness's key, which includes the filter."""
+        return {name: f"{metric},{filtered}" for name, (metric, filtered) in self.filtered_metrics.items()}
+
+    @property
+    def filtered_metrics(self) -> dict[str, tuple[str, str]]:
+        """The benchmark's metrics: short name -> the harness's metric, and the filter of the answers."""
         keys = [
-            (metric, each.name)
+            (metric, str(each.name))
             for each in self.task._filters  # noqa: SLF001
             for metric in self.task.aggregation()
         ]
-        return {
-            metric if filtered == "none" else f"{metric},{filtered}": f"{metric},{filtered}"
-            for metric, filtered in keys
-        }
+        return {key[0] if key[1] == "none" else ",".join(key): key for key in keys}
 
 
 def load(spec: BenchmarkSpec, store: StorageClient, scratch: Path) -> LoadedBenchmark:

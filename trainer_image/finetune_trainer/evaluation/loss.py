@@ -1,4 +1,8 @@
-"""Loss of a MaxText model over a dataset: the mean over all trained tokens, or over all preference pairs."""
+"""Loss of a MaxText model over a dataset: the mean over all trained tokens, or over all preference pairs.
+
+One compiled program returns the loss of each token or pair. Their sums over all rows and over single rows are computed
+on the host, so that they agree.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,10 +12,11 @@ import jax
 import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.evaluation.numbers import perplexity
+from finetune_trainer.evaluation.rows import RowSums
 from finetune_trainer.objectives import Objective
 from finetune_trainer.sharding import shard_batch
 
@@ -68,11 +73,10 @@ class LossMeter:
         self._config, self._mesh, self._objective = config, mesh, objective
         graph, _ = nnx.split(model)
 
-        @jax.jit
         def step(state: Any, batch: Any) -> Mapping[str, jax.Array]:
-            return objective(nnx.merge(graph, state), batch, train=False)[1]
+            return objective.parts(nnx.merge(graph, state), batch)
 
-        self._step = step
+        self._step = jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def lowered(self, model: Any, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
         """Returns the program of ``measure`` as ``jax.stages.Lowered``.
@@ -82,23 +86,34 @@ class LossMeter:
         return self._step.lower(nnx.split(model)[1], batch)
 
     def measure(
-        self, model: Any, batches: Iterable[Batch], *, alive: Callable[[], None] = lambda: None
+        self,
+        model: Any,
+        batches: Iterable[Batch],
+        *,
+        rows: RowSums | None = None,
+        alive: Callable[[], None] = lambda: None,
     ) -> MeasuredLoss:
         """Returns the loss over all batches, summed on the host in float64 and in the order of the batches.
 
-        Loss and metrics are 0 if the batches count no token or pair. ``alive`` is called after each batch.
+        Loss and metrics are 0 if the batches count no token or pair. ``rows`` receives the same for each row of the
+        dataset that the batches are from; the model must not compute its logits in tiles. ``alive`` is called after
+        each batch.
         """
-        totals = dict.fromkeys(("nats", "total_weights", *self._objective.metrics), 0.0)
-        tokens = 0
+        totals = dict.fromkeys(("nats", *self._objective.metrics), 0.0)
+        weight = tokens = 0
         with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
             _, state = nnx.split(model)
             for batch in batches:
-                sums = self._step(state, shard_batch(batch, self._mesh))
-                for name in totals:
-                    totals[name] += float(np.asarray(sums[name], np.float64))
+                found = self._step(state, shard_batch(batch, self._mesh))
+                parts = {name: np.asarray(found[name], np.float64) for name in totals}
+                for name, each in parts.items():
+                    totals[name] += float(each.sum())
+                examples = self._objective.examples(batch)
+                weight += int(np.count_nonzero(examples))
                 tokens += self._objective.tokens(batch)
+                if rows is not None:
+                    rows.add(examples, parts)
                 alive()
-        weight = round(totals["total_weights"])
         return MeasuredLoss(
             total=totals["nats"],
             weight=weight,

@@ -7,6 +7,7 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.prepare import read_all
+from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation, Example, PlainText
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
@@ -17,6 +18,7 @@ from finetune_trainer.storage import StorageClient
 class Question:
     """A prompt with its reference answer."""
 
+    place: RowLocation
     prompt: Sequence[int]
     """Token ids of the prompt."""
     text: str
@@ -46,7 +48,10 @@ def question(example: Example, renderer: Renderer) -> Question | None:
         return None
     if not isinstance(example, Conversation):
         return Question(
-            prompt=renderer.prompt(example.prompt), text=example.prompt, reference=example.completion.strip()
+            place=example.place,
+            prompt=renderer.prompt(example.prompt),
+            text=example.prompt,
+            reference=example.completion.strip(),
         )
     turns: Sequence[Any] = example.messages
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
@@ -54,6 +59,7 @@ def question(example: Example, renderer: Renderer) -> Question | None:
         return None
     before, answer = turns[:last], turns[last]
     return Question(
+        place=example.place,
         prompt=renderer.asking(before, example.place, tools=example.tools),
         text=str(before[-1].get("content") or ""),
         reference=(

@@ -99,12 +99,12 @@ SCORES: Mapping[str, tuple[str, Callable[[str, str], float]]] = {
 }
 
 
-def mean_scores(
+def row_scores(
     metrics: Sequence[str], answers: Sequence[str], references: Sequence[str]
-) -> dict[str, float]:
-    """Returns the mean over all rows, by short name, of those ``metrics`` that score answers."""
+) -> dict[str, list[float]]:
+    """Returns the score of each row, by short name, of those ``metrics`` that score answers."""
     return {
-        SCORES[metric][0]: sum(map(SCORES[metric][1], answers, references)) / len(references)
+        SCORES[metric][0]: list(map(SCORES[metric][1], answers, references))
         for metric in metrics
         if metric in SCORES
     }

@@ -1,5 +1,9 @@
 """MaxText's configuration for a request: base file, the model's settings, the request's, then the user's overrides."""
 
+import json
+import os
+import re
+from enum import Enum
 from typing import Any
 
 from finetune_contract import ExitCode, StageRequest
@@ -7,10 +11,14 @@ from finetune_trainer import engine
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.redaction import Redactor
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import engine_path
 from finetune_trainer.training import overrides
 from finetune_trainer.training.settings import settings
+
+#: Names of settings that hold a credential, such as ``hf_access_token``.
+_CREDENTIAL = re.compile(r"access_token|auth_token|api_key|secret|password|credential", re.IGNORECASE)
 
 
 def training_config(context: StageContext, plan: ModelPlan, *, steps: int, parameters: str) -> Any:
@@ -25,6 +33,16 @@ def training_config(context: StageContext, plan: ModelPlan, *, steps: int, param
         output=engine_path(context.folder.uri),
     )
     return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+
+
+def settings_json(config: Any) -> str:
+    """Every setting of MaxText's configuration by name, derived ones included, as JSON. Without credentials."""
+    kept = {name: value for name, value in config.get_keys().items() if not _CREDENTIAL.search(name)}
+    return Redactor(os.environ)(json.dumps(kept, default=_plain, indent=1, sort_keys=True))
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else str(value)
 
 
 def evaluation_config(

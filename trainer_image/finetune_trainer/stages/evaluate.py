@@ -5,7 +5,7 @@ the prompts; then the gates are evaluated.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,8 @@ from finetune_trainer.data.layout import Batch
 from finetune_trainer.evaluation.gates import evaluate_gates
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.evaluation.questions import Question, questions
-from finetune_trainer.evaluation.scores import SCORES, mean_scores, opens_reasoning, without_reasoning
+from finetune_trainer.evaluation.rows import MeasuredRows, RowSet, RowSums, row_keys, write_rows
+from finetune_trainer.evaluation.scores import SCORES, opens_reasoning, row_scores, without_reasoning
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 from finetune_trainer.stages.context import StageContext
@@ -84,6 +85,22 @@ class EvaluationWorkload:
         pairs = {each.spec.source.path: each.data for each in self.tasks if each.spec.pairs}
         return {each.name: each for each in self.validation} | pairs
 
+    def sets(self) -> Iterator[RowSet]:
+        """Yields what ``evaluate/rows.jsonl`` has records of: validation sets, tasks, benchmarks.
+
+        The benchmarks must have been evaluated.
+        """
+        for data in self.validation:
+            yield RowSet(kind="Validation", name=data.name, keys=row_keys(data))
+        for task in self.tasks:
+            measured = task.data if "Loss" in task.spec.metrics else None
+            yield RowSet(kind="Dataset", name=task.name, keys=row_keys(measured, task.questions))
+        if self.benchmarks:
+            from finetune_trainer.evaluation.benchmark_rows import benchmark_keys
+
+            for each in self.benchmarks:
+                yield RowSet(kind="Benchmark", name=each.spec.name, keys=benchmark_keys(each))
+
     @property
     def digest(self) -> str | None:
         """A digest that is equal for equal rows, whatever the datasets' names."""
@@ -100,6 +117,8 @@ class ModelEvaluation:
     """Scores of each task, then of each benchmark, by short name."""
     answers: Sequence[str]
     """Answers to ``EvaluationWorkload.prompts``."""
+    rows: Sequence[MeasuredRows]
+    """Measurements of the rows of each of ``EvaluationWorkload.sets``."""
 
 
 def run(context: StageContext) -> EvaluateOutcome:
@@ -154,12 +173,16 @@ def run(context: StageContext) -> EvaluateOutcome:
         ],
         samples=[sample.shown() for sample in samples[:_SHOWN_SAMPLES]],
         samples_uri=context.folder.evaluation_samples,
+        rows_uri=context.folder.evaluation_rows,
     )
     gates = evaluate_gates(request.evaluation.gates, outcome.metrics("baseline"), outcome.metrics("tuned"))
     outcome = outcome.model_copy(update={"gates": gates})
     if context.processes.first:
         lines = "".join(sample.to_json() + "\n" for sample in samples)
         context.store.write(context.folder.evaluation_samples, lines)
+        rows = context.scratch / "rows.jsonl"
+        write_rows(rows, work.sets(), baseline=baseline.rows if baseline else None, tuned=tuned.rows)
+        context.store.upload_file(rows, context.folder.evaluation_rows)
         context.store.write(context.folder.evaluation_results, outcome.to_json())
     return outcome
 
@@ -271,7 +294,9 @@ def measure(
         if isinstance(objective, SftLoss)
         else LossMeter(model.model, model.config, model.mesh, SftLoss(config=model.config))
     )
-    measured = {name: meter.measure(model.model, each) for name, each in batches.items()}
+    sums = {name: RowSums(data, objective.metrics) for name, data in work.compared.items()}
+    rows = [MeasuredRows(losses=sums[each.name]) for each in work.validation]
+    measured = {name: meter.measure(model.model, each, rows=sums[name]) for name, each in batches.items()}
     result = None
     if work.validation:
         by_set = {each.name: measured[each.name] for each in work.validation}
@@ -304,15 +329,21 @@ def measure(
             for answer, question in zip(own, task.questions, strict=True)
         ]
         references = [without_reasoning(each.reference) for each in task.questions]
-        found = mean_scores(task.spec.metrics, spoken, references)
+        by_row = row_scores(task.spec.metrics, spoken, references)
+        found = {name: sum(each) / len(each) for name, each in by_row.items()}
+        losses = None
         if task.spec.pairs:
-            own_loss = measured[task.spec.source.path]
+            losses, own_loss = sums[task.spec.source.path], measured[task.spec.source.path]
             found |= {"loss": own_loss.mean, **own_loss.metrics}
         elif "Loss" in task.spec.metrics:
-            found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
+            losses = RowSums(task.data, SftLoss.metrics)
+            found["loss"] = texts.measure(model.model, _batches(context, task.data), rows=losses).mean
         scores.append(found)
-    scores += _benchmark_scores(context, model, row_capacity, work)
-    return ModelEvaluation(result=result, scores=scores, answers=answers)
+        rows.append(MeasuredRows(losses=losses, scores=by_row))
+    for found, measured_rows in _benchmark_scores(context, model, row_capacity, work):
+        scores.append(found)
+        rows.append(measured_rows)
+    return ModelEvaluation(result=result, scores=scores, answers=answers, rows=rows)
 
 
 def sampling_of(request: StageRequest) -> "Sampling":
@@ -329,9 +360,10 @@ def sampling_of(request: StageRequest) -> "Sampling":
 
 def _benchmark_scores(
     context: StageContext, model: "LoadedModel", row_capacity: DeviceRowCapacity, work: EvaluationWorkload
-) -> list[dict[str, float]]:
+) -> Iterator[tuple[dict[str, float], MeasuredRows]]:
     if not work.benchmarks:
-        return []
+        return
+    from finetune_trainer.evaluation.benchmark_rows import recorded_rows
     from finetune_trainer.evaluation.benchmarks import scores
     from finetune_trainer.evaluation.loaded_backend import LoadedModelBackend
 
@@ -340,7 +372,10 @@ def _benchmark_scores(
     )
     asked = harness_of(context, engine, work.context_length)
     chat = bool(context.tokenizer.chat_template)
-    return [scores(each, asked, chat=chat) for each in work.benchmarks]
+    for each in work.benchmarks:
+        with recorded_rows(each) as rows:
+            found = scores(each, asked, chat=chat)
+        yield found, rows.measured()
 
 
 def harness_of(context: StageContext, engine: "EvaluationBackend", context_length: int) -> "HarnessModel":

@@ -11,7 +11,7 @@ from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps
 from finetune_trainer.data.dataset import Dataset
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stages.engine_config import require_devices, training_config
+from finetune_trainer.stages.engine_config import require_devices, settings_json, training_config
 from finetune_trainer.stages.inputs import converted_model
 from finetune_trainer.storage import engine_path
 
@@ -60,6 +60,9 @@ def run(context: StageContext) -> TrainOutcome:
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
     context.processes.barrier("checkpoints")
     config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
+    if context.processes.first:
+        place = request.stage.short, request.attempt, request.restart
+        context.store.write(context.folder.engine(*place), settings_json(config))
     retention, saving = _policies(context)
     with conversion_cache.loading(request):
         session = open_session(config, plan, request, steps=steps, retention=retention, saving=saving)

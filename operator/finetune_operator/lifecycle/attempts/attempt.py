@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
-from finetune_contract import Outcome, Stage
+from finetune_contract import Outcome, Progress, Stage
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
@@ -87,6 +87,14 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
             )
         )
     return tuple(found)
+
+
+def progress_of(attempt: Attempt, progress: Progress | None) -> Progress | None:
+    """Returns the training's progress if this attempt has written it; else None."""
+    key = attempt.key
+    if key.stage is not Stage.TRAIN or progress is None:
+        return None
+    return progress if (progress.attempt, progress.restart) == (key.number, key.restart) else None
 
 
 def too_many(observation: Observation) -> bool:

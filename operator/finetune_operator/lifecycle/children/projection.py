@@ -38,6 +38,12 @@ type Shape = int | Mapping[str, "Shape"] | "_Each"
 """A number or a text with this maximum of characters; these keys of an object; a list."""
 
 
+#: Maximum number of labels, and of annotations, of a FineTuneJob.
+MOST_TEXTS = 64
+#: Maximum number of characters of one of them.
+LONGEST_TEXT = 1024
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Each:
     """The first ``most`` elements of a list for which ``wanted`` is true."""
@@ -199,6 +205,19 @@ def reduced_node(found: Object) -> Object:
 def reduced_job(found: Object) -> Object:
     """Reduces the metadata of a FineTuneJob; its schema bounds spec and status."""
     return _reduced(found, _JOB) | {key: found[key] for key in ("spec", "status") if key in found}
+
+
+def job_texts(found: Object) -> Mapping[str, Mapping[str, str]]:
+    """Returns the labels and annotations of a FineTuneJob, by these names: the first ones that are not long.
+
+    Decisions do not read them, so the watches do not keep them.
+    """
+    return {kind: _short_texts(found["metadata"].get(kind) or {}) for kind in ("labels", "annotations")}
+
+
+def _short_texts(texts: Mapping[str, str]) -> dict[str, str]:
+    kept = sorted((name, text) for name, text in texts.items() if len(text) <= LONGEST_TEXT)
+    return dict(kept[:MOST_TEXTS])
 
 
 def parser_of(shape: Shape) -> CoreSchema:

@@ -15,7 +15,7 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.api import Reason, StagePhase
-from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
+from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, since_retry
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult, classify, settled
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.attempts.usage import counted, usage
@@ -147,13 +147,12 @@ def _completed(
         **counted(attempt, plan, observation.now),
         **recorded_waits(attempt, observation.now),
     }
-    progress, key = observation.folder.progress, attempt.key
-    if (
-        key.stage is Stage.TRAIN
-        and progress
-        and (progress.attempt, progress.restart) == (key.number, key.restart)
-    ):
-        fields["checkpoint"] = max(progress.checkpoints, default=None)
+    if progress := progress_of(attempt, observation.folder.progress):
+        fields |= {
+            "checkpoint": max(progress.checkpoints, default=None),
+            "start_step": progress.start_step,
+            "step": progress.step,
+        }
     own = result.failure == result.record
     record = record.model_copy(update=fields)
     return replace(result, record=record, failure=record if own else result.failure)

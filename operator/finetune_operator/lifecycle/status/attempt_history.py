@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from finetune_contract import FailureClass, Outcome, TrainOutcome
+from finetune_contract import FailureClass, Outcome, Progress, Stage, TrainOutcome
 from finetune_operator.api.status_stages import AttemptRecord, AttemptsStatus
-from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult
 from finetune_operator.lifecycle.attempts.own_attempts import HISTORY
 from finetune_operator.lifecycle.children.pods import node_of_host
@@ -14,12 +14,15 @@ from finetune_operator.rendering import jobset_name
 _PREFIX = "Kueue"
 
 
-def attempts_status(stages: JobStages, previous: AttemptsStatus | None) -> AttemptsStatus:
+def attempts_status(
+    stages: JobStages, previous: AttemptsStatus | None, progress: Progress | None
+) -> AttemptsStatus:
     """Returns ``status.attempts``.
 
     Args:
         stages: the stages with their attempts.
         previous: ``status.attempts`` as it is. Nodes that its history names are kept: the pods may be gone by now.
+        progress: the training's progress.
     """
     reported = (previous.history if previous else None) or ()
     nodes = {(each.stage, each.attempt): each.node for each in reported if each.node}
@@ -40,8 +43,39 @@ def attempts_status(stages: JobStages, previous: AttemptsStatus | None) -> Attem
         preemption=stages.counters.preemption,
         infrastructure=stages.counters.infrastructure,
         user=stages.counters.user,
-        history=tuple(history[-HISTORY:]) or None,
+        history=tuple(_with_lost_steps(history, stages.live, progress)[-HISTORY:]) or None,
     )
+
+
+def _with_lost_steps(
+    history: Sequence[AttemptRecord], live: Attempt | None, progress: Progress | None
+) -> list[AttemptRecord]:
+    """Adds the steps of each attempt of Train that the next one had to repeat.
+
+    Runs of one attempt are not compared: what is known of one that Kueue has ended is what it had saved.
+    """
+    own = progress_of(live, progress) if live else None
+    # Number and first step of the attempt after the current one.
+    following = (live.ordinal, own.start_step) if live and own else None
+    found: list[AttemptRecord] = []
+    for each in reversed(history):
+        lost = 0
+        if each.stage is Stage.TRAIN:
+            if following and each.end_step is not None and each.attempt < following[0]:
+                lost = each.end_step - following[1]
+            if each.start_step is not None:
+                following = each.attempt, each.start_step
+        found.append(each.model_copy(update={"lost_steps": lost}) if lost > 0 else each)
+    return found[::-1]
+
+
+def _steps(attempt: Attempt, result: AttemptResult) -> tuple[int | None, int | None]:
+    """Returns the first and the last step of the attempt: those that the trainer recorded, or else the operator."""
+    written = attempt.files.result if attempt.files else None
+    if written and isinstance(written.details, TrainOutcome):
+        return written.details.start_step, written.details.step
+    recorded = result.record or (attempt.files.failure if attempt.files else None)
+    return (recorded.start_step, recorded.step) if recorded else (None, None)
 
 
 def evicted_entries(
@@ -104,8 +138,7 @@ def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str
     """``node``: the node that the history names already, which is used if the pods are gone."""
     failure = result.failure
     host = failure.host if failure else 0
-    details = attempt.files.result.details if attempt.files and attempt.files.result else None
-    trained = details if isinstance(details, TrainOutcome) else None
+    start_step, end_step = _steps(attempt, result)
     return AttemptRecord.model_construct(
         stage=attempt.key.stage,
         attempt=attempt.ordinal,
@@ -114,8 +147,8 @@ def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str
         failure_class=result.failure_class,
         reason=failure.reason if failure else result.purpose or str(result.ending),
         node=node_of_host(attempt.pods, host, stages.plan.mesh.hosts) or node,
-        start_step=trained.start_step if trained else None,
-        end_step=trained.step if trained else None,
+        start_step=start_step,
+        end_step=end_step,
     )
 
 

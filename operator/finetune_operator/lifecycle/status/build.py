@@ -87,7 +87,9 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
             "estimate": estimate_status(stages.plan, findings),
             "stages": stages_status(observation, state, stages),
             # Before admission the run folder has not been read, so the cluster may not show all attempts.
-            "attempts": attempts_status(stages, previous.attempts) if observation.snapshot else None,
+            "attempts": attempts_status(stages, previous.attempts, observation.folder.progress)
+            if observation.snapshot
+            else None,
             "evaluation": evaluation_status(stages),
             "artifacts": artifacts_status(stages, trains=observation.folder.progress is not None) or None,
             "start_time": previous.start_time or whole_second(observation.now),
