@@ -3,7 +3,7 @@
 A job is also checked against its profile if that is among the manifests.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from finetune_operator.rendering.scratch import pool_remarks
 _NO_PROFILE = "pass their profile with -f as well, or use `finetune plan --profile FILE`"
 #: How to supply what only a cluster has, by the reason of the refusal.
 _OFFLINE: Mapping[str, str] = {
-    Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
+    Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, pass the ConfigMap with -f as well.",
 }
 
 
@@ -30,19 +30,16 @@ _OFFLINE: Mapping[str, str] = {
 class CheckReport:
     """Results of checking manifests, one line each."""
 
-    files: Sequence[str]
-    """Names of the files that contain a job or a profile, or that cannot be read."""
-    faulty: set[str] = field(default_factory=set)
-    """Names of the files with a problem."""
-    problems: list[str] = field(default_factory=list)
-    """Errors with file, location and remedy."""
+    problems: dict[str, list[str]]
+    """Errors with file, location and remedy, by file, of each file that contains a job or a profile or cannot be read.
+    """
     remarks: list[str] = field(default_factory=list)
     """Notes on valid parts that may be unintended, and on parts that were not checked."""
 
-    def add_problems(self, file: str, problems: Iterable[str]) -> None:
-        """Adds the problems of a file."""
-        self.faulty.add(file)
-        self.problems.extend(problems)
+    @property
+    def faulty(self) -> int:
+        """Number of files with a problem."""
+        return sum(bool(each) for each in self.problems.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +64,14 @@ class NotPlanned(CliError):
 def check_files(
     paths: Sequence[Path], namespace: str | None = None, *, recursive: bool = False
 ) -> CheckReport:
-    """Checks the manifests in all files and folders. The arguments are those of :func:`read_manifests`."""
+    """Checks the manifests in all files and folders. The arguments are those of :func:`read_manifests`.
+
+    Raises CliError if there is no job and no profile.
+    """
     found = read_manifests(paths, namespace, recursive=recursive)
-    checked = CheckReport(files=found.files)
-    for file, problems in found.problems.items():
-        checked.add_problems(file, problems)
+    checked = CheckReport(problems={file: list(found.problems.get(file, ())) for file in found.files})
     if not found.files:
-        checked.add_problems("", [no_objects(paths, NONE_OF_OURS, USE_API_VERSION)])
+        raise CliError(no_objects(paths, NONE_OF_OURS), fix=USE_API_VERSION)
     checked.remarks.extend(found.repeated)
     invalid = {each.name for each in found.profiles if not _is_valid(each, checked)}
     profiles = [each.content for each in found.profiles]
@@ -92,10 +90,10 @@ def check_files(
     return checked
 
 
-def no_objects(paths: Sequence[Path], kinds: str, fix: str = "") -> str:
+def no_objects(paths: Sequence[Path], kinds: str) -> str:
     """Returns the message for files that contain none of the wanted objects."""
     names = ", ".join("stdin" if is_stdin(path) else str(path) for path in paths)
-    return f"{names}: contain{'s' if len(paths) == 1 else ''} {kinds}" + (f". {fix}" if fix else "")
+    return f"{names}: contain{'s' if len(paths) == 1 else ''} {kinds}."
 
 
 def templates_of(found: ManifestSet) -> list[Object]:
@@ -108,7 +106,7 @@ def _is_valid(profile: Manifest, checked: CheckReport) -> bool:
     try:
         check_profile_object(profile.content)
     except Refused as refused:
-        checked.add_problems(profile.file, [_refusal(profile, refused)])
+        checked.problems[profile.file].append(_refusal(profile, refused))
         return False
     spec = profile.content["spec"]
     remarks = [*profile_remarks(spec), *pool_remarks(spec)]
@@ -124,7 +122,7 @@ def _why_unchecked(
         try:
             check_job(job.content)
         except Refused as refused:
-            checked.add_problems(job.file, [_refusal(job, refused)])
+            checked.problems[job.file].append(_refusal(job, refused))
         return _NO_PROFILE
     try:
         found = planned(job, profile, objects)
@@ -133,7 +131,7 @@ def _why_unchecked(
     except NotPlanned as error:
         if error.offline:
             return error.message.rstrip(".")
-        checked.add_problems(job.file, [" ".join(filter(None, (error.message, error.fix)))])
+        checked.problems[job.file].append(" ".join(filter(None, (error.message, error.fix))))
     return ""
 
 

@@ -14,6 +14,7 @@ from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.new_job import (
     NewJob,
+    Object,
     dataset_source,
     faults,
     manifest_text,
@@ -87,8 +88,13 @@ def _as_given(given: GivenFlags) -> NewJob:
 
 def _answered(given: GivenFlags, ask: Questions) -> NewJob:
     """Asks for what is not given, except for what has a default that suits nearly every job."""
-    named = {"name": given.name, "profile": given.profile, "model": given.model, "datasets": given.datasets}
-    so_far = replace(_ANY, namespace=given.namespace, **{key: each for key, each in named.items() if each})
+    so_far = replace(
+        _ANY,
+        name=given.name or _ANY.name,
+        profile=given.profile,
+        model=given.model or _ANY.model,
+        datasets=given.datasets or _ANY.datasets,
+    )
     _refuse_faults(manifest_text(so_far), given.namespace)
     model = given.model or ask.text(
         "Model (OWNER/NAME on the Hugging Face Hub, or gs://…)",
@@ -157,7 +163,7 @@ async def cloned_manifest(connection: Connection, source: str, given: GivenFlags
             f'FineTuneJob "{given.name}" exists already in namespace {connection.namespace}.',
             fix="Choose another --name, or leave it out.",
         )
-    replaced = {}
+    replaced: dict[str, Object] = {}
     if given.profile:
         replaced["profileRef"] = {"name": given.profile}
     if given.model:

@@ -219,10 +219,10 @@ def plan(  # noqa: PLR0917
     )
     if found.jobs:
         typer.echo(shown_plans(found.jobs, output.value))
-    if found.skipped and output is PlanOutput.TEXT:
-        typer.echo(found.skipped, err=True)
     for error in found.errors:
         print_error(error)
+    if found.skipped and output is PlanOutput.TEXT:
+        typer.echo(found.skipped, err=True)
     if found.errors:
         raise typer.Exit(1)
 
@@ -239,13 +239,13 @@ def validate(
     from finetune_operator.cli.checks import check_files
 
     checked = check_files([*files, *(more or [])], namespace, recursive=recursive)
-    for problem in checked.problems:
-        typer.echo(problem, err=True)
-    number, faulty = len(checked.files), len(checked.faulty)
+    for problems in checked.problems.values():
+        for problem in problems:
+            typer.echo(problem, err=True)
+    number, faulty = len(checked.problems), checked.faulty
     valid = f"{number - faulty} of {number}" if faulty else str(number)
-    if number:
-        typer.echo(f"{valid} file{'s' if number > 1 else ''} valid.")
+    typer.echo(f"{valid} file{'s' if number > 1 else ''} valid.")
     for remark in checked.remarks:
         typer.echo(remark)
-    if checked.problems:
+    if faulty:
         raise typer.Exit(1)

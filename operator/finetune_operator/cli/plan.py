@@ -59,27 +59,26 @@ def planned_jobs(
     made.errors.extend(CliError("\n".join(each)) for each in problems.values())
     profiles = [each.content for each in beside.profiles]
     if not found.jobs and not found.problems:
-        fix = (
-            ""
-            if found.profiles
-            else "Name the jobs' manifests with -f, and the profile's with -f or --profile."
-        )
-        made.errors.append(CliError(f"{no_objects(paths, 'no FineTuneJob')}.", fix=fix))
+        fix = "Name the jobs' manifests with -f, and the profile's with -f or --profile."
+        made.errors.append(CliError(no_objects(paths, "no FineTuneJob"), fix=fix))
     elif found.jobs and not profiles:
         where = paths if profile_file is None else [profile_file]
         valid = " without errors" if beside.problems else ""
         said = no_objects(where, f"no FineTuneProfile{valid}, which defines where jobs may run")
         fix = "Give --profile FILE; `kubectl get finetuneprofile NAME -o yaml` prints that of a cluster."
-        made.errors.append(CliError(f"{said}.", fix=fix))
+        made.errors.append(CliError(said, fix=fix))
     if not profiles:
         return made
     objects = [*found.objects, *(beside.objects if beside is not found else ())]
     for job in found.jobs:
         try:
             found_plan = planned(job, _chosen(job, profiles), objects)
-            made.jobs.append(report_of(found_plan, known, job.where))
+            report = report_of(found_plan, known, job.where)
         except CliError as error:
             made.errors.append(error)
+        else:
+            made.jobs.append(report)
+            made.errors.extend(report.refusals)
     return made
 
 

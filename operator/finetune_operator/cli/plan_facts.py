@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from finetune_operator.api import exact
 from finetune_operator.cli.plan_report import PlanReport
 from finetune_operator.planning import Plan
@@ -36,7 +38,10 @@ def facts(report: PlanReport) -> dict[str, Any]:
             "why": plan.placement.why,
         },
         "parallelism": {"data": plan.mesh.data, "fsdp": plan.mesh.fsdp, "tensor": plan.mesh.tensor},
-        "hyperparameters": numbers.model_dump(mode="json", exclude_none=True),
+        "hyperparameters": {
+            to_camel(name): value
+            for name, value in numbers.model_dump(mode="json", exclude_none=True).items()
+        },
         "runFolder": plan.run_folder.uri,
         "cache": plan.cache.uri,
         "image": plan.image,

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from finetune_contract import ModelIdentity, Stage
 from finetune_operator.cli.checks import PlannedJob
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
+from finetune_operator.cli.text import size
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.considered import ConsideredSlice, considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape, UnknownModelShape
@@ -15,7 +17,7 @@ from finetune_operator.planning.estimate.training_memory import TrainingMemory, 
 from finetune_operator.planning.estimate.training_time import StepCount, least_step_seconds, step_count
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import CpuPoolTooSmall
-from finetune_operator.rendering.memory import memory_for, require_cpu_memory
+from finetune_operator.rendering.memory import memory_for, memory_wanted, require_cpu_memory
 from finetune_operator.rendering.scratch import needed_scratch_gib, require_scratch, scratch_gib
 
 #: Far above any config.json.
@@ -65,6 +67,8 @@ class PlanReport:
     step_seconds: float | None
     """What no step is faster than. None if it is not known."""
     unknown: Sequence[UnknownValue]
+    refusals: Sequence[CliError]
+    """Why preflight would certainly refuse the job, whose model is known."""
 
     @property
     def plan(self) -> Plan:
@@ -90,28 +94,46 @@ class PlanReport:
 
 
 def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
-    """Returns the report. Raises CliError, which begins with ``where``, if the profile's CPU nodes are too small."""
+    """Returns the report. ``where`` is the job's place for messages."""
     plan, model = job.plan, known.model
     identity = _identity(plan, model) if model else None
-    try:
-        if identity:
-            require_cpu_memory(plan, plan.stages, identity)
-        if identity and model and model.dtype_bytes:
-            require_scratch(plan, plan.stages, identity)
-    except CpuPoolTooSmall as error:
-        raise CliError(f"{where}: {plan.job.name}: CpuPoolTooSmall: {error}", fix=error.fix) from error
-    steps = step_count(plan, known.rows)
+    steps, memory = step_count(plan, known.rows), candidates_memory(plan, model) if model else {}
+    found = _refusals(plan, model, identity, memory) if model and identity else ()
     return PlanReport(
         job=job,
         model=model,
         considered=considered_slices(job.admission.job, job.admission.snapshot, plan),
-        memory=candidates_memory(plan, model) if model else {},
+        memory=memory,
         cpu=[_needs(plan, stage, model, identity) for stage in plan.stages if STAGES[stage].cpu],
         rows=known.rows,
         steps=steps,
         step_seconds=least_step_seconds(plan, model) if model else None,
         unknown=list(_unknown(plan, known, steps)),
+        refusals=[CliError(f"{where}: {plan.job.name}: {each.message}", fix=each.fix) for each in found],
     )
+
+
+def _refusals(
+    plan: Plan,
+    model: ModelShape,
+    identity: ModelIdentity,
+    memory: Mapping[tuple[str, str], TrainingMemory],
+) -> Iterator[CliError]:
+    checks = [partial(require_cpu_memory, plan, plan.stages, identity)]
+    if model.dtype_bytes:
+        checks.append(partial(require_scratch, plan, plan.stages, identity))
+    for check in checks:
+        try:
+            check()
+        except CpuPoolTooSmall as error:
+            yield CliError(f"CpuPoolTooSmall: {error}", fix=error.fix)
+    if plan.memory is not None and all(each.too_small for each in memory.values()):
+        least = min(memory.values(), key=lambda each: each.state)
+        yield CliError(
+            f"MemoryExceeded: parameters and optimizer state alone take {size(least.state)} of the "
+            f"{size(least.usable or 0)} of a chip{' on the largest slice' if len(memory) > 1 else ''}.",
+            fix="Use LoRA or a larger slice.",
+        )
 
 
 def _identity(plan: Plan, model: ModelShape) -> ModelIdentity:
@@ -133,7 +155,7 @@ def _needs(plan: Plan, stage: Stage, model: ModelShape | None, identity: ModelId
     sized = identity is not None and model is not None and model.dtype_bytes is not None
     return CpuNeeds(
         stage=stage,
-        memory_gib=memory_for(plan, stage, identity) if identity else None,
+        memory_gib=memory_wanted(plan, stage, identity) if identity else None,
         disk_gib=needed_scratch_gib(plan, stage, identity) if sized else None,
     )
 

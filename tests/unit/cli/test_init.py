@@ -125,7 +125,7 @@ def test_the_method_is_what_the_flags_say(flags: Sequence[str], method: dict[str
         ("hf://Qwen/Qwen3-0.6B", {"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}}),
         ("hf://models/a/b@v1", {"huggingFace": {"repo": "a/b", "revision": "v1"}}),
         ("gs://bucket/a: b 'c' \"d\" {e}/", {"uri": "gs://bucket/a: b 'c' \"d\" {e}/"}),
-        ("file:///models/yes - [x]", {"uri": "file:///models/yes - [x]"}),
+        ("file:///models/yes - {x}", {"uri": "file:///models/yes - {x}"}),
         ("gs://bucket/ é 模型 & - y", {"uri": "gs://bucket/ é 模型 & - y"}),
     ],
 )

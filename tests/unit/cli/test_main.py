@@ -136,7 +136,7 @@ def test_plan_finds_the_chat_template_in_the_jobs_file(tmp_path: Path) -> None:
         'ChatTemplateNotFound: spec.datasets.chatTemplate.configMapRef: there is no ConfigMap "team-tem'
         in done.stderr
     )
-    assert "put the ConfigMap into the same file" in done.stderr
+    assert "pass the ConfigMap with -f as well" in done.stderr
 
 
 def test_a_profile_in_the_same_file_needs_no_option(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_the_model_of_the_source_and_its_export_are_judged(tmp_path: Path) -> No
         (
             {**JOB, "metadata": {"name": "bot", "namespace": "team-b"}},
             "is not among the manifests",
-            "PolicyViolation",
+            "ProfileNotAllowed",
         ),
         (changed(JOB, profileRef={"name": "gone"}), "has no profile among the manifests", "ProfileNotFound"),
         (

@@ -294,7 +294,6 @@ def test_documents_after_an_invalid_one_are_read() -> None:
         "%YAML 1.1\n---\na: 1\n...\n%YAML 1.1\n---\nb: 2\n",
         "# head\n---\na: 1\n--- # second\nb: 2\n---\n",
         "\ufeffa: 1\r\n---\r\nb: 2\r\n",
-        "a: 1\n...\nb: 2\n",
         "--- {a: 1}\n--- {b: 2}\n",
     ],
 )

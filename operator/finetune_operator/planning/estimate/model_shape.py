@@ -220,17 +220,23 @@ class _Reader:
     """Sizes of a config.json, with transformers' defaults; null counts as absent."""
 
     def __init__(self, config: Mapping[str, Any], known: _Architecture) -> None:
-        self._values = config.get("text_config") if known.text_config else config
-        if not isinstance(self._values, Mapping):
+        values = config.get("text_config") if known.text_config else config
+        if not isinstance(values, Mapping):
             raise UnknownModelShape("text_config: expected an object")
+        self._values: Mapping[str, object] = values
         self._defaults = known.defaults
 
     def size(self, name: str, otherwise: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
         value = self._values.get(name)
         if value is None:
             value = self._defaults.get(name) or otherwise
-        whole = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not whole or value != int(value) or not least <= value <= most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or value != int(value)
+            or not least <= value <= most
+        ):
             raise UnknownModelShape(f"{name}: {str(value)[:40]}, expected an integer from {least} to {most}")
         return int(value)
 
