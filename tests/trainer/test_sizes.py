@@ -9,11 +9,12 @@ import pytest
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ModelSizes, ModelSource, host_memory
-from finetune_trainer import families
+from finetune_trainer import families, flops
 from finetune_trainer.families.plan import ModelPlan
 from finetune_trainer.families.sizes import sizes
 from finetune_trainer.models import fetch_model
 from finetune_trainer.storage import open_store
+from tests.snapshots import check
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
 #: Memory in GiB that GKE leaves to pods on a node with 16 GiB and on one with 32 GiB.
@@ -36,6 +37,19 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
         "hidden_size": 4096, "moe_intermediate_size": 1536, "num_hidden_layers": 94, "num_attention_heads": 64,
     }),
 }  # fmt: skip
+
+
+def test_sizes_of_published_models_are_those_that_the_operator_reads() -> None:
+    """tests/unit/planning/test_model_shape.py holds the operator to the same file."""
+    found = {}
+    for name, published in PUBLISHED.items():
+        plan = families.resolve(published["config"])
+        figures = sizes(plan).model_dump(exclude={"weights_bytes"})
+        forward = flops.forward_flops(plan, rows=1, length=1)
+        attention = plan.layers * plan.heads * (plan.latent.value_dim if plan.latent else plan.head_dim)
+        attention += plan.layers * plan.heads * plan.head_dim
+        found[name] = {"parameters": plan.parameters, **figures, "matrices": round((forward - attention) / 2)}
+    check(Path(__file__).parent / "golden" / "model_sizes.json", json.dumps(found, indent=1) + "\n")
 
 
 def plan_of(name: str, folder: Path, **changed: object) -> ModelPlan:

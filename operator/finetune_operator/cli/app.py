@@ -9,18 +9,23 @@ from finetune_operator.cli.errors import CliError
 
 
 class Commands(typer.core.TyperGroup):
-    """Prints a CliError as two lines on stderr and exits with code 1."""
+    """Prints a CliError as two lines on stderr and exits with its code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except CliError as error:
-            typer.secho("Error: ", fg="red", nl=False, err=True)
-            typer.echo(error.message, err=True)
-            if error.fix:
-                typer.secho("Fix:   ", fg="green", nl=False, err=True)
-                typer.echo(error.fix, err=True)
-            raise typer.Exit(1) from None
+            print_error(error)
+            raise typer.Exit(error.code) from None
+
+
+def print_error(error: CliError) -> None:
+    """Prints an error on stderr: what is wrong, and what to do if that is known."""
+    typer.secho("Error: ", fg="red", nl=False, err=True)
+    typer.echo(error.message, err=True)
+    if error.fix:
+        typer.secho("Fix:   ", fg="green", nl=False, err=True)
+        typer.echo(error.fix, err=True)
 
 
 def _show_version(requested: bool) -> None:

@@ -3,26 +3,26 @@
 A job is also checked against its profile if that is among the manifests.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from finetune_operator.api import Reason
-from finetune_operator.cli.context import context_of, profile_for
+from finetune_operator.cli.context import context_of, profile_for, template_of
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests import Object, kind_of, parse, read, shown_name
-from finetune_operator.cli.validate import validate_text
-from finetune_operator.planning import Plan, Refused, check_profile_object, profile_remarks
+from finetune_operator.cli.manifests import Manifest, ManifestSet, Object, is_stdin, read_manifests, skipped
+from finetune_operator.cli.validate import NONE_OF_OURS, USE_API_VERSION
+from finetune_operator.planning import Admission, Plan, Refused, check_profile_object, profile_remarks
 from finetune_operator.planning.admission import check_job
-from finetune_operator.rendering import CpuPoolTooSmall, plan_offline
-from finetune_operator.rendering.offline import offline_plan
+from finetune_operator.rendering import CpuPoolTooSmall
+from finetune_operator.rendering.offline import first_jobsets, offline_admission
 from finetune_operator.rendering.scratch import pool_remarks
 
 _NO_PROFILE = "pass their profile with -f as well, or use `finetune plan --profile FILE`"
 #: How to supply what only a cluster has, by the reason of the refusal.
 _OFFLINE: Mapping[str, str] = {
-    Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
+    Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, pass the ConfigMap with -f as well.",
 }
 
 
@@ -30,16 +30,23 @@ _OFFLINE: Mapping[str, str] = {
 class CheckReport:
     """Results of checking manifests, one line each."""
 
-    problems: list[str] = field(default_factory=list)
-    """Errors with file, location and remedy."""
+    problems: dict[str, list[str]]
+    """Errors with file, location and remedy, by file, of each file that contains a job or a profile or cannot be read.
+    """
     remarks: list[str] = field(default_factory=list)
     """Notes on valid parts that may be unintended, and on parts that were not checked."""
+
+    @property
+    def faulty(self) -> int:
+        """Number of files with a problem."""
+        return sum(bool(each) for each in self.problems.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
     """The plan of a job that its profile allows."""
 
+    admission: Admission
     plan: Plan
     jobsets: Sequence[dict[str, Any]]
     remark: str
@@ -54,107 +61,98 @@ class NotPlanned(CliError):
         self.offline = offline
 
 
-def check_files(paths: Iterable[Path], namespace: str | None = None) -> CheckReport:
-    """Checks the manifests in all files. ``namespace`` applies to jobs whose manifest names none."""
-    checked = CheckReport()
-    objects: list[tuple[str, Object]] = []
-    for path in paths:
-        name = shown_name(path)
-        try:
-            text = read(path)
-        except CliError as error:
-            checked.problems.append(error.message)
-            continue
-        problems = schema_problems(text, name)
-        checked.problems.extend(problems)
-        if not problems:  # The operator's own checks require a valid schema.
-            objects += ((name, each) for each in placed(parse(text, name), namespace))
-    profiles = [each for _, each in objects if kind_of(each) == "FineTuneProfile"]
-    invalid = {
-        profile["metadata"]["name"]
-        for name, profile in objects
-        if kind_of(profile) == "FineTuneProfile" and not _is_valid(name, profile, checked)
-    }
+def check_files(
+    paths: Sequence[Path], namespace: str | None = None, *, recursive: bool = False
+) -> CheckReport:
+    """Checks the manifests in all files and folders. The arguments are those of :func:`read_manifests`.
+
+    Raises CliError if there is no job and no profile.
+    """
+    found = read_manifests(paths, namespace, recursive=recursive)
+    checked = CheckReport(problems={file: list(found.problems.get(file, ())) for file in found.files})
+    if not found.files:
+        raise CliError(no_objects(paths, NONE_OF_OURS), fix=USE_API_VERSION)
+    checked.remarks.extend(found.repeated)
+    invalid = {each.name for each in found.profiles if not _is_valid(each, checked)}
+    profiles = [each.content for each in found.profiles]
     unchecked: dict[str, list[str]] = {}
-    for name, job in objects:
-        if kind_of(job) != "FineTuneJob":
-            continue
-        profile = profile_for(job, profiles)
+    for job in found.jobs:
+        profile = profile_for(job.content, profiles)
         if profile is not None and profile["metadata"]["name"] in invalid:
             profile = None
-        if why := _why_unchecked(name, job, profile, [each for _, each in objects], checked):
-            unchecked.setdefault(why, []).append(job["metadata"]["name"])
+        if why := _why_unchecked(job, profile, found.objects, checked):
+            unchecked.setdefault(why, []).append(job.name)
     checked.remarks.extend(
         f"Of {', '.join(jobs)} only schema and rules were checked: {why}." for why, jobs in unchecked.items()
     )
+    if line := skipped(found.others, templates_of(found)):
+        checked.remarks.append(line)
     return checked
 
 
-def _is_valid(file: str, profile: Object, checked: CheckReport) -> bool:
+def no_objects(paths: Sequence[Path], kinds: str) -> str:
+    """Returns the message for files that contain none of the wanted objects."""
+    names = ", ".join("stdin" if is_stdin(path) else str(path) for path in paths)
+    return f"{names}: contain{'s' if len(paths) == 1 else ''} {kinds}."
+
+
+def templates_of(found: ManifestSet) -> list[Object]:
+    """Returns the ConfigMaps with the jobs' chat templates."""
+    templates = (template_of(job.content, found.others) for job in found.jobs)
+    return [each for each in templates if each is not None]
+
+
+def _is_valid(profile: Manifest, checked: CheckReport) -> bool:
     try:
-        check_profile_object(profile)
+        check_profile_object(profile.content)
     except Refused as refused:
-        checked.problems.append(_refusal(file, profile, refused))
+        checked.problems[profile.file].append(_refusal(profile, refused))
         return False
-    name = profile["metadata"]["name"]
-    remarks = [*profile_remarks(profile["spec"]), *pool_remarks(profile["spec"])]
-    checked.remarks.extend(f"{file}: {name}: {remark}" for remark in remarks)
+    spec = profile.content["spec"]
+    remarks = [*profile_remarks(spec), *pool_remarks(spec)]
+    checked.remarks.extend(f"{profile.where}: {profile.name}: {remark}" for remark in remarks)
     return True
 
 
 def _why_unchecked(
-    file: str, job: Object, profile: Object | None, objects: Sequence[Object], checked: CheckReport
+    job: Manifest, profile: Object | None, objects: Sequence[Object], checked: CheckReport
 ) -> str:
     """Checks one job. Returns why it was not checked against a profile; empty if it was."""
     if profile is None:
         try:
-            check_job(job)
+            check_job(job.content)
         except Refused as refused:
-            checked.problems.append(_refusal(file, job, refused))
+            checked.problems[job.file].append(_refusal(job, refused))
         return _NO_PROFILE
     try:
-        found = planned(file, job, profile, objects)
+        found = planned(job, profile, objects)
         if found.remark:
-            checked.remarks.append(f"{file}: {job['metadata']['name']}: {found.remark}")
+            checked.remarks.append(f"{job.where}: {job.name}: {found.remark}")
     except NotPlanned as error:
         if error.offline:
             return error.message.rstrip(".")
-        checked.problems.append(" ".join(filter(None, (error.message, error.fix))))
+        checked.problems[job.file].append(" ".join(filter(None, (error.message, error.fix))))
     return ""
 
 
-def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) -> PlannedJob:
+def planned(job: Manifest, profile: Object, objects: Sequence[Object]) -> PlannedJob:
     """Plans the job under the profile. Raises NotPlanned with the operator's message if the operator would refuse it.
 
     ``objects`` may include the ConfigMap of the job's chat template and the job that it starts from.
     """
-    context = context_of(job, profile, objects)
+    context = context_of(job.content, profile, objects)
     try:
-        plan = offline_plan(job, profile, context.template, context.source)
-        jobsets = [jobset for _, jobset in plan_offline(job, profile, context.template, context.source)]
+        admission = offline_admission(job.content, profile, context.template, context.source)
+        plan = admission.plan
+        jobsets = [jobset for _, jobset in first_jobsets(plan)]
     except Refused as error:
         fix = _OFFLINE.get(error.reason, "")
-        raise NotPlanned(_refusal(file, job, error), fix=fix, offline=bool(fix)) from error
+        raise NotPlanned(_refusal(job, error), fix=fix, offline=bool(fix)) from error
     except CpuPoolTooSmall as error:
-        name = job["metadata"]["name"]
-        raise NotPlanned(f"{file}: {name}: CpuPoolTooSmall: {error}", fix=error.fix) from error
-    return PlannedJob(plan=plan, jobsets=jobsets, remark=context.remark)
+        message = f"{job.where}: {job.name}: CpuPoolTooSmall: {error}"
+        raise NotPlanned(message, fix=error.fix) from error
+    return PlannedJob(admission=admission, plan=plan, jobsets=jobsets, remark=context.remark)
 
 
-def schema_problems(text: str, name: str) -> list[str]:
-    """Returns what the API server would reject in the text of one file."""
-    return [str(each) for each in validate_text(text, file=name)]
-
-
-def in_namespace(job: Object, namespace: str | None) -> Object:
-    """Returns the job as ``kubectl -n`` would create it."""
-    return {**job, "metadata": {"namespace": namespace, **job["metadata"]}} if namespace else job
-
-
-def placed(objects: Sequence[Object], namespace: str | None) -> list[Object]:
-    """Returns ``objects`` with :func:`in_namespace` applied to the jobs among them."""
-    return [in_namespace(each, namespace) if kind_of(each) == "FineTuneJob" else each for each in objects]
-
-
-def _refusal(file: str, item: Object, refused: Refused) -> str:
-    return f"{file}: {item['metadata']['name']}: {refused.reason}: {refused.message}"
+def _refusal(item: Manifest, refused: Refused) -> str:
+    return f"{item.where}: {item.name}: {refused.reason}: {refused.message}"

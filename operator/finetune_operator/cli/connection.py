@@ -75,6 +75,14 @@ class Connection:
             or f"{self.namespace} has no FineTuneJob; choose another namespace with -n.",
         )
 
+    async def has_job(self, name: str) -> bool:
+        """Whether the namespace has a job of this name."""
+        try:
+            await self._cluster.get(JOBS, self.namespace, name)
+        except NotFound:
+            return False
+        return True
+
     async def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> AsyncIterator[Object]:
         """Yields the jobs of the namespace, or of all. ``selector`` is a label selector as kubectl takes it."""
         async for job in self._listed(JOBS, None if everywhere else self.namespace, selector):

@@ -31,7 +31,7 @@ def context_of(
     job: Object, profile: Object, objects: Sequence[Object], below: Sequence[str] = ()
 ) -> ManifestContext:
     """Finds a job's context among ``objects``. ``below`` names the jobs that start from this one."""
-    template, name = _template(job, objects), source_name(job["spec"])
+    template, name = template_of(job, objects), source_name(job["spec"])
     if name is None:
         return ManifestContext(template=template, source=None)
     source = next(
@@ -86,7 +86,8 @@ def _id(job: Object) -> tuple[str, str]:
     return job["metadata"].get("namespace") or "default", job["metadata"]["name"]
 
 
-def _template(job: Object, objects: Sequence[Object]) -> Object | None:
+def template_of(job: Object, objects: Sequence[Object]) -> Object | None:
+    """Returns the ConfigMap with the job's chat template; None if the job names none or it is not among the objects."""
     name = (template_ref(job["spec"]) or {}).get("name")
-    maps = (item for item in objects if item["kind"] == "ConfigMap")
+    maps = (item for item in objects if item.get("kind") == "ConfigMap")
     return next((item for item in maps if (item.get("metadata") or {}).get("name") == name), None)

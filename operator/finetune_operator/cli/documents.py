@@ -5,10 +5,12 @@ number, a date as a date and ``y`` as a letter. In one respect this reader is de
 rejects duplicate keys, of which they silently use the last.
 """
 
+import json
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -17,12 +19,13 @@ type Place = tuple[str | int, ...]
 
 
 class YamlError(ValueError):
-    """A text is not valid YAML. ``line`` counts from 1."""
+    """A document is not valid YAML. ``line``, of the file, and ``number``, of the document, count from 1."""
 
-    def __init__(self, message: str, *, line: int) -> None:
+    def __init__(self, message: str, *, line: int, number: int = 1) -> None:
         super().__init__(message)
         self.message = message
         self.line = line
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ _MOST_DIGITS = 64
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1
 _LARGEST_WHOLE = 2**53
 _TAG = "tag:yaml.org,2002:"
+#: Where a document begins, with the directives that belong to it.
+_BEGINNING = re.compile(r"^(?:%[^\n]*\n)*---(?=\s|$)", re.MULTILINE)
 
 
 def _plain(text: str) -> str | int | float | bool | None:
@@ -150,7 +155,14 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
 
 
 def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    return str(loader.construct_scalar(node))
+    """Joins surrogates, in pairs of which JSON escapes characters such as emoji."""
+    text = str(loader.construct_scalar(node))
+    try:
+        return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise yaml.constructor.ConstructorError(
+            None, None, "a text contains half of a surrogate pair", node.start_mark
+        ) from None
 
 
 def _refused(_loader: _Loader, node: yaml.Node) -> Any:
@@ -161,7 +173,7 @@ def _refused(_loader: _Loader, node: yaml.Node) -> Any:
 
 for _name in ("bool", "int", "float", "null"):
     _Loader.add_constructor(f"{_TAG}{_name}", _scalar)
-for _name in ("timestamp", "merge"):
+for _name in ("str", "timestamp", "merge"):
     _Loader.add_constructor(f"{_TAG}{_name}", _text)
 for _name in ("binary", "omap", "pairs", "set"):
     _Loader.add_constructor(f"{_TAG}{_name}", _refused)
@@ -170,20 +182,54 @@ _Loader.add_constructor(None, _refused)
 
 def read_documents(text: str) -> Iterator[Document]:
     """Yields the non-empty documents. Raises YamlError at the first invalid one."""
+    for each in each_document(text):
+        if isinstance(each, YamlError):
+            raise each
+        yield each
+
+
+def each_document(text: str) -> Iterator[Document | YamlError]:
+    """Yields the non-empty documents in order, with an error in place of each one that is not valid."""
+    text = _with_spaces(text)
+    beginnings = [match.start() for match in _BEGINNING.finditer(text)]
+    number = line = 0
+    for start, end in pairwise(dict.fromkeys([0, *beginnings, len(text)])):
+        part = text[start:end]
+        try:
+            for content, lines in _loaded(part):
+                number += 1
+                if content is not None:
+                    below = {place: line + each for place, each in lines.items()}
+                    yield Document(number=number, content=content, lines=below)
+        except YamlError as error:
+            number += 1
+            yield YamlError(error.message, line=line + error.line, number=number)
+        line += part.count("\n")
+
+
+def _with_spaces(text: str) -> str:
+    """Returns the text of a JSON file with spaces for tabs, which YAML does not read. No string contains any."""
+    if "\t" not in text or not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text.replace("\t", " ")
+
+
+def _loaded(text: str) -> Iterator[tuple[Any, Mapping[Place, int]]]:
+    """Yields content and lines of each document; the content of an empty one is None. Raises YamlError."""
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"contains the invalid character {error.character:#x}", line=line) from None
     try:
-        number = 0
         while loader.check_node():
-            number += 1
             node = loader.get_node()
             assert node is not None
-            content = loader.construct_document(node)
-            if content is not None:
-                yield Document(number=number, content=content, lines=dict(_lines(node, ())))
+            yield loader.construct_document(node), dict(_lines(node, ()))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(part for part in (error.context, error.problem) if part)

@@ -3,14 +3,21 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+#: Exit code of a wrong argument, as of those that typer itself refuses.
+WRONG_ARGUMENT = 2
+
 
 class CliError(Exception):
-    """An error for users: the problem and one remedy. Shown on stderr, without a traceback."""
+    """An error for users: the problem and one remedy. Shown on stderr, without a traceback.
 
-    def __init__(self, message: str, *, fix: str = "") -> None:
+    ``code`` is the exit code of the program.
+    """
+
+    def __init__(self, message: str, *, fix: str = "", code: int = 1) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
+        self.code = code
 
 
 def close_names(name: str, known: Iterable[str]) -> str:

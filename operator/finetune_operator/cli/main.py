@@ -4,14 +4,16 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 # Each module registers its commands, in the order in which --help shows them.
 from finetune_operator.cli import manifest_commands, lookup_commands, job_commands, edit_commands  # isort: skip  # noqa: F401
 from finetune_operator.cli.app import app
 
-#: What precedes the name of a file.
-_FILE_OPTIONS = (["-f"], ["--filename"], ["--profile"], ["--kubeconfig"])
+#: Options that take the name of a file, in all commands and in one.
+_FILE_OPTIONS = ("-f", "--filename", "--model-config", "--kubeconfig")
+_FILE_OPTIONS_OF_ONE = (("plan", "--profile"), ("init", "--output"))
 
 
 def main() -> None:
@@ -35,7 +37,12 @@ def kubectl_completion() -> None:
     os.environ.update(_FINETUNE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=cursor)
     with suppress(SystemExit):
         _run("finetune")
-    sys.stdout.write(":0\n" if complete[-1:] in _FILE_OPTIONS else ":4\n")
+    sys.stdout.write(":0\n" if _takes_file(complete) else ":4\n")
+
+
+def _takes_file(words: Sequence[str]) -> bool:
+    """Whether the next word after a command and its arguments is the name of a file."""
+    return bool(words) and (words[-1] in _FILE_OPTIONS or (words[0], words[-1]) in _FILE_OPTIONS_OF_ONE)
 
 
 def _run(program: str) -> None:

@@ -1,13 +1,164 @@
-"""``finetune plan`` and ``validate``: commands on files, without a cluster."""
+"""Commands on manifests, without a cluster: init, plan, validate."""
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import app
-from finetune_operator.cli.options import ManifestNamespace
+from finetune_operator.cli.app import app, print_error
+from finetune_operator.cli.options import (
+    Context,
+    Kubeconfig,
+    ManifestFiles,
+    ManifestNamespace,
+    MoreFiles,
+    Recursive,
+    User,
+    complete_names,
+    complete_profiles,
+    with_connection,
+)
+
+if TYPE_CHECKING:
+    from finetune_operator.api import MethodType
+    from finetune_operator.api.method import Quantization
+
+
+def method_named(text: str) -> "MethodType":
+    """Parses the type of a method, ignoring case."""
+    from finetune_operator.api import MethodType, one_of
+
+    found = next((method for method in MethodType if method.lower() == text.lower()), None)
+    if found is None:
+        raise typer.BadParameter(f"unknown value {text!r}{one_of(text, [*MethodType])}")
+    return found
+
+
+def quantization_named(text: str) -> "Quantization":
+    """Parses a quantization of the base model, ignoring case."""
+    from finetune_operator.api import one_of
+    from finetune_operator.api.method import Quantization
+
+    known = [each for each in Quantization if each is not Quantization.NONE]
+    found = next((each for each in known if each.lower() == text.lower()), None)
+    if found is None:
+        raise typer.BadParameter(f"unknown value {text!r}{one_of(text, known)}")
+    return found
+
+
+@app.command()
+def init(  # noqa: PLR0917  typer passes options by name
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="OWNER/NAME on the Hugging Face Hub, @REVISION if wanted; or gs://BUCKET/FOLDER.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    datasets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dataset",
+            help="Training data: gs://BUCKET/FILES.jsonl, or OWNER/NAME on the Hub. May be repeated.",
+            metavar="DATA",
+        ),
+    ] = None,
+    method: Annotated[
+        Any,
+        typer.Option(
+            "--method", parser=method_named, metavar="METHOD", help="SFT, DPO or ORPO. Default: SFT."
+        ),
+    ] = None,
+    lora: Annotated[
+        bool | None,
+        typer.Option("--lora/--no-lora", help="Train an adapter, or all weights. Default: an adapter."),
+    ] = None,
+    quantization: Annotated[
+        Any,
+        typer.Option(
+            "--quantization",
+            parser=quantization_named,
+            metavar="FORMAT",
+            help="NF4 or INT8: LoRA on a base model in fewer bits. Default: none.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of the job. Default: from the model.", metavar="NAME")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Profile of the job. Default: the cluster's default one.",
+            metavar="PROFILE",
+            autocompletion=complete_profiles,
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Begin with a copy of this job of the cluster.",
+            metavar="JOB",
+            autocompletion=complete_names,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write to this file. Default: stdout.", metavar="FILE")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="Of the job. Default: none in the manifest; with --from the context's.",
+            metavar="NS",
+        ),
+    ] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Write the manifest of a job: from flags, by asking for what they leave out, or from another job."""
+    from finetune_operator.cli.init import (
+        GivenFlags,
+        cloned_manifest,
+        new_manifest,
+        refuse_existing,
+        save,
+        show_next,
+    )
+    from finetune_operator.cli.questions import Questions, can_ask
+
+    given = GivenFlags(
+        name=name,
+        namespace=namespace,
+        profile=profile,
+        model=model,
+        datasets=datasets or (),
+        method=method,
+        lora=lora,
+        quantization=quantization,
+    )
+    if output is not None and not force:
+        refuse_existing(output)
+    try:
+        if source is not None:
+            text = with_connection(
+                kubeconfig, context, user, namespace, lambda cluster: cloned_manifest(cluster, source, given)
+            )
+        else:
+            text = new_manifest(given, Questions() if can_ask() else None)
+    except (KeyboardInterrupt, typer.Abort):
+        raise typer.Exit(130) from None
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        save(text, output, force=force)
+    show_next(output, lambda line: typer.echo(line, err=True))
 
 
 class PlanOutput(StrEnum):
@@ -19,18 +170,29 @@ class PlanOutput(StrEnum):
 
 
 @app.command()
-def plan(
-    file: Annotated[
-        Path,
-        typer.Option("--filename", "-f", help="Manifest of one FineTuneJob; - is stdin.", metavar="FILE"),
-    ],
+def plan(  # noqa: PLR0917
+    files: ManifestFiles,
+    more: MoreFiles = None,
+    recursive: Recursive = False,
     profile: Annotated[
         Path | None,
         typer.Option(
             "--profile",
-            help="Manifest of the FineTuneProfile; default: the one beside the job in --filename.",
+            help="Manifest of the FineTuneProfile; default: the one among the other manifests.",
             metavar="FILE",
         ),
+    ] = None,
+    model_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-config",
+            help="The model's config.json: adds its parameters, memory, disk and least time.",
+            metavar="FILE",
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", min=1, help="Number of training rows: adds the number of steps.", metavar="N"),
     ] = None,
     output: Annotated[
         PlanOutput,
@@ -42,34 +204,48 @@ def plan(
     ] = PlanOutput.TEXT,
     namespace: ManifestNamespace = None,
 ) -> None:
-    """Show what a job would do, without a cluster: stages, TPU and the reason for it, batch size, names, run folder.
-    Exit code 1 if the job would be refused."""
-    from finetune_operator.cli.plan import show_plan
+    """Show what jobs would do, without a cluster: stages, TPU and the reason for it, batch size, names, run folder.
+    Exit code 1 if a job would be refused."""
+    from finetune_operator.cli.plan import planned_jobs, shown_plans
+    from finetune_operator.cli.plan_report import KnownInputs, read_model_config
 
-    typer.echo(show_plan(file, profile, output.value, namespace))
+    model = None if model_config is None else read_model_config(model_config)
+    found = planned_jobs(
+        [*files, *(more or [])],
+        profile,
+        namespace,
+        recursive=recursive,
+        known=KnownInputs(model=model, rows=rows),
+    )
+    if found.jobs:
+        typer.echo(shown_plans(found.jobs, output.value))
+    for error in found.errors:
+        print_error(error)
+    if found.skipped and output is PlanOutput.TEXT:
+        typer.echo(found.skipped, err=True)
+    if found.errors:
+        raise typer.Exit(1)
 
 
 @app.command()
 def validate(
-    files: Annotated[
-        list[Path],
-        typer.Option(
-            "--filename", "-f", help="Manifest; may be given more than once; - is stdin.", metavar="FILE"
-        ),
-    ],
-    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Further manifests.")] = None,
+    files: ManifestFiles,
+    more: MoreFiles = None,
+    recursive: Recursive = False,
     namespace: ManifestNamespace = None,
 ) -> None:
     """Check manifests without a cluster against the rules of the API server and the operator, and jobs against their
     profile if it is among the manifests. Exit code 1 if there are errors."""
     from finetune_operator.cli.checks import check_files
 
-    given = [*files, *(more or [])]
-    checked = check_files(given, namespace)
-    for problem in checked.problems:
-        typer.echo(problem, err=True)
-    if checked.problems:
-        raise typer.Exit(1)
-    typer.echo(f"{len(given)} file{'s' if len(given) > 1 else ''} valid.")
+    checked = check_files([*files, *(more or [])], namespace, recursive=recursive)
+    for problems in checked.problems.values():
+        for problem in problems:
+            typer.echo(problem, err=True)
+    number, faulty = len(checked.problems), checked.faulty
+    valid = f"{number - faulty} of {number}" if faulty else str(number)
+    typer.echo(f"{valid} file{'s' if number > 1 else ''} valid.")
     for remark in checked.remarks:
         typer.echo(remark)
+    if faulty:
+        raise typer.Exit(1)

@@ -24,6 +24,24 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
     async def names(cluster: "Connection") -> list[str]:
         return [job["metadata"]["name"] async for job in cluster.jobs()]
 
+    return _completions(ctx, incomplete, names)
+
+
+def complete_profiles(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As :func:`complete_names`, of the profiles that the namespace's jobs may use."""
+
+    async def names(cluster: "Connection") -> list[str]:
+        from finetune_operator.cli.profiles import serves
+
+        found = await cluster.profiles()
+        return [each["metadata"]["name"] for each in found if serves(each, cluster.namespace)]
+
+    return _completions(ctx, incomplete, names)
+
+
+def _completions(
+    ctx: typer.Context, incomplete: str, names: Callable[["Connection"], Awaitable[list[str]]]
+) -> list[str]:
     given = ctx.params
     try:
         found = with_connection(
@@ -55,6 +73,17 @@ ManifestNamespace = Annotated[
         "--namespace", "-n", help="Of a job whose manifest names none; else it is default.", metavar="NS"
     ),
 ]
+ManifestFiles = Annotated[
+    list[Path],
+    typer.Option(
+        "--filename",
+        "-f",
+        help="Manifest, or a folder with .yaml, .yml and .json files; may be repeated; - is stdin.",
+        metavar="FILE",
+    ),
+]
+MoreFiles = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Further manifests.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-R", help="Read the folders below a folder, too.")]
 Kubeconfig = Annotated[
     Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config.", metavar="FILE")
 ]

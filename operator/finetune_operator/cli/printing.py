@@ -24,9 +24,9 @@ def object_text(objects: Sequence[Object], output: str, *, single: bool = False)
     )
     if output == "json":
         return json.dumps(shown, indent=4, ensure_ascii=False)
-    import yaml
+    from finetune_operator.cli.yaml_text import yaml_text
 
-    return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)).rstrip("\n")
+    return yaml_text(shown).rstrip("\n")
 
 
 def resource_name(item: Object) -> str:

@@ -6,7 +6,7 @@ silently accepts: of duplicate keys it uses the last, and it drops a field witho
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from finetune_operator.api import (
     render_path,
 )
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
-from finetune_operator.cli.documents import Place, YamlError, read_documents
+from finetune_operator.cli.documents import Place, YamlError, each_document
 from finetune_operator.cli.schema_check import Schema, SchemaViolation, check_rules, check_schema, shown
 
 
@@ -39,9 +39,40 @@ class Problem:
     """Remedy. Empty if the message includes it."""
 
     def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        parts = [where, *([self.path] if self.path else []), self.message]
+        parts = [
+            location(self.file, self.line, self.document),
+            *([self.path] if self.path else []),
+            self.message,
+        ]
         return ": ".join(parts) + (f". {self.fix}" if self.fix else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundObject:
+    """An object in the text of a file."""
+
+    content: Mapping[str, Any]
+    where: str
+    """File, line and, after the first one, document."""
+    document: int
+    """Number of the YAML document in the file, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedText:
+    """What the text of a file contains, in its order."""
+
+    problems: list[Problem] = field(default_factory=list)
+    valid: list[FoundObject] = field(default_factory=list)
+    """The operator's objects without a problem."""
+    others: list[FoundObject] = field(default_factory=list)
+    """Objects of other API groups."""
+
+
+def location(file: str, line: int | None, document: int) -> str:
+    """Returns a place in a file for messages: ``jobs.yaml:17 (document 2)``."""
+    where = file if line is None else f"{file}:{line}"
+    return f"{where} (document {document})" if document > 1 else where
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +86,46 @@ def validate_text(text: str, *, file: str) -> list[Problem]:
 
     Objects of other API groups are ignored; a text without any FineTuneJob or FineTuneProfile is an error.
     """
-    problems: list[Problem] = []
-    ours = 0
-    try:
-        for document in read_documents(text):
-            for place, content in _objects(document.content):
-                if not _is_ours(content):
-                    continue
-                ours += 1
-                found = [
-                    Problem(
-                        file=file,
-                        document=document.number,
-                        line=document.line((*place, *finding.place)),
-                        path=render_path((*place, *finding.place)),
-                        message=finding.message,
-                        fix=finding.fix,
-                    )
-                    for finding in _check(content)
-                ]
-                problems.extend(sorted(found, key=lambda problem: problem.line or 0))
-    except YamlError as error:
-        return [*problems, Problem(file=file, line=error.line, message=f"is not valid YAML: {error.message}")]
-    if not ours:
-        problems.append(
-            Problem(
-                file=file,
-                message="contains no FineTuneJob and no FineTuneProfile",
-                fix=f"Set apiVersion: {API_VERSION}.",
-            )
-        )
-    return problems
+    checked = check_text(text, file=file)
+    if checked.problems or checked.valid:
+        return checked.problems
+    return [Problem(file=file, message=f"contains {NONE_OF_OURS}", fix=USE_API_VERSION)]
+
+
+#: For files without any of the operator's objects.
+NONE_OF_OURS = "no FineTuneJob and no FineTuneProfile"
+USE_API_VERSION = f"Set apiVersion: {API_VERSION}."
+
+
+def check_text(text: str, *, file: str) -> CheckedText:
+    """Checks the operator's objects in the text of ``file``. A faulty document hides nothing of the others."""
+    checked = CheckedText()
+    for document in each_document(text):
+        if isinstance(document, YamlError):
+            message = f"is not valid YAML: {document.message}"
+            fault = Problem(file=file, document=document.number, line=document.line, message=message)
+            checked.problems.append(fault)
+            continue
+        for place, content in _objects(document.content):
+            where = location(file, document.line(place), document.number)
+            if not _is_ours(content):
+                checked.others.append(FoundObject(content=content, where=where, document=document.number))
+                continue
+            found = [
+                Problem(
+                    file=file,
+                    document=document.number,
+                    line=document.line((*place, *finding.place)),
+                    path=render_path((*place, *finding.place)),
+                    message=finding.message,
+                    fix=finding.fix,
+                )
+                for finding in _check(content)
+            ]
+            checked.problems.extend(sorted(found, key=lambda problem: problem.line or 0))
+            if not found:
+                checked.valid.append(FoundObject(content=content, where=where, document=document.number))
+    return checked
 
 
 def _objects(content: Any) -> Iterator[tuple[Place, Any]]:

@@ -122,7 +122,7 @@ class Draft:
         choice = choose(
             offers,
             before,
-            _faults(self),
+            slice_faults(self),
             found,
             slices=resources.slices,
             exhausted_capacities=exhausted_capacities,
@@ -140,7 +140,7 @@ class Draft:
         return _plan(self, site, candidates)
 
 
-def _faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
+def slice_faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
     """Returns why the job cannot run on an offer, in a few words; None if it can, as far as known without compiling."""
     bounds = bounds_of(draft.profile.constraints)
     elsewhere: Plan | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import Stage
-from finetune_operator.planning import Findings, Plan, admit
+from finetune_operator.planning import Admission, Findings, Plan, admit
 from finetune_operator.planning.stages import STAGES, EarlierFinding
 from finetune_operator.rendering.jobset import render_jobset
 from finetune_operator.rendering.offline_source import UNKNOWN_UID, without_checkpoint
@@ -30,14 +30,25 @@ def plan_offline(
     The request omits what only earlier stages can determine, and Convert and Export request the smallest host memory
     and disk; the annotation lists all of these values.
     """
-    plan = offline_plan(job, profile, template, source)
+    return first_jobsets(offline_plan(job, profile, template, source))
+
+
+def first_jobsets(plan: Plan) -> list[tuple[Stage, dict[str, Any]]]:
+    """Returns what :func:`plan_offline` returns, of an offline plan."""
     return [(stage, _render(plan, stage)) for stage in plan.stages]
 
 
 def offline_plan(
     job: Object, profile: Object, template: Object | None = None, source: Object | None = None
 ) -> Plan:
-    """Returns the plan of a manifest that was not submitted to an API server. Raises Refused.
+    """Returns the plan of :func:`offline_admission`."""
+    return offline_admission(job, profile, template, source).plan
+
+
+def offline_admission(
+    job: Object, profile: Object, template: Object | None = None, source: Object | None = None
+) -> Admission:
+    """Returns the admission of a manifest that was not submitted to an API server. Raises Refused.
 
     ``template`` is the ConfigMap that holds the job's chat template. ``source`` is the job whose model it starts from
     (:mod:`.offline_source`); any checkpoint of it is accepted as the requested one.
@@ -47,7 +58,7 @@ def offline_plan(
     metadata = {"uid": UNKNOWN_UID, **job["metadata"]}
     # A job that names no profile uses the given one, whichever profile is annotated as the default.
     named = {"profileRef": {"name": profile["metadata"]["name"]}, **job["spec"]}
-    return admit({**job, "metadata": metadata, "spec": named}, [profile], template, source).plan
+    return admit({**job, "metadata": metadata, "spec": named}, [profile], template, source)
 
 
 def _render(plan: Plan, stage: Stage) -> dict[str, Any]:

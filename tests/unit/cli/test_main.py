@@ -90,9 +90,11 @@ def test_the_yaml_of_a_plan_says_that_memory_and_disk_of_convert_and_export_are_
 def test_plan_as_json_holds_the_facts_and_the_same_jobsets() -> None:
     told = json.loads(finetune("plan", "-f", QUICKSTART, "--profile", LOCAL, "-o", "json").stdout)
     documents = finetune("plan", "-f", QUICKSTART, "--profile", LOCAL, "-o", "yaml").stdout
-    assert told["jobSets"] == list(yaml.safe_load_all(documents))
-    assert told["resources"]["tpu"] == "v6e-4"
-    assert told["stages"] == ["Preflight", "Convert", "Train", "Evaluate", "Export"]
+    assert told["version"] == 1
+    (plan,) = told["plans"]
+    assert plan["jobSets"] == list(yaml.safe_load_all(documents))
+    assert plan["resources"]["tpu"] == "v6e-4"
+    assert plan["stages"] == ["Preflight", "Convert", "Train", "Evaluate", "Export"]
 
 
 def test_plan_shows_what_pathways_needs() -> None:
@@ -107,7 +109,7 @@ def test_plan_shows_what_pathways_needs() -> None:
         "scratch: gs://my-project-finetune-scratch",
     ):
         assert told in done.stdout
-    facts = json.loads(finetune("plan", "-f", PATHWAYS, "--profile", CLOUD, "-o", "json").stdout)
+    (facts,) = json.loads(finetune("plan", "-f", PATHWAYS, "--profile", CLOUD, "-o", "json").stdout)["plans"]
     assert facts["resources"]["controller"] == "Pathways"
     assert facts["pathways"]["workers"] == 2
     train = facts["jobSets"][2]["spec"]["replicatedJobs"]
@@ -134,7 +136,7 @@ def test_plan_finds_the_chat_template_in_the_jobs_file(tmp_path: Path) -> None:
         'ChatTemplateNotFound: spec.datasets.chatTemplate.configMapRef: there is no ConfigMap "team-tem'
         in done.stderr
     )
-    assert "put the ConfigMap into the same file" in done.stderr
+    assert "pass the ConfigMap with -f as well" in done.stderr
 
 
 def test_a_profile_in_the_same_file_needs_no_option(tmp_path: Path) -> None:
@@ -348,20 +350,29 @@ def test_the_model_of_the_source_and_its_export_are_judged(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("source", "why", "refused"),
     [
-        (None, "is not among the manifests"),
-        ({**JOB, "metadata": {"name": "bot", "namespace": "team-b"}}, "is not among the manifests"),
-        (changed(JOB, profileRef={"name": "gone"}), "has no profile among the manifests"),
-        (changed(JOB, model={"huggingFace": {"repo": "evil/model"}}), "is itself refused (PolicyViolation)"),
+        (None, "is not among the manifests", ""),
+        (
+            {**JOB, "metadata": {"name": "bot", "namespace": "team-b"}},
+            "is not among the manifests",
+            "ProfileNotAllowed",
+        ),
+        (changed(JOB, profileRef={"name": "gone"}), "has no profile among the manifests", "ProfileNotFound"),
+        (
+            changed(JOB, model={"huggingFace": {"repo": "evil/model"}}),
+            "is itself refused (PolicyViolation)",
+            "PolicyViolation",
+        ),
     ],
 )
 def test_what_an_unknown_source_leaves_open_is_said(
-    source: dict[str, Any] | None, why: str, tmp_path: Path
+    source: dict[str, Any] | None, why: str, refused: str, tmp_path: Path
 ) -> None:
     others = [] if source is None else [source]
     done = finetune("plan", "-f", written(tmp_path, SECOND, *others, ALLOWS))
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == (1 if source else 0), done.output
+    assert refused in done.stderr
     told = f'spec.model.fromJob: FineTuneJob "bot" {why}. Everything but its model was checked.'
     assert f"Not checked  {told}" in done.stdout
     if source is None:
@@ -416,8 +427,8 @@ def test_validate_takes_many_files_and_stdin() -> None:
     ("text", "told"),
     [
         ("kind: [", ":1: is not valid YAML"),
-        ("- 1\n", "is not a Kubernetes object"),
-        ("apiVersion: v1\nkind: Pod\n", "contains no FineTuneJob;"),
+        ("- 1\n", "must be an object, not a list"),
+        ("apiVersion: v1\nkind: Pod\n", "contains no FineTuneJob."),
         (
             yaml.safe_dump({**JOB, "kind": "FinetuneJob"}),
             'unknown kind "FinetuneJob": did you mean FineTuneJob?',
@@ -437,6 +448,118 @@ def test_files_that_are_no_job_are_named(text: str, told: str, tmp_path: Path) -
 def test_a_missing_file_is_named() -> None:
     assert "Error: /no/such: No such file" in finetune("plan", "-f", "/no/such").stderr
     assert "/no/such: No such file" in finetune("validate", "-f", "/no/such").stderr
+
+
+# --- folders and several files ---------------------------------------------------------------------------------
+
+
+def folder_with(folder: Path, **files: Any) -> Path:
+    """A folder of manifests, each file with the documents of that name; ``__`` is a folder, ``_`` a dot."""
+    for name, documents in files.items():
+        file = folder / name.replace("__", "/").replace("_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(documents if isinstance(documents, str) else yaml.safe_dump_all(documents))
+    return folder
+
+
+def named(name: str, **spec: Any) -> dict[str, Any]:
+    return {**changed(JOB, **spec), "metadata": {"name": name, "namespace": "team-a"}}
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+def test_a_folder_is_read_as_kubectl_reads_it(command: str, tmp_path: Path) -> None:
+    folder_with(
+        tmp_path,
+        a_yaml=[named("one")],
+        b_yml=[named("two")],
+        c_json=json.dumps(named("three"), indent="\t"),
+        d_yaml=[STRICT],
+        notes_txt="no manifest: [",
+        below__e_yaml=[named("four")],
+    )
+    flat = finetune(command, "-f", tmp_path)
+    deep = finetune(command, "-f", tmp_path, "-R")
+    assert (flat.exit_code, deep.exit_code) == (0, 0), flat.output + deep.output
+    if command == "plan":
+        heads = re.findall(r"^(\w+), with profile", flat.stdout, re.MULTILINE)
+        assert heads == ["one", "two", "three"]
+        assert "four, with profile strict" in deep.stdout
+    else:
+        assert (flat.stdout, deep.stdout) == ("4 files valid.\n", "5 files valid.\n")
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+def test_an_invalid_document_hides_nothing_of_the_others(command: str, tmp_path: Path) -> None:
+    one = yaml.safe_dump(named("one"))
+    refused = yaml.safe_dump(named("two", model={"huggingFace": {"repo": "evil/model"}}))
+    invalid = yaml.safe_dump(named("three", cache="Sometimes"))
+    folder_with(tmp_path, a_yaml="\n---\n".join([one, "kind: [", invalid, refused]), b_yaml=[STRICT])
+    done = finetune(command, "-f", tmp_path)
+    file = f"{tmp_path}/a.yaml"
+    start = len(one.splitlines()) + 2
+    assert done.exit_code == 1
+    assert f"{file}:{start + 2} (document 2): is not valid YAML" in done.stderr
+    assert re.search(rf"{file}:\d+ \(document 3\): spec.cache: unknown value", done.stderr)
+    assert re.search(rf"{file}:\d+ \(document 4\): two: PolicyViolation: ", done.stderr)
+    assert ("one, with profile strict" if command == "plan" else "1 of 2 files valid.") in done.stdout
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+def test_objects_of_other_kinds_are_skipped_in_one_line(command: str, tmp_path: Path) -> None:
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
+    folder_with(
+        tmp_path, a_yaml=[space, named("one"), STRICT], kustomization_yaml=[{"resources": ["a.yaml"]}]
+    )
+    done = finetune(command, "-f", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "Skipped, as only FineTuneJobs and FineTuneProfiles are read: Namespace team-a" in done.output
+    assert json.loads(finetune("plan", "-f", tmp_path, "-o", "json").output)["version"] == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+def test_a_chat_template_of_another_file_is_used_and_not_skipped(command: str, tmp_path: Path) -> None:
+    template, job = MIXTURE.read_text().split("---\n")
+    folder_with(tmp_path, a_yaml=job, b_yaml=template, c_yaml=CLOUD.read_text())
+    done = finetune(command, "-f", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "Skipped" not in done.output
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "contains no file that ends in .json, .yaml, .yml; -R reads the folders below it, too"),
+        ({"a_yaml": "kind: Pod\n"}, "contains no FineTuneJob"),
+    ],
+)
+def test_a_folder_without_a_job_is_an_error(
+    command: str, files: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    done = finetune(command, "-f", folder_with(tmp_path, **files))
+    assert done.exit_code == 1
+    assert f"{tmp_path}: {said}" in done.stderr
+
+
+def test_a_file_is_read_once_and_of_equal_objects_the_last_counts(tmp_path: Path) -> None:
+    file = written(tmp_path, JOB, STRICT)
+    assert finetune("validate", "-f", file, "-f", tmp_path).stdout == "1 file valid.\n"
+    wider = changed(STRICT, constraints={"uris": {"read": ["gs://data/*", "hf://models/*"]}})
+    other = written(tmp_path, wider, changed(JOB, model={"huggingFace": {"repo": "other/model"}}))
+    done = finetune("validate", "-f", file, "-f", other)
+    assert done.exit_code == 0, done.output
+    assert f"{other}: FineTuneProfile strict replaces the one in {file}:" in done.stdout
+    assert f"{other}:" in done.stdout
+    assert done.stdout.count("replaces the one in") == 2
+
+
+def test_a_folder_that_cannot_be_read_and_a_link_into_nothing_are_named(tmp_path: Path) -> None:
+    (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
+    folder_with(tmp_path, a_yaml=[JOB, STRICT])
+    done = finetune("validate", "-f", tmp_path)
+    assert done.exit_code == 1
+    assert f"{tmp_path}/gone.yaml: No such file or directory" in done.stderr
+    assert "1 of 2 files valid." in done.stdout
 
 
 @pytest.mark.parametrize("command", ["status", "watch", "logs"])
@@ -488,6 +611,9 @@ def test_help_imports_nothing_heavy(module: str) -> None:
         (["wait", "--time"], ["--timeout", ":4"]),
         (["list", "-o", "j"], ["json", ":4"]),
         (["plan", "-f", ""], [":0"]),
+        (["plan", "--profile", ""], [":0"]),
+        (["init", "--output", ""], [":0"]),
+        (["list", "--output", "j"], ["json", ":4"]),
     ],
 )
 def test_kubectl_completes_the_plugin(words: list[str], completions: list[str]) -> None:

@@ -1,6 +1,7 @@
 """What ``finetune plan`` knows of the CPU stages' memory and disk without a cluster, and that text and JSON agree."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from finetune_operator.cli.main import app
+from tests.snapshots import check
 
 ROOT = Path(__file__).parents[3]
 CLOUD = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
@@ -48,8 +50,9 @@ def plan(
 
 def facts(folder: Path, **options: Any) -> dict[str, Any]:
     done = plan(folder, "-o", "json", **options)
-    found: dict[str, Any] = json.loads(done.stdout)
     assert done.exit_code == 0, done.output
+    found: dict[str, Any]
+    (found,) = json.loads(done.stdout)["plans"]
     return found
 
 
@@ -115,7 +118,7 @@ def test_the_page_names_units_and_the_price(tmp_path: Path) -> None:
 def test_a_file_without_a_job_gets_a_hint_where_job_and_profile_are_named() -> None:
     done = CliRunner().invoke(app, ["plan", "-f", str(CLOUD)])
     assert done.exit_code == 1
-    assert "contains no FineTuneJob; plan takes one." in done.stderr
+    assert "contains no FineTuneJob." in done.stderr
     assert "--profile" in done.stderr
 
 
@@ -148,3 +151,166 @@ def test_a_job_that_names_no_slice_shows_which_one_is_tried_first_and_which_foll
     assert "slice (from Preflight)" in row(page, "Known later")
     named = plan(tmp_path, hyperparameters=hyperparameters, resources={"tpu": first})
     assert "slice (from Preflight)" not in named.stdout
+
+
+# --- with the model's config.json and the number of rows ------------------------------------------------------
+
+PUBLISHED = json.loads((ROOT / "tests" / "trainer" / "published.json").read_text())
+
+
+def config(folder: Path, name: str = "Qwen3-4B-2507", **changed: Any) -> str:
+    """The config.json of a published model."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**PUBLISHED[name]["config"], "torch_dtype": "bfloat16", **changed}))
+    return str(file)
+
+
+def unknown(done: Result) -> list[str]:
+    """What the page lists as unknown."""
+    lines = done.stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("Unknown"))
+    return [line[12:].strip() for line in lines[first:]]
+
+
+def test_what_is_unknown_is_listed_with_the_way_to_learn_it(tmp_path: Path) -> None:
+    bare = unknown(plan(tmp_path))
+    assert [line.rpartition(": ")[2].split(",")[0] for line in bare[:2]] == [
+        "--model-config FILE",
+        "--rows N",
+    ]
+    assert any("in the cache: planOnly: true" in line for line in bare)
+    assert any("upper end of time and cost: planOnly: true" in line for line in bare)
+    known = unknown(plan(tmp_path, "--model-config", config(tmp_path), "--rows", "1000"))
+    assert known == bare[2:]
+
+
+def test_the_models_config_adds_sizes_memory_and_time(tmp_path: Path) -> None:
+    done = plan(
+        tmp_path,
+        "--model-config", config(tmp_path), "--rows", "64000",
+        resources={"tpu": "v6e-4"}, datasets={"train": [{"uri": "gs://my-project-data/team-a/a.jsonl"}],
+        "packing": False},
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert row(done, "Model").endswith(", 4.02 B parameters")
+    assert row(done, "Length") == "8,000 steps, 1 epoch of 64,000 rows"
+    assert row(done, "Per chip") == (
+        "parameters 3.7 GiB, optimizer 7.5 GiB, gradients 3.7 GiB; of the 31.2 GiB of a chip at most 16.3 GiB are left"
+    )
+    assert "activations: at least 360.0 MiB with remat policy full" in done.stdout
+    assert "Preflight 8 GiB, Convert 13 GiB, Export 13 GiB" in row(done, "Host memory")
+    assert row(done, "Disk") == "Preflight 16 GiB, Convert 17 GiB, Export 17 GiB"
+    assert row(done, "Time").startswith("at least 7 min")
+    assert row(done, "Cost").startswith("at least 1.")
+    assert "that time at the profile's chipHourPrice" in row(done, "Cost")
+
+
+def test_packing_makes_the_steps_an_upper_bound(tmp_path: Path) -> None:
+    options = ("--model-config", config(tmp_path), "--rows", "1000")
+    done = plan(tmp_path, *options)
+    assert row(done, "Length") == (
+        "at most 125 steps, 1 epoch of 1,000 rows; fewer where short rows are packed into one"
+    )
+    (found,) = json.loads(plan(tmp_path, *options, "-o", "json").stdout)["plans"]
+    assert found["steps"] == {"value": 125, "atMost": True}
+    assert found["time"]["trainingSeconds"]["low"] is None
+    assert found["time"]["secondsPerStep"]["low"] > 0
+
+
+def test_each_slice_shows_its_price_and_whether_the_state_fits(tmp_path: Path) -> None:
+    done = plan(
+        tmp_path,
+        "--model-config", config(tmp_path, "Qwen2.5-72B-Instruct"),
+        max_memory="200Gi", max_ephemeral_storage=None, hyperparameters={"globalBatchSize": 16},
+    )  # fmt: skip
+    assert done.exit_code == 1
+    assert "bot: MemoryExceeded: parameters and optimizer state alone take 101." in done.stderr
+    assert row(done, "Considered") == (
+        "v6e-4 2x2 (one-host, OnDemand, 10.80 USD/h): chosen; too small, parameters and optimizer state take "
+        "203.1 GiB of 31.2 GiB a chip"
+    )
+    assert (
+        "v6e-8 2x4 (two-hosts, OnDemand, 21.60 USD/h): tried next (1), if the training does not fit; "
+        in done.stdout
+    )
+
+
+def test_nodes_that_are_too_small_for_the_model_are_refused(tmp_path: Path) -> None:
+    small = plan(tmp_path, "--model-config", config(tmp_path, "Qwen2.5-72B-Instruct"), max_memory="16Gi")
+    assert small.exit_code == 1
+    assert "bot: CpuPoolTooSmall: Convert needs " in small.stderr
+    assert row(small, "Host memory").startswith("Preflight 8 GiB, Convert ")
+    disk = plan(tmp_path, "--model-config", config(tmp_path, "Qwen2.5-72B-Instruct"))
+    assert "of scratch space, and the profile's cpuPool.maxEphemeralStorage is 151Gi" in disk.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[", "is not the JSON object of a model's config.json"),
+        ("[1]", "is not the JSON object of a model's config.json"),
+        ("[" * 100_000, "is not the JSON object of a model's config.json"),
+        ('{"a": "' + "b" * (1 << 20) + '"}', "is not the JSON object of a model's config.json"),
+        ('{"architectures": ["Other"]}', "architectures: ['Other'] is not supported: expected one of Llama"),
+        (
+            '{"architectures": ["LlamaForCausalLM"], "hidden_size": -1}',
+            "hidden_size: -1, expected an integer",
+        ),
+    ],
+)
+def test_a_file_that_is_no_models_config_is_named(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    done = plan(tmp_path, "--model-config", str(file))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{file}: " in done.stderr
+    assert said in done.stderr
+
+
+def test_a_config_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    done = plan(tmp_path, "--model-config", "/no/such/config.json")
+    assert done.exit_code == 1
+    assert "/no/such/config.json: No such file" in done.stderr
+
+
+def test_one_models_config_is_not_used_for_another_model(tmp_path: Path) -> None:
+    jobs = [
+        {
+            "apiVersion": "tpu-finetune.dev/v1alpha1",
+            "kind": "FineTuneJob",
+            "metadata": {"name": name, "namespace": "team-a"},
+            "spec": {
+                **model(f"Qwen/{name}"),
+                "datasets": {"train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}]},
+                "method": {"type": "SFT"},
+            },
+        }
+        for name in ("one", "two")
+    ]
+    file = tmp_path / "jobs.yaml"
+    file.write_text(yaml.safe_dump_all(jobs))
+    done = CliRunner().invoke(app, ["plan", "-f", str(file), "--model-config", config(tmp_path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--model-config is for jobs of one model" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["bare", "known"])
+def test_the_output_for_programs_is_as_documented(name: str, tmp_path: Path) -> None:
+    """A change of a field's name or meaning needs another FACTS_VERSION; docs/command-line.md lists the fields."""
+    options = ("--model-config", config(tmp_path), "--rows", "1000") if name == "known" else ()
+    done = plan(
+        tmp_path, *options, "-o", "json", hyperparameters={"globalBatchSize": 16}, budget={"maxCost": 100}
+    )
+    document = json.loads(done.stdout)
+    for each in document["plans"]:
+        del each["jobSets"]  # compared with files of their own
+    check(Path(__file__).parent / "plans" / f"{name}.json", json.dumps(document, indent=2) + "\n")
+
+
+def test_the_documentation_lists_the_fields_of_the_output() -> None:
+    (found,) = json.loads((Path(__file__).parent / "plans" / "known.json").read_text())["plans"]
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    assert {*found, "jobSets"} == set(re.findall(r"^\| `plans\[\]\.(\w+)", page, re.MULTILINE)) - {
+        "cpuImage",
+        "pathways",
+    }

@@ -1,14 +1,17 @@
 """``finetune validate`` finds offline what the API server would refuse, and says file, line, place and fix."""
 
+import json
 import re
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, MethodType, parse_job
 from finetune_operator.cli.documents import read_documents
-from finetune_operator.cli.plan import Dumper
 from finetune_operator.cli.validate import Problem, validate_text
+from finetune_operator.cli.yaml_text import yaml_text
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, profile
 from tests.unit.cli.scalars import KEYS, SCALARS
@@ -156,9 +159,27 @@ def test_scalars_are_read_as_kubectl_reads_them(text: str, value: object) -> Non
     assert type(read) is type(value)
 
 
-@pytest.mark.parametrize("text", [*SCALARS, "-.5", "+1_0e3", ".inf", "", " a", "#", "a: b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *SCALARS,
+        "-.5",
+        "+1_0e3",
+        ".inf",
+        "",
+        " a",
+        "#",
+        "a: b",
+        "a\u2028b",
+        "a\x85",
+        "\u2029 b\n",
+        "\ufeff",
+        "\x7f",
+        "😀",
+    ],
+)
 def test_a_string_of_a_printed_manifest_is_read_as_that_string(text: str) -> None:
-    printed = yaml.dump({"key": text, text: "value"}, Dumper=Dumper)
+    printed = yaml_text({"key": text, text: "value"})
     (document,) = read_documents(printed)
     assert document.content == {"key": text, text: "value"}
 
@@ -245,6 +266,70 @@ def test_other_objects_are_left_alone_but_not_alone_in_a_file() -> None:
     assert problems(f"{other}---\n{HEAD}") == []
     assert "no FineTuneJob" in only(other).message
     assert "no FineTuneJob" in only("").message
+
+
+def test_documents_after_an_invalid_one_are_read() -> None:
+    texts = [
+        HEAD,
+        "kind: [",
+        "a: 'b",
+        "x: 1\ny: \x00\n",
+        "[" * 1500,
+        "# nothing",
+        HEAD + "  cache: Sometimes\n",
+    ]
+    found = problems("\n---\n".join(texts))
+    assert [problem.document for problem in found] == [2, 3, 4, 5, 7]
+    assert [problem.path for problem in found] == ["", "", "", "", "spec.cache"]
+    assert str(found[-1]).startswith("job.yaml:")
+    assert "(document 7): spec.cache: unknown value" in str(found[-1])
+    lines = "\n---\n".join(texts).splitlines()
+    assert lines[(found[-1].line or 0) - 1] == "  cache: Sometimes"
+    assert lines[(found[2].line or 0) - 1].startswith("y: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "%YAML 1.1\n---\na: 1\n...\n%YAML 1.1\n---\nb: 2\n",
+        "# head\n---\na: 1\n--- # second\nb: 2\n---\n",
+        "\ufeffa: 1\r\n---\r\nb: 2\r\n",
+        "--- {a: 1}\n--- {b: 2}\n",
+    ],
+)
+def test_documents_are_separated_as_yaml_does(text: str) -> None:
+    assert [(each.number, each.content) for each in read_documents(text)] == [(1, {"a": 1}), (2, {"b": 2})]
+
+
+def test_a_line_of_a_text_is_no_beginning_of_a_document() -> None:
+    (document,) = read_documents("a: |\n  b\n  ---\n  c\n")
+    assert document.content == {"a": "b\n---\nc\n"}
+
+
+#: Without the characters that YAML requires to be escaped where JSON does not.
+TEXTS = st.text(st.characters(exclude_categories=("Cc", "Cn", "Cs", "Zl", "Zp")), max_size=40)
+
+
+@given(
+    content=st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXTS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    ),
+    indent=st.sampled_from([None, "\t", "  "]),
+    ascii_only=st.booleans(),
+)
+def test_json_is_read_as_the_value_that_it_is(content: object, indent: str | None, ascii_only: bool) -> None:
+    text = json.dumps({"key": content}, indent=indent, ensure_ascii=ascii_only)
+    (document,) = read_documents(text)
+    assert document.content == {"key": content}
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_line() -> None:
+    problem = only('{"kind":\n"\\ud83d"}')
+    assert (problem.line, problem.message) == (
+        2,
+        "is not valid YAML: a text contains half of a surrogate pair",
+    )
 
 
 def test_items_of_a_list_are_checked() -> None:

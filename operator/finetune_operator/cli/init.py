@@ -1,0 +1,225 @@
+"""``finetune init``: writes the manifest of a new job, or of one that is like another."""
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from finetune_operator.api import MethodType
+from finetune_operator.api.method import Quantization
+from finetune_operator.cli.clone import cloned, next_names
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
+from finetune_operator.cli.new_job import (
+    NewJob,
+    Object,
+    dataset_source,
+    faults,
+    manifest_text,
+    model_source,
+    name_for,
+)
+from finetune_operator.cli.questions import Questions
+from finetune_operator.cli.yaml_text import yaml_text
+
+#: Valid answers, for checks of one answer alone.
+_ANY = NewJob(name="a", model="a/b", datasets=("a/b",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenFlags:
+    """Flags of ``init`` that describe the job. None: not given."""
+
+    name: str | None = None
+    namespace: str | None = None
+    profile: str | None = None
+    model: str | None = None
+    datasets: Sequence[str] = ()
+    method: MethodType | None = None
+    lora: bool | None = None
+    quantization: Quantization | None = None
+
+    @property
+    def tunes_fully(self) -> bool:
+        return self.lora is False
+
+
+def new_manifest(given: GivenFlags, questions: Questions | None) -> str:
+    """Returns the manifest of a new job. ``questions`` ask for what is not given; None: no person can be asked.
+
+    Raises:
+        CliError: a flag is missing, contradicts another one, or has a value that the API server would refuse.
+    """
+    if given.tunes_fully and given.quantization:
+        raise CliError(
+            "--quantization is for LoRA: full fine-tuning changes the weights themselves.",
+            fix="Remove --quantization or --no-lora.",
+            code=WRONG_ARGUMENT,
+        )
+    new = _answered(given, questions) if questions else _as_given(given)
+    text = manifest_text(new)
+    _refuse_faults(text, new.namespace)
+    return text
+
+
+def _as_given(given: GivenFlags) -> NewJob:
+    missing = [flag for flag, each in (("--model", given.model), ("--dataset", given.datasets)) if not each]
+    if given.model is None or missing:
+        raise CliError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.",
+            fix="Give a value, such as --model Qwen/Qwen3-0.6B --dataset gs://BUCKET/chat.jsonl. "
+            "Questions are asked only where input and output are a terminal.",
+            code=WRONG_ARGUMENT,
+        )
+    method = given.method or MethodType.SFT
+    return NewJob(
+        name=given.name or name_for(given.model, method),
+        namespace=given.namespace,
+        profile=given.profile,
+        model=given.model,
+        datasets=given.datasets,
+        method=method,
+        lora=not given.tunes_fully,
+        quantization=given.quantization,
+    )
+
+
+def _answered(given: GivenFlags, ask: Questions) -> NewJob:
+    """Asks for what is not given, except for what has a default that suits nearly every job."""
+    so_far = replace(
+        _ANY,
+        name=given.name or _ANY.name,
+        profile=given.profile,
+        model=given.model or _ANY.model,
+        datasets=given.datasets or _ANY.datasets,
+    )
+    _refuse_faults(manifest_text(so_far), given.namespace)
+    model = given.model or ask.text(
+        "Model (OWNER/NAME on the Hugging Face Hub, or gs://…)",
+        lambda answer: _fault("--model", replace(_ANY, model=answer)),
+    )
+    datasets = list(given.datasets) or _asked_datasets(ask)
+    method = given.method or MethodType(ask.choice("Method", [*MethodType], MethodType.SFT))
+    lora = given.lora
+    if lora is None:
+        lora = bool(given.quantization) or ask.confirm(
+            "LoRA (no: full fine-tuning, which needs several times the memory)", default=True
+        )
+    name = given.name or ask.text(
+        "Name", lambda answer: _fault("--name", replace(_ANY, name=answer)), name_for(model, method)
+    )
+    profile = given.profile or ask.text(
+        "Profile (`finetune profiles` lists them; empty: the default one)",
+        lambda answer: _fault("--profile", replace(_ANY, profile=answer)) if answer else "",
+        "",
+    )
+    return NewJob(
+        name=name,
+        namespace=given.namespace,
+        profile=profile or None,
+        model=model,
+        datasets=datasets,
+        method=method,
+        lora=lora,
+        quantization=given.quantization,
+    )
+
+
+def _asked_datasets(ask: Questions) -> list[str]:
+    def fault(answer: str) -> str:
+        return _fault("--dataset", replace(_ANY, datasets=(answer,)))
+
+    found = [ask.text("Training data (gs://…/rows.jsonl, or OWNER/NAME on the Hugging Face Hub)", fault)]
+    while more := ask.text(
+        "More training data (empty: no more)", lambda each: fault(each) if each else "", ""
+    ):
+        found.append(more)
+    return found
+
+
+def _fault(flag: str, new: NewJob) -> str:
+    """Returns what is wrong with the answer for one flag; empty if nothing is."""
+    return next((said for named, said in faults(manifest_text(new), None) if named == flag), "")
+
+
+async def cloned_manifest(connection: Connection, source: str, given: GivenFlags) -> str:
+    """Returns the manifest of a job that is like ``source``, under a name that is free.
+
+    Raises:
+        CliError: there is no such job, the name is taken, or the result is not valid.
+    """
+    if given.method or given.lora is not None or given.quantization:
+        raise CliError(
+            "--method, --lora and --quantization do not go with --from, which takes the method of the other job.",
+            fix="Edit spec.method in the manifest.",
+            code=WRONG_ARGUMENT,
+        )
+    job = await connection.job(source)
+    name = given.name or await _free_name(connection, source)
+    if given.name and await connection.has_job(given.name):
+        raise CliError(
+            f'FineTuneJob "{given.name}" exists already in namespace {connection.namespace}.',
+            fix="Choose another --name, or leave it out.",
+        )
+    replaced: dict[str, Object] = {}
+    if given.profile:
+        replaced["profileRef"] = {"name": given.profile}
+    if given.model:
+        replaced["model"] = model_source(given.model)
+    if given.datasets:
+        train = [dataset_source(each) for each in given.datasets]
+        replaced["datasets"] = {**job["spec"]["datasets"], "train": train}
+    manifest = cloned(job, name, **replaced)
+    text = f"# As FineTuneJob {source}. Model, data, method and hyperparameters cannot be changed later.\n"
+    if manifest["spec"].get("planOnly"):
+        text += "# planOnly: true ends the job after Preflight: remove it to train.\n"
+    text += yaml_text(manifest)
+    _refuse_faults(text, None)
+    return text
+
+
+async def _free_name(connection: Connection, source: str) -> str:
+    for name in next_names(source):
+        if not await connection.has_job(name):
+            return name
+    raise AssertionError("names do not end")
+
+
+def _refuse_faults(text: str, namespace: str | None) -> None:
+    if found := faults(text, namespace):
+        code = WRONG_ARGUMENT if all(where.startswith("--") for where, _ in found) else 1
+        raise CliError("\n".join(f"{where}: {said}" for where, said in found), code=code)
+
+
+def refuse_existing(file: Path) -> None:
+    """Raises CliError if there is something at the path."""
+    if os.path.lexists(file):
+        raise CliError(f"{file} exists already.", fix="Choose another file, or replace it with --force.")
+
+
+def save(text: str, file: Path, *, force: bool) -> None:
+    """Writes the whole file, or nothing. Raises CliError if it exists and ``force`` is false, or cannot be written."""
+    if not force:
+        refuse_existing(file)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(file)
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def show_next(file: Path | None, write: Callable[[str], None]) -> None:
+    """Prints the commands that come next."""
+    name = "FILE" if file is None else shlex.quote(str(file))
+    write(f"Wrote {file}. Next:" if file else "Next, with the manifest in a file:")
+    write(f"  finetune validate -f {name}")
+    write(
+        f"  finetune plan -f {name} -f PROFILE.yaml  # `kubectl get finetuneprofile PROFILE -o yaml` prints it"
+    )
+    write(f"  kubectl apply -f {name}")

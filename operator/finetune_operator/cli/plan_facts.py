@@ -1,0 +1,147 @@
+"""A job's plan for programs: ``finetune plan -o json``. docs/command-line.md describes the fields."""
+
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from finetune_operator.api import exact
+from finetune_operator.cli.plan_report import PlanReport
+from finetune_operator.planning import Plan
+from finetune_operator.planning.considered import ConsideredSlice
+from finetune_operator.planning.estimate.training_memory import TrainingMemory
+from finetune_operator.rendering.memory import largest_piece
+from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
+
+#: Version of the whole output. A new field does not change it; a field that is removed or gets another meaning does.
+FACTS_VERSION = 1
+
+
+def facts(report: PlanReport) -> dict[str, Any]:
+    """Returns a job's plan for programs, with the names of status.resolved. What is not known is null."""
+    plan = report.plan
+    shape, numbers = plan.placement.shape, plan.hyperparameters
+    found: dict[str, Any] = {
+        "job": plan.job.name,
+        "namespace": plan.job.namespace,
+        "profile": {"name": plan.profile_name, "hash": plan.profile_hash},
+        "stages": [stage.value for stage in plan.stages],
+        "resources": {
+            "tpu": shape.name,
+            "accelerator": shape.accelerator,
+            "topology": shape.topology,
+            "machineType": shape.machine_type,
+            "chips": plan.chips,
+            "hosts": shape.hosts * plan.mesh.slices,
+            "slices": plan.mesh.slices,
+            "capacity": plan.placement.capacity,
+            "controller": plan.mesh.controller,
+            "why": plan.placement.why,
+        },
+        "parallelism": {"data": plan.mesh.data, "fsdp": plan.mesh.fsdp, "tensor": plan.mesh.tensor},
+        "hyperparameters": {
+            to_camel(name): value
+            for name, value in numbers.model_dump(mode="json", exclude_none=True).items()
+        },
+        "runFolder": plan.run_folder.uri,
+        "cache": plan.cache.uri,
+        "image": plan.image,
+        **({"cpuImage": plan.cpu_image} if plan.cpu_image else {}),
+        "queues": {name: queue for name, queue in queues_of(plan).items() if queue},
+        "memory": {
+            "source": plan.memory.source if plan.memory else "Off",
+            "candidates": [each.slice.name for each in plan.memory.candidates] if plan.memory else [],
+            "perDevice": _memory(report.chosen_memory),
+        },
+        "hostMemory": {} if (most := largest_piece(plan)) is None else {"largestPiece": most},
+        "checkpoint": plan.exported_checkpoint,
+        "considered": [_considered(each, report) for each in report.considered],
+        "model": {
+            "source": plan.model.address,
+            "parameters": report.model.parameters if report.model else None,
+        },
+        "steps": {
+            "value": report.steps.steps if report.steps else None,
+            "atMost": report.steps is not None and report.steps.at_most,
+        },
+        "cpuStages": [
+            {"stage": each.stage.value, "memoryGiB": each.memory_gib, "diskGiB": each.disk_gib}
+            for each in report.cpu
+        ],
+        "time": {
+            "source": "Arithmetic",
+            "secondsPerStep": _interval(report.step_seconds),
+            "trainingSeconds": _interval(_least(report, report.training_seconds)),
+        },
+        "cost": _cost(report),
+        "unknown": [{"what": each.what, "learn": each.learn} for each in report.unknown],
+    }
+    if plan.pathways is not None:
+        found["pathways"] = {
+            "server": plan.pathways.server,
+            "proxy": plan.pathways.proxy,
+            "scratch": plan.pathways.scratch,
+            "instanceType": plan.pathways.instance_type,
+            "head": {"cores": HEAD_CORES, "memoryGB": HEAD_GB},
+            "workers": plan.placement.shape.hosts * plan.mesh.slices,
+        }
+    return found
+
+
+def queues_of(plan: Plan) -> dict[str, str | None]:
+    """Returns the names of the job's queues and of its priority."""
+    queues = plan.queues
+    return {"tpu": queues.tpu, "cpu": queues.cpu, "priority": queues.priority_class}
+
+
+def _memory(memory: TrainingMemory | None) -> dict[str, int | None] | None:
+    if memory is None:
+        return None
+    return {
+        "parameters": memory.parameters,
+        "reference": memory.reference,
+        "optimizer": memory.optimizer,
+        "gradients": memory.gradients,
+        "layerInputs": memory.layer_inputs,
+        "logits": memory.logits,
+        "usable": memory.usable,
+        "left": memory.left,
+    }
+
+
+def _considered(each: ConsideredSlice, report: PlanReport) -> dict[str, Any]:
+    shape = each.shape
+    memory = report.memory.get((shape.family, shape.topology)) if shape else None
+    return {
+        "tpu": shape.name if shape else None,
+        "topology": shape.topology if shape else None,
+        "flavor": each.flavor,
+        "capacity": each.capacity,
+        "pricePerHour": None if each.hourly_price is None else str(each.hourly_price),
+        "chosen": each.chosen,
+        "next": each.next,
+        "why": each.why,
+        "stateBytes": memory.state if memory else None,
+        "usableBytes": memory.usable if memory else None,
+    }
+
+
+def _least(report: PlanReport, value: float | None) -> float | None:
+    """Returns a lower bound that holds for the known number of steps; None if there may be fewer."""
+    return None if report.steps is None or report.steps.at_most else value
+
+
+def _interval(low: float | None) -> dict[str, float | None]:
+    return {"low": None if low is None else float(f"{low:.6g}"), "high": None}
+
+
+def _cost(report: PlanReport) -> dict[str, Any]:
+    plan, hours = report.plan, _least(report, report.chip_hours)
+    price = plan.placement.chip_hour_price
+    low = None if price is None or hours is None else float(f"{hours * price:.6g}")
+    most = plan.budget.cost.most if plan.budget.cost else None
+    return {
+        "source": "chipHourPrice",
+        "currency": plan.currency,
+        "perHour": None if price is None else str(exact(price) * plan.chips),
+        "training": {"low": low, "high": most},
+    }
