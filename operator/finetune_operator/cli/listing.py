@@ -63,6 +63,4 @@ def _row(job: Object, at: datetime, *, everywhere: bool, wide: bool) -> tuple[st
 
 
 def _cell(value: object) -> str:
-    """Returns one line without control characters: parts of a status are texts of other programs."""
-    shown = " ".join(str(value).split()) if value not in (None, "") else "-"
-    return "".join(each for each in shown if each.isprintable())
+    return text.one_line(value) if value not in (None, "") else "-"

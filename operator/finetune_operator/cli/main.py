@@ -8,10 +8,11 @@ from contextlib import suppress
 
 # Each module registers its commands, in the order in which --help shows them.
 from finetune_operator.cli import manifest_commands, lookup_commands, job_commands, edit_commands  # isort: skip  # noqa: F401
+from finetune_operator.cli import result_commands  # isort: skip  # noqa: F401
 from finetune_operator.cli.app import app
 
 #: What precedes the name of a file.
-_FILE_OPTIONS = (["-f"], ["--filename"], ["--profile"], ["--kubeconfig"])
+_FILE_OPTIONS = (["-f"], ["--filename"], ["--profile"], ["--kubeconfig"], ["--to"])
 
 
 def main() -> None:

@@ -80,6 +80,16 @@ def money(amount: Decimal) -> str:
     return f"{amount:f}" if isinstance(exponent, int) and exponent < -_CENTS else f"{amount:.{_CENTS}f}"
 
 
+def one_line(value: object) -> str:
+    """Returns a text of another program on one line, without control characters."""
+    return "".join(each for each in " ".join(str(value).split()) if each.isprintable())
+
+
+def printable(value: str) -> str:
+    """Returns a text of another program without control characters other than line ends and tabs."""
+    return "".join(each for each in value if each.isprintable() or each in "\n\t")
+
+
 def metric(status: Mapping[str, Any], name: str) -> object | None:
     """Returns the value of one entry of ``progress.metrics``; None if there is none."""
     entries = (status.get("progress") or {}).get("metrics") or []

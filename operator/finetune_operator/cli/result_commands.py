@@ -1,0 +1,74 @@
+"""Commands that fetch what a job has produced: download, tensorboard, try."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finetune_operator.cli.app import app
+from finetune_operator.cli.options import (
+    Context,
+    ExportName,
+    Kubeconfig,
+    Namespace,
+    User,
+    complete_names,
+)
+
+JobName = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="Name of the FineTuneJob.", autocompletion=complete_names),
+]
+RunUri = Annotated[
+    str | None,
+    typer.Option("--run", help="Run folder of a deleted job, instead of NAME.", metavar="URI"),
+]
+What = Annotated[
+    ExportName | None,
+    typer.Option("--what", help="Default: the model, or else what the job exported."),
+]
+
+
+@app.command()
+def download(  # noqa: PLR0917  typer passes options by name
+    name: JobName = None,
+    what: What = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Default: ./NAME-WHAT, for example ./my-job-model.", metavar="DIR"),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files with the same names, and keep others.")
+    ] = False,
+    run: RunUri = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Fetch the exported model or adapter, and check every file's digest. Run it again to continue a download."""
+    from rich.console import Console
+
+    from finetune_operator.cli import text
+    from finetune_operator.cli.download import download as fetch
+    from finetune_operator.cli.download import next_commands, open_exported
+    from finetune_operator.cli.run_folder import ClusterOptions, find_run
+
+    console = Console(stderr=True)
+    try:
+        found = find_run(name, run, ClusterOptions(kubeconfig, context, user, namespace))
+        exported = open_exported(found, what)
+        folder = to or Path(f"{found.name}-{exported.name}")
+        fetch(exported, folder, force=force, console=console)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; the same command continues.", err=True)
+        raise typer.Exit(130) from None
+    files = exported.manifest.files
+    typer.echo(str(folder))
+    typer.echo(
+        f"{len(files)} file{'s' if len(files) != 1 else ''}, {text.size(exported.manifest.size)}; "
+        "every SHA-256 is that of the export's manifest.",
+        err=True,
+    )
+    for line in next_commands(found, exported, folder):
+        typer.echo(line, err=True)
