@@ -72,3 +72,43 @@ def download(  # noqa: PLR0917  typer passes options by name
     )
     for line in next_commands(found, exported, folder):
         typer.echo(line, err=True)
+
+
+@app.command()
+def tensorboard(  # noqa: PLR0917
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Names of FineTuneJobs.", autocompletion=complete_names),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Default: TensorBoard's, 6006.", min=0, max=65535)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on. Default: localhost.")
+    ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option("--run", help="Run folder of a deleted job; may be repeated.", metavar="URI"),
+    ] = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Run TensorBoard on the metrics of jobs, side by side, also while they train. Ctrl-C ends it."""
+    import asyncio
+
+    from finetune_operator.cli.run_folder import ClusterOptions, caller_store, find_runs
+    from finetune_operator.cli.tensorboard import show_tensorboard, tensorboard_program
+
+    if not names and not runs:
+        raise typer.BadParameter("give the NAME of a job, or --run URI, the run folder of a deleted one.")
+    options = [*([f"--port={port}"] if port is not None else []), *([f"--host={host}"] if host else [])]
+    try:
+        program = tensorboard_program()
+        found = find_runs(names or [], runs or [], ClusterOptions(kubeconfig, context, user, namespace))
+        asyncio.run(
+            show_tensorboard(found, program, options, caller_store(), lambda line: typer.echo(line, err=True))
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
