@@ -112,3 +112,61 @@ def tensorboard(  # noqa: PLR0917
         )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+@app.command(name="try")
+def try_prompt(  # noqa: PLR0917
+    name_and_prompt: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME] PROMPT",
+            help="The job, and what to ask; with --run the prompt alone.",
+            autocompletion=complete_names,
+        ),
+    ],
+    what: What = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Limit of the answer.", min=1, max=100_000)
+    ] = 256,
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", help="Sample with this temperature. Default: greedy.", min=0, max=10),
+    ] = 0.0,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", help="Base model of an adapter. Default: the one that it names.", metavar="REPO|DIR"
+        ),
+    ] = None,
+    run: RunUri = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Let the exported model answer a prompt, with transformers. Without it, show the answers of Evaluate."""
+    from rich.console import Console
+
+    from finetune_operator.cli.answering import Prompt
+    from finetune_operator.cli.run_folder import ClusterOptions, find_run
+    from finetune_operator.cli.try_model import try_model
+
+    *names, prompt = name_and_prompt
+    if not names and run is None:
+        raise typer.BadParameter('give the NAME of a job and a PROMPT: finetune try NAME "PROMPT".')
+    if len(names) > 1:
+        raise typer.BadParameter("more than one NAME and one PROMPT: put the prompt in quotes.")
+    try:
+        found = find_run(
+            names[0] if names else None, run, ClusterOptions(kubeconfig, context, user, namespace)
+        )
+        try_model(
+            found,
+            Prompt(text=prompt, max_new_tokens=max_new_tokens, temperature=temperature),
+            what=what,
+            base=base,
+            console=Console(stderr=True),
+            write=typer.echo,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
