@@ -21,7 +21,7 @@ from tests.unit.cli.exported import contents, write_run
 
 FINETUNE = Path(sys.executable).with_name("finetune")
 MIB = 2**20
-SIZE = 64 * MIB
+SIZE = 16 * MIB
 
 
 class Gate(ThreadingHTTPServer):
@@ -36,7 +36,8 @@ class Gate(ThreadingHTTPServer):
         """Ranges that were requested of the large file."""
         self.hold_from: int | None = None
         self.status: int | None = None
-        """Sent instead of any response."""
+        """Sent instead of any response, with the message."""
+        self.message = "Ada may not"
         self.held = threading.Event()
         """A request is held."""
         self.open = threading.Event()
@@ -55,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         gate = self.server
         asked = self.headers.get("Range", "")
         if gate.status is not None:
-            self._send(gate.status, b'{"error": {"message": "Ada may not"}}')
+            self._send(gate.status, json.dumps({"error": {"message": gate.message}}).encode())
             return
         if "safetensors" in self.path and asked:
             gate.ranges.append(asked)
@@ -228,10 +229,12 @@ def test_a_store_that_refuses_is_one_line_with_a_fix(
 
 
 def test_a_bucket_and_a_run_that_do_not_exist_are_named(gate: Gate, run: Path, tmp_path: Path) -> None:
-    code, _, err = ended(finetune(gate, tmp_path, "--run", "gs://no-such-bucket/a"))
-    assert (code, "bucket no-such-bucket does not exist" in err) == (1, True), err
     code, _, err = ended(finetune(gate, tmp_path, "--run", f"gs://{BUCKET}/runs/none-0badcafe"))
     assert (code, "holds no finished export" in err) == (1, True), err
+    # The local store's response to a read does not name the bucket; the cloud's does.
+    gate.status, gate.message = 404, "The specified bucket does not exist."
+    code, _, err = ended(finetune(gate, tmp_path, "--run", "gs://no-such-bucket/a"))
+    assert (code, "bucket no-such-bucket does not exist" in err) == (1, True), err
 
 
 def test_without_credentials_it_says_how_to_log_in(tmp_path: Path) -> None:

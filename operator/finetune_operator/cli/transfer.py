@@ -1,6 +1,6 @@
 """Copies the files of an export from a store to a local folder, and compares their digests.
 
-Memory is bounded: at most 4 files at a time, each with 2 parts of 8 MiB. An interrupted copy leaves partial files, from
+Memory is bounded: at most 4 files at a time, each with 2 parts of 2 MiB. An interrupted copy leaves partial files, from
 which the next one continues.
 """
 
@@ -14,7 +14,7 @@ from finetune_operator.artifacts.port import ObjectStore, StorageError
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.target_folder import ByteCount, PartialFile, TargetFolder
 
-_FILES, _AHEAD, _PART = 4, 2, 8 * 2**20
+_FILES, _AHEAD, _PART = 4, 2, 2 * 2**20
 
 
 async def copy_files(
