@@ -4,7 +4,7 @@ import asyncio
 import errno
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -48,13 +48,14 @@ def download(exported: ExportedFolder, folder: Path, *, force: bool, console: Co
 
 def next_commands(run: JobRun, exported: ExportedFolder, folder: Path) -> Iterator[str]:
     """Yields what to do with a downloaded export: commands, and calls of libraries."""
-    place = shlex.quote(str(folder))
+    place, base = shlex.quote(str(folder)), "BASE_MODEL"
     job = f"finetune try {run.name}" if run.job else f"finetune try --run {shlex.quote(run.folder.uri)}"
     if exported.name is ExportName.MODEL:
         yield f"vLLM:          vllm serve {place}"
         yield f"transformers:  AutoModelForCausalLM.from_pretrained({str(folder)!r})"
     elif exported.name is ExportName.ADAPTER:
-        base = read_adapter(folder).repository or "BASE_MODEL"
+        with suppress(CliError):
+            base = read_adapter(folder).repository or base
         yield f"vLLM:          vllm serve {base} --enable-lora --lora-modules {run.name}={place}"
         yield f"PEFT:          PeftModel.from_pretrained(base_model, {str(folder)!r})  # of {base}"
     else:

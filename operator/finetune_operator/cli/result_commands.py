@@ -17,7 +17,7 @@ from finetune_operator.cli.options import (
 
 JobName = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Name of the FineTuneJob.", autocompletion=complete_names),
+    typer.Argument(metavar="NAME", help="Name of the FineTuneJob.", autocompletion=complete_names),
 ]
 RunUri = Annotated[
     str | None,
@@ -78,7 +78,7 @@ def download(  # noqa: PLR0917  typer passes options by name
 def tensorboard(  # noqa: PLR0917
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Names of FineTuneJobs.", autocompletion=complete_names),
+        typer.Argument(metavar="NAME", help="Names of FineTuneJobs.", autocompletion=complete_names),
     ] = None,
     port: Annotated[
         int | None, typer.Option("--port", help="Default: TensorBoard's, 6006.", min=0, max=65535)
@@ -116,14 +116,15 @@ def tensorboard(  # noqa: PLR0917
 
 @app.command(name="try")
 def try_prompt(  # noqa: PLR0917
-    name_and_prompt: Annotated[
-        list[str],
+    name: Annotated[
+        str,
         typer.Argument(
-            metavar="[NAME] PROMPT",
-            help="The job, and what to ask; with --run the prompt alone.",
+            metavar="NAME",
+            help="Name of the FineTuneJob; with --run the PROMPT alone.",
             autocompletion=complete_names,
         ),
     ],
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask, in quotes.")] = None,
     what: What = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Limit of the answer.", min=1, max=100_000)
@@ -151,18 +152,14 @@ def try_prompt(  # noqa: PLR0917
     from finetune_operator.cli.run_folder import ClusterOptions, find_run
     from finetune_operator.cli.try_model import try_model
 
-    *names, prompt = name_and_prompt
-    if not names and run is None:
-        raise typer.BadParameter('give the NAME of a job and a PROMPT: finetune try NAME "PROMPT".')
-    if len(names) > 1:
-        raise typer.BadParameter("more than one NAME and one PROMPT: put the prompt in quotes.")
+    asked, text = (None, name) if run is not None and prompt is None else (name, prompt)
+    if text is None:
+        raise typer.BadParameter('give a PROMPT, too: finetune try NAME "PROMPT".')
     try:
-        found = find_run(
-            names[0] if names else None, run, ClusterOptions(kubeconfig, context, user, namespace)
-        )
+        found = find_run(asked, run, ClusterOptions(kubeconfig, context, user, namespace))
         try_model(
             found,
-            Prompt(text=prompt, max_new_tokens=max_new_tokens, temperature=temperature),
+            Prompt(text=text, max_new_tokens=max_new_tokens, temperature=temperature),
             what=what,
             base=base,
             console=Console(stderr=True),

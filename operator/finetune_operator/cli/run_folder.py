@@ -66,7 +66,7 @@ def find_run(name: str | None, uri: str | None, cluster: ClusterOptions) -> JobR
 
 def find_runs(names: Sequence[str], uris: Sequence[str], cluster: ClusterOptions) -> list[JobRun]:
     """Returns the runs of the jobs, then those at the URIs. Without names no cluster is called. Raises CliError."""
-    at_uris = [run_at(uri) for uri in uris]
+    at_uris = [run_at(uri) for uri in dict.fromkeys(uris)]
 
     async def jobs(connection: Connection) -> list[Object]:
         return [await _job(connection, name) for name in dict.fromkeys(names)]

@@ -81,7 +81,8 @@ class TargetFolder:
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | _NO_FOLLOW | _BINARY, 0o644)
         with os.fdopen(descriptor, "r+b") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise _not_plain(place)
             yield stream
 
@@ -175,6 +176,6 @@ def _is_link(place: Path) -> bool:
 
 def _not_plain(place: Path) -> CliError:
     return CliError(
-        f"{place} is a symbolic link, or not a plain file or folder: a download writes to none of these.",
+        f"{place} is a link, or not a plain file or folder: a download writes to none of these.",
         fix="Delete it, or choose another folder with --to DIR.",
     )

@@ -45,7 +45,12 @@ async def show_tensorboard(
     the copies continue when it does. Raises CliError if a job has no metrics yet, and if TensorBoard fails.
     """
     with TemporaryDirectory(prefix="finetune-tensorboard-", ignore_cleanup_errors=True) as folder:
-        sources = [EventFiles(run, Path(folder) / run.name, store) for run in runs]
+        names = [run.name for run in runs]
+        # Two copies of a run folder have the same name.
+        places = [f"{name}.{i}" if name in names[:i] else name for i, name in enumerate(names)]
+        sources = [
+            EventFiles(run, Path(folder) / place, store) for run, place in zip(runs, places, strict=True)
+        ]
         for run, source in zip(runs, sources, strict=True):
             if not await source.update():
                 raise _no_metrics(run)

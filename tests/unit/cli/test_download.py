@@ -1,6 +1,7 @@
 """``finetune download``: whole, interrupted and resumed, against hostile folders, and what it says when it cannot."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ def test_the_default_folder_is_named_after_run_and_export(
 
 def test_each_export_can_be_chosen_and_the_most_important_is_the_default(tmp_path: Path) -> None:
     adapter = {
-        "adapter_config.json": str(ADAPTER).replace("'", '"').encode(),
+        "adapter_config.json": json.dumps(dict(ADAPTER)).encode(),
         "adapter_model.safetensors": b"x",
     }
     orbax = {"items/_METADATA": b"{}", "README.md": b"flags"}
@@ -137,13 +138,20 @@ def test_each_export_can_be_chosen_and_the_most_important_is_the_default(tmp_pat
     )
 
 
-def test_an_adapter_s_commands_name_its_base_only_if_it_is_a_repository(tmp_path: Path) -> None:
-    for number, (base, shown) in enumerate(
-        [("Qwen/Qwen3-0.6B", "vllm serve Qwen/Qwen3-0.6B "), ("x; rm -rf ~", "vllm serve BASE_MODEL ")]
-    ):
-        config = str(ADAPTER | {"base_model_name_or_path": base}).replace("'", '"').encode()
-        run = write_run(tmp_path / f"a{number}" / "run", {"adapter": {"adapter_config.json": config}})
-        assert shown in download(run, "--to", tmp_path / f"out{number}").stderr
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({}, "vllm serve Qwen/Qwen3-0.6B "),
+        ({"base_model_name_or_path": "x; rm -rf ~"}, "vllm serve BASE_MODEL "),
+        ({"peft_type": "XLORA"}, "vllm serve BASE_MODEL "),
+    ],
+)
+def test_an_adapter_s_commands_name_its_base_only_if_it_is_a_repository(
+    tmp_path: Path, config: dict[str, str], shown: str
+) -> None:
+    files = {"adapter_config.json": json.dumps({**ADAPTER, **config}).encode()}
+    run = write_run(tmp_path / "run", {"adapter": files})
+    assert shown in download(run, "--to", tmp_path / "out").stderr
 
 
 def test_a_second_call_verifies_and_fetches_nothing(
@@ -287,13 +295,21 @@ def test_a_link_in_the_folder_is_never_written_through(
         outside.write_bytes(b"mine")
     (out / link).symlink_to(outside)
     done = download(run, "--to", out, *force)
-    assert is_refused(done, "is a symbolic link")
+    assert is_refused(done, "is a link")
     if not there:
         assert not outside.exists()
     elif link == "serving":
         assert list(outside.iterdir()) == []
     else:
         assert outside.read_bytes() == b"mine"
+
+
+def test_a_partial_file_that_is_another_file_s_second_name_is_not_written(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "mine").write_bytes(b"mine")
+    os.link(tmp_path / "mine", tmp_path / "out" / "model.safetensors.partial")
+    assert is_refused(download(run, "--to", tmp_path / "out", "--force"), "is a link")
+    assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
 def test_the_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:

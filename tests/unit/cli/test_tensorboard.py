@@ -132,10 +132,11 @@ async def shown(
 
 
 async def test_several_jobs_are_several_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    runs = [run_at(tmp_path / "a"), run_at(tmp_path / "b")]
+    (tmp_path / "copies").mkdir()
+    runs = [run_at(tmp_path / "a"), run_at(tmp_path / "b"), run_at(tmp_path / "copies" / "a")]
     await shown(runs, fake(tmp_path / "bin", wait=False), Files())
     given: dict[str, Any] = json.loads(capfd.readouterr().out)
-    assert given["files"] == {f"a/{EVENTS}": "a", f"b/{EVENTS}": "b"}
+    assert given["files"] == {f"a/{EVENTS}": "a", f"b/{EVENTS}": "b", f"a.2/{EVENTS}": "a"}
     assert given["arguments"] == ["--port=1"]
     assert is_gone(given["folder"])
 
