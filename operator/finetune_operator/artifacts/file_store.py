@@ -61,6 +61,14 @@ class FileStore:
 
         return await self._run(uri, work)
 
+    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
+        def work(call: StoreCall) -> bytes | None:
+            with _absence_passes(), _parent(uri) as (folder, name):
+                return _read(folder, name, size, call, start)
+            return None
+
+        return await self._run(uri, work)
+
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         def work(call: StoreCall) -> Sequence[str]:
             names: list[str] = []
@@ -81,6 +89,13 @@ class FileStore:
                 _write(folder, name, content, call)
 
         await self._run(uri, work, self._may_write)
+
+    async def create(self, uri: str, content: bytes) -> bool:
+        def work(call: StoreCall) -> bool:
+            with _parent(uri, make=True) as (folder, name):
+                return _create(folder, name, content, call)
+
+        return await self._run(uri, work, self._may_write)
 
     async def ended(self) -> None:
         """Returns when no call is in flight any more."""
@@ -105,9 +120,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal must not become the controlling one.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: The platform's folder, and the part below it that pods write: a run folder or, in a cache, a converted model.
-_WRITTEN_BY_PODS = re.compile(
-    r"(.*)/([^/]+/(?:attempts|train)(?:/[^/]+){0,2}|[^/]+/status\.json|convert(?:/[^/]+){0,2})/?"
+#: The platform's folder, and the part below it that pods write: a run folder or, in a cache, a converted model. The
+#: first that matches. Exports have names of any depth, so there the name of the run folder is recognized by its uid.
+_WRITTEN_BY_PODS = (
+    re.compile(r"(.*?)/([^/]+-[0-9a-f]{8}/(?:evaluate|export)(?:/.*)?)"),
+    re.compile(r"(.*)/([^/]+/(?:attempts|train)(?:/[^/]+){0,2}|[^/]+/status\.json|convert(?:/[^/]+){0,2})/?"),
 )
 _TEMPORARY = ".writing-"
 #: Levels of folders below the listed one; the contract has one. Each level holds a descriptor during the walk.
@@ -132,7 +149,7 @@ def _parts(uri: str) -> tuple[str, Sequence[str]]:
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
         raise StorageError(uri, "a file URI is file:///absolute/path")
-    written = _WRITTEN_BY_PODS.fullmatch(path)
+    written = next(filter(None, (each.fullmatch(path) for each in _WRITTEN_BY_PODS)), None)
     if written:
         return written[1] or "/", PurePosixPath(written[2]).parts
     whole = PurePosixPath(path)
@@ -169,11 +186,12 @@ def _parent(uri: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         yield descriptor, name
 
 
-def _read(folder: int, name: str, most: int, call: StoreCall) -> bytes | None:
-    """Returns up to ``most`` bytes, or None if the name is not a regular file."""
+def _read(folder: int, name: str, most: int, call: StoreCall, start: int = 0) -> bytes | None:
+    """Returns up to ``most`` bytes from offset ``start``, or None if the name is not a regular file."""
     with _opened(folder, name, _FILE) as descriptor:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
+        os.lseek(descriptor, start, os.SEEK_SET)
         content = bytearray()
         while len(content) < most and (chunk := os.read(descriptor, min(most - len(content), 2**16))):
             content += chunk
@@ -195,6 +213,23 @@ def _walk(folder: int, prefix: str, call: StoreCall, depth: int = 0) -> Iterator
 
 
 def _write(folder: int, name: str, content: bytes, call: StoreCall) -> None:
+    with _written(folder, content, call) as temporary:
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _create(folder: int, name: str, content: bytes, call: StoreCall) -> bool:
+    """Returns whether the name was free."""
+    with _written(folder, content, call) as temporary:
+        try:
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            return False
+    return True
+
+
+@contextmanager
+def _written(folder: int, content: bytes, call: StoreCall) -> Iterator[str]:
+    """Yields the name of a new file with the content, which is deleted at the end unless it was renamed."""
     temporary = f"{_TEMPORARY}{token_hex(8)}"
     try:
         with _opened(folder, temporary, _NEW) as descriptor:
@@ -204,8 +239,7 @@ def _write(folder: int, name: str, content: bytes, call: StoreCall) -> None:
             while left:
                 left = left[os.write(descriptor, left) :]
             call.left()
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
+        yield temporary
+    finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=folder)
-        raise

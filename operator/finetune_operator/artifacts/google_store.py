@@ -22,10 +22,12 @@ from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
     RECORD_LIMIT,
+    BucketMissing,
     ListingTooLarge,
     ObjectTooLarge,
     StorageDenied,
     StorageError,
+    StorageUnauthenticated,
     StorageUnavailable,
 )
 
@@ -47,6 +49,7 @@ class GoogleStore:
             one bucket.
         deadline_seconds: time limit of one call, from its start.
         may_write: asked before each request of a write; if it is not allowed, the write raises StorageUnavailable.
+        advice: follows the store's own message in a StorageDenied.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class GoogleStore:
         threads: int = 64,
         deadline_seconds: float = 20,
         may_write: Callable[[], bool] = always,
+        advice: str = "Give the operator's service account roles/storage.objectUser on that folder.",
     ) -> None:
         self._calls = StoreCalls(
             seconds=deadline_seconds,
@@ -65,6 +69,7 @@ class GoogleStore:
         self._threads = threads
         self._deadline = deadline_seconds
         self._may_write = may_write
+        self._advice = advice
         self._client: storage.Client | None = None
         self._making = Lock()
 
@@ -82,6 +87,31 @@ class GoogleStore:
                 return None
             except api_errors.RequestRangeNotSatisfiable:
                 # An empty object has no first byte for a range to begin at.
+                return b""
+            return content.getvalue()
+
+        return await self._run(uri, work)
+
+    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
+        bucket, name = _split(uri)
+
+        def work(call: StoreCall) -> bytes | None:
+            blob = self._connected().bucket(bucket).blob(name)
+            content = _Bounded(uri, size, call)
+            try:
+                # Without a checksum: the store's own is that of the whole object.
+                blob.download_to_file(
+                    content,
+                    start=start,
+                    end=start + size - 1,
+                    raw_download=True,
+                    checksum=None,
+                    retry=_retry(call),
+                )
+            except api_errors.NotFound as error:
+                _raise_if_bucket_is_missing(uri, bucket, error)
+                return None
+            except api_errors.RequestRangeNotSatisfiable:
                 return b""
             return content.getvalue()
 
@@ -109,7 +139,7 @@ class GoogleStore:
                     if len(name) <= NAME_LENGTH:
                         names.append(name)
             except api_errors.NotFound as error:
-                raise StorageError(uri, f"bucket {bucket} does not exist") from error
+                raise BucketMissing(uri, bucket) from error
             return sorted(names)
 
         return await self._run(uri, work)
@@ -141,7 +171,8 @@ class GoogleStore:
                 # Otherwise the library requests each bucket's metadata, in threads that never end and with a
                 # permission that the operator does not need, for traces that are not recorded.
                 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
-                client = storage.Client()
+                # Objects belong to a bucket, not to a project, and a person's credentials may name none.
+                client = storage.Client(project=None)
                 session = client._http  # noqa: SLF001  the library's documentation mounts adapters this way
                 for each in (session, session._auth_request.session):  # noqa: SLF001  the latter requests tokens
                     each.mount("https://", adapter := _Adapter(pool_maxsize=self._threads))
@@ -162,15 +193,14 @@ class GoogleStore:
             raise
         except TimeoutError as error:
             raise StorageUnavailable(uri, f"no response within {self._deadline:.0f} s") from error
-        except (api_errors.Forbidden, api_errors.Unauthorized) as error:
-            raise StorageDenied(
-                uri,
-                f"{error.message} Give the operator's service account roles/storage.objectUser on that folder.",
-            ) from error
+        except api_errors.Unauthorized as error:
+            raise StorageUnauthenticated(uri, f"no usable Google credentials: {error.message}") from error
+        except api_errors.Forbidden as error:
+            raise StorageDenied(uri, f"{error.message} {self._advice}".rstrip()) from error
         except auth_errors.TransportError as error:
             raise StorageUnavailable(uri, f"credentials are not available now: {error}") from error
         except auth_errors.GoogleAuthError as error:
-            raise StorageDenied(uri, f"no usable Google credentials: {error}") from error
+            raise StorageUnauthenticated(uri, f"no usable Google credentials: {error}") from error
         except (
             api_errors.RetryError,
             api_errors.ServerError,
@@ -230,12 +260,12 @@ def _split(uri: str) -> tuple[str, str]:
 
 
 def _raise_if_bucket_is_missing(uri: str, bucket: str, error: api_errors.NotFound) -> None:
-    """Raises StorageError if the bucket is missing: it must not be taken for a missing object.
+    """Raises BucketMissing if the bucket is missing: it must not be taken for a missing object.
 
     Both are 404, and only the text of the error distinguishes them.
     """
     if "bucket" in error.message.lower() and "not exist" in error.message.lower():
-        raise StorageError(uri, f"bucket {bucket} does not exist") from error
+        raise BucketMissing(uri, bucket) from error
 
 
 def _short(error: Exception) -> str:

@@ -30,7 +30,18 @@ class StorageUnavailable(StorageError):
 
 
 class StorageDenied(StorageError):
-    """401, 403: the operator's identity lacks a role on the bucket."""
+    """401, 403: the caller's identity lacks a role on the bucket."""
+
+
+class StorageUnauthenticated(StorageDenied):
+    """There are no usable credentials, so no identity either."""
+
+
+class BucketMissing(StorageError):
+    """The bucket does not exist, or the caller may not know that it does."""
+
+    def __init__(self, uri: str, bucket: str) -> None:
+        super().__init__(uri, f"bucket {bucket} does not exist")
 
 
 class ObjectTooLarge(StorageError):
@@ -60,6 +71,13 @@ class ObjectStore(Protocol):
 
         Reads at most ``limit`` + 1 bytes. Raises ObjectTooLarge if the object has more than ``limit`` bytes, and
         StorageError.
+        """
+        ...
+
+    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
+        """Returns ``size`` bytes of one object from offset ``start``, fewer only where it ends; None if there is none.
+
+        Parts of one object may come from different versions of it: compare a digest of the whole. Raises StorageError.
         """
         ...
 

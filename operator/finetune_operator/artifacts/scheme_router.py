@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from finetune_operator.artifacts.calls import always
 from finetune_operator.artifacts.circuit_breaker import CircuitBreaker
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
@@ -40,7 +39,15 @@ def store_factories(may_write: Callable[[], bool] = always) -> StoreFactories:
 
         return GoogleStore(may_write=may_write)
 
-    return {"gs": google, "file": lambda: FileStore(may_write=may_write)}
+    return {"gs": google, "file": lambda: file_store(may_write)}
+
+
+def file_store(may_write: Callable[[], bool] = always) -> StoreBackend:
+    """Returns the store of ``file://`` URIs, which needs POSIX."""
+    # Imported on first use: the command line reads buckets on Windows, too.
+    from finetune_operator.artifacts.file_store import FileStore
+
+    return FileStore(may_write=may_write)
 
 
 def _ignore(_operation: str) -> None:
@@ -77,6 +84,10 @@ class SchemeRouter:
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         store = self._store(uri)
         return await self._call("read", uri, partial(store.read, uri, limit=limit))
+
+    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
+        store = self._store(uri)
+        return await self._call("read", uri, partial(store.read_part, uri, start=start, size=size))
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         store = self._store(uri)

@@ -9,11 +9,12 @@ from contextlib import suppress
 
 # Each module registers its commands, in the order in which --help shows them.
 from finetune_operator.cli import manifest_commands, lookup_commands, job_commands, edit_commands  # isort: skip  # noqa: F401
+from finetune_operator.cli import result_commands  # isort: skip  # noqa: F401
 from finetune_operator.cli.app import app
 
 #: Options that take the name of a file, in all commands and in one.
 _FILE_OPTIONS = ("-f", "--filename", "--model-config", "--kubeconfig")
-_FILE_OPTIONS_OF_ONE = (("plan", "--profile"), ("init", "--output"))
+_FILE_OPTIONS_OF_ONE = (("plan", "--profile"), ("init", "--output"), ("download", "--to"))
 
 
 def main() -> None:

@@ -101,6 +101,14 @@ class ObjectOutput(StrEnum):
     NAME = "name"
 
 
+class ExportName(StrEnum):
+    """The folders that a job exports, the most important first."""
+
+    MODEL = "model"
+    ADAPTER = "adapter"
+    ORBAX = "orbax"
+
+
 def stage_named(text: str) -> "Stage":
     """Parses the name of a stage, ignoring case."""
     from finetune_contract import Stage

@@ -68,6 +68,14 @@ async def test_a_write_that_is_no_longer_allowed_changes_nothing(root: Path) -> 
     assert await store.list(f"file://{root}") == ["failure.json"]
 
 
+async def test_a_part_begins_at_its_offset_and_ends_with_the_file(root: Path) -> None:
+    (root / "model").write_bytes(b"0123456789")
+    store, uri = SchemeRouter(), f"file://{root}/model"
+    parts = [await store.read_part(uri, start=start, size=4) for start in (0, 4, 8, 12)]
+    assert parts == [b"0123", b"4567", b"89", b""]
+    assert await store.read_part(f"file://{root}/nothing", start=0, size=4) is None
+
+
 async def test_names_with_blanks_are_unquoted(root: Path) -> None:
     (root / "a b").write_text("x")
     assert await FileStore().read(f"file://{root}/a%20b") == b"x"
@@ -150,7 +158,22 @@ async def test_links_in_a_run_folder_lead_nowhere(root: Path, run: Path) -> None
     assert not (other.parents[1] / "status.json").exists()
 
 
-@pytest.mark.parametrize("name", ["storage", "train", "attempts", "convert"])
+async def test_links_in_an_export_lead_nowhere(root: Path, run: Path) -> None:
+    (root / "secret").mkdir()
+    (root / "secret" / "key").write_text("secret")
+    (run / "export" / "model" / "train").mkdir(parents=True)
+    (run / "export" / "model" / "key").symlink_to(root / "secret" / "key")
+    (run / "export" / "model" / "link").symlink_to(root)
+    (run / "evaluate").symlink_to(root / "secret")
+    store = FileStore()
+    for name in ("export/model/key", "export/model/link/secret/key", "evaluate/key"):
+        assert await store.read(f"file://{run}/{name}") is None
+        assert await store.read_part(f"file://{run}/{name}", start=0, size=8) is None
+    (run / "export" / "model" / "train" / "key").symlink_to(root / "secret" / "key")
+    assert await store.read(f"file://{run}/export/model/train/key") is None
+
+
+@pytest.mark.parametrize("name", ["storage", "export", "train", "attempts", "convert"])
 async def test_a_root_that_the_platform_has_linked_is_followed(root: Path, run: Path, name: str) -> None:
     (root / name).symlink_to(run.parent)
     uri = f"file://{root}/{name}/demo-0badcafe/attempts"

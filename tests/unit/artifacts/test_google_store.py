@@ -18,10 +18,12 @@ from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     PROGRESS_LIMIT,
     RECORD_LIMIT,
+    BucketMissing,
     ListingTooLarge,
     ObjectTooLarge,
     StorageDenied,
     StorageError,
+    StorageUnauthenticated,
     StorageUnavailable,
 )
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
@@ -127,7 +129,7 @@ async def test_a_missing_role_is_named(bucket: Bucket, store: GoogleStore) -> No
 
 async def test_credentials_that_are_not_accepted_are_denied(bucket: Bucket, store: GoogleStore) -> None:
     bucket.answer = error(401, "Invalid credentials")
-    with pytest.raises(StorageDenied, match="no usable Google credentials"):
+    with pytest.raises(StorageUnauthenticated, match="no usable Google credentials"):
         await store.list("gs://team/x")
 
 
@@ -212,6 +214,46 @@ async def test_a_small_object_does_not_unpack_into_a_large_one(bucket: Bucket, s
 async def test_an_empty_object_is_no_absence(bucket: Bucket, store: GoogleStore) -> None:
     bucket.answer = error(416, "Request range not satisfiable")
     assert await store.read("gs://team/x") == b""
+
+
+async def test_a_part_is_one_range_and_fewer_bytes_mean_the_end(bucket: Bucket, store: GoogleStore) -> None:
+    asked: list[str | None] = []
+    content = b"0123456789"
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers.get("Range"))
+        wanted = request.http_range
+        if wanted.start >= len(content):
+            return web.json_response({"error": {"code": 416, "message": "range"}}, status=416)
+        return web.Response(status=206, body=content[wanted])
+
+    bucket.serve = serve
+    parts = [await store.read_part("gs://team/x", start=start, size=4) for start in (0, 4, 8, 12)]
+    assert parts == [b"0123", b"4567", b"89", b""]
+    assert asked == ["bytes=0-3", "bytes=4-7", "bytes=8-11", "bytes=12-15"]
+
+
+async def test_a_part_takes_no_more_memory_than_its_size(bucket: Bucket, store: GoogleStore) -> None:
+    bucket.answer = lambda: web.Response(body=bytes(1000))
+    with pytest.raises(ObjectTooLarge):
+        await store.read_part("gs://team/x", start=0, size=999)
+
+
+async def test_a_part_of_what_does_not_exist_is_none(bucket: Bucket, store: GoogleStore) -> None:
+    bucket.answer = lambda: web.Response(status=404, text="No such object: team/x")
+    assert await store.read_part("gs://team/x", start=0, size=4) is None
+    bucket.answer = lambda: web.Response(status=404, text="The specified bucket does not exist.")
+    with pytest.raises(BucketMissing, match="bucket team does not exist"):
+        await store.read_part("gs://team/x", start=0, size=4)
+
+
+async def test_a_person_who_is_refused_gets_no_advice_about_the_operator(bucket: Bucket) -> None:
+    bucket.answer = error(403, "ada@example.com does not have storage.objects.get access.")
+    store = GoogleStore(advice="")
+    with pytest.raises(StorageDenied) as caught:
+        await store.list("gs://team/x")
+    assert caught.value.message.endswith("storage.objects.get access.")
+    store.close()
 
 
 async def test_a_listing_ends_above_its_limit_and_asks_for_no_more(

@@ -1,0 +1,85 @@
+"""Answers one prompt with transformers. A program of its own: it runs under any Python that has transformers.
+
+It reads a question, a JSON object, from standard input:
+
+    folder          a model in Hugging Face format, or a LoRA adapter
+    prompt          the user's turn
+    maxNewTokens    limit of the answer
+    temperature     0: greedy
+    base            the base model of an adapter, a repository or a folder; null: the folder is a whole model
+    adapter         the settings of the adapter, as PEFT's LoraConfig takes them
+
+and prints one JSON object to standard output, with ``answer`` or ``error``. No code of a model is ever executed, and
+weights are read from safetensors alone.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# Its own folder comes first, where modules have the names of others: tensorboard, for example.
+if __name__ == "__main__":
+    sys.path.pop(0)
+
+import json
+import os
+import signal
+from typing import Any
+
+
+def answer(question: dict[str, Any]) -> str:
+    """Returns the model's answer, without special tokens."""
+    import torch
+    import transformers
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder, base = question["folder"], question["base"]
+    options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+    if int(transformers.__version__.split(".")[0]) < 5:
+        options["torch_dtype"] = "auto"  # later versions use the precision of the file by default
+    model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, **options)
+    if base is not None:
+        import peft
+
+        settings = peft.LoraConfig(task_type="CAUSAL_LM", inference_mode=True, **question["adapter"])
+        model = peft.PeftModel.from_pretrained(model, folder, config=settings)
+    model = model.to(device).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, config=model.config
+    )
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": question["prompt"]}]
+        asked = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+    else:
+        asked = tokenizer(question["prompt"], return_tensors="pt")
+    asked = asked.to(device)
+    temperature = question["temperature"]
+    sampling: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature}
+        if temperature
+        else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    )
+    with torch.no_grad():
+        whole = model.generate(**asked, max_new_tokens=question["maxNewTokens"], **sampling)
+    return str(tokenizer.decode(whole[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
+
+
+def main() -> None:
+    # Ctrl-C ends the program without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # What libraries print goes to standard error.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as output:
+        os.dup2(2, 1)
+        question = json.loads(sys.stdin.buffer.read())
+        try:
+            answered = {"answer": answer(question)}
+        except Exception as error:  # noqa: BLE001  reported in one line by the command
+            text = str(error).strip().splitlines()
+            answered = {"error": f"{type(error).__name__}: {text[0] if text else ''}"}
+        json.dump(answered, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""``finetune download``: fetches an exported model, adapter or Orbax folder, and compares every file's digest."""
+
+import asyncio
+import errno
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from finetune_operator.cli.adapter import read_adapter
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.exports import ExportedFolder, open_export
+from finetune_operator.cli.model_manifest import MANIFEST, ManifestFile, sha256_of
+from finetune_operator.cli.options import ExportName
+from finetune_operator.cli.run_folder import JobRun, caller_store, explained
+from finetune_operator.cli.target_folder import ByteCount, TargetFolder
+from finetune_operator.cli.transfer import copy_files
+
+
+def open_exported(run: JobRun, wanted: ExportName | None) -> ExportedFolder:
+    """Returns the folder that a job has exported, as :func:`.exports.open_export` does."""
+    return asyncio.run(open_export(run, wanted, caller_store()))
+
+
+def download(exported: ExportedFolder, folder: Path, *, force: bool, console: Console) -> None:
+    """Copies the export to ``folder``; continues what an earlier call has begun.
+
+    The manifest is the last file: a folder with it is complete. On a terminal ``console`` shows the progress. Raises
+    CliError; after that, and after Ctrl-C, the next call continues.
+    """
+    own = ManifestFile(path=MANIFEST, size=len(exported.content), sha256=sha256_of(exported.content))
+    target = TargetFolder(folder, [*exported.manifest.files, own], force=force)
+    with _local_errors(folder), _shown(console, exported.manifest.size + own.size) as progress:
+        missing = target.missing(progress)
+        copied = [each for each in missing if each.file is not own]
+        if copied:
+            with explained():
+                asyncio.run(copy_files(caller_store(), exported.uri, copied, target, progress))
+        if len(copied) < len(missing):
+            with target.writing(own) as stream:
+                stream.truncate(0)
+                stream.write(exported.content)
+            target.finish(own)
+
+
+def next_commands(run: JobRun, exported: ExportedFolder, folder: Path) -> Iterator[str]:
+    """Yields what to do with a downloaded export: commands, and calls of libraries."""
+    place, base = shlex.quote(str(folder)), "BASE_MODEL"
+    job = f"finetune try {run.name}" if run.job else f"finetune try --run {shlex.quote(run.folder.uri)}"
+    if exported.name is ExportName.MODEL:
+        yield f"vLLM:          vllm serve {place}"
+        yield f"transformers:  AutoModelForCausalLM.from_pretrained({str(folder)!r})"
+    elif exported.name is ExportName.ADAPTER:
+        with suppress(CliError):
+            base = read_adapter(folder).repository or base
+        yield f"vLLM:          vllm serve {base} --enable-lora --lora-modules {run.name}={place}"
+        yield f"PEFT:          PeftModel.from_pretrained(base_model, {str(folder)!r})  # of {base}"
+    else:
+        yield f"MaxText:       load_parameters_path={place}/items, with the settings of README.md"
+        return
+    yield f"an answer:     {job} 'PROMPT'"
+
+
+@contextmanager
+def _shown(console: Console, total: int) -> Iterator[ByteCount]:
+    """Yields a function that takes the number of further bytes."""
+    columns = BarColumn(None), DownloadColumn(binary_units=True), TimeRemainingColumn(compact=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda number: shown.advance(task, number)
+
+
+@contextmanager
+def _local_errors(folder: Path) -> Iterator[None]:
+    """Converts an OSError of the local disk to a CliError."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise CliError(
+            f"{error.filename or folder}: {error.strerror or error}",
+            fix="Free space and run the command again; it continues."
+            if full
+            else "Choose a folder that you may write with --to DIR.",
+        ) from error

@@ -1,0 +1,65 @@
+"""Copies of TensorBoard's event files, which grow while a job trains.
+
+TensorBoard itself could read a bucket only with tensorflow or gcsfs in its environment; the copies need neither, and no
+other file of a run folder reaches it.
+"""
+
+from pathlib import Path, PurePosixPath
+
+from finetune_operator.artifacts.port import ListingTooLarge, ObjectStore
+from finetune_operator.cli import text
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.model_manifest import is_safe
+from finetune_operator.cli.run_folder import JobRun, explained
+
+#: Files of one job, and bytes of all their event files. A training writes one file for each attempt, of some MB.
+_FILES = 1000
+_BYTES = 2**30
+_PART = 4 * 2**20
+
+
+class EventFiles:
+    """The event files of one run, and their copies.
+
+    Args:
+        run: the job's run folder.
+        folder: local folder for the copies.
+        store: the store that holds the run folder.
+    """
+
+    def __init__(self, run: JobRun, folder: Path, store: ObjectStore) -> None:
+        self._run = run
+        self._folder = folder
+        self._store = store
+        self._sizes: dict[str, int] = {}
+
+    async def update(self) -> int:
+        """Copies what was added since the last call, and returns the number of files. Raises CliError."""
+        uri = self._run.folder.tensorboard
+        with explained():
+            try:
+                names = await self._store.list(uri, limit=_FILES)
+            except ListingTooLarge as error:
+                raise CliError(
+                    f"{uri} holds more than {_FILES:,} files: no training writes so many."
+                ) from error
+            for name in names:
+                if "tfevents" in PurePosixPath(name).name and is_safe(name):
+                    await self._append(f"{uri}/{name}", name)
+        return len(self._sizes)
+
+    async def _append(self, uri: str, name: str) -> None:
+        place = self._folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._sizes.setdefault(name, 0)
+        with place.open("ab") as stream:
+            while part := await self._store.read_part(uri, start=self._sizes[name], size=_PART):
+                if sum(self._sizes.values()) + len(part) > _BYTES:
+                    raise CliError(
+                        f"The event files of {self._run.name} have more than {text.size(_BYTES)}.",
+                        fix="Copy the ones that you need, and run `tensorboard --logdir FOLDER`.",
+                    )
+                stream.write(part)
+                self._sizes[name] += len(part)
+                if len(part) < _PART:
+                    return

@@ -1,0 +1,169 @@
+"""Commands that fetch what a job has produced: download, tensorboard, try."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finetune_operator.cli.app import app
+from finetune_operator.cli.options import (
+    Context,
+    ExportName,
+    Kubeconfig,
+    Namespace,
+    User,
+    complete_names,
+)
+
+JobName = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Name of the FineTuneJob.", autocompletion=complete_names),
+]
+RunUri = Annotated[
+    str | None,
+    typer.Option("--run", help="Run folder of a deleted job, instead of NAME.", metavar="URI"),
+]
+What = Annotated[
+    ExportName | None,
+    typer.Option("--what", help="Default: the model, or else what the job exported."),
+]
+
+
+@app.command()
+def download(  # noqa: PLR0917  typer passes options by name
+    name: JobName = None,
+    what: What = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Default: ./NAME-WHAT, for example ./my-job-model.", metavar="DIR"),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files with the same names, and keep others.")
+    ] = False,
+    run: RunUri = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Fetch the exported model or adapter, and check every file's digest. Run it again to continue a download."""
+    from rich.console import Console
+
+    from finetune_operator.cli import text
+    from finetune_operator.cli.download import download as fetch
+    from finetune_operator.cli.download import next_commands, open_exported
+    from finetune_operator.cli.run_folder import ClusterOptions, find_run
+
+    console = Console(stderr=True)
+    try:
+        found = find_run(name, run, ClusterOptions(kubeconfig, context, user, namespace))
+        exported = open_exported(found, what)
+        folder = to or Path(f"{found.name}-{exported.name}")
+        fetch(exported, folder, force=force, console=console)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; the same command continues.", err=True)
+        raise typer.Exit(130) from None
+    files = exported.manifest.files
+    typer.echo(str(folder))
+    typer.echo(
+        f"{len(files)} file{'s' if len(files) != 1 else ''}, {text.size(exported.manifest.size)}; "
+        "every SHA-256 is that of the export's manifest.",
+        err=True,
+    )
+    for line in next_commands(found, exported, folder):
+        typer.echo(line, err=True)
+
+
+@app.command()
+def tensorboard(  # noqa: PLR0917
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Names of FineTuneJobs.", autocompletion=complete_names),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Default: TensorBoard's, 6006.", min=0, max=65535)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on. Default: localhost.")
+    ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option("--run", help="Run folder of a deleted job; may be repeated.", metavar="URI"),
+    ] = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Run TensorBoard on the metrics of jobs, side by side, also while they train. Ctrl-C ends it."""
+    import asyncio
+
+    from finetune_operator.cli.run_folder import ClusterOptions, caller_store, find_runs
+    from finetune_operator.cli.tensorboard import show_tensorboard, tensorboard_program
+
+    if not names and not runs:
+        raise typer.BadParameter("give the NAME of a job, or --run URI, the run folder of a deleted one.")
+    options = [*([f"--port={port}"] if port is not None else []), *([f"--host={host}"] if host else [])]
+    try:
+        program = tensorboard_program()
+        found = find_runs(names or [], runs or [], ClusterOptions(kubeconfig, context, user, namespace))
+        asyncio.run(
+            show_tensorboard(found, program, options, caller_store(), lambda line: typer.echo(line, err=True))
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@app.command(name="try")
+def try_prompt(  # noqa: PLR0917
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of the FineTuneJob; with --run the PROMPT alone.",
+            autocompletion=complete_names,
+        ),
+    ],
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask, in quotes.")] = None,
+    what: What = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Limit of the answer.", min=1, max=100_000)
+    ] = 256,
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", help="Sample with this temperature. Default: greedy.", min=0, max=10),
+    ] = 0.0,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", help="Base model of an adapter. Default: the one that it names.", metavar="REPO|DIR"
+        ),
+    ] = None,
+    run: RunUri = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Let the exported model answer a prompt, with transformers. Without it, show the answers of Evaluate."""
+    from rich.console import Console
+
+    from finetune_operator.cli.answering import Prompt
+    from finetune_operator.cli.run_folder import ClusterOptions, find_run
+    from finetune_operator.cli.try_model import try_model
+
+    asked, text = (None, name) if run is not None and prompt is None else (name, prompt)
+    if text is None:
+        raise typer.BadParameter('give a PROMPT, too: finetune try NAME "PROMPT".')
+    try:
+        found = find_run(asked, run, ClusterOptions(kubeconfig, context, user, namespace))
+        try_model(
+            found,
+            Prompt(text=text, max_new_tokens=max_new_tokens, temperature=temperature),
+            what=what,
+            base=base,
+            console=Console(stderr=True),
+            write=typer.echo,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

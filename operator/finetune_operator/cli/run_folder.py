@@ -1,0 +1,174 @@
+"""The run folder of a job, read with the caller's own credentials: by the job's name, or by its URI.
+
+What a bucket holds is hostile input: every read has a limit, and names in records are never used as paths.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from finetune_contract import RunFolder
+from finetune_operator.api.uris import StorageUri
+from finetune_operator.artifacts.port import (
+    BucketMissing,
+    ObjectStore,
+    StorageDenied,
+    StorageError,
+    StorageUnauthenticated,
+    StorageUnavailable,
+)
+from finetune_operator.artifacts.scheme_router import SchemeRouter, StoreBackend, file_store
+from finetune_operator.cli import status_view, text
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.options import with_connection
+from finetune_operator.cluster.port import Object
+
+#: Seconds of one call. On a slow line, eight parts of 2 MiB share some 60 kB/s.
+_CALL_SECONDS = 300
+_LOCAL_STORE = "for a local cluster, set STORAGE_EMULATOR_HOST (`python -m devcluster env` prints it)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """A job's run folder, with the job if the cluster still has it."""
+
+    name: str
+    """The job's name; without a job that of the folder."""
+    folder: RunFolder
+    job: Object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """The options that select a cluster and a namespace, as :func:`.options.with_connection` takes them."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    user: str | None = None
+    namespace: str | None = None
+
+
+def find_run(name: str | None, uri: str | None, cluster: ClusterOptions) -> JobRun:
+    """Returns the run of the job ``name``, or that at ``uri``. Raises CliError; BadParameter unless one is given."""
+    if (name is None) == (uri is None):
+        raise typer.BadParameter(
+            "give either the NAME of a job or --run URI, the run folder of a deleted one."
+        )
+    (found,) = find_runs([name] if name else [], [uri] if uri else [], cluster)
+    return found
+
+
+def find_runs(names: Sequence[str], uris: Sequence[str], cluster: ClusterOptions) -> list[JobRun]:
+    """Returns the runs of the jobs, then those at the URIs. Without names no cluster is called. Raises CliError."""
+    at_uris = [run_at(uri) for uri in dict.fromkeys(uris)]
+
+    async def jobs(connection: Connection) -> list[Object]:
+        return [await _job(connection, name) for name in dict.fromkeys(names)]
+
+    found = (
+        with_connection(cluster.kubeconfig, cluster.context, cluster.user, cluster.namespace, jobs)
+        if names
+        else []
+    )
+    return [*map(run_of, found), *at_uris]
+
+
+async def _job(connection: Connection, name: str) -> Object:
+    try:
+        return await connection.job(name)
+    except CliError as error:
+        raise CliError(
+            error.message,
+            fix=f"{error.fix} The run folder of a deleted job is still there: give it with --run URI.".lstrip(),
+        ) from error
+
+
+def run_of(job: Object) -> JobRun:
+    """Returns the run of a job. Raises CliError if the job has no run folder yet."""
+    name = str(job["metadata"]["name"])
+    uri = (status_view.status_of(job).get("resolved") or {}).get("runFolder")
+    if not uri:
+        raise CliError(
+            f"{name} has no run folder yet.",
+            fix=f"`finetune status {name}` shows what it waits for, or why it failed.",
+        )
+    folder = _folder(str(uri))
+    if folder is None:
+        raise CliError(
+            f"The status of {name} names {text.one_line(uri)[:200]!r} as its run folder, which is no URI."
+        )
+    return JobRun(name=name, folder=folder, job=job)
+
+
+def run_at(uri: str) -> JobRun:
+    """Returns the run at a URI. Raises BadParameter if it is none."""
+    folder = _folder(uri)
+    if folder is None or folder.uri.count("/") < 3:
+        raise typer.BadParameter(
+            f"--run {text.one_line(uri)[:200]!r} is not a run folder: expected gs://BUCKET/FOLDER or file:///FOLDER, "
+            "as `finetune status` shows it."
+        )
+    return JobRun(name=folder.uri.rpartition("/")[2], folder=folder)
+
+
+def _folder(uri: str) -> RunFolder | None:
+    try:
+        return RunFolder(TypeAdapter(StorageUri).validate_python(uri.rstrip("/")))
+    except ValidationError:
+        return None
+
+
+def caller_store() -> ObjectStore:
+    """Returns the store of any URI, for reads with the caller's own credentials."""
+
+    def google() -> StoreBackend:
+        # A person who has logged in without a project for quotas gets a warning, which these reads do not need.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.auth\b")
+        from finetune_operator.artifacts.google_store import GoogleStore
+
+        return GoogleStore(deadline_seconds=_CALL_SECONDS, advice="")
+
+    return SchemeRouter({"gs": google, "file": file_store})
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Converts a StorageError inside to a CliError with one remedy."""
+    try:
+        yield
+    except StorageError as error:
+        raise _explanation(error) from error
+
+
+def _explanation(error: StorageError) -> CliError:
+    where, why = text.one_line(error.uri), text.one_line(error.message)[:400]
+    remote = where.startswith("gs://")
+    if isinstance(error, StorageUnauthenticated):
+        return CliError(
+            f"{where} cannot be read: {why}",
+            fix=f"Log in: `gcloud auth application-default login`; {_LOCAL_STORE}.",
+        )
+    if isinstance(error, StorageDenied):
+        return CliError(
+            f"{where} cannot be read: {why}",
+            fix="Ask the bucket's owner for roles/storage.objectViewer on that folder, or log in as another user: "
+            "`gcloud auth application-default login`."
+            if remote
+            else "Run the command as a user that may read this folder.",
+        )
+    if isinstance(error, BucketMissing):
+        return CliError(str(error), fix=f"Check the bucket's name; {_LOCAL_STORE}.")
+    if isinstance(error, StorageUnavailable):
+        return CliError(
+            f"The store does not respond: {where}: {why}",
+            fix=f"Check the network and run the command again; {_LOCAL_STORE}."
+            if remote
+            else "Check the disk and run the command again.",
+        )
+    return CliError(f"{where} cannot be read: {why}")

@@ -1,0 +1,108 @@
+"""``finetune try``: the exported model answers a prompt, or its recorded samples are shown."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from finetune_operator.cli.adapter import read_adapter
+from finetune_operator.cli.answering import DownloadedModel, Prompt, ask, find_python
+from finetune_operator.cli.download import download, open_exported
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.exports import ExportedFolder
+from finetune_operator.cli.model_manifest import sha256_of
+from finetune_operator.cli.options import ExportName
+from finetune_operator.cli.run_folder import JobRun, caller_store
+from finetune_operator.cli.samples import recorded_samples, sample_lines
+
+#: The only file of weights that PEFT may read; without it, it would look for a pickle.
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def try_model(
+    run: JobRun,
+    prompt: Prompt,
+    *,
+    what: ExportName | None,
+    base: str | None,
+    console: Console,
+    write: Callable[[str], None],
+) -> None:
+    """Prints the answer of the exported model.
+
+    If it cannot answer, prints the samples that Evaluate has recorded, if there are any, and raises CliError.
+
+    Args:
+        run: the job's run folder.
+        prompt: what to ask.
+        what: the exported folder; None: the model, or else the adapter.
+        base: the base model of an adapter, a repository or a folder; None: the one that the adapter names.
+        console: shows the progress, on a terminal.
+        write: prints a line.
+    """
+    try:
+        exported = open_exported(run, what)
+        python = find_python(_packages(exported, base))
+    except CliError as error:
+        _show_samples(run, write)
+        raise error from None
+    folder = cache_folder() / sha256_of(exported.content)[:32]
+    download(exported, folder, force=True, console=console)
+    model = _downloaded(exported, folder, base)
+    if model.base is not None:
+        console.print(f"Base model: {model.base}", highlight=False, markup=False, soft_wrap=True)
+    write(asyncio.run(ask(python, model, prompt, terminal=console.is_terminal)))
+
+
+def cache_folder() -> Path:
+    """Returns the folder of downloaded models: ``~/.cache/finetune/models``, or below ``$XDG_CACHE_HOME``."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if sys.platform == "win32":
+        given = os.environ.get("LOCALAPPDATA", "")
+    root = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    return root / "finetune" / "models"
+
+
+def _packages(exported: ExportedFolder, base: str | None) -> tuple[str, ...]:
+    """Returns the packages that load the export. Raises CliError if none do."""
+    if exported.name is ExportName.ORBAX:
+        raise CliError(
+            "Orbax parameters are for MaxText, which this command does not run.",
+            fix="Export the model, too: spec.export.formats: [HuggingFace, OrbaxParams].",
+        )
+    if exported.name is ExportName.MODEL:
+        if base is not None:
+            raise CliError("--base is for adapters, and this is a whole model.", fix="Leave it out.")
+        return ("torch", "transformers")
+    if not any(file.path == _ADAPTER_WEIGHTS for file in exported.manifest.files):
+        raise CliError(f"{exported.uri} holds no {_ADAPTER_WEIGHTS}, and other weights are not loaded.")
+    return ("torch", "transformers", "peft")
+
+
+def _downloaded(exported: ExportedFolder, folder: Path, base: str | None) -> DownloadedModel:
+    """Returns the model in ``folder``. Raises CliError if it is an adapter whose base model is not known."""
+    if exported.name is ExportName.MODEL:
+        return DownloadedModel(folder=folder)
+    adapter = read_adapter(folder)
+    if base is None and adapter.repository is None:
+        raise CliError(
+            f"The adapter's base model is {ascii(adapter.base_model_name_or_path)[:200]}, which is no repository of "
+            "the Hugging Face Hub.",
+            fix="Copy the base model to this machine and give its folder with --base DIR.",
+        )
+    if base is not None and Path(base).is_dir():
+        base = str(Path(base).absolute())
+    return DownloadedModel(folder=folder, base=base or adapter.repository, adapter=adapter)
+
+
+def _show_samples(run: JobRun, write: Callable[[str], None]) -> None:
+    try:
+        samples = asyncio.run(recorded_samples(run, caller_store()))
+    except CliError:
+        return  # The error that is raised next explains more.
+    if samples:
+        for line in sample_lines(samples, run.folder.evaluation_samples):
+            write(line)
