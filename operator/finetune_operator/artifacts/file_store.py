@@ -82,6 +82,13 @@ class FileStore:
 
         await self._run(uri, work, self._may_write)
 
+    async def create(self, uri: str, content: bytes) -> bool:
+        def work(call: StoreCall) -> bool:
+            with _parent(uri, make=True) as (folder, name):
+                return _create(folder, name, content, call)
+
+        return await self._run(uri, work, self._may_write)
+
     async def ended(self) -> None:
         """Returns when no call is in flight any more."""
         await self._calls.ended()
@@ -193,6 +200,23 @@ def _walk(folder: int, prefix: str, call: StoreCall, depth: int = 0) -> Iterator
 
 
 def _write(folder: int, name: str, content: bytes, call: StoreCall) -> None:
+    with _written(folder, content, call) as temporary:
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _create(folder: int, name: str, content: bytes, call: StoreCall) -> bool:
+    """Returns whether the name was free."""
+    with _written(folder, content, call) as temporary:
+        try:
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            return False
+    return True
+
+
+@contextmanager
+def _written(folder: int, content: bytes, call: StoreCall) -> Iterator[str]:
+    """Yields the name of a new file with the content, which is deleted at the end unless it was renamed."""
     temporary = f"{_TEMPORARY}{token_hex(8)}"
     try:
         with _opened(folder, temporary, _NEW) as descriptor:
@@ -202,8 +226,7 @@ def _write(folder: int, name: str, content: bytes, call: StoreCall) -> None:
             while left:
                 left = left[os.write(descriptor, left) :]
             call.left()
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
+        yield temporary
+    finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=folder)
-        raise

@@ -124,6 +124,21 @@ class GoogleStore:
 
         await self._run(uri, work, self._may_write)
 
+    async def create(self, uri: str, content: bytes) -> bool:
+        bucket, name = _split(uri)
+
+        def work(call: StoreCall) -> bool:
+            blob = self._connected().bucket(bucket).blob(name)
+            try:
+                blob.upload_from_string(
+                    content, content_type="application/json", if_generation_match=0, retry=_retry(call)
+                )
+            except api_errors.PreconditionFailed:
+                return False
+            return True
+
+        return await self._run(uri, work, self._may_write)
+
     async def ended(self) -> None:
         """Returns when no call is in flight any more."""
         await self._calls.ended()

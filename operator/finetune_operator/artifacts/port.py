@@ -72,3 +72,19 @@ class ObjectStore(Protocol):
     async def write(self, uri: str, content: bytes) -> None:
         """Replaces one small object as a whole. Raises StorageError."""
         ...
+
+
+class RecordStore(Protocol):
+    """Object storage for records that are never changed; like :class:`ObjectStore` in all else."""
+
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
+        """Returns the content of one object, as :meth:`ObjectStore.read` does."""
+        ...
+
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+        """Returns the names of all objects below a folder, as :meth:`ObjectStore.list` does."""
+        ...
+
+    async def create(self, uri: str, content: bytes) -> bool:
+        """Creates one small object; returns False, and changes nothing, if one exists. Raises StorageError."""
+        ...

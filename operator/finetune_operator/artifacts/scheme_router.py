@@ -13,13 +13,14 @@ from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
     ObjectStore,
+    RecordStore,
     StorageError,
     StorageUnavailable,
 )
 from finetune_operator.artifacts.tenant_shares import calls_deadline
 
 
-class StoreBackend(ObjectStore, Protocol):
+class StoreBackend(ObjectStore, RecordStore, Protocol):
     """Object store of one scheme."""
 
     async def ended(self) -> None:
@@ -48,13 +49,13 @@ def _ignore(_operation: str) -> None:
 
 
 class SchemeRouter:
-    """Implements :class:`finetune_operator.artifacts.port.ObjectStore` for every known scheme.
+    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`, and RecordStore, for every known scheme.
 
     Calls of a tenant whose bucket does not respond are refused at once for a while (StorageUnavailable).
 
     Args:
         factories: factory of the store of each scheme. Default: stores that may always write.
-        requested: called with ``read``, ``list`` or ``write`` before each request.
+        requested: called with ``read``, ``list``, ``write`` or ``create`` before each request.
         refused: called with the same before each refusal, for a request that is not made since the store failed to
             respond to earlier ones.
         breaker: decides which requests are refused.
@@ -85,6 +86,10 @@ class SchemeRouter:
     async def write(self, uri: str, content: bytes) -> None:
         store = self._store(uri)
         await self._call("write", uri, partial(store.write, uri, content))
+
+    async def create(self, uri: str, content: bytes) -> bool:
+        store = self._store(uri)
+        return await self._call("create", uri, partial(store.create, uri, content))
 
     async def ended(self) -> None:
         """Returns when no call is in flight any more, not even one whose caller no longer waits."""

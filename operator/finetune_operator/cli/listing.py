@@ -59,10 +59,4 @@ def _row(job: Object, at: datetime, *, everywhere: bool, wide: bool) -> tuple[st
             (resolved.get("model") or {}).get("source"),
             status.get("summary"),
         ]
-    return tuple(_cell(each) for each in cells)
-
-
-def _cell(value: object) -> str:
-    """Returns one line without control characters: parts of a status are texts of other programs."""
-    shown = " ".join(str(value).split()) if value not in (None, "") else "-"
-    return "".join(each for each in shown if each.isprintable())
+    return tuple(text.cell(each) for each in cells)

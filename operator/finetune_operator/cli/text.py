@@ -9,6 +9,12 @@ _BAR = 24
 _CENTS = 2
 
 
+def cell(value: object) -> str:
+    """Returns one line without control characters for a table: parts of objects are texts of other programs."""
+    shown = " ".join(str(value).split()) if value not in (None, "") else "-"
+    return "".join(each for each in shown if each.isprintable())
+
+
 def duration(seconds: float) -> str:
     """Formats a duration: ``8 s``, ``1 min 05 s``, ``2 h 05 min``, ``3 d 4 h``. A negative one becomes ``0 s``."""
     whole = max(0, round(seconds))

@@ -185,6 +185,8 @@ class Observation:
     """Progress of each process of training; None: not read."""
     events: tuple[ObjectEvent, ...] | None = None
     """Events about the object that the previous decision named; None: not read."""
+    ledger: str | None = None
+    """URI of the operator's ledger; None if it keeps none."""
     cached: bool = False
     """Whether job, JobSets and pods come from watches, so that they may be behind the API server's."""
     live_jobs: int = 1
