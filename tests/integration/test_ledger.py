@@ -77,3 +77,22 @@ def test_of_a_job_that_is_deleted_while_it_trains_its_last_usage_is_recorded(
     assert found.outcome is LedgerOutcome.DELETED
     everything = sum(each.chip_hours for each in records(double, namespace))
     assert everything >= Decimal((last.get("cost") or {}).get("chipHours", "0"))
+
+
+def test_a_deletion_that_no_operator_observes_is_counted_at_the_next_start(
+    double: LocalCluster, namespace: str
+) -> None:
+    path = job_path(namespace, "unseen")
+    double.apply(fake_trainer.job(namespace, "unseen", PROFILE, planOnly=True))
+    double.wait(path, phase("Planned", "Failed"), seconds=90)
+    uid = double.get(path)["metadata"]["uid"]
+    before = records(double, namespace)
+    double.stop("operator")
+    double.delete(path)
+    double.wait_gone(path, seconds=10)
+    double.start("operator")
+    double.wait_gone(f"/api/v1/namespaces/finetune-system/configmaps/finetune-plan-{uid}")
+    (missed,) = double.metrics("finetune_ledger_deletions_missed_total")
+    assert missed.value >= 1
+    assert records(double, namespace) == before
+    assert [each.stage for each in before] == [Stage.PREFLIGHT]

@@ -22,6 +22,7 @@ from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
     RECORD_LIMIT,
+    RUN_FOLDER_ADVICE,
     ListingTooLarge,
     ObjectTooLarge,
     StorageDenied,
@@ -47,6 +48,7 @@ class GoogleStore:
             one bucket.
         deadline_seconds: time limit of one call, from its start.
         may_write: asked before each request of a write; if it is not allowed, the write raises StorageUnavailable.
+        advice: what to do if a role is missing, as a sentence.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class GoogleStore:
         threads: int = 64,
         deadline_seconds: float = 20,
         may_write: Callable[[], bool] = always,
+        advice: str = RUN_FOLDER_ADVICE,
     ) -> None:
+        self._advice = advice
         self._calls = StoreCalls(
             seconds=deadline_seconds,
             total=threads,
@@ -178,10 +182,7 @@ class GoogleStore:
         except TimeoutError as error:
             raise StorageUnavailable(uri, f"no response within {self._deadline:.0f} s") from error
         except (api_errors.Forbidden, api_errors.Unauthorized) as error:
-            raise StorageDenied(
-                uri,
-                f"{error.message} Give the operator's service account roles/storage.objectUser on that folder.",
-            ) from error
+            raise StorageDenied(uri, f"{error.message} {self._advice}") from error
         except auth_errors.TransportError as error:
             raise StorageUnavailable(uri, f"credentials are not available now: {error}") from error
         except auth_errors.GoogleAuthError as error:

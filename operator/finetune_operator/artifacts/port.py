@@ -11,6 +11,8 @@ PROGRESS_LIMIT = 64 * 2**10
 NAMES_LIMIT = 20_000
 #: Characters of one object name. No name in the contract has more than 64.
 NAME_LENGTH = 256
+#: What to do if the operator lacks a role.
+RUN_FOLDER_ADVICE = "Give the operator's service account roles/storage.objectUser on that folder."
 
 
 class StorageError(Exception):

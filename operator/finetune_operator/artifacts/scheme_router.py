@@ -12,6 +12,7 @@ from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
+    RUN_FOLDER_ADVICE,
     ObjectStore,
     RecordStore,
     StorageError,
@@ -32,16 +33,24 @@ type StoreFactories = Mapping[str, Callable[[], StoreBackend]]
 """Factory of the store of each scheme."""
 
 
-def store_factories(may_write: Callable[[], bool] = always) -> StoreFactories:
-    """Returns the factories of stores that write only while ``may_write`` allows it."""
+def store_factories(
+    may_write: Callable[[], bool] = always, *, threads: int = 64, advice: str = RUN_FOLDER_ADVICE
+) -> StoreFactories:
+    """Returns the factories of stores that write only while ``may_write`` allows it.
+
+    Args:
+        may_write: whether a store may write now.
+        threads: concurrent calls of one store; one tenant may use an eighth of them.
+        advice: what to do if a role is missing, as a sentence.
+    """
 
     def google() -> StoreBackend:
         # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and the command line do not need.
         from finetune_operator.artifacts.google_store import GoogleStore
 
-        return GoogleStore(may_write=may_write)
+        return GoogleStore(may_write=may_write, threads=threads, advice=advice)
 
-    return {"gs": google, "file": lambda: FileStore(may_write=may_write)}
+    return {"gs": google, "file": lambda: FileStore(may_write=may_write, threads=threads)}
 
 
 def _ignore(_operation: str) -> None:

@@ -8,9 +8,8 @@ from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import RecordStore, StorageDenied, StorageError
-from finetune_operator.artifacts.scheme_router import SchemeRouter, StoreBackend
+from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factories
 from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
@@ -32,7 +31,6 @@ _FIELDS: Mapping[str, Callable[[CostItem], str]] = {
     "model": lambda item: item.model,
 }
 _LABEL = "label="
-_THREADS = 256
 #: Format of the JSON.
 _FORMAT = 1
 
@@ -90,14 +88,10 @@ def ledger_named(uri: str) -> str:
 
 def ledger_store() -> RecordStore:
     """Returns a store with the caller's credentials, for many small reads of one bucket."""
-
-    def google() -> StoreBackend:
-        from finetune_operator.artifacts.google_store import GoogleStore
-
-        # All calls are of one tenant, which has an eighth of the threads.
-        return GoogleStore(threads=_THREADS)
-
-    return SchemeRouter({"gs": google, "file": lambda: FileStore(threads=_THREADS)})
+    # All calls are of one tenant, which has an eighth of the threads.
+    return SchemeRouter(
+        store_factories(threads=256, advice="Ask for roles/storage.objectViewer on the ledger.")
+    )
 
 
 async def show_ledger(store: RecordStore, ledger: str, query: CostQuery, write: Write) -> None:
@@ -107,8 +101,8 @@ async def show_ledger(store: RecordStore, ledger: str, query: CostQuery, write: 
     except StorageError as error:
         raise CliError(
             f"The ledger cannot be read: {error}",
-            fix="Check its URI, and your credentials (gcloud auth application-default login). Reading needs "
-            "roles/storage.objectViewer on it. Without --ledger, finetune costs sums the statuses of existing jobs.",
+            fix="Check its URI and your credentials (gcloud auth application-default login). Without a ledger, "
+            "finetune costs sums the statuses of existing jobs.",
         ) from error
 
 

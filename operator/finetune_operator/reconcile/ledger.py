@@ -22,6 +22,8 @@ from finetune_operator.lifecycle.accounting.records import closing_record
 
 log = logging.getLogger(__name__)
 
+#: What to do if the operator lacks a role.
+LEDGER_ADVICE = "Give the operator's service account roles/storage.objectCreator and roles/storage.objectViewer on the ledger."
 #: Seconds for one record. A reconcile waits for as long.
 _RECORD_SECONDS = 5.0
 #: Seconds until the record of a deleted job is written again: the first pause, doubled up to the longest.

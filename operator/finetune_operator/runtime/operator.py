@@ -14,7 +14,7 @@ from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, Object, WatchStream
 from finetune_operator.reconcile.apply import Applier, JobSetCreated
-from finetune_operator.reconcile.ledger import Ledger
+from finetune_operator.reconcile.ledger import LEDGER_ADVICE, Ledger
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
@@ -148,7 +148,7 @@ class Operator:
                 "job's next observation, and this process watches them after a restart"
             )
         queue = WorkQueue[Key]()
-        records = SchemeRouter(store_factories(may_write=lambda: election.leading))
+        records = SchemeRouter(store_factories(may_write=lambda: election.leading, advice=LEDGER_ADVICE))
         ledger = (
             Ledger(records, settings.ledger, utc_now=self._clock.now, observer=self._metrics)
             if settings.ledger

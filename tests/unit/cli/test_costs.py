@@ -173,7 +173,7 @@ async def test_a_ledger_that_cannot_be_read_is_one_error() -> None:
         CliError, match="The ledger cannot be read: gs://ledger/v1/2026-11-21: no storage"
     ) as caught:
         await show_ledger(denied, "gs://ledger", query(), print)
-    assert "roles/storage.objectViewer" in caught.value.fix
+    assert "application-default login" in caught.value.fix
 
 
 def deployment(uri: str, name: str = "finetune-operator") -> dict[str, Any]:

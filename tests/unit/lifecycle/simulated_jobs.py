@@ -43,7 +43,7 @@ class SimulatedJob:
         ]
         made = job(
             resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]},
-            evaluation={"prompts": ["Reset my password"] if random.random() < 0.5 else []},
+            evaluation={"prompts": ["Reset my password"]} if random.random() < 0.5 else {},
             recovery={
                 "maxInfrastructureRetries": random.choice([0, 5]),
                 "maxUserRetries": random.choice([0, 2]),

@@ -14,8 +14,7 @@ from finetune_operator.lifecycle.accounting.amounts import amount, text_of
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.profile import profile_status
-from tests.unit.lifecycle.simulated_jobs import PRICES
-from tests.unit.lifecycle.test_endings import DISRUPTED
+from tests.unit.lifecycle.simulated_jobs import DISRUPTED, PRICES
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import LEDGER, UID, Crash, World, job, profile
 
@@ -140,7 +139,7 @@ def test_a_ledger_that_is_away_holds_up_nothing_and_gets_everything_later() -> N
     world = made()
     world.ledger_away = True
     name = world.until(Stage.TRAIN)
-    assert world.status["ledger"] == {"chipHours": "0", "pending": 2}
+    assert world.status["ledger"] == {"chipHours": "0", "amount": "0", "pending": 2}
     work(world, name, 2)
     world.kill(name, conditions=DISRUPTED)
     world.reconcile()
@@ -198,7 +197,7 @@ def test_a_crash_and_pods_that_vanish_leave_the_status_at_what_is_recorded() -> 
     decision = decide(world.observe())
     writes = len(decision.events) + len(decision.ledger) + len(decision.action.records)
     with pytest.raises(Crash):
-        world.apply(decision, crash_after=writes + 1)
+        world.apply(decision, crash_after=writes)
     recorded = sum(each.chip_hours for each in of(world, Stage.TRAIN))
     assert recorded > 0
     world.pods.clear()

@@ -507,7 +507,7 @@ def other_job(version: int, uid: str = "uid-of-another") -> dict[str, Any]:
 async def test_a_deletion_without_an_event_is_reported_with_the_job_as_it_was_last_observed(
     watched: Watched,
 ) -> None:
-    watched.event(JOBS, "MODIFIED", demo(70, {"observedGeneration": 1, "summary": "the last"}))
+    watched.event(JOBS, "MODIFIED", demo(110, {"observedGeneration": 1, "summary": "the last"}))
     watched.listed(JOBS, version=120)
     assert [each["status"]["summary"] for each in watched.missed] == ["the last"]
 
@@ -518,6 +518,6 @@ async def test_a_job_that_has_the_name_of_a_deleted_one_reports_that_deletion(wa
 
 
 async def test_a_deletion_with_an_event_is_not_reported_twice(watched: Watched) -> None:
-    watched.event(JOBS, "DELETED", demo(70, PROCESSED))
+    watched.event(JOBS, "DELETED", demo(110, PROCESSED))
     watched.listed(JOBS, version=120)
     assert watched.missed == []

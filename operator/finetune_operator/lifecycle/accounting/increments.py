@@ -34,7 +34,7 @@ def usage_increment(job: Object, status: FineTuneJobStatus) -> UsageIncrement | 
     return UsageIncrement(
         namespace=job["metadata"]["namespace"],
         profile=resolved.profile.name,
-        capacity=str(Capacity(capacity) if capacity in Capacity else resolved.resources.capacity),
+        capacity=str(capacity if capacity in Capacity else resolved.resources.capacity),
         currency=status.cost.currency if status.cost else None,
         amounts=Amounts.of(status.cost) - before,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from finetune_contract import Stage
-from finetune_operator.api import ConditionStatus, ConditionType, FineTuneJobStatus, StagePhase
+from finetune_operator.api import ConditionStatus, ConditionType, FineTuneJobStatus
 from finetune_operator.api.status_stages import AttemptRecord, CostStatus, LedgerStatus, RecordedAttempt
 from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
 from finetune_operator.lifecycle.accounting.amounts import Amounts, text_of
@@ -75,12 +75,11 @@ def last_attempt(status: FineTuneJobStatus) -> AttemptKey | None:
 
 def history_entry(status: FineTuneJobStatus, key: AttemptKey) -> AttemptRecord | None:
     """Returns the entry of the attempt's end in the status; None if it has none."""
-    running = {each.name for each in status.stages or () if each.phase is StagePhase.RUNNING}
     history: Sequence[AttemptRecord] = (status.attempts.history if status.attempts else None) or ()
     for each in reversed(history):
         number = (each.job_set or "").rpartition("-")[2]
         if each.stage is key.stage and number == str(key.number) and (each.restart or 0) == key.restart:
-            return None if key.stage in running and not has_ended(status) else each
+            return each
     return None
 
 

@@ -80,7 +80,7 @@ def _rest(
     if recorded and not rest:
         return None
     entry, ended = history_entry(status, last), has_ended(status)
-    resources = status.resolved.resources if status.resolved and last.stage.on_tpu else None
+    resources = status.resolved.resources if status.resolved and (last.stage.on_tpu or rest) else None
     return _record(
         job,
         status,
@@ -102,7 +102,8 @@ def _of_ended(
 ) -> tuple[LedgerRecord, ...]:
     """Returns a record for each attempt that has ended and is not recorded.
 
-    The last one gets all that the job has used and no other attempt accounts for, including what is no longer measured.
+    The last one on TPUs gets all that the job has used and no other attempt accounts for, including what is no longer
+    measured.
     """
     known, plan, now = recorded_attempts(status), stages.plan, observation.now
     ended = [(attempt, end) for attempt, end in stages.classified if not is_recorded(attempt.key, known)]
@@ -112,12 +113,16 @@ def _of_ended(
     for attempt in stages.attempts:
         if attempt.live:
             left -= _measured(attempt, plan, now)
-    found: list[LedgerRecord] = []
-    for attempt, end in ended:
-        own = left if attempt is ended[-1][0] else _measured(attempt, plan, now).at_most(left)
-        left -= own
-        found.append(_of_attempt(observation, status, attempt, own, plan=plan, end=end))
-    return tuple(found)
+    amounts: dict[AttemptKey, Amounts] = {}
+    for attempt, _ in ended:
+        amounts[attempt.key] = _measured(attempt, plan, now).at_most(left)
+        left -= amounts[attempt.key]
+    last = next((attempt.key for attempt, _ in reversed(ended) if attempt.key.stage.on_tpu), ended[-1][0].key)
+    amounts[last] += left
+    return tuple(
+        _of_attempt(observation, status, attempt, amounts[attempt.key], plan=plan, end=end)
+        for attempt, end in ended
+    )
 
 
 def _of_attempt(
@@ -147,7 +152,7 @@ def _of_attempt(
         end=whole_second((end.finished if end else None) or observation.now),
         seconds=int(run_seconds(attempt, observation.now)),
         stored=observation.status,
-        **_slice(attempt, plan),
+        **_slice(attempt, plan, own),
     )
 
 
@@ -204,10 +209,11 @@ def _day(job: Object, stored: FineTuneJobStatus, end: datetime) -> date:
     return (parse(created) if created else end).date()
 
 
-def _slice(attempt: Attempt, plan: Plan) -> dict[str, Any]:
-    """Returns the fields about the slice that the attempt ran on; empty for a stage on CPU."""
+def _slice(attempt: Attempt, plan: Plan, own: Amounts) -> dict[str, Any]:
+    """Returns the fields about the slice that the attempt ran on; of a stage on CPU, which may contain late usage of an
+    earlier one, the capacity at most."""
     if not attempt.key.stage.on_tpu:
-        return {}
+        return {"capacity": Capacity(plan.placement.capacity)} if own else {}
     rate = rate_of(attempt, plan)
     name = (attempt.jobset.flavor if attempt.jobset else None) or _flavor_of(rate.price, plan)
     present = FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
