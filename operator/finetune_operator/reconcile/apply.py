@@ -66,6 +66,10 @@ def _ignore_usage(_increment: UsageIncrement) -> None:
     """The default listener, which does nothing."""
 
 
+def _ignore_pruning() -> None:
+    """The default listener, which does nothing."""
+
+
 class Applier:
     """Applies decisions in the order that :class:`Decision` states.
 
@@ -76,6 +80,7 @@ class Applier:
         cache: receives what the operator writes.
         created: called after each creation of a JobSet.
         used: called after each write of a job's status, with what its usage has grown by.
+        pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class Applier:
         *,
         created: Callable[[JobSetCreated], None] = _ignore,
         used: Callable[[UsageIncrement], None] = _ignore_usage,
+        pruned: Callable[[], None] = _ignore_pruning,
     ) -> None:
+        self._pruned = pruned
         self._used = used
         self._cluster = cluster
         self._plans = plans
@@ -183,6 +190,8 @@ class Applier:
             await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
             raise
         self._cache.wrote(JOBS, written)
+        if "ledger" in document and "ledger" not in (written.get("status") or {}):
+            self._pruned()
         if increment := usage_increment(job, status):
             self._used(increment)
 

@@ -23,7 +23,7 @@ from finetune_operator.lifecycle.accounting.records import closing_record
 log = logging.getLogger(__name__)
 
 #: What to do if the operator lacks a role.
-LEDGER_ADVICE = "Give the operator's service account roles/storage.objectCreator and roles/storage.objectViewer on the ledger."
+LEDGER_ADVICE = "Give the operator's account roles/storage.objectCreator and objectViewer on the ledger."
 #: Seconds for one record. A reconcile waits for as long.
 _RECORD_SECONDS = 5.0
 #: Seconds until the record of a deleted job is written again: the first pause, doubled up to the longest.
@@ -67,11 +67,25 @@ class Ledger:
         self._closed: OrderedDict[str, None] = OrderedDict()
         """UIDs of the last jobs whose deletion was observed."""
         self._work = asyncio.Event()
+        self._given_up = False
 
     @property
     def pending(self) -> int:
         """Number of jobs, deleted ones included, with records that could not be written."""
         return len(self._behind) + len(self._closing)
+
+    def give_up(self) -> None:
+        """Writes nothing any more, because statuses do not keep what is recorded: usage would be recorded again."""
+        if not self._given_up:
+            log.error(
+                "nothing more is recorded in the ledger: the CRD of FineTuneJobs lacks status.ledger; apply the CRDs of "
+                "this release and restart the operator"
+            )
+        self._given_up = True
+
+    def settled(self, uid: str) -> None:
+        """Takes note that the ledger lacks no record of the job."""
+        self._behind.discard(uid)
 
     async def write(self, records: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
         """Writes the records of one job in order, and returns them as the ledger contains them.
@@ -79,6 +93,9 @@ class Ledger:
         A record that exists is not replaced. Fewer are returned if one could not be written.
         """
         found: list[LedgerRecord] = []
+        if self._given_up:
+            self._behind.update(record.uid for record in records)
+            return found
         for record in records:
             try:
                 found.append(await self._put(record))
@@ -87,7 +104,7 @@ class Ledger:
                 self._behind.add(record.uid)
                 return found
         for record in records:
-            self._behind.discard(record.uid)
+            self.settled(record.uid)
         return found
 
     def close(self, job: Object) -> None:
@@ -96,8 +113,8 @@ class Ledger:
         self._closed[uid] = None
         if len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
-        self._behind.discard(uid)
-        record = closing_record(job, self._utc_now())
+        self.settled(uid)
+        record = None if self._given_up else closing_record(job, self._utc_now())
         if record is not None:
             self._closing.setdefault(record_uri(self.uri, record), record)
             self._work.set()

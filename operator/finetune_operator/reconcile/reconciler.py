@@ -184,7 +184,10 @@ class Reconciler:
 
     async def _recorded(self, observation: Observation, decision: Decision) -> Decision:
         """Writes the ledger's records. Returns the decision with the status that shows them."""
-        if self._ledger is None or not decision.ledger:
+        if self._ledger is None:
+            return decision
+        if not decision.ledger:
+            self._ledger.settled(observation.job["metadata"]["uid"])
             return decision
         written = await self._ledger.write(decision.ledger)
         left = decision.ledger[len(written) :]

@@ -239,7 +239,15 @@ class Operator:
             intake.jobset_created(jobset)
             self._metrics.jobset_created(jobset)
 
-        applier = Applier(cluster, plans, store, cache, created=created, used=self._metrics.used)
+        applier = Applier(
+            cluster,
+            plans,
+            store,
+            cache,
+            created=created,
+            used=self._metrics.used,
+            pruned=ledger.give_up if ledger else lambda: None,
+        )
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now, ledger=ledger)
         # An operator that serves some namespaces counts only their jobs, and would overwrite other operators' counts.
         everywhere = not self._settings.namespaces

@@ -203,7 +203,7 @@ def reconciler(cluster: FakeCluster, decide: Callable[[Observation], Decision], 
         live_jobs=lambda: 3,
         ledger=ledger.uri,
     )
-    applier = Applier(cluster, plans, store, WatchCache())
+    applier = Applier(cluster, plans, store, WatchCache(), pruned=ledger.give_up)
     return Reconciler(observer, decide, applier, utc_now=lambda: NOW, ledger=ledger)
 
 
@@ -227,3 +227,31 @@ async def test_a_reconcile_writes_the_status_once_with_what_is_recorded(bench: B
     shown = {"chipHours": "2.5", "attempts": [{"stage": Stage.TRAIN, "number": 1}]}
     assert cluster.of(JOBS)[0]["status"]["ledger"] == shown
     assert cluster.writes() == ["patch finetunejobs/status"]
+
+
+class OlderCluster(FakeCluster):
+    """Has a CRD without ``status.ledger``, so that the API server drops the field."""
+
+    async def patch_status(self, *place: Any, resource_version: str | None) -> Any:
+        *path, status = place
+        kept = {key: value for key, value in status.items() if key != "ledger"}
+        return await super().patch_status(*path, kept, resource_version=resource_version)
+
+
+async def test_nothing_more_is_recorded_if_statuses_do_not_keep_what_is(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise all usage of a job would be recorded once more when it is deleted."""
+    cluster = OlderCluster()
+    cluster.put(JOBS, job())
+    due = (record(number=1, chip_hours="2.5"),)
+
+    def decide(_observation: Observation) -> Decision:
+        return Decision(action=Wait(), status=without_records(RUNNING, due), ledger=due)
+
+    for _ in range(2):
+        await reconciler(cluster, decide, bench.ledger).reconcile(JobKey("team", "demo"), retry_in=1)
+    bench.ledger.close(stopped())
+    await bench.ledger.finish()
+    assert [each.number for each in bench.records] == [1]
+    assert len([each for each in caplog.messages if "lacks status.ledger" in each]) == 1
