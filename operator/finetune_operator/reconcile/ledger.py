@@ -78,8 +78,8 @@ class Ledger:
         """Writes nothing any more, because statuses do not keep what is recorded: usage would be recorded again."""
         if not self._given_up:
             log.error(
-                "nothing more is recorded in the ledger: the CRD of FineTuneJobs lacks status.ledger; apply the CRDs of "
-                "this release and restart the operator"
+                "nothing more is recorded in the ledger: the CRD of FineTuneJobs lacks status.ledger; apply the CRDs "
+                "of this release and restart the operator"
             )
         self._given_up = True
 
