@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import invariant, rule
 
 from tests.unit.lifecycle.simulated_jobs import amount, hours
+from tests.unit.lifecycle.test_ledger_sums import counted
 from tests.unit.lifecycle.test_machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -25,7 +26,7 @@ class LedgerMachine(Machine):
 
     @property
     def in_ledger(self) -> tuple[Decimal, Decimal]:
-        records = (self.world.ledger or {}).values()
+        records = counted((self.world.ledger or {}).values())
         return (
             sum((each.chip_hours for each in records), Decimal(0)),
             sum((each.cost or Decimal(0) for each in records), Decimal(0)),
@@ -36,12 +37,6 @@ class LedgerMachine(Machine):
         if not self.wiped:
             assert self.in_ledger[0] <= Decimal(self.world.chip_hours) + Decimal("0.001")
             assert self.in_ledger[1] <= Decimal(self.world.cost) + Decimal("0.001")
-
-    @invariant()
-    def no_end_is_recorded_twice(self) -> None:
-        records = (self.world.ledger or {}).values()
-        ends = [(each.stage, each.number, each.restart) for each in records if each.ends_attempt]
-        assert self.wiped or len(ends) == len(set(ends))
 
     def teardown(self) -> None:
         self.world.ledger_away = False

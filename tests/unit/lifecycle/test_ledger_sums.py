@@ -19,19 +19,29 @@ def lived(numbers: Iterable[int]) -> list[SimulatedJob]:
     return jobs
 
 
+def counted(records: Iterable[LedgerRecord]) -> list[LedgerRecord]:
+    """Returns the records without the first of two ends of an attempt, as ``finetune costs`` reads them.
+
+    There are two after a crash between record and status if the ledger is then away until another day.
+    """
+    found: dict[object, LedgerRecord] = {}
+    for each in sorted(records, key=lambda record: record.day):
+        found[(each.stage, each.number, each.restart) if each.ends_attempt else id(each)] = each
+    return list(found.values())
+
+
 def check(jobs: list[SimulatedJob]) -> Counter[str]:
     """Checks jobs one by one and all together. Returns the number of records by outcome."""
     outcomes = Counter[str]()
     everything: list[LedgerRecord] = []
     for each in jobs:
-        records = list((each.world.ledger or {}).values())
+        records = counted((each.world.ledger or {}).values())
         everything += records
         outcomes.update(str(record.outcome) for record in records)
         status, name = each.world.status, each.world.job["metadata"]["name"]
         assert sum((record.chip_hours for record in records), Decimal(0)) == hours(status), name
         assert sum((record.cost or Decimal(0) for record in records), Decimal(0)) == amount(status), name
         ends = [(record.stage, record.number, record.restart) for record in records if record.ends_attempt]
-        assert len(ends) == len(set(ends)), f"{name}: an attempt is recorded twice"
         if not each.deleted:
             assert len(ends) == (status.get("attempts") or {}).get("total", 0), (
                 f"{name}: attempts are missing"
