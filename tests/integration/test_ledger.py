@@ -23,6 +23,11 @@ def records(cluster: LocalCluster, namespace: str) -> list[LedgerRecord]:
     return [each for each in found if each is not None]
 
 
+def trains(job: Any) -> bool:
+    status = job.get("status", {})
+    return (status.get("stage"), status.get("phase")) == ("Train", "Running")
+
+
 def costs(cluster: LocalCluster, namespace: str, *arguments: str) -> Any:
     done = finetune(cluster, "costs", "-n", namespace, "-o", "json", *arguments)
     assert done.returncode == 0, done.stderr
@@ -63,7 +68,7 @@ def test_of_a_job_that_is_deleted_while_it_trains_its_last_usage_is_recorded(
     double.add_image(fake_trainer.IMAGE, slow)
     path = job_path(namespace, "deleted")
     double.apply(fake_trainer.job(namespace, "deleted", PROFILE, resources={"tpu": "v6e-4"}))
-    double.wait(path, phase("Running", "Failed"), seconds=90)
+    double.wait(path, lambda job: trains(job) or phase("Failed")(job), seconds=90)
     # An edit has the status, and with it the usage, written anew.
     double.patch(path, {"spec": {"suspend": False, "childTTLSecondsAfterFinished": 86400}})
     last = double.wait(path, lambda job: job["status"].get("observedGeneration") == 2, seconds=30)["status"]
