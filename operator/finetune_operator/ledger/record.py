@@ -75,7 +75,7 @@ class LedgerRecord(BaseModel):
     end: AwareDatetime
     """When the attempt ended, or the operator observed its end."""
     seconds: Annotated[int, Field(ge=0)] = 0
-    """Running time of the attempt, as far as it could still be measured; for people, not for sums."""
+    """Running time that the record is about: that of the chip hours; of a stage on CPU, as far as it was measured."""
     tpu: Annotated[str, Field(max_length=63)] = ""
     """Name of the slice, for example v6e-16; empty for a stage on CPU."""
     chips: Annotated[int, Field(ge=0)] = 0

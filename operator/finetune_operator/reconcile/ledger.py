@@ -18,7 +18,7 @@ from finetune_operator.artifacts.port import RecordStore, StorageError, StorageU
 from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerRecord
-from finetune_operator.lifecycle.accounting.records import closing_record
+from finetune_operator.lifecycle.accounting.records import closing_records
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +114,7 @@ class Ledger:
         if len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
         self.settled(uid)
-        record = None if self._given_up else closing_record(job, self._utc_now())
-        if record is not None:
+        for record in () if self._given_up else closing_records(job, self._utc_now()):
             self._closing.setdefault(record_uri(self.uri, record), record)
             self._work.set()
 

@@ -47,7 +47,7 @@ from finetune_operator.lifecycle import (
     decide,
 )
 from finetune_operator.lifecycle.accounting.recorded import with_records
-from finetune_operator.lifecycle.accounting.records import closing_record
+from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
@@ -336,8 +336,7 @@ class World:
     def delete(self) -> None:
         """The job is deleted, and the operator observes it."""
         assert self.ledger is not None
-        record = closing_record(reduced_job(answered(self.job)), self.now)
-        if record is not None:
+        for record in closing_records(reduced_job(answered(self.job)), self.now):
             self.ledger.setdefault(record_uri(LEDGER, record), record)
 
     def _record(self, key: AttemptKey, failure: Failure) -> None:

@@ -73,14 +73,14 @@ def last_attempt(status: FineTuneJobStatus) -> AttemptKey | None:
     return None
 
 
-def history_entry(status: FineTuneJobStatus, key: AttemptKey) -> AttemptRecord | None:
-    """Returns the entry of the attempt's end in the status; None if it has none."""
-    history: Sequence[AttemptRecord] = (status.attempts.history if status.attempts else None) or ()
-    for each in reversed(history):
+def history(status: FineTuneJobStatus) -> dict[AttemptKey, AttemptRecord]:
+    """Returns the ends of attempts in the status, oldest first within a stage."""
+    found: dict[AttemptKey, AttemptRecord] = {}
+    for each in (status.attempts.history if status.attempts else None) or ():
         number = (each.job_set or "").rpartition("-")[2]
-        if each.stage is key.stage and number == str(key.number) and (each.restart or 0) == key.restart:
-            return each
-    return None
+        if number.isdecimal():
+            found[AttemptKey(each.stage, int(number), each.restart or 0)] = each
+    return found
 
 
 def has_ended(status: FineTuneJobStatus) -> bool:

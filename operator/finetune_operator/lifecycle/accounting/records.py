@@ -22,7 +22,7 @@ from finetune_operator.ledger.record import MOST_LABELS, LedgerOutcome, LedgerRe
 from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
 from finetune_operator.lifecycle.accounting.recorded import (
     has_ended,
-    history_entry,
+    history,
     is_recorded,
     last_attempt,
     recorded_attempts,
@@ -47,54 +47,68 @@ def due_records(
     if observation.ledger is None or (isinstance(step.action, Delete) and step.action.status_first):
         return ()
     if step.stages is None:
-        ended = closing_record(observation.job, observation.now) if has_ended(status) else None
-        return (ended,) if ended else ()
+        return closing_records(observation.job, observation.now) if has_ended(status) else ()
     found = _of_ended(observation, step.stages, status) or _of_the_day(observation, step.stages, status)
     if not found and isinstance(step.action, Finish):
-        rest = _rest(observation.job, status, observation.status, observation.now)
-        return (rest,) if rest else ()
+        return _rest(observation.job, status, observation.status, observation.now)
     return found
 
 
-def closing_record(job: Object, now: datetime) -> LedgerRecord | None:
-    """Returns what is left to record of a job that has ended or is deleted; None if nothing is.
+def closing_records(job: Object, now: datetime) -> tuple[LedgerRecord, ...]:
+    """Returns what is left to record of a job that has ended or is deleted.
 
     It follows from the job alone, whose children may be gone. If several attempts are not recorded, because the ledger
-    could not be written for a while, it is the record of the last one and contains the usage of all of them.
+    could not be written for a while, those in the history of the status have a record each, and one of them contains
+    the usage of all.
     """
     status = read_status(job.get("status"))
     if has_ended(status) and not (status.ledger and status.ledger.pending):
-        return None
+        return ()
     return _rest(job, status, status, now)
 
 
 def _rest(
     job: Object, status: FineTuneJobStatus, stored: FineTuneJobStatus, now: datetime
-) -> LedgerRecord | None:
-    """Returns the record of the job's last attempt, if there is none, or of usage that no record contains."""
-    last = last_attempt(status)
+) -> tuple[LedgerRecord, ...]:
+    """Returns the records of attempts that have none, or one of usage that no record contains."""
+    last, ended = last_attempt(status), has_ended(status)
     if last is None:
-        return None
-    rest = Amounts.of(status.cost) - Amounts.of(status.ledger)
-    recorded = is_recorded(last, recorded_attempts(status))
-    if recorded and not rest:
-        return None
-    entry, ended = history_entry(status, last), has_ended(status)
-    resources = status.resolved.resources if status.resolved and (last.stage.on_tpu or rest) else None
-    return _record(
-        job,
-        status,
-        last,
-        rest,
-        outcome=LedgerOutcome.CORRECTION if recorded else _outcome(entry, ended=ended),
-        failure_class=entry.failure_class if entry else None,
-        reason=entry.reason if entry else "",
-        end=whole_second(status.completion_time if ended and status.completion_time else now),
-        tpu=resources.tpu if resources else "",
-        chips=resources.chips if resources else 0,
-        capacity=resources.capacity if resources else None,
-        stored=stored,
+        return ()
+    known, rest = recorded_attempts(status), Amounts.of(status.cost) - Amounts.of(status.ledger)
+    ends: dict[AttemptKey, AttemptRecord | None] = {
+        key: entry for key, entry in history(status).items() if not is_recorded(key, known)
+    }
+    if not is_recorded(last, known):
+        ends.setdefault(last, None)
+    correction = not ends
+    if correction and not rest:
+        return ()
+    ends = ends or {last: history(status).get(last)}
+    whole = next((key for key in reversed(ends) if key.stage.on_tpu), next(reversed(ends)))
+    completed = status.completion_time if ended else None
+    return tuple(
+        _record(
+            job,
+            status,
+            key,
+            rest if key == whole else Amounts(),
+            outcome=LedgerOutcome.CORRECTION if correction else _outcome(entry, ended=ended),
+            failure_class=entry.failure_class if entry else None,
+            reason=entry.reason if entry else "",
+            end=whole_second(completed or now),
+            stored=stored,
+            **_reported_slice(status, key, held=bool(rest) and key == whole),
+        )
+        for key, entry in ends.items()
     )
+
+
+def _reported_slice(status: FineTuneJobStatus, key: AttemptKey, *, held: bool) -> dict[str, Any]:
+    """Returns the fields about the slice in the status. ``held``: whether the record has chip hours."""
+    resources = status.resolved.resources if status.resolved else None
+    if resources is None or not (key.stage.on_tpu or held):
+        return {}
+    return {"tpu": resources.tpu, "chips": resources.chips, "capacity": resources.capacity}
 
 
 def _of_ended(
@@ -141,6 +155,8 @@ def _of_attempt(
     else:
         outcome = LedgerOutcome(end.ending)
         reason = failure.reason if failure else end.purpose or str(end.ending)
+    held = _slice(attempt, plan, own)
+    chips = held.get("chips")
     return _record(
         observation.job,
         status,
@@ -150,9 +166,9 @@ def _of_attempt(
         failure_class=end.failure_class if end else None,
         reason=reason[:128],
         end=whole_second((end.finished if end else None) or observation.now),
-        seconds=int(run_seconds(attempt, observation.now)),
+        seconds=int(own.chip_hours * 3600 / chips if chips else run_seconds(attempt, observation.now)),
         stored=observation.status,
-        **_slice(attempt, plan, own),
+        **held,
     )
 
 
