@@ -146,6 +146,7 @@ def _env(chosen: argparse.Namespace) -> None:
     state = _of(chosen)
     ports = control.call(state, {"do": "ports"})
     print(f"export KUBECONFIG={state.kubeconfig}")
+    print(f"export FINETUNE_LEDGER={state.ledger.as_uri()}")
     for name, value in gcs.client_environment(gcs.endpoint(ports)).items():
         print(f"export {name}={value}")
     print(f"export PATH={build.binary_dir()}:{os.environ['PATH']}")

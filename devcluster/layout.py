@@ -73,6 +73,11 @@ class StateFolder:
         return self.root / "gcs"
 
     @property
+    def ledger(self) -> Path:
+        """The operator's ledger, in no bucket, so that no pod finds it."""
+        return self.root / "ledger"
+
+    @property
     def pods(self) -> Path:
         return self.root / "pods"
 

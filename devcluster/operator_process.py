@@ -37,6 +37,7 @@ def operator(state: StateFolder, ports: Mapping[str, int], store: str | None = N
             "FINETUNE_HEALTH_HOST": "127.0.0.1",
             "FINETUNE_HEALTH_PORT": str(ports["operator-health"]),
             "FINETUNE_METRICS_PORT": str(ports["operator-metrics"]),
+            "FINETUNE_LEDGER": state.ledger.as_uri(),
             **gcs.client_environment(buckets),
         },
         # It is the only operator, so it can serve when it leads: /readyz also succeeds while it waits for the Lease.

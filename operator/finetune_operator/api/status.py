@@ -28,6 +28,7 @@ from finetune_operator.api.status_stages import (
     AttemptsStatus,
     CostStatus,
     GoodputStatus,
+    LedgerStatus,
     ProgressStatus,
     StageStatus,
 )
@@ -95,6 +96,8 @@ class FineTuneJobStatus(ApiModel):
     """Running time of the job."""
     cost: CostStatus | None = None
     """Chip hours and money used so far."""
+    ledger: LedgerStatus | None = None
+    """What the operator's ledger contains of it. Absent if nothing is recorded yet, or the operator keeps no ledger."""
     checkpoints: Annotated[tuple[CheckpointStatus, ...], Field(max_length=10)] | None = None
     """Saved checkpoints of the training, newest last."""
     evaluation: EvaluationStatus | None = None

@@ -273,5 +273,31 @@ class CostStatus(ApiModel):
     amount: Decimal | None = None
     """Cost in the profile's currency, each hour at the price of the flavor that it ran on. Absent if a price is
     unknown."""
+    currency: ShortText | None = None
+    """The profile's currency. Absent if the profile names none."""
     budget_remaining: Decimal | None = None
     """Unused part of the budget: money if it limits the cost, else chip hours. Absent without a budget."""
+
+
+class RecordedAttempt(ApiModel):
+    """Newest attempt of a stage that the operator's ledger contains."""
+
+    stage: Stage
+    """Stage of the attempt."""
+    number: NonNegative
+    """Number of the attempt's JobSet."""
+    restart: NonNegative | None = None
+    """Number of earlier restarts of that JobSet. Absent: 0."""
+
+
+class LedgerStatus(ApiModel):
+    """Part of the job's usage that the operator's ledger contains."""
+
+    chip_hours: Decimal
+    """Recorded part of cost.chipHours."""
+    amount: Decimal | None = None
+    """Recorded part of cost.amount. Absent if a price is unknown."""
+    attempts: Annotated[tuple[RecordedAttempt, ...], Field(max_length=8), *list_map("stage")] | None = None
+    """Newest recorded attempt of each stage; earlier ones are recorded, too. Absent: none."""
+    pending: NonNegative | None = None
+    """Number of ended attempts that could not be recorded yet. Absent: 0."""

@@ -22,6 +22,7 @@ from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
     RECORD_LIMIT,
+    RUN_FOLDER_ADVICE,
     BucketMissing,
     ListingTooLarge,
     ObjectTooLarge,
@@ -58,8 +59,9 @@ class GoogleStore:
         threads: int = 64,
         deadline_seconds: float = 20,
         may_write: Callable[[], bool] = always,
-        advice: str = "Give the operator's service account roles/storage.objectUser on that folder.",
+        advice: str = RUN_FOLDER_ADVICE,
     ) -> None:
+        self._advice = advice
         self._calls = StoreCalls(
             seconds=deadline_seconds,
             total=threads,
@@ -153,6 +155,21 @@ class GoogleStore:
             blob.upload_from_string(content, content_type="application/json", retry=_retry(call))
 
         await self._run(uri, work, self._may_write)
+
+    async def create(self, uri: str, content: bytes) -> bool:
+        bucket, name = _split(uri)
+
+        def work(call: StoreCall) -> bool:
+            blob = self._connected().bucket(bucket).blob(name)
+            try:
+                blob.upload_from_string(
+                    content, content_type="application/json", if_generation_match=0, retry=_retry(call)
+                )
+            except api_errors.PreconditionFailed:
+                return False
+            return True
+
+        return await self._run(uri, work, self._may_write)
 
     async def ended(self) -> None:
         """Returns when no call is in flight any more."""

@@ -13,6 +13,8 @@ PROGRESS_LIMIT = 64 * 2**10
 NAMES_LIMIT = 20_000
 #: Characters of one object name. No name in the contract has more than 64.
 NAME_LENGTH = 256
+#: What to do if the operator lacks a role.
+RUN_FOLDER_ADVICE = "Give the operator's service account roles/storage.objectUser on that folder."
 
 
 class StorageError(Exception):
@@ -91,4 +93,20 @@ class ObjectStore(Protocol):
 
     async def write(self, uri: str, content: bytes) -> None:
         """Replaces one small object as a whole. Raises StorageError."""
+        ...
+
+
+class RecordStore(Protocol):
+    """Object storage for records that are never changed; like :class:`ObjectStore` in all else."""
+
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
+        """Returns the content of one object, as :meth:`ObjectStore.read` does."""
+        ...
+
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+        """Returns the names of all objects below a folder, as :meth:`ObjectStore.list` does."""
+        ...
+
+    async def create(self, uri: str, content: bytes) -> bool:
+        """Creates one small object; returns False, and changes nothing, if one exists. Raises StorageError."""
         ...

@@ -11,14 +11,16 @@ from finetune_operator.artifacts.circuit_breaker import CircuitBreaker
 from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
+    RUN_FOLDER_ADVICE,
     ObjectStore,
+    RecordStore,
     StorageError,
     StorageUnavailable,
 )
 from finetune_operator.artifacts.tenant_shares import calls_deadline
 
 
-class StoreBackend(ObjectStore, Protocol):
+class StoreBackend(ObjectStore, RecordStore, Protocol):
     """Object store of one scheme."""
 
     async def ended(self) -> None:
@@ -30,24 +32,32 @@ type StoreFactories = Mapping[str, Callable[[], StoreBackend]]
 """Factory of the store of each scheme."""
 
 
-def store_factories(may_write: Callable[[], bool] = always) -> StoreFactories:
-    """Returns the factories of stores that write only while ``may_write`` allows it."""
+def store_factories(
+    may_write: Callable[[], bool] = always, *, threads: int = 64, advice: str = RUN_FOLDER_ADVICE
+) -> StoreFactories:
+    """Returns the factories of stores that write only while ``may_write`` allows it.
+
+    Args:
+        may_write: whether a store may write now.
+        threads: concurrent calls of one store; one tenant may use an eighth of them.
+        advice: what to do if a role is missing, as a sentence.
+    """
 
     def google() -> StoreBackend:
         # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and the command line do not need.
         from finetune_operator.artifacts.google_store import GoogleStore
 
-        return GoogleStore(may_write=may_write)
+        return GoogleStore(may_write=may_write, threads=threads, advice=advice)
 
-    return {"gs": google, "file": lambda: file_store(may_write)}
+    return {"gs": google, "file": lambda: file_store(may_write, threads)}
 
 
-def file_store(may_write: Callable[[], bool] = always) -> StoreBackend:
+def file_store(may_write: Callable[[], bool] = always, threads: int = 64) -> StoreBackend:
     """Returns the store of ``file://`` URIs, which needs POSIX."""
     # Imported on first use: the command line reads buckets on Windows, too.
     from finetune_operator.artifacts.file_store import FileStore
 
-    return FileStore(may_write=may_write)
+    return FileStore(may_write=may_write, threads=threads)
 
 
 def _ignore(_operation: str) -> None:
@@ -55,13 +65,13 @@ def _ignore(_operation: str) -> None:
 
 
 class SchemeRouter:
-    """Implements :class:`finetune_operator.artifacts.port.ObjectStore` for every known scheme.
+    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`, and RecordStore, for every known scheme.
 
     Calls of a tenant whose bucket does not respond are refused at once for a while (StorageUnavailable).
 
     Args:
         factories: factory of the store of each scheme. Default: stores that may always write.
-        requested: called with ``read``, ``list`` or ``write`` before each request.
+        requested: called with ``read``, ``list``, ``write`` or ``create`` before each request.
         refused: called with the same before each refusal, for a request that is not made since the store failed to
             respond to earlier ones.
         breaker: decides which requests are refused.
@@ -96,6 +106,10 @@ class SchemeRouter:
     async def write(self, uri: str, content: bytes) -> None:
         store = self._store(uri)
         await self._call("write", uri, partial(store.write, uri, content))
+
+    async def create(self, uri: str, content: bytes) -> bool:
+        store = self._store(uri)
+        return await self._call("create", uri, partial(store.create, uri, content))
 
     async def ended(self) -> None:
         """Returns when no call is in flight any more, not even one whose caller no longer waits."""

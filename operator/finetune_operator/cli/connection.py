@@ -16,6 +16,7 @@ from finetune_operator.cli.user_client import UserClient
 from finetune_operator.cluster.api_server_client import error_from
 from finetune_operator.cluster.connect import NoCredentials, kubeconfig
 from finetune_operator.cluster.port import (
+    DEPLOYMENTS,
     JOBS,
     PODS,
     PROFILES,
@@ -91,6 +92,10 @@ class Connection:
     async def profiles(self) -> list[Object]:
         """Returns all profiles."""
         return [profile async for profile in self._listed(PROFILES, None)]
+
+    async def deployments(self, namespace: str, selector: str) -> list[Object]:
+        """Returns the Deployments of a namespace with matching labels."""
+        return [each async for each in self._listed(DEPLOYMENTS, namespace, selector)]
 
     async def edit(self, name: str, patch: Object) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""

@@ -59,8 +59,4 @@ def _row(job: Object, at: datetime, *, everywhere: bool, wide: bool) -> tuple[st
             (resolved.get("model") or {}).get("source"),
             status.get("summary"),
         ]
-    return tuple(_cell(each) for each in cells)
-
-
-def _cell(value: object) -> str:
-    return text.one_line(value) if value not in (None, "") else "-"
+    return tuple(text.cell(each) for each in cells)

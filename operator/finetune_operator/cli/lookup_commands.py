@@ -1,6 +1,7 @@
-"""Commands that answer questions before and after a job: profiles, explain, compare."""
+"""Commands that answer questions before and after a job: profiles, costs, explain, compare."""
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -41,6 +42,101 @@ def profiles(  # noqa: PLR0917  typer passes options by name
         namespace,
         lambda cluster: show_profiles(cluster, name, output, typer.echo),
     )
+
+
+class CostsOutput(StrEnum):
+    """Output formats of ``costs``."""
+
+    WIDE = "wide"
+    JSON = "json"
+
+
+@app.command()
+def costs(  # noqa: PLR0917  typer passes options by name
+    by: Annotated[
+        str, typer.Option("--by", help="namespace, profile, model or label=KEY.", metavar="FIELD")
+    ] = "namespace",
+    since: Annotated[
+        str,
+        typer.Option("--since", help="First day (UTC): 2026-11-01, or 30d before today.", metavar="DAY"),
+    ] = "30d",
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            "--ledger",
+            envvar="FINETUNE_LEDGER",
+            help="The operator's ledger; needs no cluster. Default: the one that the operator names.",
+            metavar="URI",
+        ),
+    ] = None,
+    operator_namespace: Annotated[
+        str, typer.Option("--operator-namespace", help="Where the operator runs.", metavar="NS")
+    ] = "finetune-system",
+    output: Annotated[
+        CostsOutput | None,
+        typer.Option("--output", "-o", help="Default: a table; wide: hours by capacity; json: exact."),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="This one alone. Default: all of the ledger; without one, the context's.",
+            metavar="NS",
+        ),
+    ] = None,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Without a ledger: jobs of all namespaces.")
+    ] = False,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Sum chip hours and money, from the operator's ledger, or from the statuses of existing jobs without it."""
+    import asyncio
+    from datetime import UTC, datetime
+
+    from finetune_operator.cli.costs import (
+        CostQuery,
+        first_day,
+        ledger_named,
+        ledger_store,
+        parse_by,
+        show_costs,
+        show_ledger,
+    )
+
+    today = datetime.now(UTC).date()
+    query = CostQuery(
+        by=_checked("--by", parse_by, by),
+        since=_checked("--since", lambda value: first_day(value, today), since),
+        until=today,
+        namespace=namespace,
+        output=output,
+    )
+    store = ledger_store()
+    try:
+        if ledger is not None:
+            uri = _checked("--ledger", ledger_named, ledger)
+            asyncio.run(show_ledger(store, uri, query, typer.echo))
+            return
+        with_connection(
+            kubeconfig,
+            context,
+            user,
+            namespace,
+            lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, typer.echo),
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _checked[T](option: str, parse: Callable[[str], T], value: str) -> T:
+    """Parses the value of an option. Raises BadParameter, for exit code 2."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 @app.command()

@@ -34,6 +34,8 @@ NODES = ResourceKind("", "v1", "nodes")
 EVENTS = ResourceKind("", "v1", "events")
 #: Kueue's Workloads; the kind is absent where Kueue is not installed.
 WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "workloads")
+#: Read by people's commands alone.
+DEPLOYMENTS = ResourceKind("apps", "v1", "deployments")
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 
 

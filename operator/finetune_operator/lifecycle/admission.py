@@ -20,11 +20,13 @@ from finetune_operator.planning import (
     Refused,
     StoredPlan,
     admit,
+    check_ledger,
     make_plan,
     read_stored_plan,
     render_stored_plan,
     replan,
 )
+from finetune_operator.planning.errors import naming_contact
 from finetune_operator.planning.first_format import first_format_name, take_over
 from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_name
 
@@ -140,6 +142,9 @@ def plan_to_store(observation: Observation) -> StoredPlan:
     snapshot = admit(
         job, observation.profiles, observation.template, observation.source, observation.neighbours
     ).snapshot
+    if observation.ledger is not None:
+        with naming_contact(snapshot.profile):
+            check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
     named = _named(observation)
     if not named:
         return snapshot

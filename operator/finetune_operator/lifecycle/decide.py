@@ -6,6 +6,8 @@ from typing import Any
 
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle import retry
+from finetune_operator.lifecycle.accounting.recorded import without_records
+from finetune_operator.lifecycle.accounting.records import due_records
 from finetune_operator.lifecycle.admission import admit_job, current_plan, stored_plan
 from finetune_operator.lifecycle.attempts.attempt import attempts_of
 from finetune_operator.lifecycle.attempts.damaged_records import without_damaged_records
@@ -74,9 +76,13 @@ def _decide(observation: Observation) -> Decision:
     observation, unwritten = without_damaged_records(observation)
     step = _with_unwritten(observation, _next_step(observation), unwritten)
     status = job_status(observation, step)
+    ledger = due_records(observation, step, status)
+    if observation.ledger is not None:
+        status = without_records(status, ledger)
     return Decision(
         action=step.action,
         status=status,
+        ledger=ledger,
         events=job_events(observation.status, status),
         obsolete=step.obsolete,
         requeue_after=step.requeue_after,

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from finetune_contract import Failure
 from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.job_state import JobState
@@ -145,8 +146,8 @@ class JobEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Applied in this order: what the action stores (Admit), its records, what it deletes, obsolete JobSets, the JobSet
-    that it creates, the record of the job's end, Events, status. For a Delete with ``status_first`` the status comes
-    before its deletions.
+    that it creates, the record of the job's end, Events, records of the ledger, status. For a Delete with
+    ``status_first`` the status comes before its deletions.
 
     Events follow from the previous status. If they were written after the new one, a crash between the two writes would
     lose them. Written before it, they are decided again, and the API server recognizes them by their names.
@@ -157,6 +158,9 @@ class Decision:
     """The complete new status; written only if it differs from the stored one."""
     events: tuple[JobEvent, ...] = ()
     obsolete: tuple[Deletion, ...] = ()
+    ledger: tuple[LedgerRecord, ...] = ()
+    """Records that the ledger lacks, oldest first. A status that shows them as recorded is
+    :func:`finetune_operator.lifecycle.accounting.recorded.with_records`."""
     requeue_after: float | None = None
     """Seconds; None: only after a change."""
     details: DetailRequest | None = None

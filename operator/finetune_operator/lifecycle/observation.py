@@ -187,6 +187,8 @@ class Observation:
     """Events about the object that the previous decision named; None: not read."""
     job_texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The job's labels and annotations (``children.projection.job_texts``). Empty unless it was read live."""
+    ledger: str | None = None
+    """URI of the operator's ledger; None if it keeps none."""
     cached: bool = False
     """Whether job, JobSets and pods come from watches, so that they may be behind the API server's."""
     live_jobs: int = 1

@@ -10,7 +10,7 @@ from finetune_operator.planning.admission import (
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.plan import CpuNodes, Findings, Plan
 from finetune_operator.planning.plan_builder import make_plan
-from finetune_operator.planning.policy.profile_checks import profile_remarks
+from finetune_operator.planning.policy.profile_checks import check_ledger, profile_remarks
 from finetune_operator.planning.requests import stage_request
 from finetune_operator.planning.stored_plan import StoredPlan, read_stored_plan, render_stored_plan
 
@@ -22,6 +22,7 @@ __all__ = [
     "Refused",
     "StoredPlan",
     "admit",
+    "check_ledger",
     "check_profile_object",
     "judge_findings",
     "make_plan",

@@ -29,6 +29,7 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
 )
+from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
 from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
 from finetune_operator.lifecycle.children.ownership import own_jobsets
 from finetune_operator.lifecycle.decision import (
@@ -69,6 +70,14 @@ def _ignore(_created: JobSetCreated) -> None:
     """The default listener, which does nothing."""
 
 
+def _ignore_usage(_increment: UsageIncrement) -> None:
+    """The default listener, which does nothing."""
+
+
+def _ignore_pruning() -> None:
+    """The default listener, which does nothing."""
+
+
 class Applier:
     """Applies decisions in the order that :class:`Decision` states.
 
@@ -78,6 +87,8 @@ class Applier:
         store: object store for records of attempts.
         cache: receives what the operator writes.
         created: called after each creation of a JobSet.
+        used: called after each write of a job's status, with what its usage has grown by.
+        pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
     """
 
     def __init__(
@@ -88,7 +99,11 @@ class Applier:
         cache: WatchCache,
         *,
         created: Callable[[JobSetCreated], None] = _ignore,
+        used: Callable[[UsageIncrement], None] = _ignore_usage,
+        pruned: Callable[[], None] = _ignore_pruning,
     ) -> None:
+        self._pruned = pruned
+        self._used = used
         self._cluster = cluster
         self._plans = plans
         self._store = store
@@ -189,6 +204,10 @@ class Applier:
             await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
             raise
         self._cache.wrote(JOBS, written)
+        if "ledger" in document and "ledger" not in (written.get("status") or {}):
+            self._pruned()
+        if increment := usage_increment(job, status):
+            self._used(increment)
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.

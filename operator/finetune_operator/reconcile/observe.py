@@ -71,6 +71,7 @@ class Observer:
         utc_now: the wall clock.
         live_jobs: returns the number of known unfinished jobs.
         namespaces: the namespaces that the operator serves; all if empty.
+        ledger: URI of the operator's ledger; None if it keeps none.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Observer:
         utc_now: Callable[[], datetime],
         live_jobs: Callable[[], int],
         namespaces: Sequence[str] = (),
+        ledger: str | None = None,
     ) -> None:
         self._cluster = cluster
+        self._ledger = ledger
         self._plans = plans
         self._all_profiles = SharedRead(partial(cluster.list, PROFILES, None))
         self._children = ChildReader(cluster, plans, cache)
@@ -167,6 +170,7 @@ class Observer:
             nodes=nodes,
             workloads=workloads,
             job_texts=texts,
+            ledger=self._ledger,
             cached=from_cache,
             live_jobs=self._jobs(),
         )

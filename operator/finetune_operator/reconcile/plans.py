@@ -119,8 +119,8 @@ class Plans:
             # Releases the page before the next one is fetched.
             del page
 
-    async def delete_orphan(self, key: PlanKey) -> None:
-        """Deletes the plan if its job no longer exists. Raises ClusterError.
+    async def delete_orphan(self, key: PlanKey) -> bool:
+        """Deletes the plan if its job no longer exists, and returns whether it did. Raises ClusterError.
 
         The job is read live, because an event or a listing may be older than the job that has its name now. A job of
         the same name with another uid does not keep the plan.
@@ -130,13 +130,14 @@ class Plans:
         except NotFound:
             job = None
         if job is not None and job["metadata"]["uid"] == key.uid:
-            return
+            return False
         plan = await self.find(key.uid)
         if plan is None:
-            return
+            return False
         name, uid = plan["metadata"]["name"], plan["metadata"]["uid"]
         await self._cluster.delete(CONFIG_MAPS, self._namespace, name, uid=uid, foreground=False)
         log.info("deleted the %s: the job no longer exists", key)
+        return True
 
 
 def _size(plan: Object) -> int:

@@ -35,6 +35,7 @@ class ProfileReconciler:
         cluster: client of the API server.
         used_by: returns the number of unfinished jobs that run under the named profile; None if not all jobs are known.
         utc_now: the wall clock.
+        ledger: URI of the operator's ledger; None if it keeps none.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class ProfileReconciler:
         *,
         used_by: Callable[[str], int | None],
         utc_now: Callable[[], datetime],
+        ledger: str | None = None,
     ) -> None:
+        self._ledger = ledger
         self._cluster = cluster
         self._used_by = used_by
         self._utc_now = utc_now
@@ -66,7 +69,9 @@ class ProfileReconciler:
             profile = await self._cluster.get(PROFILES, None, key.name)
         except NotFound:
             return
-        status = profile_status(profile, used_by=self._used_by(key.name), now=self._utc_now())
+        status = profile_status(
+            profile, used_by=self._used_by(key.name), now=self._utc_now(), ledger=self._ledger
+        )
         document = status.to_document()
         if profile.get("status") != document:
             await self._cluster.patch_status(

@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, Self
 
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
+from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
@@ -17,6 +19,7 @@ from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
 from finetune_operator.reconcile.errors import reason_of, status_with_error
+from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.memory_budget import MemoryShare
 from finetune_operator.reconcile.nodes import ListedNodes
 from finetune_operator.reconcile.observe import JobKey, Observer
@@ -33,6 +36,8 @@ LONGEST_RETRY_AFTER = 600.0
 _PERSISTENT_SECONDS = 4
 #: Number of JobSets and pods for which a decision takes about 10 ms.
 _FEW = 200
+#: Seconds until records are written again that the ledger could not take, if there are few jobs.
+_LEDGER_SECONDS = 60.0
 
 
 class ReconcileError(Exception):
@@ -87,11 +92,19 @@ class Reconciler:
         decide: derives the decision from the observation.
         applier: carries the decision out.
         utc_now: the wall clock, for errors in the status.
+        ledger: takes the records of attempts; None if the operator keeps none.
     """
 
     def __init__(
-        self, observer: Observer, decide: Decide, applier: Applier, *, utc_now: Callable[[], datetime]
+        self,
+        observer: Observer,
+        decide: Decide,
+        applier: Applier,
+        *,
+        utc_now: Callable[[], datetime],
+        ledger: Ledger | None = None,
     ) -> None:
+        self._ledger = ledger
         self._observer = observer
         self._decide = decide
         self._applier = applier
@@ -139,6 +152,7 @@ class Reconciler:
             # The name of an Event depends on the status before the transition, so that a retry does not create it
             # twice. No other status may be written before the one that shows the transition.
             announced = bool(decision.events)
+            decision = await self._recorded(observation, decision)
             await self._applier.report(observation, decision)
         except (_Unconfirmed, asyncio.CancelledError):
             # If it has taken too long, a write may have been carried out whose response is missing in the cache.
@@ -166,6 +180,23 @@ class Reconciler:
             # The status that was just written shows it.
             raise ReconcileError.of(decision.fault) from decision.fault
         return decision.requeue_after
+
+    async def _recorded(self, observation: Observation, decision: Decision) -> Decision:
+        """Writes the ledger's records. Returns the decision with the status that shows them."""
+        if self._ledger is None:
+            return decision
+        if not decision.ledger:
+            self._ledger.settled(observation.job["metadata"]["uid"])
+            return decision
+        written = await self._ledger.write(decision.ledger)
+        left = decision.ledger[len(written) :]
+        soon = observation.pace(_LEDGER_SECONDS) if left else None
+        due = [each for each in (decision.requeue_after, soon) if each is not None]
+        return replace(
+            decision,
+            status=with_records(decision.status, written, left=left),
+            requeue_after=min(due, default=None),
+        )
 
     async def _decision(
         self, key: JobKey, observation: Observation, room: MemoryShare

@@ -47,17 +47,27 @@ class CachedJob:
     """None if they must be read live."""
 
 
+def _ignore(_job: Object) -> None:
+    """The default listener, which does nothing."""
+
+
 class WatchCache:
     """The cache. It is used by one event loop.
 
     Args:
         streams: the streams that feed it.
         clock: monotonic clock in seconds.
+        missed: called with each unfinished job that is found to be deleted without an event, as it was last observed.
     """
 
     def __init__(
-        self, streams: Iterable[WatchStream] = (), *, clock: Callable[[], float] = monotonic
+        self,
+        streams: Iterable[WatchStream] = (),
+        *,
+        clock: Callable[[], float] = monotonic,
+        missed: Callable[[Object], None] = _ignore,
     ) -> None:
+        self._missed = missed
         self._streams = WatchStreams(streams, clock=clock)
         self._entries = JobEntries()
         self._seen: dict[str, set[str]] = {}
@@ -280,6 +290,8 @@ class WatchCache:
         if before is not None:
             if before.stored.version > version_of(job):
                 return
+            if before.uid != metadata["uid"]:
+                self._missed(json.loads(before.stored.document))
             if before.uid != metadata["uid"] or finished(job):
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
@@ -350,6 +362,7 @@ class WatchCache:
                 for uid in gone(entry.children[kind], seen, state.version):
                     self._entries.remove_child(kind, entry, uid)
             elif gone({entry.uid: entry.stored}, seen, state.version):
+                self._missed(json.loads(entry.stored.document))
                 self._entries.drop(entry)
 
 

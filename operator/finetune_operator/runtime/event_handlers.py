@@ -57,6 +57,10 @@ class _CachedJob:
     """UID and resource version of the last JobSet that this process has created for the job."""
 
 
+def _ignore(_job: Object) -> None:
+    """The default listener, which does nothing."""
+
+
 class EventHandlers:
     """Turns watch events into keys.
 
@@ -66,9 +70,17 @@ class EventHandlers:
     Args:
         add: adds a key to the queue, due after the given number of seconds.
         listener: notified of finished JobSets and jobs.
+        deleted: called with each deleted job.
     """
 
-    def __init__(self, add: Callable[[Key, float], None], listener: LatencyObserver) -> None:
+    def __init__(
+        self,
+        add: Callable[[Key, float], None],
+        listener: LatencyObserver,
+        *,
+        deleted: Callable[[Object], None] = _ignore,
+    ) -> None:
+        self._deleted = deleted
         self._add = add
         self._listener = listener
         self._seen: dict[JobKey, _CachedJob] = {}
@@ -95,6 +107,7 @@ class EventHandlers:
         key = _key(job)
         uid = job["metadata"]["uid"]
         if event_type == "DELETED":
+            self._deleted(job)
             # Events are ordered per uid only: another job may already have that name.
             seen = self._seen.get(key)
             if seen is not None and seen.uid == uid:
@@ -300,11 +313,11 @@ def _may_be_leftover(job: _CachedJob | None, jobset: Object) -> bool:
 
 
 def _up_to_date(job: Object) -> bool:
-    """Whether the status is that of the newest spec, and the job is not being deleted."""
+    """Whether the status is that of the newest spec, its usage is recorded, and the job is not being deleted."""
     metadata, status = job["metadata"], job.get("status") or {}
-    return "deletionTimestamp" not in metadata and status.get("observedGeneration") == metadata.get(
-        "generation"
-    )
+    if "deletionTimestamp" in metadata or (status.get("ledger") or {}).get("pending"):
+        return False
+    return bool(status.get("observedGeneration") == metadata.get("generation"))
 
 
 def _condition(job: Object, kind: str) -> bool:

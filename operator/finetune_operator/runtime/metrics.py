@@ -7,7 +7,9 @@ from time import monotonic
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from finetune_operator.lifecycle.accounting.increments import UsageIncrement
 from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -15,6 +17,7 @@ from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.queue import WorkQueue
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_HOUR = 3600
 #: Seconds, from a single fast read to a stage that waits for the API server to recover.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -69,6 +72,29 @@ class OperatorMetrics:
             ["operation"],
             registry=self.registry,
         )
+        self._chip_seconds = Counter(
+            "finetune_chip_seconds",
+            "TPU chip seconds in which processes of jobs ran, as statuses report them",
+            ["namespace", "profile", "capacity"],
+            registry=self.registry,
+        )
+        self._cost = Counter(
+            "finetune_cost",
+            "Cost of those chip seconds at the profiles' prices",
+            ["namespace", "profile", "capacity", "currency"],
+            registry=self.registry,
+        )
+        self._ledger_records = Counter(
+            "finetune_ledger_records",
+            "Records of the ledger that were to be written, by result",
+            ["result"],
+            registry=self.registry,
+        )
+        self._deleted_unobserved = Counter(
+            "finetune_ledger_deletions_missed",
+            "Jobs that were deleted while no operator watched, so that their last usage may be missing in the ledger",
+            registry=self.registry,
+        )
         self._leading = Gauge(
             "finetune_leader", "1 while this process holds the Lease and acts", registry=self.registry
         )
@@ -81,6 +107,7 @@ class OperatorMetrics:
         intake: EventHandlers,
         cache: WatchCache,
         leading: Callable[[], bool],
+        ledger: Ledger | None = None,
     ) -> None:
         """Records that this process acts as the leader, as long as ``leading`` returns True.
 
@@ -98,6 +125,11 @@ class OperatorMetrics:
             "finetune_jobs_live": ("Number of jobs that are not finished", lambda: intake.live),
             "finetune_jobs_known": ("All jobs", lambda: intake.known),
         }
+        if ledger is not None:
+            gauges["finetune_ledger_pending"] = (
+                "Number of jobs with records that the ledger could not take yet",
+                lambda: ledger.pending,
+            )
         for name, (description, value) in gauges.items():
             Gauge(name, description, registry=self.registry).set_function(value)
         age = Gauge(
@@ -128,6 +160,21 @@ class OperatorMetrics:
     def storage_refused(self, operation: str) -> None:
         """Records one request to the artifact store that was not made."""
         self._storage_refused.labels(operation).inc()
+
+    def used(self, increment: UsageIncrement) -> None:
+        """Records what the reported usage of a job has grown by; 0 begins the job's series."""
+        labels = increment.namespace, increment.profile, increment.capacity
+        self._chip_seconds.labels(*labels).inc(float(increment.amounts.chip_hours * _HOUR))
+        if increment.currency is not None:
+            self._cost.labels(*labels, increment.currency).inc(float(increment.amounts.cost))
+
+    def ledger_written(self, *, failed: bool) -> None:
+        """Records one attempt to write a record of the ledger."""
+        self._ledger_records.labels("error" if failed else "ok").inc()
+
+    def deletion_missed(self) -> None:
+        """Records that a job was deleted while no operator watched."""
+        self._deleted_unobserved.inc()
 
     def jobset_finished(self, key: JobKey) -> None:
         """Records a watch event of a finished JobSet of this job; the handover is measured from the first one."""

@@ -12,8 +12,9 @@ from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factor
 from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
-from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, WatchStream
+from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, Object, WatchStream
 from finetune_operator.reconcile.apply import Applier, JobSetCreated
+from finetune_operator.reconcile.ledger import LEDGER_ADVICE, Ledger
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
@@ -37,11 +38,15 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-async def _delete_orphan(plans: Plans, key: PlanKey) -> None:
+async def _delete_orphan(plans: Plans, key: PlanKey) -> bool:
     try:
-        await plans.delete_orphan(key)
+        return await plans.delete_orphan(key)
     except ClusterError as error:
         raise ReconcileError.of(error) from error
+
+
+def _not_recorded(_job: Object) -> None:
+    """Called with deleted jobs if there is no ledger."""
 
 
 class Operator:
@@ -143,18 +148,27 @@ class Operator:
                 "job's next observation, and this process watches them after a restart"
             )
         queue = WorkQueue[Key]()
-        intake = EventHandlers(queue.add, self._metrics)
+        records = SchemeRouter(store_factories(may_write=lambda: election.leading, advice=LEDGER_ADVICE))
+        ledger = (
+            Ledger(records, settings.ledger, utc_now=self._clock.now, observer=self._metrics)
+            if settings.ledger
+            else None
+        )
+        close = ledger.close if ledger else _not_recorded
+        intake = EventHandlers(queue.add, self._metrics, deleted=close)
         ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
-        cache = WatchCache(wanted)
+        cache = WatchCache(wanted, missed=close)
         store = SchemeRouter(
             store_factories(may_write=lambda: election.leading),
             requested=self._metrics.storage_requested,
             refused=self._metrics.storage_refused,
         )
-        reconcile = self._reconcile(cluster, plans, intake, store, cache)
+        reconcile = self._reconcile(cluster, plans, intake, store, cache, ledger=ledger)
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
-        self._metrics.leads(queue=queue, intake=intake, cache=cache, leading=lambda: election.leading)
+        self._metrics.leads(
+            queue=queue, intake=intake, cache=cache, leading=lambda: election.leading, ledger=ledger
+        )
         host = WatchManager(
             settings.service_account,
             settings.namespaces,
@@ -180,6 +194,7 @@ class Operator:
                 name="resync",
             ),
             asyncio.create_task(self._stop.wait(), name="stop"),
+            *([asyncio.create_task(ledger.run(), name="ledger")] if ledger else []),
         }
         try:
             done, _ = await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -188,6 +203,9 @@ class Operator:
             await asyncio.wait({working}, timeout=settings.drain_seconds)
         finally:
             await end((working, *others), store, patience=settings.drain_seconds)
+            if ledger is not None:
+                await ledger.finish()
+                await records.ended()
         for task in done:
             task.result()
 
@@ -203,6 +221,8 @@ class Operator:
         intake: EventHandlers,
         store: ObjectStore,
         cache: WatchCache,
+        *,
+        ledger: Ledger | None,
     ) -> Reconcile[Key]:
         observer = Observer(
             cluster,
@@ -212,20 +232,30 @@ class Operator:
             utc_now=self._clock.now,
             live_jobs=lambda: intake.live,
             namespaces=self._settings.namespaces,
+            ledger=self._settings.ledger,
         )
 
         def created(jobset: JobSetCreated) -> None:
             intake.jobset_created(jobset)
             self._metrics.jobset_created(jobset)
 
-        applier = Applier(cluster, plans, store, cache, created=created)
-        jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
+        applier = Applier(
+            cluster,
+            plans,
+            store,
+            cache,
+            created=created,
+            used=self._metrics.used,
+            pruned=ledger.give_up if ledger else lambda: None,
+        )
+        jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now, ledger=ledger)
         # An operator that serves some namespaces counts only their jobs, and would overwrite other operators' counts.
         everywhere = not self._settings.namespaces
         profiles = ProfileReconciler(
             cluster,
             used_by=lambda name: intake.used_by(name) if everywhere else None,
             utc_now=self._clock.now,
+            ledger=self._settings.ledger,
         )
 
         async def reconcile(key: Key, /, *, retry_in: float) -> float | None:
@@ -233,7 +263,9 @@ class Operator:
                 await profiles.reconcile(key)
                 return None
             if isinstance(key, PlanKey):
-                await _delete_orphan(plans, key)
+                if await _delete_orphan(plans, key) and ledger and not ledger.has_closed(key.uid):
+                    self._metrics.deletion_missed()
+                    log.warning("deleted while no operator watched: the ledger may lack usage of the %s", key)
                 return None
             return await jobs.reconcile(key, retry_in=retry_in)
 

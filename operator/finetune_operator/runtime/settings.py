@@ -56,6 +56,11 @@ class Settings(BaseModel):
     """Namespace of the Lease and of the jobs' plans. Default: the service account's namespace."""
     identity: Annotated[str, Field(min_length=1, max_length=253)] = socket.gethostname()
     """Holder of the Lease. Default: the pod's name, which is unique and survives a restart of the container."""
+    ledger: (
+        Annotated[str, Field(pattern=r"^(gs://[a-z0-9][^\s]*|file:///[^\s]+)$", max_length=512)] | None
+    ) = None
+    """URI of the folder of the ledger, gs:// or file://, which contains the chip hours and cost of each attempt. No
+    tenant may write there: a bucket of the operator's own. Empty: no ledger."""
     drain_seconds: Seconds = 20
     """Seconds after SIGTERM to finish reconciles; less than the pod's terminationGracePeriodSeconds of 30."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"

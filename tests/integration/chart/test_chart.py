@@ -25,6 +25,7 @@ VARIANTS = {
         "imagePullSecrets[0].name=pull",
         "serviceAccount.annotations.iam\\.gke\\.io/gcp-service-account=operator@example.iam.gserviceaccount.com",
         "operator.logLevel=debug",
+        "ledger.uri=gs://finetune-ledger",
         "operator.env[0].name=HTTPS_PROXY",
         "operator.env[0].value=http://proxy.example:3128",
         "podLabels.team=ml",
@@ -257,7 +258,9 @@ def test_a_value_that_cannot_be_used_is_refused_with_its_place(helm: Helm, setti
     assert place in done.stderr
 
 
-@pytest.mark.parametrize("variable", ["FINETUNE_NAMESPACES", "FINETUNE_LEASE_NAME", "FINETUNE_HEALTH_PORT"])
+@pytest.mark.parametrize(
+    "variable", ["FINETUNE_NAMESPACES", "FINETUNE_LEASE_NAME", "FINETUNE_LEDGER", "FINETUNE_HEALTH_PORT"]
+)
 def test_environment_that_the_chart_sets_or_relies_on_cannot_be_overridden(helm: Helm, variable: str) -> None:
     done = helm(
         "template", "x", str(CHART), "--set", f"operator.env[0].name={variable},operator.env[0].value=1"
@@ -284,12 +287,14 @@ def test_the_longest_release_name_still_makes_dns_labels(helm: Helm) -> None:
 
 def test_the_operators_environment_is_one_that_it_takes(render: Render) -> None:
     """The environment as the container reads it. A variable that Settings does not define would be ignored silently."""
-    (deployment,) = (found for found in render("namespaces={team-a,team-b}") if found["kind"] == "Deployment")
+    rendered = render("namespaces={team-a,team-b}", "ledger.uri=gs://finetune-ledger")
+    (deployment,) = (found for found in rendered if found["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
     assert {name.removeprefix("FINETUNE_").lower() for name in environment} <= set(Settings.model_fields)
     settings = Settings.from_environment(environment)
     assert settings.namespaces == ["team-a", "team-b"]
+    assert settings.ledger == "gs://finetune-ledger"
     assert settings.lease_name == "finetune-operator"
     assert settings.drain_seconds < pod["terminationGracePeriodSeconds"]
     ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}

@@ -26,6 +26,11 @@ def root(tmp_path: Path) -> Iterator[Path]:
             folder.chmod(0o755)
 
 
+def every_file(root: Path) -> list[Path]:
+    """Returns all files, including temporary ones."""
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
 async def test_what_was_written_is_read_and_listed(root: Path) -> None:
     store = SchemeRouter()
     await store.write(f"file://{root}/attempts/train-1/result.json", b"{}")
@@ -54,6 +59,22 @@ async def test_a_write_replaces_whole_and_leaves_nothing_behind(root: Path) -> N
         await FileStore().write(uri, content)
     assert await FileStore().read(uri) == b"short"
     assert await FileStore().list(f"file://{root}") == ["progress.json"]
+
+
+async def test_an_object_is_created_once_and_never_replaced(root: Path) -> None:
+    uri = f"file://{root}/v1/2026-11-21/record.json"
+    assert await SchemeRouter().create(uri, b"first")
+    assert not await SchemeRouter().create(uri, b"second")
+    assert await FileStore().read(uri) == b"first"
+    assert await FileStore().list(f"file://{root}") == ["v1/2026-11-21/record.json"]
+    assert [str(path.relative_to(root)) for path in every_file(root)] == ["v1/2026-11-21/record.json"]
+
+
+async def test_an_object_is_not_created_by_a_former_leader(root: Path) -> None:
+    store = FileStore(may_write=lambda: False)
+    with pytest.raises(StorageUnavailable):
+        await store.create(f"file://{root}/record.json", b"x")
+    assert every_file(root) == []
 
 
 async def test_a_write_that_is_no_longer_allowed_changes_nothing(root: Path) -> None:

@@ -107,6 +107,14 @@ async def test_a_write_that_is_no_longer_allowed_sends_nothing(bucket: Bucket) -
     store.close()
 
 
+async def test_an_object_is_created_only_if_there_is_none(bucket: Bucket, store: GoogleStore) -> None:
+    bucket.answer = lambda: web.json_response({"name": "v1/record.json", "bucket": "ledger"})
+    assert await store.create("gs://ledger/v1/record.json", b"{}")
+    assert "ifGenerationMatch=0" in bucket.paths[0]
+    bucket.answer = error(412, "At least one of the pre-conditions you specified did not hold.")
+    assert not await store.create("gs://ledger/v1/record.json", b"{}")
+
+
 async def test_an_object_that_is_not_there_is_none(bucket: Bucket, store: GoogleStore) -> None:
     bucket.answer = lambda: web.Response(status=404, text="No such object: team/x")
     assert await store.read("gs://team/x") is None

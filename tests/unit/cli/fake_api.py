@@ -123,7 +123,7 @@ class FakeApi:
 async def serve(api: FakeApi) -> AsyncIterator[Configuration]:
     """A client configuration for the server, which ends with the block."""
     app = web.Application()
-    for prefix in ("/api/v1", "/apis/tpu-finetune.dev/v1alpha1"):
+    for prefix in ("/api/v1", "/apis/apps/v1", "/apis/tpu-finetune.dev/v1alpha1"):
         base = f"{prefix}/namespaces/{{namespace}}"
         app.router.add_get(f"{prefix}/{{plural}}", api.handle)
         app.router.add_get(f"{base}/{{plural}}", api.handle)

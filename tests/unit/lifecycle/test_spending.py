@@ -181,7 +181,7 @@ def test_a_job_without_a_budget_reports_its_cost() -> None:
     name = world.until(Stage.TRAIN)
     world.train(name, 10)
     held(world, name, ONE_CHIP_HOUR)
-    assert world.status["cost"] == {"chipHours": "1", "amount": "2"}
+    assert world.status["cost"] == {"chipHours": "1", "amount": "2", "currency": "USD"}
     assert world.condition("WithinBudget")["reason"] == "NotRequested"
 
 

@@ -6,7 +6,7 @@ a trainer writes its request first and its result before it exits.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,6 +31,8 @@ from finetune_contract import (
 )
 from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.api.timestamps import stamp
+from finetune_operator.ledger.layout import record_uri
+from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle import (
     AttemptFiles,
     AttemptKey,
@@ -44,6 +46,8 @@ from finetune_operator.lifecycle import (
     TakeoverRecord,
     decide,
 )
+from finetune_operator.lifecycle.accounting.recorded import with_records
+from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
@@ -68,6 +72,7 @@ from tests.unit.lifecycle.writes import writes
 type Object = dict[str, Any]
 
 UID = "0b5e3a52-8d0e-4c39-a7d6-1f1f0c1d2e3f"
+LEDGER = "gs://ledger"
 TOTAL_STEPS = 100
 STEP_BETWEEN_CHECKPOINTS = 10
 
@@ -193,6 +198,9 @@ class World:
     hosts: dict[int, HostProgress] = field(default_factory=dict)
     object_events: list[Object] = field(default_factory=list)
     """Events about pods and Jobs, from any client."""
+    ledger: dict[str, LedgerRecord] | None = None
+    """The operator's ledger, by URI; None: it keeps none."""
+    ledger_away: bool = False
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
@@ -222,6 +230,7 @@ class World:
             if self.workloads is None
             else tuple(Workload.parse(reduced_workload(each)) for each in self.workloads.values()),
             live_jobs=self.live_jobs,
+            ledger=None if self.ledger is None else LEDGER,
         )
 
     def _view(self) -> RunFolderView:
@@ -300,13 +309,35 @@ class World:
         if made.jobset is not None:
             steps.append(lambda: self._create_jobset(made.jobset))
         steps += [lambda e=event: self._record_event(e) for event in decision.events]  # type: ignore[misc]
-        steps.append(lambda: self._write_status(decision.status))
+        written: list[LedgerRecord] = []
+        steps += [lambda r=record: self._account(r, written) for record in decision.ledger]  # type: ignore[misc]
+        steps.append(lambda: self._write_status(self._accounted(decision, written)))
         if made.status_first:
             steps += deletions
         for number, step in enumerate(steps):
             if crash_after is not None and number >= crash_after:
                 raise Crash
             step()
+
+    def _account(self, record: LedgerRecord, written: list[LedgerRecord]) -> None:
+        """Writes a record of the ledger, unless the name is taken."""
+        assert self.ledger is not None
+        read = LedgerRecord.parse(record.to_json())
+        assert read == record, "a record is read as it was written"
+        if not self.ledger_away:
+            written.append(self.ledger.setdefault(record_uri(LEDGER, record), record))
+
+    @staticmethod
+    def _accounted(decision: Decision, written: Sequence[LedgerRecord]) -> FineTuneJobStatus:
+        if not decision.ledger:
+            return decision.status
+        return with_records(decision.status, written, left=decision.ledger[len(written) :])
+
+    def delete(self) -> None:
+        """The job is deleted, and the operator observes it."""
+        assert self.ledger is not None
+        for record in closing_records(reduced_job(answered(self.job)), self.now):
+            self.ledger.setdefault(record_uri(LEDGER, record), record)
 
     def _record(self, key: AttemptKey, failure: Failure) -> None:
         files = self.attempts.get(key, AttemptFiles())

@@ -226,6 +226,10 @@ class FakeStore:
         with _Call(self, f"write {uri}"):
             self.files[uri] = content
 
+    async def create(self, uri: str, content: bytes) -> bool:
+        with _Call(self, f"create {uri}"):
+            return self.files.setdefault(uri, content) is content
+
 
 def job(name: str = "demo", **status: Any) -> dict[str, Any]:
     """A FineTuneJob as a user applied it."""

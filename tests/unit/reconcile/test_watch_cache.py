@@ -502,3 +502,22 @@ async def test_deletions_are_remembered_only_while_a_job_is_read_live(watched: W
 def other_job(version: int, uid: str = "uid-of-another") -> dict[str, Any]:
     """Returns the metadata of a job in another namespace."""
     return {"namespace": "other", "name": f"job-{uid}", "uid": uid, "resourceVersion": str(version)}
+
+
+async def test_a_deletion_without_an_event_is_reported_with_the_job_as_it_was_last_observed(
+    watched: Watched,
+) -> None:
+    watched.event(JOBS, "MODIFIED", demo(110, {"observedGeneration": 1, "summary": "the last"}))
+    watched.listed(JOBS, version=120)
+    assert [each["status"]["summary"] for each in watched.missed] == ["the last"]
+
+
+async def test_a_job_that_has_the_name_of_a_deleted_one_reports_that_deletion(watched: Watched) -> None:
+    watched.listed(JOBS, demo(110, uid="another"), version=120)
+    assert [each["metadata"]["uid"] for each in watched.missed] == ["uid-of-demo"]
+
+
+async def test_a_deletion_with_an_event_is_not_reported_twice(watched: Watched) -> None:
+    watched.event(JOBS, "DELETED", demo(110, PROCESSED))
+    watched.listed(JOBS, version=120)
+    assert watched.missed == []

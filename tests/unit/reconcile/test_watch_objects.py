@@ -29,7 +29,11 @@ def test_of_a_job_metadata_are_reduced_and_spec_and_status_kept() -> None:
             "generation": 2,
             "creationTimestamp": "2026-11-21T12:00:00Z",
             "deletionTimestamp": "2026-11-21T13:00:00Z",
-            "labels": {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"},
+            "labels": {
+                "kueue.x-k8s.io/queue-name": "q",
+                "kueue.x-k8s.io/priority-class": "high",
+                **{f"label-{number:02d}": "v" * 63 for number in range(32)},
+            },
         },
         "spec": {"model": {"uri": "gs://m"}},
         "status": {"conditions": [CONDITION]},
@@ -41,6 +45,7 @@ def test_of_a_job_metadata_are_reduced_and_spec_and_status_kept() -> None:
         "ownerReferences": [{"uid": "x"}],
         "annotations": {"any": "{"},
     }
+    # The first labels in the order of their keys are kept, and those of the queue in any case.
     whole["metadata"]["labels"]["team"] = "ml"
     assert read(JOBS, whole) == kept
 

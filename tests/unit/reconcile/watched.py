@@ -20,12 +20,14 @@ class Watched:
     """A cache that all streams feed. ``kueue``: whether Workloads are watched, too."""
 
     def __init__(self, namespaces: Sequence[str | None] = (None,), *, kueue: bool = False) -> None:
+        self.missed: list[Mapping[str, Any]] = []
+        """Jobs whose deletion no event has reported."""
         self.now = 0.0
         self.namespaces = namespaces
         kinds = (*KINDS, WORKLOADS) if kueue else KINDS
         streams = [WatchStream(kind, scope) for kind in kinds for scope in namespaces]
         self.streams = [*streams, WatchStream(PROFILES, None)]
-        self.cache = WatchCache(self.streams, clock=lambda: self.now)
+        self.cache = WatchCache(self.streams, clock=lambda: self.now, missed=self.missed.append)
 
     def listed(
         self,

@@ -383,3 +383,25 @@ def test_a_page_from_before_a_job_was_created_again_in_the_same_second_changes_n
     ears.take()
     ears.intake.missed()
     assert ears.take() == [key()]
+
+
+def test_a_deleted_job_is_reported_with_its_last_status() -> None:
+    deleted: list[Any] = []
+    intake = EventHandlers(lambda _key, _after: None, Ears(), deleted=deleted.append)
+    intake.job("ADDED", job())
+    intake.job("MODIFIED", job(Valid="True"))
+    assert deleted == []
+    intake.job("DELETED", job(Valid="True"))
+    assert deleted == [job(Valid="True")]
+
+
+@pytest.mark.parametrize(
+    ("ledger", "queued"), [({}, []), ({"pending": 1}, [(key(), FINISHED_LATER_SECONDS)])]
+)
+def test_a_listed_job_that_has_ended_is_queued_if_the_ledger_lacks_it(
+    ears: Ears, ledger: dict[str, Any], queued: list[tuple[Key, float]]
+) -> None:
+    ended = job(Finished="True")
+    ended["status"] |= {"observedGeneration": ended["metadata"].get("generation"), "ledger": ledger}
+    ears.intake.job(None, ended)
+    assert ears.added == queued

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
+from decimal import Decimal
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,8 @@ from finetune_operator.cluster.port import (
     Unavailable,
     WatchStream,
 )
+from finetune_operator.lifecycle.accounting.amounts import Amounts
+from finetune_operator.lifecycle.accounting.increments import UsageIncrement
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -186,3 +189,41 @@ def test_a_cluster_without_jobset_gets_a_hint_where_to_get_it() -> None:
 
     assert "jobset.sigs.k8s.io" in _source(JOBSETS)
     assert "chart" in _source(JOBS)
+
+
+def test_chip_seconds_and_cost_of_two_processes_add_up_to_the_reported_usage() -> None:
+    """Prometheus adds what each process has counted, as ``increase()`` does."""
+    increments = [
+        UsageIncrement(
+            namespace="team-a",
+            profile="small",
+            capacity="Spot",
+            currency=currency,
+            amounts=Amounts(chip_hours=Decimal(hours), cost=Decimal(cost)),
+        )
+        for hours, cost, currency in (
+            ("0", "0", "USD"),
+            ("1.5", "3", "USD"),
+            ("0.25", "0.5", "USD"),
+            ("1", "0", None),
+        )
+    ]
+    labels = {"namespace": "team-a", "profile": "small", "capacity": "Spot"}
+    seconds = cost = 0.0
+    for part in (increments[:2], increments[2:]):
+        process = OperatorMetrics()
+        for each in part:
+            process.used(each)
+        seconds += process.registry.get_sample_value("finetune_chip_seconds_total", labels) or 0.0
+        cost += process.registry.get_sample_value("finetune_cost_total", labels | {"currency": "USD"}) or 0.0
+    assert (seconds, cost) == (2.75 * 3600, 3.5)
+
+
+def test_a_series_begins_at_zero_before_anything_is_used() -> None:
+    process = OperatorMetrics()
+    process.used(
+        UsageIncrement(namespace="team-a", profile="p", capacity="Spot", currency=None, amounts=Amounts())
+    )
+    assert 'finetune_chip_seconds_total{capacity="Spot",namespace="team-a",profile="p"} 0.0' in (
+        process.render().decode()
+    )

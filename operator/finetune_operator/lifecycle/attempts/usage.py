@@ -129,6 +129,11 @@ def run_seconds(attempt: Attempt, now: datetime) -> float:
     return earlier_run_seconds(attempt) + _ran_now(attempt, now.replace(microsecond=0))
 
 
+def usage_of(attempt: Attempt, plan: Plan, now: datetime) -> Usage:
+    """Returns the usage of one attempt over all its runs, as far as objects and records still show it."""
+    return _sum(plan, [(run_seconds(attempt, now), rate_of(attempt, plan))])
+
+
 def earlier_run_seconds(attempt: Attempt) -> float:
     """Returns the seconds of the runs before the current or last one."""
     record, result = _earlier(attempt)

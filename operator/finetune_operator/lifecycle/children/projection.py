@@ -34,8 +34,8 @@ from finetune_operator.rendering import (
 from finetune_operator.rendering.labels import CLAIM_ANNOTATION, FLAVOR_ANNOTATION, JOB_LABEL, SPEC_ANNOTATION
 
 type Object = Mapping[str, Any]
-type Shape = int | Mapping[str, "Shape"] | "_Each"
-"""A number or a text with this maximum of characters; these keys of an object; a list."""
+type Shape = int | Mapping[str, "Shape"] | "_Each" | "_Labels"
+"""A number or a text with this maximum of characters; these keys of an object; a list; labels."""
 
 
 #: Maximum number of labels, and of annotations, of a FineTuneJob.
@@ -51,6 +51,16 @@ class _Each:
     of: Shape
     most: int = 32
     wanted: Callable[[Object], bool] = bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Labels:
+    """The labels with these keys, and of the others the first ``most`` in the order of their keys."""
+
+    keys: frozenset[str]
+    most: int = 32
+    longest: int = 63
+    """Kubernetes' own limit for a value."""
 
 
 def _texts(*keys: str, most: int = 1024) -> dict[str, Shape]:
@@ -162,7 +172,8 @@ _JOB: dict[str, Shape] = _texts("apiVersion", "kind") | {
         "creationTimestamp",
         "deletionTimestamp",
     )
-    | {"labels": _texts(QUEUE_LABEL, PRIORITY_LABEL)}
+    # The operator's ledger records the labels.
+    | {"labels": _Labels(keys=frozenset({QUEUE_LABEL, PRIORITY_LABEL}))}
 }
 
 
@@ -250,6 +261,8 @@ def _reduced(found: Object, shape: Shape) -> dict[str, Any]:
 
 
 def _cut(value: Any, shape: Shape) -> Any:
+    if isinstance(shape, _Labels):
+        return _labels(value, shape)
     if isinstance(value, Mapping):
         parts = shape if isinstance(shape, Mapping) else {}
         return {key: _cut(value[key], part) for key, part in parts.items() if key in value}
@@ -258,6 +271,13 @@ def _cut(value: Any, shape: Shape) -> Any:
             return []
         return [_cut(each, shape.of) for each in islice(filter(shape.wanted, value), shape.most)]
     return value[:shape] if isinstance(value, str) and isinstance(shape, int) else value
+
+
+def _labels(value: Any, shape: _Labels) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {}
+    others = islice(sorted(key for key in value if key not in shape.keys), shape.most)
+    return {key: str(value[key])[: shape.longest] for key in (*(shape.keys & value.keys()), *others)}
 
 
 def weight(found: Iterable[Object]) -> int:

@@ -74,6 +74,7 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
         conditions=conditions(observation, state, stages),
         waiting=_waiting(observation, state),
         completion_time=(previous.completion_time or whole_second(observation.now)) if completed else None,
+        ledger=previous.ledger,
     )
     if state.phase is JobPhase.FAILED:
         status = status.model_copy(update={"failure": failure_status(state, stages)})

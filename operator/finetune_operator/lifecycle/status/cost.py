@@ -13,15 +13,16 @@ def cost_status(plan: Plan, used: Usage) -> CostStatus:
     """Returns ``status.cost``."""
     left = [ceiling.most - amount for ceiling, amount in against(plan, used)]
     return CostStatus.model_construct(
-        chip_hours=_rounded_down(used.chip_hours),
-        amount=None if used.cost is None else _rounded_down(used.cost),
+        chip_hours=rounded_down(used.chip_hours),
+        amount=None if used.cost is None else rounded_down(used.cost),
+        currency=plan.currency,
         # Of the budget in money if there is one, else of that in chip hours.
         budget_remaining=decimal(round(max(0.0, left[-1]), 4)) if left else None,
     )
 
 
-def _rounded_down(value: float) -> str:
-    """Returns the value to six decimals, so that ten seconds of one cheap chip keep three digits. It is never rounded
-    up, because the next status adds to it."""
+def rounded_down(value: float) -> str:
+    """Returns chip hours or money to six decimals, so that ten seconds of one cheap chip keep three digits. It is never
+    rounded up, because the next status adds to it."""
     whole = floor(value * 1_000_000 + 1e-6)
     return f"{whole / 1_000_000:.6f}".rstrip("0").rstrip(".")

@@ -7,7 +7,7 @@ from typing import Any
 from finetune_operator.api import ConditionType, FineTuneProfileStatus, Reason
 from finetune_operator.lifecycle.status.conditions import FALSE, TRUE, ConditionState, as_conditions
 from finetune_operator.lifecycle.status.fitting import read_profile_status
-from finetune_operator.planning import Refused, check_profile_object, profile_remarks
+from finetune_operator.planning import Refused, check_ledger, check_profile_object, profile_remarks
 
 type Object = Mapping[str, Any]
 
@@ -15,26 +15,31 @@ type Object = Mapping[str, Any]
 _MESSAGE = 1024
 
 
-def profile_status(profile: Object, *, used_by: int | None, now: datetime) -> FineTuneProfileStatus:
+def profile_status(
+    profile: Object, *, used_by: int | None, now: datetime, ledger: str | None = None
+) -> FineTuneProfileStatus:
     """Returns the status of a profile. The same profile and number give the same status.
 
     Args:
         profile: the FineTuneProfile as it is stored.
         used_by: number of unfinished jobs that run under it; None if not all jobs are known.
         now: time of the observation.
+        ledger: URI of the operator's ledger; None if it keeps none.
     """
     generation = profile["metadata"].get("generation", 1)
     previous = read_profile_status(profile.get("status")).conditions or ()
-    conditions = as_conditions(_condition_states(profile), previous, generation=generation, now=now)
+    conditions = as_conditions(_condition_states(profile, ledger), previous, generation=generation, now=now)
     return FineTuneProfileStatus(
         observed_generation=generation, conditions=tuple(conditions.values()), used_by=used_by
     )
 
 
-def _condition_states(profile: Object) -> dict[ConditionType, ConditionState]:
+def _condition_states(profile: Object, ledger: str | None) -> dict[ConditionType, ConditionState]:
     """``Valid`` for people, and its opposite for kstatus, which would call a profile with a mistake current."""
     try:
-        check_profile_object(profile)
+        spec = check_profile_object(profile)
+        if ledger is not None:
+            check_ledger(profile["metadata"]["name"], spec, ledger)
     except Refused as refused:
         return {
             ConditionType.VALID: (FALSE, refused.reason, _cut(refused.message)),

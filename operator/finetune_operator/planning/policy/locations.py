@@ -12,6 +12,7 @@ from itertools import permutations
 from typing import Literal, Self
 
 from finetune_operator.api.profile import Storage
+from finetune_operator.ledger.layout import overlaps
 
 type Rule = Literal["read", "write"]
 
@@ -87,6 +88,17 @@ def storage_faults(section: Storage) -> Iterator[str]:
             yield (
                 f"spec.storage.{name}: {folder} is a file system and spec.storage.artifacts, {storage.artifacts}, is "
                 "none: use a folder in gs://."
+            )
+
+
+def ledger_faults(section: Storage, ledger: str) -> Iterator[str]:
+    """Yields folders of a profile, where pods of tenants write, that overlap the operator's ledger."""
+    storage = ProfileFolders.of(section, "")
+    for name, folder in {"artifacts": storage.artifacts, **storage.shared}.items():
+        if overlaps(ledger, folder):
+            yield (
+                f"spec.storage.{name}: {folder} overlaps the operator's ledger, {ledger}, which no tenant may write: "
+                "use another folder, or set the operator's ledger to a bucket of its own."
             )
 
 

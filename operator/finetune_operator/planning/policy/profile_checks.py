@@ -11,7 +11,7 @@ from finetune_operator.catalog import CatalogError, shape_by_topology
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.policy.limits import LIMITED, resolved_limits
-from finetune_operator.planning.policy.locations import storage_faults
+from finetune_operator.planning.policy.locations import ledger_faults, storage_faults
 from finetune_operator.planning.slices.pathways import pathways_faults
 
 type Object = Mapping[str, Any]
@@ -38,6 +38,12 @@ def check_profile(name: str, profile: DefaultedProfileSpec) -> None:
         *pathways_faults(profile),
     ]
     if wrong:
+        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
+
+
+def check_ledger(name: str, profile: DefaultedProfileSpec, ledger: str) -> None:
+    """Raises Refused if tenants of the profile could write the operator's ledger."""
+    if wrong := list(ledger_faults(profile.storage, ledger)):
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
 
 

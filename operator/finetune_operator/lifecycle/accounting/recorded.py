@@ -1,0 +1,105 @@
+"""``status.ledger``: what the ledger contains of a job."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+from finetune_contract import Stage
+from finetune_operator.api import ConditionStatus, ConditionType, FineTuneJobStatus
+from finetune_operator.api.status_stages import AttemptRecord, CostStatus, LedgerStatus, RecordedAttempt
+from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
+from finetune_operator.lifecycle.accounting.amounts import Amounts, text_of
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+
+
+def without_records(status: FineTuneJobStatus, due: Sequence[LedgerRecord]) -> FineTuneJobStatus:
+    """Returns the status to be written if none of the due records can be written."""
+    return with_records(status, (), left=due)
+
+
+def with_records(
+    status: FineTuneJobStatus, written: Sequence[LedgerRecord], *, left: Sequence[LedgerRecord] = ()
+) -> FineTuneJobStatus:
+    """Returns the status that calls the written records recorded, and the usage at least what is recorded.
+
+    Args:
+        status: the status without them.
+        written: records as the ledger contains them.
+        left: due records that it still lacks.
+    """
+    recorded, known = Amounts.of(status.ledger), recorded_attempts(status)
+    # The usage of another day is part of the attempt's next record.
+    pending = sum(each.outcome is not LedgerOutcome.RUNNING for each in left)
+    for record in written:
+        recorded += Amounts(chip_hours=record.chip_hours, cost=record.cost or Decimal(0))
+        if record.ends_attempt:
+            key = AttemptKey(record.stage, record.number, record.restart)
+            known[record.stage] = max(key, known.get(record.stage, key))
+    if not written and not pending and (status.ledger is None or not status.ledger.pending):
+        return status
+    ledger = LedgerStatus.model_construct(
+        chip_hours=text_of(recorded.chip_hours),
+        amount=text_of(recorded.cost) if status.cost and status.cost.amount is not None else None,
+        attempts=tuple(
+            RecordedAttempt.model_construct(
+                stage=each.stage, number=each.number, restart=each.restart or None
+            )
+            for each in sorted(known.values(), key=lambda each: each.stage.order)
+        )
+        or None,
+        pending=pending or None,
+    )
+    return status.model_copy(update={"ledger": ledger, "cost": _at_least(status.cost, recorded)})
+
+
+def recorded_attempts(status: FineTuneJobStatus) -> dict[Stage, AttemptKey]:
+    """Returns the newest recorded attempt of each stage."""
+    recorded = (status.ledger.attempts if status.ledger else None) or ()
+    return {each.stage: AttemptKey(each.stage, each.number, each.restart or 0) for each in recorded}
+
+
+def is_recorded(key: AttemptKey, known: dict[Stage, AttemptKey]) -> bool:
+    newest = known.get(key.stage)
+    return newest is not None and (key.number, key.restart) <= (newest.number, newest.restart)
+
+
+def last_attempt(status: FineTuneJobStatus) -> AttemptKey | None:
+    """Returns the newest attempt that the status names; None if it names none."""
+    named = [each for each in status.stages or () if each.job_set]
+    current = [each for each in named if each.name is status.stage]
+    for each in current or reversed(named):
+        number = (each.job_set or "").rpartition("-")[2]
+        if number.isdecimal():
+            return AttemptKey(each.name, int(number), each.restart or 0)
+    return None
+
+
+def history(status: FineTuneJobStatus) -> dict[AttemptKey, AttemptRecord]:
+    """Returns the ends of attempts in the status, oldest first within a stage."""
+    found: dict[AttemptKey, AttemptRecord] = {}
+    for each in (status.attempts.history if status.attempts else None) or ():
+        number = (each.job_set or "").rpartition("-")[2]
+        if number.isdecimal():
+            found[AttemptKey(each.stage, int(number), each.restart or 0)] = each
+    return found
+
+
+def has_ended(status: FineTuneJobStatus) -> bool:
+    return any(
+        each.type == ConditionType.FINISHED and each.status == ConditionStatus.TRUE
+        for each in status.conditions or ()
+    )
+
+
+def _at_least(cost: CostStatus | None, recorded: Amounts) -> CostStatus | None:
+    if cost is None:
+        return None
+    amounts = Amounts.of(cost)
+    raised = amounts.at_least(recorded)
+    if raised == amounts:
+        return cost
+    return cost.model_copy(
+        update={
+            "chip_hours": text_of(raised.chip_hours),
+            "amount": None if cost.amount is None else text_of(raised.cost),
+        }
+    )

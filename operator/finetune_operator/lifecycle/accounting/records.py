@@ -1,0 +1,270 @@
+"""The records that the ledger lacks.
+
+An attempt is recorded once it has ended; one that runs past midnight (UTC) is recorded for each day. The amount of a
+record is the difference between the usage in ``status.cost`` and the part of it that ``status.ledger`` calls recorded.
+So the records of a job always add up to its usage, even if pods and records of an attempt are deleted: no usage is
+lost or counted twice if an attempt is measured again, or if a record can only be written later.
+
+No crash changes a sum. The status is written after the records that it calls recorded. After a crash in between, the
+same records are decided again under the same names, and the amounts that are stored count.
+"""
+
+from datetime import date, datetime
+from itertools import islice
+from typing import Any
+
+from finetune_contract import FailureClass
+from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api.placement import Capacity
+from finetune_operator.api.status_stages import AttemptRecord
+from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.ledger.record import MOST_LABELS, LedgerOutcome, LedgerRecord
+from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
+from finetune_operator.lifecycle.accounting.recorded import (
+    has_ended,
+    history,
+    is_recorded,
+    last_attempt,
+    recorded_attempts,
+)
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.classify import AttemptResult
+from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, usage_of
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decision import Delete, Finish, NextStep, Object
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.status.cost import rounded_down
+from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.planning import Plan
+from finetune_operator.planning.slices.topology import FlavorTerms
+
+
+def due_records(
+    observation: Observation, step: NextStep, status: FineTuneJobStatus
+) -> tuple[LedgerRecord, ...]:
+    """Returns the records that the ledger lacks. ``status`` is the one to be written, without them."""
+    if observation.ledger is None or (isinstance(step.action, Delete) and step.action.status_first):
+        return ()
+    if step.stages is None:
+        return closing_records(observation.job, observation.now) if has_ended(status) else ()
+    found = _of_ended(observation, step.stages, status) or _of_the_day(observation, step.stages, status)
+    if not found and isinstance(step.action, Finish):
+        return _rest(observation.job, status, observation.status, observation.now)
+    return found
+
+
+def closing_records(job: Object, now: datetime) -> tuple[LedgerRecord, ...]:
+    """Returns what is left to record of a job that has ended or is deleted.
+
+    It follows from the job alone, whose children may be gone. If several attempts are not recorded, because the ledger
+    could not be written for a while, those in the history of the status have a record each, and one of them contains
+    the usage of all.
+    """
+    status = read_status(job.get("status"))
+    if has_ended(status) and not (status.ledger and status.ledger.pending):
+        return ()
+    return _rest(job, status, status, now)
+
+
+def _rest(
+    job: Object, status: FineTuneJobStatus, stored: FineTuneJobStatus, now: datetime
+) -> tuple[LedgerRecord, ...]:
+    """Returns the records of attempts that have none, or one of usage that no record contains."""
+    last, ended = last_attempt(status), has_ended(status)
+    if last is None:
+        return ()
+    known, rest = recorded_attempts(status), Amounts.of(status.cost) - Amounts.of(status.ledger)
+    ends: dict[AttemptKey, AttemptRecord | None] = {
+        key: entry for key, entry in history(status).items() if not is_recorded(key, known)
+    }
+    if not is_recorded(last, known):
+        ends.setdefault(last, None)
+    correction = not ends
+    if correction and not rest:
+        return ()
+    ends = ends or {last: history(status).get(last)}
+    whole = next((key for key in reversed(ends) if key.stage.on_tpu), next(reversed(ends)))
+    completed = status.completion_time if ended else None
+    return tuple(
+        _record(
+            job,
+            status,
+            key,
+            rest if key == whole else Amounts(),
+            outcome=LedgerOutcome.CORRECTION if correction else _outcome(entry, ended=ended),
+            failure_class=entry.failure_class if entry else None,
+            reason=entry.reason if entry else "",
+            end=whole_second(completed or now),
+            stored=stored,
+            **_reported_slice(status, key, held=bool(rest) and key == whole),
+        )
+        for key, entry in ends.items()
+    )
+
+
+def _reported_slice(status: FineTuneJobStatus, key: AttemptKey, *, held: bool) -> dict[str, Any]:
+    """Returns the fields about the slice in the status. ``held``: whether the record has chip hours."""
+    resources = status.resolved.resources if status.resolved else None
+    if resources is None or not (key.stage.on_tpu or held):
+        return {}
+    return {"tpu": resources.tpu, "chips": resources.chips, "capacity": resources.capacity}
+
+
+def _of_ended(
+    observation: Observation, stages: JobStages, status: FineTuneJobStatus
+) -> tuple[LedgerRecord, ...]:
+    """Returns a record for each attempt that has ended and is not recorded.
+
+    The last one on TPUs gets all that the job has used and no other attempt accounts for, including what is no longer
+    measured.
+    """
+    known, plan, now = recorded_attempts(status), stages.plan, observation.now
+    ended = [(attempt, end) for attempt, end in stages.classified if not is_recorded(attempt.key, known)]
+    if not ended:
+        return ()
+    left = Amounts.of(status.cost) - Amounts.of(status.ledger)
+    for attempt in stages.attempts:
+        if attempt.live:
+            left -= _measured(attempt, plan, now)
+    amounts: dict[AttemptKey, Amounts] = {}
+    for attempt, _ in ended:
+        amounts[attempt.key] = _measured(attempt, plan, now).at_most(left)
+        left -= amounts[attempt.key]
+    last = next((attempt.key for attempt, _ in reversed(ended) if attempt.key.stage.on_tpu), ended[-1][0].key)
+    amounts[last] += left
+    return tuple(
+        _of_attempt(observation, status, attempt, amounts[attempt.key], plan=plan, end=end)
+        for attempt, end in ended
+    )
+
+
+def _of_attempt(
+    observation: Observation,
+    status: FineTuneJobStatus,
+    attempt: Attempt,
+    own: Amounts,
+    *,
+    plan: Plan,
+    end: AttemptResult | None = None,
+) -> LedgerRecord:
+    """``end``: None if the attempt continues."""
+    failure = end.failure if end else None
+    if end is None:
+        outcome, reason = LedgerOutcome.RUNNING, ""
+    else:
+        outcome = LedgerOutcome(end.ending)
+        reason = failure.reason if failure else end.purpose or str(end.ending)
+    held = _slice(attempt, plan, own)
+    chips = held.get("chips")
+    return _record(
+        observation.job,
+        status,
+        attempt.key,
+        own,
+        outcome=outcome,
+        failure_class=end.failure_class if end else None,
+        reason=reason[:128],
+        end=whole_second((end.finished if end else None) or observation.now),
+        seconds=int(own.chip_hours * 3600 / chips if chips else run_seconds(attempt, observation.now)),
+        stored=observation.status,
+        **held,
+    )
+
+
+def _of_the_day(
+    observation: Observation, stages: JobStages, status: FineTuneJobStatus
+) -> tuple[LedgerRecord, ...]:
+    """Returns the record of a live attempt if the status is the first of a day: its usage up to the last status of the
+    day before."""
+    stored, live = observation.status, stages.live
+    if live is None or stored.active_time is None or status.active_time is None:
+        return ()
+    if status.active_time.as_of.date() <= stored.active_time.as_of.date():
+        return ()
+    used = Amounts.of(stored.cost) - Amounts.of(stored.ledger)
+    return (_of_attempt(observation, status, live, used, plan=stages.plan),) if used else ()
+
+
+def _record(
+    job: Object,
+    status: FineTuneJobStatus,
+    key: AttemptKey,
+    own: Amounts,
+    *,
+    stored: FineTuneJobStatus,
+    **values: Any,
+) -> LedgerRecord:
+    """``stored``: the job's status as it is stored, from which the day follows."""
+    metadata, resolved, cost = job["metadata"], status.resolved, status.cost
+    labels = metadata.get("labels") or {}
+    return LedgerRecord(
+        day=_day(job, stored, values["end"]),
+        namespace=metadata["namespace"],
+        job=metadata["name"],
+        uid=metadata["uid"],
+        labels=dict(islice(sorted(labels.items()), MOST_LABELS)),
+        profile=resolved.profile.name if resolved and resolved.profile else "",
+        model=resolved.model.source[:1024] if resolved and resolved.model else "",
+        stage=key.stage,
+        number=key.number,
+        restart=key.restart,
+        currency=cost.currency if cost else None,
+        chip_hours=own.chip_hours,
+        cost=own.cost if cost and cost.amount is not None else None,
+        **values,
+    )
+
+
+def _day(job: Object, stored: FineTuneJobStatus, end: datetime) -> date:
+    """Returns the day on which a record counts: that of the last stored report of the usage, so that it is the same
+    when the record is decided again."""
+    if stored.active_time:
+        return stored.active_time.as_of.date()
+    created = job["metadata"].get("creationTimestamp")
+    return (parse(created) if created else end).date()
+
+
+def _slice(attempt: Attempt, plan: Plan, own: Amounts) -> dict[str, Any]:
+    """Returns the fields about the slice that the attempt ran on; of a stage on CPU, which may contain late usage of an
+    earlier one, the capacity at most."""
+    if not attempt.key.stage.on_tpu:
+        return {"capacity": Capacity(plan.placement.capacity)} if own else {}
+    rate = rate_of(attempt, plan)
+    name = (attempt.jobset.flavor if attempt.jobset else None) or _flavor_of(rate.price, plan)
+    present = FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
+    return {
+        "tpu": plan.placement.shape.name if rate.chips == plan.chips else "",
+        "chips": rate.chips,
+        "flavor": name,
+        "capacity": Capacity(plan.flavors.get(name, present).capacity),
+        "chip_hour_price": rate.price,
+    }
+
+
+def _flavor_of(price: float | None, plan: Plan) -> str:
+    """Returns the flavor of an attempt whose JobSet is deleted: the present one, unless its price differs."""
+    if price == plan.placement.chip_hour_price:
+        return plan.placement.flavor
+    return next(
+        (name for name, terms in plan.flavors.items() if terms.chip_hour_price == price),
+        plan.placement.flavor,
+    )
+
+
+def _measured(attempt: Attempt, plan: Plan, now: datetime) -> Amounts:
+    used = usage_of(attempt, plan, now)
+    return Amounts(
+        chip_hours=amount(rounded_down(used.chip_hours)), cost=amount(rounded_down(used.cost or 0.0))
+    )
+
+
+def _outcome(entry: AttemptRecord | None, *, ended: bool) -> LedgerOutcome:
+    """Returns how an attempt ended by its entry in the history; without one, it ran when its job was deleted."""
+    if entry is None:
+        return LedgerOutcome.STOPPED if ended else LedgerOutcome.DELETED
+    if entry.failure_class is FailureClass.QUOTA:
+        return LedgerOutcome.EVICTED
+    if entry.failure_class is not None:
+        return LedgerOutcome.FAILED
+    return LedgerOutcome.SUCCEEDED if entry.reason == LedgerOutcome.SUCCEEDED else LedgerOutcome.STOPPED

@@ -1,0 +1,103 @@
+"""The ledger of an operator on the real control plane: it outlives jobs, and finetune costs sums it."""
+
+import json
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from devcluster.testing import LocalCluster
+from finetune_contract import Stage
+from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
+from tests.integration import fake_trainer
+from tests.integration.jobs import PROFILE, job_path, phase
+from tests.integration.test_cli import finetune
+
+
+def records(cluster: LocalCluster, namespace: str) -> list[LedgerRecord]:
+    found = [
+        LedgerRecord.parse(path.read_bytes())
+        for path in cluster.state.ledger.glob(f"v1/*/{namespace}/*/*.json")
+    ]
+    assert None not in found
+    return [each for each in found if each is not None]
+
+
+def trains(job: Any) -> bool:
+    status = job.get("status", {})
+    return (status.get("stage"), status.get("phase")) == ("Train", "Running")
+
+
+def costs(cluster: LocalCluster, namespace: str, *arguments: str) -> Any:
+    done = finetune(cluster, "costs", "-n", namespace, "-o", "json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_records_of_a_job_add_up_to_its_status_and_outlive_it(
+    double: LocalCluster, namespace: str
+) -> None:
+    path = job_path(namespace, "billed")
+    double.apply(fake_trainer.job(namespace, "billed", PROFILE, resources={"tpu": "v6e-4"}))
+    status = double.wait(path, phase("Succeeded", "Failed"), seconds=180)["status"]
+    assert status["phase"] == "Succeeded", status["summary"]
+    hours = Decimal(status["cost"]["chipHours"])
+    assert hours > 0
+    assert Decimal(status["ledger"]["chipHours"]) == hours
+    assert "pending" not in status["ledger"]
+    found = records(double, namespace)
+    assert sorted(each.stage for each in found) == sorted(each["name"] for each in status["stages"])
+    assert {each.outcome for each in found} == {LedgerOutcome.SUCCEEDED}
+    assert sum(each.chip_hours for each in found) == hours
+    ledger = double.state.ledger.as_uri()
+    summed = costs(double, namespace, "--ledger", ledger)
+    assert (summed["source"], summed["total"]["chipHours"]) == ("ledger", status["cost"]["chipHours"])
+    # The operator of this cluster has no Deployment that names its ledger.
+    assert costs(double, namespace)["source"] == "statuses"
+    assert costs(double, namespace)["total"]["chipHours"] == status["cost"]["chipHours"]
+    double.delete(path)
+    double.wait_gone(path, seconds=10)
+    assert costs(double, namespace, "--ledger", ledger)["total"] == summed["total"]
+    assert costs(double, namespace)["total"]["jobs"] == 0
+
+
+def test_of_a_job_that_is_deleted_while_it_trains_its_last_usage_is_recorded(
+    double: LocalCluster, namespace: str, runs: Path
+) -> None:
+    slow = fake_trainer.install(runs / "deleted", seconds=3600, stages=[Stage.TRAIN], saves=True)
+    double.add_image(fake_trainer.IMAGE, slow)
+    path = job_path(namespace, "deleted")
+    double.apply(fake_trainer.job(namespace, "deleted", PROFILE, resources={"tpu": "v6e-4"}))
+    double.wait(path, lambda job: trains(job) or phase("Failed")(job), seconds=90)
+    # An edit has the status, and with it the usage, written anew.
+    double.patch(path, {"spec": {"suspend": False, "childTTLSecondsAfterFinished": 86400}})
+    last = double.wait(path, lambda job: job["status"].get("observedGeneration") == 2, seconds=30)["status"]
+    double.delete(path)
+    double.wait_gone(path, seconds=10)
+    deadline = time.monotonic() + 30
+    while not (train := [each for each in records(double, namespace) if each.stage is Stage.TRAIN]):
+        assert time.monotonic() < deadline, "the deletion is not recorded"
+        time.sleep(0.1)
+    (found,) = train
+    assert found.outcome is LedgerOutcome.DELETED
+    everything = sum(each.chip_hours for each in records(double, namespace))
+    assert everything >= Decimal((last.get("cost") or {}).get("chipHours", "0"))
+
+
+def test_a_deletion_that_no_operator_observes_is_counted_at_the_next_start(
+    double: LocalCluster, namespace: str
+) -> None:
+    path = job_path(namespace, "unseen")
+    double.apply(fake_trainer.job(namespace, "unseen", PROFILE, planOnly=True))
+    double.wait(path, phase("Planned", "Failed"), seconds=90)
+    uid = double.get(path)["metadata"]["uid"]
+    before = records(double, namespace)
+    double.stop("operator")
+    double.delete(path)
+    double.wait_gone(path, seconds=10)
+    double.start("operator")
+    double.wait_gone(f"/api/v1/namespaces/finetune-system/configmaps/finetune-plan-{uid}")
+    (missed,) = double.metrics("finetune_ledger_deletions_missed_total")
+    assert missed.value >= 1
+    assert records(double, namespace) == before
+    assert [each.stage for each in before] == [Stage.PREFLIGHT]

@@ -1,0 +1,81 @@
+"""The records of the ledger add up to the statuses, whatever happened to the jobs, the operator and the ledger."""
+
+from collections import Counter
+from collections.abc import Iterable
+from decimal import Decimal
+
+import pytest
+
+from finetune_contract import Stage
+from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
+from finetune_operator.ledger.sums import item_of, item_of_status, summed
+from tests.unit.lifecycle.simulated_jobs import SimulatedJob, amount, hours
+
+
+def lived(numbers: Iterable[int]) -> list[SimulatedJob]:
+    jobs = [SimulatedJob(number) for number in numbers]
+    for each in jobs:
+        each.live()
+    return jobs
+
+
+def counted(records: Iterable[LedgerRecord]) -> list[LedgerRecord]:
+    """Returns the records without the first of two ends of an attempt, as ``finetune costs`` reads them.
+
+    There are two after a crash between record and status if the ledger is then away until another day.
+    """
+    found: dict[object, LedgerRecord] = {}
+    for each in sorted(records, key=lambda record: record.day):
+        found[(each.stage, each.number, each.restart) if each.ends_attempt else id(each)] = each
+    return list(found.values())
+
+
+def check(jobs: list[SimulatedJob]) -> Counter[str]:
+    """Checks jobs one by one and all together. Returns the number of records by outcome."""
+    outcomes = Counter[str]()
+    everything: list[LedgerRecord] = []
+    for each in jobs:
+        records = counted((each.world.ledger or {}).values())
+        everything += records
+        outcomes.update(str(record.outcome) for record in records)
+        status, name = each.world.status, each.world.job["metadata"]["name"]
+        assert sum((record.chip_hours for record in records), Decimal(0)) == hours(status), name
+        assert sum((record.cost or Decimal(0) for record in records), Decimal(0)) == amount(status), name
+        ends = [(record.stage, record.number, record.restart) for record in records if record.ends_attempt]
+        if not each.deleted:
+            assert len(ends) == (status.get("attempts") or {}).get("total", 0), (
+                f"{name}: attempts are missing"
+            )
+    for field in ("namespace", "profile", "model"):
+        by_ledger, total = summed(map(item_of, everything), lambda item, f=field: str(getattr(item, f)))
+        statuses = [item for each in jobs if (item := item_of_status(each.world.job))]
+        by_status, expected = summed(statuses, lambda item, f=field: str(getattr(item, f)))
+        assert {name: each.chip_hours for name, each in by_ledger.items()} == {
+            name: each.chip_hours for name, each in by_status.items()
+        }
+        assert (total.chip_hours, dict(total.cost)["USD"]) == (
+            expected.chip_hours,
+            dict(expected.cost)["USD"],
+        )
+    return outcomes
+
+
+def test_records_add_up_to_the_statuses() -> None:
+    check(lived(range(40)))
+
+
+@pytest.mark.slow
+def test_the_records_of_a_thousand_jobs_add_up_to_the_statuses() -> None:
+    jobs = lived(range(1000))
+    outcomes = check(jobs)
+    # Each kind of life has occurred, often.
+    assert all(outcomes[kind] > 20 for kind in set(LedgerOutcome) - {LedgerOutcome.CORRECTION}), outcomes
+    assert sum(each.deleted for each in jobs) > 200
+    capacities = Counter(
+        str(record.capacity)
+        for each in jobs
+        for record in (each.world.ledger or {}).values()
+        if record.stage is Stage.TRAIN and record.chip_hours
+    )
+    assert capacities["Spot"] > 100
+    assert capacities["OnDemand"] > 100
