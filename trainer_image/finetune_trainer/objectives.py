@@ -125,8 +125,7 @@ class Preference:
 
     @staticmethod
     def examples(batch: Batch) -> npt.NDArray[np.int32]:
-        found: npt.NDArray[np.int32] = (batch["chosen_mask"][:, 0] != 0).astype(np.int32)
-        return found
+        return np.asarray(batch["chosen_mask"][:, 0] != 0, np.int32)
 
     @staticmethod
     def tokens(batch: Batch) -> int:

@@ -148,6 +148,11 @@ class Churn:
 
     async def _watch(self, path: str, handle: Callable[[str, Object], None]) -> None:
         async for event in self._kube.watch(path):
+            if event.type == "SYNCED" and handle == self._jobset:
+                # A JobSet may have ended and been deleted while the watch was interrupted.
+                present = {each["metadata"]["name"] for each in event.objects}
+                for names in self._open.values():
+                    names.intersection_update(present)
             for found in event.objects:
                 handle(event.type, found)
 
@@ -226,6 +231,7 @@ async def measure(
     print(
         f"| the leader that is left alone: minutes observed | {60 * (memory[-1][0] - memory[0][0]):.1f} |\n"
         f"| … resident, MiB: first, last | {memory[0][1]:.0f}, {memory[-1][1]:.0f} |\n"
+        f"| … after each quarter | {', '.join(f'{memory[(len(memory) - 1) * n // 4][1]:.0f}' for n in (1, 2, 3))} |\n"
         f"| … slope, MiB per hour | {_slope(memory):+.1f} |"
     )
     return {"soak: jobs lost, doubled or stuck": len(churn.wrong)}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,21 @@ def answered(kubeconfig: Path, answer: bytes | signal.Signals, *options: str) ->
             shown += chunk
             if shown.endswith(b"[y/N] "):
                 if isinstance(answer, signal.Signals):
-                    program.send_signal(answer)
+                    _interrupt(program, answer)
                 else:
                     os.write(terminal, answer)
         assert program.stdout is not None
         printed = program.stdout.read().decode()
     os.close(terminal)
     return program.returncode, printed, shown.decode()
+
+
+def _interrupt(program: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Sends the signal until the program ends: one that arrives just before it waits for input may be ignored."""
+    while program.poll() is None:
+        program.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(0.5)
 
 
 def _read(terminal: int) -> bytes:
