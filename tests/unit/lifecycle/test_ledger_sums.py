@@ -68,8 +68,8 @@ def test_records_add_up_to_the_statuses() -> None:
 def test_the_records_of_a_thousand_jobs_add_up_to_the_statuses() -> None:
     jobs = lived(range(1000))
     outcomes = check(jobs)
-    # Each kind of life has occurred, often.
-    assert all(outcomes[kind] > 20 for kind in set(LedgerOutcome) - {LedgerOutcome.CORRECTION}), outcomes
+    # Each kind of life has occurred, more than a few times.
+    assert all(outcomes[kind] > 10 for kind in set(LedgerOutcome) - {LedgerOutcome.CORRECTION}), outcomes
     assert sum(each.deleted for each in jobs) > 200
     capacities = Counter(
         str(record.capacity)
