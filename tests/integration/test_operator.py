@@ -55,7 +55,7 @@ def test_the_end_of_a_job_outlives_it(double: LocalCluster, namespace: str) -> N
     run = RunFolder(done["status"]["resolved"]["runFolder"])
     record = asyncio.run(read_run_record(FileStore(), run))
     assert record is not None
-    assert record.job.status == done["status"]
+    assert record.job.status == {name: each for name, each in done["status"].items() if name != "ledger"}
     assert record.job.spec == done["spec"]
     assert record.job.metadata.uid == done["metadata"]["uid"]
     assert record.job.metadata.labels == {"team": "a"}

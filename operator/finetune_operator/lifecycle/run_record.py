@@ -42,7 +42,7 @@ class RecordedJob(_Part):
     metadata: RecordedMetadata
     spec: dict[str, Any]
     status: dict[str, Any]
-    """As the operator wrote it last. ``lifecycle.status.fitting.read_status`` reads it."""
+    """As the operator wrote it last, without ``ledger``. ``lifecycle.status.fitting.read_status`` reads it."""
 
 
 class RunRecord(_Part):
@@ -76,7 +76,8 @@ def run_record(observation: Observation, status: FineTuneJobStatus, *, operator:
                 **observation.job_texts,
             },
             "spec": job["spec"],
-            "status": status.to_document(),
+            # The operator's ledger is written after this record.
+            "status": {key: each for key, each in status.to_document().items() if key != "ledger"},
         },
     }
     # No text in a job may prevent the job from ending, not even one that is no Unicode.
