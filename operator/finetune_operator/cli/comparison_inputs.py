@@ -20,7 +20,6 @@ from finetune_contract import (
     Sample,
     StageRequest,
 )
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
     RECORD_LIMIT,
@@ -29,9 +28,9 @@ from finetune_operator.artifacts.port import (
     ObjectTooLarge,
     StorageError,
 )
-from finetune_operator.artifacts.scheme_router import SchemeRouter, StoreBackend
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.run_folder import explanation
 from finetune_operator.cli.text import one_line
 from finetune_operator.comparison import ParsedLines, RunRecords, parsed_lines
 
@@ -45,19 +44,6 @@ _ROW_BYTES, _SAMPLE_BYTES = 16 * 2**10, 2**20
 #: An attempt's request, by the folder's name: stage, number, restart.
 _REQUEST = re.compile(r"(prep|conv|train|eval)-([0-9]{1,3})(?:\.([0-9]{1,6}))?/(request|result)\.json")
 _STAGE_ORDER = ("prep", "conv", "train", "eval")
-#: Seconds of one read: rows.jsonl over a slow line.
-_READ_SECONDS = 120.0
-
-
-def patient_store() -> ObjectStore:
-    """Returns a store with the caller's credentials, which waits for large files on slow lines."""
-
-    def google() -> StoreBackend:
-        from finetune_operator.artifacts.google_store import GoogleStore
-
-        return GoogleStore(deadline_seconds=_READ_SECONDS)
-
-    return SchemeRouter({"gs": google, "file": lambda: FileStore(deadline_seconds=_READ_SECONDS)})
 
 
 def is_run_folder(name: str) -> bool:
@@ -171,7 +157,7 @@ class _Reader:
             self._unreadable.append(f"{uri} is not read: {error.message}.")
             return None
         except StorageError as error:
-            raise _unavailable(error) from error
+            raise explanation(error) from error
 
     async def _record[T: BaseModel](self, uri: str, model: type[T], limit: int = RECORD_LIMIT) -> T | None:
         content = await self._read(uri, limit)
@@ -207,7 +193,7 @@ class _Reader:
             self._unreadable.append(f"{error.uri} is not read: {error.message}.")
             return None
         except StorageError as error:
-            raise _unavailable(error) from error
+            raise explanation(error) from error
         attempts: dict[tuple[int, int, int], set[str]] = {}
         for match in filter(None, map(_REQUEST.fullmatch, names)):
             stage, number, restart, kind = match.groups()
@@ -249,11 +235,3 @@ class _Reader:
                 f"{uri}: lines that are not valid records are left out: {found.rejected:,} ({found.first_fault})."
             )
         return found
-
-
-def _unavailable(error: StorageError) -> CliError:
-    return CliError(
-        f"The run folder cannot be read: {error}",
-        fix="Log in to the object store (on Google Cloud: gcloud auth application-default login; for a local store set "
-        "STORAGE_EMULATOR_HOST), check your rights on the folder, and try again.",
-    )

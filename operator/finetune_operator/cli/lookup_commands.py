@@ -193,9 +193,9 @@ def compare(  # noqa: PLR0917
         print_comparison,
         records_of,
     )
-    from finetune_operator.cli.comparison_inputs import patient_store
+    from finetune_operator.cli.run_folder import caller_store
 
-    store = patient_store()
+    store = caller_store()
     try:
         if needs_cluster(names):
             runs = with_connection(

@@ -143,10 +143,11 @@ def explained() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        raise _explanation(error) from error
+        raise explanation(error) from error
 
 
-def _explanation(error: StorageError) -> CliError:
+def explanation(error: StorageError) -> CliError:
+    """Returns what to report of an error of the store, with one remedy."""
     where, why = text.one_line(error.uri), text.one_line(error.message)[:400]
     remote = where.startswith("gs://")
     if isinstance(error, StorageUnauthenticated):
