@@ -32,7 +32,7 @@ from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_nam
 
 type Object = Mapping[str, Any]
 
-#: Number of plans that are kept for the next decision about the same job, 20 KiB each for an ordinary job.
+#: Number of plans that are kept for the next decision about the same job, up to 60 KiB each for an ordinary job.
 _KEPT_PLANS = 1024
 #: Maximum size in bytes of what a kept plan is made from, apart from the profile. Tenants decide it.
 _KEPT_BYTES = 16 * 2**10
