@@ -106,8 +106,8 @@ class Tenant:
 
         def seen_again(found: Object) -> bool:
             # conditions that depend on an unreadable run folder keep their observedGeneration
-            ages = [each["observedGeneration"] for each in found["status"]["conditions"]]
-            return bool(max(ages) >= generation)
+            conditions = found.get("status", {}).get("conditions", ())
+            return bool(max((each["observedGeneration"] for each in conditions), default=0) >= generation)
 
         return self.cluster.wait(self.path(job), seen_again)
 
