@@ -78,6 +78,7 @@ REFUSED: list[tuple[Any, dict[str, Any], Reason, str]] = [
     ({**first(), "status": {}}, {}, Reason.SOURCE_JOB_RUNNING, "has not ended yet (Pending)"),
     (states.failed().job, {}, Reason.SOURCE_JOB_UNUSABLE, "ended as Failed"),
     (states.planned().job, {}, Reason.SOURCE_JOB_UNUSABLE, "ended as Planned"),
+    (states.reach("cancelled"), {}, Reason.SOURCE_JOB_UNUSABLE, "is cancelled and has made no model"),
     (first(artifacts=[ADAPTER, ON_HUB]), {}, Reason.SOURCE_JOB_UNUSABLE, "spec.export.content"),
     (
         first(),
