@@ -1,5 +1,6 @@
 """Stages, attempts, progress and cost in the status."""
 
+from datetime import date
 from enum import StrEnum
 from typing import Annotated
 
@@ -301,3 +302,5 @@ class LedgerStatus(ApiModel):
     """Newest recorded attempt of each stage; earlier ones are recorded, too. Absent: none."""
     pending: NonNegative | None = None
     """Number of ended attempts that could not be recorded yet. Absent: 0."""
+    pending_day: date | None = None
+    """Day (UTC) on which usage counts that could not be recorded yet. Absent: there is none."""

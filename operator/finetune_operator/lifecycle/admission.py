@@ -1,9 +1,8 @@
 """The plan of a job: made at admission, stored, and read again by every later decision."""
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from pydantic_core import to_json
@@ -13,6 +12,7 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.capacity import exhausted_capacities
 from finetune_operator.lifecycle.decision import Admit, NextStep
+from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.derive import preflight_found
 from finetune_operator.planning import (
@@ -32,8 +32,6 @@ from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_nam
 
 type Object = Mapping[str, Any]
 
-#: Number of plans that are kept for the next decision about the same job, up to 60 KiB each for an ordinary job.
-_KEPT_PLANS = 1024
 #: Maximum size in bytes of what a kept plan is made from, apart from the profile. Tenants decide it.
 _KEPT_BYTES = 16 * 2**10
 #: Metadata that change with every write, and that no plan depends on.
@@ -86,25 +84,13 @@ def _replanned(
     text, record = to_json(inputs), found and found.model_dump_json(by_alias=True)
     if len(text) + len(record or "") + len(snapshot.stored["spec.json"]) > _KEPT_BYTES:
         return replan(job, snapshot, exhausted, found)
-    return replanned_from(text, _Stored(snapshot), exhausted, record)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A stored plan that is compared by its digest, which is computed over all of its data."""
-
-    plan: StoredPlan = field(compare=False)
-    digest: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", self.plan.digest)
-
-
-@lru_cache(_KEPT_PLANS)
-def replanned_from(job: bytes, stored: _Stored, exhausted: frozenset[str], found: str | None) -> Plan:
-    """Returns the same as ``replan``, for the job and the record as JSON. Raises Refused, which is not kept."""
-    memory = MemoryOutcome.model_validate_json(found) if found is not None else None
-    return replan(json.loads(job), stored.plan, exhausted, memory)
+    rest = to_json([snapshot.digest, sorted(exhausted), record])
+    return kept_plans.plan(
+        metadata["uid"],
+        sha256(text + rest).digest(),
+        chosen=found is not None,
+        make=lambda: replan(job, snapshot, exhausted, found),
+    )
 
 
 def _as_admitted(job: Object, snapshot: StoredPlan) -> Object:

@@ -18,7 +18,7 @@ from finetune_operator.artifacts.port import RecordStore, StorageError, StorageU
 from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerRecord
-from finetune_operator.lifecycle.accounting.records import closing_records
+from finetune_operator.lifecycle.accounting.records import closing_records, remainder
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,9 @@ class Ledger:
         async def write(uri: str, record: LedgerRecord) -> bool:
             async with places:
                 try:
-                    await self._put(record)
+                    found = await self._put(record)
+                    if rest := remainder(record, found):
+                        await self._put(rest)
                 except StorageError as error:
                     log.warning("the ledger cannot be written; a deleted job stays due: %s", error)
                     return False

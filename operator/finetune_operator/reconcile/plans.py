@@ -14,6 +14,7 @@ from finetune_operator.cluster.port import (
     NotFound,
     Object,
 )
+from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL, PLAN_COMPONENT, plan_name
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
@@ -75,12 +76,16 @@ class Plans:
             self.forget(uid)
 
     def forget(self, uid: str) -> None:
-        """Drops the plan from the cache."""
+        """Drops the stored plan, and the plan that decisions have made from it."""
+        kept_plans.forget(uid)
+        self._drop(uid)
+
+    def _drop(self, uid: str) -> None:
         if dropped := self._cached.pop(uid, None):
             self._bytes -= _size(dropped)
 
     def _keep(self, uid: str, plan: Object) -> None:
-        self.forget(uid)
+        self._drop(uid)
         self._cached[uid] = plan
         self._bytes += _size(plan)
         while self._bytes > CACHE_BYTES:

@@ -194,7 +194,7 @@ class Reconciler:
         due = [each for each in (decision.requeue_after, soon) if each is not None]
         return replace(
             decision,
-            status=with_records(decision.status, written, left=left),
+            status=with_records(decision.status, decision.ledger, written),
             requeue_after=min(due, default=None),
         )
 

@@ -3,7 +3,6 @@
 Between any two writes the operator may crash, and the ledger may be away.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -60,9 +59,8 @@ class SimulatedJob:
         self.world.job["metadata"]["creationTimestamp"] = stamp(self.world.now)
         self.world.now += timedelta(hours=random.randrange(24))
         self.deleted = False
+        self.evictions = 0
         self._crashed = False
-        self.reported: defaultdict[str, Decimal] = defaultdict(Decimal)
-        """Chip hours by capacity, as the statuses reported them while the capacity was the job's."""
 
     def live(self) -> None:
         """Lives the job's life."""
@@ -87,20 +85,10 @@ class SimulatedJob:
 
     def reconcile(self) -> None:
         crash = self._random.randrange(6) if self._faults and self._random.random() < 0.2 else None
-        before = self.world.status
         with suppress(Crash):
             self._crashed = crash is not None
             self.world.reconcile(crash_after=crash)
             self._crashed = False
-        self._note(before)
-
-    def _note(self, before: Any) -> None:
-        now = self.world.status
-        grown = hours(now) - hours(before)
-        capacity = (
-            (before.get("resolved") or now.get("resolved") or {}).get("resources", {}).get("capacity", "")
-        )
-        self.reported[capacity] += grown
 
     def _end(self) -> None:
         """Faults stop, and the job ends."""
@@ -147,12 +135,15 @@ class SimulatedJob:
             self._while_running(name)
 
     def _while_running(self, name: str) -> None:
-        on_tpu = self.world.key_of(name).stage in (Stage.TRAIN, Stage.EVALUATE)
-        choices: list[Callable[[str], None]] = [self._work] * 4 + [self.world.succeed] * 2
-        choices += [self.world.stop, self._disrupt, self._fail, self._lose, self._suspend_or_retry]
+        if self.world.key_of(name).stage not in (Stage.TRAIN, Stage.EVALUATE):
+            rare = self._random.choice([self._disrupt, self._fail, self._suspend])
+            (rare if self._random.random() < 0.2 else self.world.succeed)(name)
+            return
+        choices: list[Callable[[str], None]] = [self._work] * 6 + [self.world.succeed] * 2
+        choices += [self.world.stop, self._disrupt, self._disrupt, self._fail, self._lose, self._suspend]
         if jobset_queue(self.world.jobsets[name]):
-            choices.append(self._evict)
-        (self._random.choice(choices) if on_tpu else self._random.choice(choices[3:]))(name)
+            choices += [self._evict] * 4
+        self._random.choice(choices)(name)
 
     def _work(self, name: str) -> None:
         """Runs for up to two days; statuses follow as usual."""
@@ -183,7 +174,7 @@ class SimulatedJob:
         self.reconcile()
         self.world.wait(7300)
 
-    def _suspend_or_retry(self, _name: str) -> None:
+    def _suspend(self, _name: str) -> None:
         self.world.edit(suspend=True)
 
     def _of_user(self) -> None:
@@ -208,6 +199,7 @@ class SimulatedJob:
         )
         self.world.save(name)
         self.world.hold(name, held=True)
+        self.evictions += 1
 
 
 def jobset_queue(jobset: Any) -> bool:

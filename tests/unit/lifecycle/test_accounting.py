@@ -140,7 +140,8 @@ def test_a_ledger_that_is_away_holds_up_nothing_and_gets_everything_later() -> N
     world = made()
     world.ledger_away = True
     name = world.until(Stage.TRAIN)
-    assert world.status["ledger"] == {"chipHours": "0", "amount": "0", "pending": 2}
+    day = str(world.now.date())
+    assert world.status["ledger"] == {"chipHours": "0", "amount": "0", "pending": 2, "pendingDay": day}
     work(world, name, 2)
     world.kill(name, conditions=DISRUPTED)
     world.reconcile()

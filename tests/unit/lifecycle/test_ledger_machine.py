@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import invariant, rule
 
 from tests.unit.lifecycle.simulated_jobs import amount, hours
-from tests.unit.lifecycle.test_ledger_sums import counted
 from tests.unit.lifecycle.test_machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -26,7 +25,7 @@ class LedgerMachine(Machine):
 
     @property
     def in_ledger(self) -> tuple[Decimal, Decimal]:
-        records = counted((self.world.ledger or {}).values())
+        records = (self.world.ledger or {}).values()
         return (
             sum((each.chip_hours for each in records), Decimal(0)),
             sum((each.cost or Decimal(0) for each in records), Decimal(0)),

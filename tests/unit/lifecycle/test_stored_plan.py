@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import ConvertOutcome, Stage, StageResult
-from finetune_operator.lifecycle.admission import replanned_from
+from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import admit
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
@@ -392,7 +392,7 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(
 
         monkeypatch.setattr("finetune_operator.planning.stored_plan.stored_profile_spec", refuse)
         # Another release is another process.
-        replanned_from.cache_clear()
+        kept_plans.clear()
     else:
         world.config_map = None
         world.edit(checkpointing={"everySteps": 50})
@@ -458,9 +458,29 @@ def test_the_status_shows_the_plan() -> None:
 
 def test_large_jobs_are_not_kept_for_the_next_decision() -> None:
     """Tenants decide how large their jobs are, and thousands of plans are kept."""
-    replanned_from.cache_clear()
+    kept_plans.clear()
     world = World(
         job=job(evaluation={"prompts": [f"{number:04}" + "\u4e2d" * 2_000 for number in range(16)]})
     )
     world.until(Stage.TRAIN)
-    assert replanned_from.cache_info().currsize == 0
+    assert len(kept_plans) == 0
+
+
+def test_only_the_plans_of_a_jobs_last_decision_are_kept() -> None:
+    kept_plans.clear()
+    world = World(job=job())
+    world.until(Stage.TRAIN)
+    before = len(kept_plans)
+    for steps in (40, 50, 60):
+        world.edit(checkpointing={"everySteps": steps})
+        world.reconcile()
+    assert len(kept_plans) == before <= 2
+
+
+def test_the_plans_of_an_ended_job_are_dropped() -> None:
+    kept_plans.clear()
+    world = World(job=job())
+    world.to_the_end()
+    kept_plans.forget(world.job["metadata"]["uid"])
+    world.reconcile()
+    assert len(kept_plans) == 0

@@ -47,7 +47,7 @@ from finetune_operator.lifecycle import (
     decide,
 )
 from finetune_operator.lifecycle.accounting.recorded import with_records
-from finetune_operator.lifecycle.accounting.records import closing_records
+from finetune_operator.lifecycle.accounting.records import closing_records, remainder
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
@@ -331,13 +331,15 @@ class World:
     def _accounted(decision: Decision, written: Sequence[LedgerRecord]) -> FineTuneJobStatus:
         if not decision.ledger:
             return decision.status
-        return with_records(decision.status, written, left=decision.ledger[len(written) :])
+        return with_records(decision.status, decision.ledger, written)
 
     def delete(self) -> None:
         """The job is deleted, and the operator observes it."""
         assert self.ledger is not None
         for record in closing_records(reduced_job(answered(self.job)), self.now):
-            self.ledger.setdefault(record_uri(LEDGER, record), record)
+            found = self.ledger.setdefault(record_uri(LEDGER, record), record)
+            if rest := remainder(record, found):
+                self.ledger.setdefault(record_uri(LEDGER, rest), rest)
 
     def _record(self, key: AttemptKey, failure: Failure) -> None:
         files = self.attempts.get(key, AttemptFiles())

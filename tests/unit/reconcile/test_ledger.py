@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase
 from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
 from finetune_operator.cluster.port import JOBS
 from finetune_operator.ledger.layout import record_uri
-from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
 from finetune_operator.lifecycle.accounting.recorded import without_records
+from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.decision import Decision, Wait
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile import ledger as module
@@ -153,6 +155,20 @@ async def test_usage_that_no_record_of_the_last_attempt_contains_is_a_correction
     assert [uri for uri in bench.store.files if uri.endswith("/train-1-correction.json")]
 
 
+async def test_usage_since_a_record_that_was_written_before_a_crash_is_a_correction(bench: Bench) -> None:
+    (whole,) = closing_records(stopped(), NOW)
+    day = whole.model_copy(
+        update={"outcome": LedgerOutcome.RUNNING, "chip_hours": Decimal("0.5"), "cost": Decimal(1)}
+    )
+    await bench.ledger.write([day])
+    bench.ledger.close(stopped())
+    await bench.ledger.finish()
+    assert sorted((str(each.outcome), str(each.chip_hours)) for each in bench.records) == [
+        ("Correction", "1.000000"),
+        ("Running", "0.5"),
+    ]
+
+
 async def test_deleted_jobs_wait_for_the_ledger_with_backoff(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +236,11 @@ async def test_a_reconcile_writes_the_status_once_with_what_is_recorded(bench: B
     bench.away(StorageUnavailable(URI, "away"))
     # The job is reconciled although the ledger is away, and again soon.
     assert await reconciler(cluster, decide, bench.ledger).reconcile(key, retry_in=1) == 60
-    assert cluster.of(JOBS)[0]["status"]["ledger"] == {"chipHours": "0", "pending": 1}
+    assert cluster.of(JOBS)[0]["status"]["ledger"] == {
+        "chipHours": "0",
+        "pending": 1,
+        "pendingDay": str(due[0].day),
+    }
     bench.away(None)
     cluster.calls.clear()
     assert await reconciler(cluster, decide, bench.ledger).reconcile(key, retry_in=1) == 900

@@ -3,6 +3,7 @@
 import pytest
 
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Conflict
+from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from tests.unit.reconcile.fakes import OWN, FakeCluster, job, plan
 
@@ -66,3 +67,11 @@ async def test_plans_are_listed_page_by_page_without_their_data(cluster: FakeClu
         cluster.put(CONFIG_MAPS, made)
     assert len([key async for key in Plans(cluster, OWN).stored(())]) == 50
     assert cluster.calls.count("page configmaps") == 50
+
+
+async def test_a_forgotten_plan_is_made_again(cluster: FakeCluster) -> None:
+    made = object()
+    assert kept_plans.plan(KEY.uid, b"", chosen=False, make=lambda: made) is made  # type: ignore[arg-type, return-value]
+    Plans(cluster, OWN).forget(KEY.uid)
+    assert kept_plans.plan(KEY.uid, b"", chosen=False, make=object) is not made  # type: ignore[arg-type]
+    kept_plans.forget(KEY.uid)

@@ -13,28 +13,34 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 
 def without_records(status: FineTuneJobStatus, due: Sequence[LedgerRecord]) -> FineTuneJobStatus:
     """Returns the status to be written if none of the due records can be written."""
-    return with_records(status, (), left=due)
+    return with_records(status, due, ())
 
 
 def with_records(
-    status: FineTuneJobStatus, written: Sequence[LedgerRecord], *, left: Sequence[LedgerRecord] = ()
+    status: FineTuneJobStatus, due: Sequence[LedgerRecord], written: Sequence[LedgerRecord]
 ) -> FineTuneJobStatus:
     """Returns the status that calls the written records recorded, and the usage at least what is recorded.
 
     Args:
         status: the status without them.
-        written: records as the ledger contains them.
-        left: due records that it still lacks.
+        due: records to be written.
+        written: the first of them, as the ledger contains them.
     """
     recorded, known = Amounts.of(status.ledger), recorded_attempts(status)
-    # The usage of another day is part of the attempt's next record.
-    pending = sum(each.outcome is not LedgerOutcome.RUNNING for each in left)
+    left = due[len(written) :]
+    # Before a crash, a record of the day may have taken the name: the end of the attempt remains to be recorded.
+    replaced = sum(
+        each.ends_attempt and not found.ends_attempt for each, found in zip(due, written, strict=False)
+    )
+    pending = replaced + sum(each.outcome is not LedgerOutcome.RUNNING for each in left)
+    kept = status.ledger.pending_day if status.ledger and not due else None
+    day = min((each.day for each in left), default=kept)
     for record in written:
         recorded += Amounts(chip_hours=record.chip_hours, cost=record.cost or Decimal(0))
         if record.ends_attempt:
             key = AttemptKey(record.stage, record.number, record.restart)
             known[record.stage] = max(key, known.get(record.stage, key))
-    if not written and not pending and (status.ledger is None or not status.ledger.pending):
+    if not due and (status.ledger is None or not status.ledger.pending):
         return status
     ledger = LedgerStatus.model_construct(
         chip_hours=text_of(recorded.chip_hours),
@@ -47,6 +53,7 @@ def with_records(
         )
         or None,
         pending=pending or None,
+        pending_day=day,
     )
     return status.model_copy(update={"ledger": ledger, "cost": _at_least(status.cost, recorded)})
 

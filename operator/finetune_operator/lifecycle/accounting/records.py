@@ -10,6 +10,7 @@ same records are decided again under the same names, and the amounts that are st
 """
 
 from datetime import date, datetime
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -65,6 +66,21 @@ def closing_records(job: Object, now: datetime) -> tuple[LedgerRecord, ...]:
     if has_ended(status) and not (status.ledger and status.ledger.pending):
         return ()
     return _rest(job, status, status, now)
+
+
+def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
+    """Returns the record of the usage that the ledger lacks although it contains a record of the name of ``due``.
+
+    None if it lacks none. ``found`` was written before a crash, for less usage.
+    """
+    rest = Amounts(chip_hours=due.chip_hours, cost=due.cost or Decimal(0)) - Amounts(
+        chip_hours=found.chip_hours, cost=found.cost or Decimal(0)
+    )
+    if not rest:
+        return None
+    cost = None if due.cost is None else rest.cost
+    changes = {"outcome": LedgerOutcome.CORRECTION, "chip_hours": rest.chip_hours, "cost": cost}
+    return due.model_copy(update=changes)
 
 
 def _rest(
@@ -176,11 +192,11 @@ def _of_the_day(
     observation: Observation, stages: JobStages, status: FineTuneJobStatus
 ) -> tuple[LedgerRecord, ...]:
     """Returns the record of a live attempt if the status is the first of a day: its usage up to the last status of the
-    day before."""
+    day before. If it could not be written then, it is due until it is."""
     stored, live = observation.status, stages.live
     if live is None or stored.active_time is None or status.active_time is None:
         return ()
-    if status.active_time.as_of.date() <= stored.active_time.as_of.date():
+    if status.active_time.as_of.date() <= _day(observation.job, stored, observation.now):
         return ()
     used = Amounts.of(stored.cost) - Amounts.of(stored.ledger)
     return (_of_attempt(observation, status, live, used, plan=stages.plan),) if used else ()
@@ -218,7 +234,9 @@ def _record(
 
 def _day(job: Object, stored: FineTuneJobStatus, end: datetime) -> date:
     """Returns the day on which a record counts: that of the last stored report of the usage, so that it is the same
-    when the record is decided again."""
+    when the record is decided again. While the ledger is away, it remains the day of the first record that was due."""
+    if stored.ledger and stored.ledger.pending_day:
+        return stored.ledger.pending_day
     if stored.active_time:
         return stored.active_time.as_of.date()
     created = job["metadata"].get("creationTimestamp")
