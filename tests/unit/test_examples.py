@@ -9,7 +9,7 @@ import yaml
 
 from devcluster.gcs import BUCKETS
 from finetune_operator.cli.checks import check_files
-from finetune_operator.cli.plan import show_plan
+from tests.unit.plans import page_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
@@ -31,7 +31,7 @@ def test_can_be_planned(path: Path, tmp_path: Path) -> None:
     job["metadata"]["namespace"] = "team-a"
     manifest = tmp_path / path.name
     manifest.write_text("\n---\n".join(json.dumps(each) for each in (*others, job)))
-    shown = show_plan(manifest, profile, "text")
+    shown = page_of(manifest, profile)
     assert "Train" in shown
 
 
@@ -40,7 +40,7 @@ def test_a_plan_names_the_queues(tmp_path: Path) -> None:
     job["metadata"]["namespace"], job["spec"]["profileRef"] = "team-a", {"name": "gke-v6e-queued"}
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(job))
-    page = show_plan(manifest, PROFILES / "gke-v6e-queued.yaml", "text")
+    page = page_of(manifest, PROFILES / "gke-v6e-queued.yaml")
     assert "tpu: team-tpu · priority: research" in page
 
 

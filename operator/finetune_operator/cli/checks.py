@@ -30,16 +30,20 @@ _OFFLINE: Mapping[str, str] = {
 class CheckReport:
     """Results of checking manifests, one line each."""
 
-    problems: dict[str, list[str]]
-    """Errors with file, location and remedy, by file, of each file that contains a job or a profile or cannot be read.
-    """
+    by_file: dict[str, list[str]]
+    """Errors with file, location and remedy, of each file that contains a job or a profile or cannot be read."""
     remarks: list[str] = field(default_factory=list)
     """Notes on valid parts that may be unintended, and on parts that were not checked."""
 
     @property
+    def problems(self) -> list[str]:
+        """All errors in the order of the files."""
+        return [problem for problems in self.by_file.values() for problem in problems]
+
+    @property
     def faulty(self) -> int:
         """Number of files with a problem."""
-        return sum(bool(each) for each in self.problems.values())
+        return sum(bool(each) for each in self.by_file.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def check_files(
     Raises CliError if there is no job and no profile.
     """
     found = read_manifests(paths, namespace, recursive=recursive)
-    checked = CheckReport(problems={file: list(found.problems.get(file, ())) for file in found.files})
+    checked = CheckReport(by_file={file: list(found.problems.get(file, ())) for file in found.files})
     if not found.files:
         raise CliError(no_objects(paths, NONE_OF_OURS), fix=USE_API_VERSION)
     checked.remarks.extend(found.repeated)
@@ -106,7 +110,7 @@ def _is_valid(profile: Manifest, checked: CheckReport) -> bool:
     try:
         check_profile_object(profile.content)
     except Refused as refused:
-        checked.problems[profile.file].append(_refusal(profile, refused))
+        checked.by_file[profile.file].append(_refusal(profile, refused))
         return False
     spec = profile.content["spec"]
     remarks = [*profile_remarks(spec), *pool_remarks(spec)]
@@ -122,7 +126,7 @@ def _why_unchecked(
         try:
             check_job(job.content)
         except Refused as refused:
-            checked.problems[job.file].append(_refusal(job, refused))
+            checked.by_file[job.file].append(_refusal(job, refused))
         return _NO_PROFILE
     try:
         found = planned(job, profile, objects)
@@ -131,7 +135,7 @@ def _why_unchecked(
     except NotPlanned as error:
         if error.offline:
             return error.message.rstrip(".")
-        checked.problems[job.file].append(" ".join(filter(None, (error.message, error.fix))))
+        checked.by_file[job.file].append(" ".join(filter(None, (error.message, error.fix))))
     return ""
 
 

@@ -33,6 +33,8 @@ def cloned(job: Object, name: str, **replaced: Object) -> Object:
     metadata = job["metadata"]
     kept = {field: _own(metadata.get(field) or {}) for field in ("labels", "annotations")}
     spec = {key: value for key, value in job["spec"].items() if key not in _OF_ONE_JOB}
+    if spec.get("planOnly") is False:  # The API server adds it.
+        del spec["planOnly"]
     return {
         "apiVersion": API_VERSION,
         "kind": "FineTuneJob",

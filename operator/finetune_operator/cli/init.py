@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finetune_operator.api import MethodType
 from finetune_operator.api.method import Quantization
 from finetune_operator.cli.clone import cloned, next_names
-from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.new_job import (
     NewJob,
@@ -23,6 +23,9 @@ from finetune_operator.cli.new_job import (
 )
 from finetune_operator.cli.questions import Questions
 from finetune_operator.cli.yaml_text import yaml_text
+
+if TYPE_CHECKING:
+    from finetune_operator.cli.connection import Connection
 
 #: Valid answers, for checks of one answer alone.
 _ANY = NewJob(name="a", model="a/b", datasets=("a/b",))
@@ -101,7 +104,7 @@ def _answered(given: GivenFlags, ask: Questions) -> NewJob:
         lambda answer: _fault("--model", replace(_ANY, model=answer)),
     )
     datasets = list(given.datasets) or _asked_datasets(ask)
-    method = given.method or MethodType(ask.choice("Method", [*MethodType], MethodType.SFT))
+    method = given.method or MethodType(ask.choice("Method", [*MethodType], MethodType.SFT.value))
     lora = given.lora
     if lora is None:
         lora = bool(given.quantization) or ask.confirm(
@@ -144,7 +147,7 @@ def _fault(flag: str, new: NewJob) -> str:
     return next((said for named, said in faults(manifest_text(new), None) if named == flag), "")
 
 
-async def cloned_manifest(connection: Connection, source: str, given: GivenFlags) -> str:
+async def cloned_manifest(connection: "Connection", source: str, given: GivenFlags) -> str:
     """Returns the manifest of a job that is like ``source``, under a name that is free.
 
     Raises:
@@ -180,7 +183,7 @@ async def cloned_manifest(connection: Connection, source: str, given: GivenFlags
     return text
 
 
-async def _free_name(connection: Connection, source: str) -> str:
+async def _free_name(connection: "Connection", source: str) -> str:
     for name in next_names(source):
         if not await connection.has_job(name):
             return name

@@ -99,7 +99,7 @@ def manifest_text(new: NewJob) -> str:
 def _spec(new: NewJob) -> Iterator[str]:
     defaults, rows = METHODS[new.method], _ROWS[new.method]
     if new.profile is None:
-        yield "# Default: the default profile. `finetune profiles` shows what you may use."
+        yield "# Default: the cluster's default profile. `finetune profiles` shows what you may use."
         yield "# profileRef: {name: PROFILE}"
     else:
         yield from _lines({"profileRef": {"name": new.profile}})

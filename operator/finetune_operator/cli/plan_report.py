@@ -22,7 +22,7 @@ from finetune_operator.rendering.scratch import needed_scratch_gib, require_scra
 
 #: Far above any config.json.
 _MOST_BYTES = 1 << 20
-_PLAN_ONLY = "planOnly: true in the spec, with which the cluster runs Preflight alone, without a TPU"
+_PLAN_ONLY = "planOnly: true in the spec (Preflight alone, on CPU)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

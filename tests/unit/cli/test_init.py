@@ -404,6 +404,11 @@ def test_a_copy_has_the_spec_and_labels_and_nothing_that_belongs_to_one_job() ->
     }
 
 
+def test_a_default_that_the_api_server_adds_is_not_copied() -> None:
+    added = {**SOURCE, "spec": {**SOURCE["spec"], "planOnly": False}}
+    assert cloned(added, "bot-2") == cloned(SOURCE, "bot-2")
+
+
 @pytest.mark.parametrize(
     ("name", "first"),
     [
@@ -477,4 +482,7 @@ def test_a_copy_of_any_job_reads_as_its_spec(spec: dict[str, Any]) -> None:
     job = {**SOURCE, "spec": spec}
     (document,) = read_documents(yaml_text(cloned(job, "bot-2")))
     lifecycle = ("suspend", "cancel", "retry", "resumeFrom")
-    assert document.content["spec"] == {key: each for key, each in spec.items() if key not in lifecycle}
+    kept = {key: each for key, each in spec.items() if key not in lifecycle}
+    assert document.content["spec"] == {
+        key: each for key, each in kept.items() if (key, each) != ("planOnly", False)
+    }

@@ -9,9 +9,9 @@ import yaml
 from finetune_operator.api import Reason
 from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.plan import show_plan
 from finetune_operator.planning import Refused, admit, replan
 from tests.unit.lifecycle.world import job, profile
+from tests.unit.plans import page_of
 
 #: Settings with effects beyond the job, each with a word of its refusal.
 REACHING = {
@@ -102,7 +102,7 @@ def test_admission_validate_and_plan_refuse_a_wrong_key_or_value_alike(
     (problem,) = check_files([tmp_path / "job.yaml"]).problems
     assert expected in problem
     with pytest.raises(CliError) as caught:
-        show_plan(tmp_path / "job.yaml", tmp_path / "profile.yaml", "text")
+        page_of(tmp_path / "job.yaml", tmp_path / "profile.yaml")
     assert expected in str(caught.value)
 
 
