@@ -9,7 +9,7 @@ import yaml
 
 from devcluster.gcs import BUCKETS
 from finetune_operator.cli.checks import check_files
-from tests.unit.plans import page_of
+from tests.plan_pages import plan_page
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
@@ -20,7 +20,7 @@ PROFILES = ROOT / "examples" / "profiles"
 
 @pytest.mark.parametrize("path", [*JOBS, *PROFILES.glob("*.yaml"), LOCAL], ids=lambda path: path.name)
 def test_validates(path: Path) -> None:
-    assert check_files([path]).problems == []
+    assert not any(check_files([path]).problems.values())
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
@@ -31,7 +31,7 @@ def test_can_be_planned(path: Path, tmp_path: Path) -> None:
     job["metadata"]["namespace"] = "team-a"
     manifest = tmp_path / path.name
     manifest.write_text("\n---\n".join(json.dumps(each) for each in (*others, job)))
-    shown = page_of(manifest, profile)
+    shown = plan_page(manifest, profile)
     assert "Train" in shown
 
 
@@ -40,7 +40,7 @@ def test_a_plan_names_the_queues(tmp_path: Path) -> None:
     job["metadata"]["namespace"], job["spec"]["profileRef"] = "team-a", {"name": "gke-v6e-queued"}
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(job))
-    page = page_of(manifest, PROFILES / "gke-v6e-queued.yaml")
+    page = plan_page(manifest, PROFILES / "gke-v6e-queued.yaml")
     assert "tpu: team-tpu · priority: research" in page
 
 

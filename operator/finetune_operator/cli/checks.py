@@ -30,20 +30,16 @@ _OFFLINE: Mapping[str, str] = {
 class CheckReport:
     """Results of checking manifests, one line each."""
 
-    by_file: dict[str, list[str]]
-    """Errors with file, location and remedy, of each file that contains a job or a profile or cannot be read."""
+    problems: dict[str, list[str]]
+    """Errors with file, location and remedy, by file, of each file that contains a job or a profile or cannot be read.
+    """
     remarks: list[str] = field(default_factory=list)
     """Notes on valid parts that may be unintended, and on parts that were not checked."""
 
     @property
-    def problems(self) -> list[str]:
-        """All errors in the order of the files."""
-        return [problem for problems in self.by_file.values() for problem in problems]
-
-    @property
     def faulty(self) -> int:
         """Number of files with a problem."""
-        return sum(bool(each) for each in self.by_file.values())
+        return sum(bool(each) for each in self.problems.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,7 @@ def check_files(
     Raises CliError if there is no job and no profile.
     """
     found = read_manifests(paths, namespace, recursive=recursive)
-    checked = CheckReport(by_file={file: list(found.problems.get(file, ())) for file in found.files})
+    checked = CheckReport(problems={file: list(found.problems.get(file, ())) for file in found.files})
     if not found.files:
         raise CliError(no_objects(paths, NONE_OF_OURS), fix=USE_API_VERSION)
     checked.remarks.extend(found.repeated)
@@ -110,7 +106,7 @@ def _is_valid(profile: Manifest, checked: CheckReport) -> bool:
     try:
         check_profile_object(profile.content)
     except Refused as refused:
-        checked.by_file[profile.file].append(_refusal(profile, refused))
+        checked.problems[profile.file].append(_refusal(profile, refused))
         return False
     spec = profile.content["spec"]
     remarks = [*profile_remarks(spec), *pool_remarks(spec)]
@@ -126,7 +122,7 @@ def _why_unchecked(
         try:
             check_job(job.content)
         except Refused as refused:
-            checked.by_file[job.file].append(_refusal(job, refused))
+            checked.problems[job.file].append(_refusal(job, refused))
         return _NO_PROFILE
     try:
         found = planned(job, profile, objects)
@@ -135,7 +131,7 @@ def _why_unchecked(
     except NotPlanned as error:
         if error.offline:
             return error.message.rstrip(".")
-        checked.by_file[job.file].append(" ".join(filter(None, (error.message, error.fix))))
+        checked.problems[job.file].append(" ".join(filter(None, (error.message, error.fix))))
     return ""
 
 

@@ -239,9 +239,10 @@ def validate(
     from finetune_operator.cli.checks import check_files
 
     checked = check_files([*files, *(more or [])], namespace, recursive=recursive)
-    for problem in checked.problems:
-        typer.echo(problem, err=True)
-    number, faulty = len(checked.by_file), checked.faulty
+    for problems in checked.problems.values():
+        for problem in problems:
+            typer.echo(problem, err=True)
+    number, faulty = len(checked.problems), checked.faulty
     valid = f"{number - faulty} of {number}" if faulty else str(number)
     typer.echo(f"{valid} file{'s' if number > 1 else ''} valid.")
     for remark in checked.remarks:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.unit.plans import page_of
+from tests.plan_pages import plan_page
 
 ROOT = Path(__file__).parents[3]
 NOTES = (ROOT / "charts" / "finetune-operator" / "templates" / "NOTES.txt").read_text()
@@ -17,4 +17,4 @@ def test_the_first_job_of_the_notes_is_admitted_under_their_profile() -> None:
     written = yaml.safe_load(job.read_text())
     assert namespaces == {written["metadata"]["namespace"]}
     assert f"watch -n {written['metadata']['namespace']} {written['metadata']['name']}" in NOTES
-    assert "Train" in page_of(job, profile)
+    assert "Train" in plan_page(job, profile)

@@ -10,8 +10,8 @@ from finetune_operator.api import Reason
 from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.errors import CliError
 from finetune_operator.planning import Refused, admit, replan
+from tests.plan_pages import plan_page
 from tests.unit.lifecycle.world import job, profile
-from tests.unit.plans import page_of
 
 #: Settings with effects beyond the job, each with a word of its refusal.
 REACHING = {
@@ -99,10 +99,10 @@ def test_admission_validate_and_plan_refuse_a_wrong_key_or_value_alike(
     files = {"job.yaml": job(engineOverrides=overrides), "profile.yaml": profile()}
     for name, document in files.items():
         (tmp_path / name).write_text(yaml.safe_dump(document))
-    (problem,) = check_files([tmp_path / "job.yaml"]).problems
+    ((problem,),) = check_files([tmp_path / "job.yaml"]).problems.values()
     assert expected in problem
     with pytest.raises(CliError) as caught:
-        page_of(tmp_path / "job.yaml", tmp_path / "profile.yaml")
+        plan_page(tmp_path / "job.yaml", tmp_path / "profile.yaml")
     assert expected in str(caught.value)
 
 
