@@ -50,7 +50,10 @@ class GivenFlags:
 
 
 def new_manifest(given: GivenFlags, questions: Questions | None) -> str:
-    """Returns the manifest of a new job. ``questions`` ask for what is not given; None: no person can be asked.
+    """Returns the manifest of a new job.
+
+    Where model or data are not given, ``questions`` ask for everything that is not given; None: no person can be asked.
+    With both, the rest has defaults, so that a command line has one result in a terminal and in a script.
 
     Raises:
         CliError: a flag is missing, contradicts another one, or has a value that the API server would refuse.
@@ -61,7 +64,8 @@ def new_manifest(given: GivenFlags, questions: Questions | None) -> str:
             fix="Remove --quantization or --no-lora.",
             code=WRONG_ARGUMENT,
         )
-    new = _answered(given, questions) if questions else _as_given(given)
+    complete = given.model and given.datasets
+    new = _answered(given, questions) if questions and not complete else _as_given(given)
     text = manifest_text(new)
     _refuse_faults(text, new.namespace)
     return text
@@ -90,7 +94,7 @@ def _as_given(given: GivenFlags) -> NewJob:
 
 
 def _answered(given: GivenFlags, ask: Questions) -> NewJob:
-    """Asks for what is not given, except for what has a default that suits nearly every job."""
+    """Asks for what is not given, except for the namespace and a quantization."""
     so_far = replace(
         _ANY,
         name=given.name or _ANY.name,

@@ -122,7 +122,7 @@ def init(  # noqa: PLR0917  typer passes options by name
     context: Context = None,
     user: User = None,
 ) -> None:
-    """Write the manifest of a job: from flags, by asking for what they leave out, or from another job."""
+    """Write the manifest of a job: from flags, by asking where model or data are not given, or from another job."""
     from finetune_operator.cli.init import (
         GivenFlags,
         cloned_manifest,

@@ -234,6 +234,11 @@ def test_the_commands_of_the_quickstart_work_as_they_are_written(
         assert done.exit_code == 0, done.output
 
 
+def test_with_model_and_data_nothing_is_asked() -> None:
+    flags = GivenFlags(model="a/b", datasets=("a/c",))
+    assert new_manifest(flags, Answers()) == new_manifest(flags, None)
+
+
 def test_a_wrong_flag_is_refused_before_anything_is_asked() -> None:
     with pytest.raises(CliError, match="--model: must be a repository"):
         new_manifest(GivenFlags(model="a b"), Answers())
@@ -275,10 +280,10 @@ def test_questions_have_defaults_and_refused_answers_are_asked_again() -> None:
 
 
 def test_only_what_no_flag_says_is_asked() -> None:
-    answers = Answers("orpo", "n", "bot", "gke")
-    flags = GivenFlags(model="a/b", datasets=("a/c", "a/d"))
-    written = yaml.safe_load(new_manifest(flags, answers))
-    assert [question.split()[0] for question in answers.questions] == ["Method", "LoRA", "Name", "Profile"]
+    answers = Answers("a/b", "orpo", "n", "bot", "gke")
+    written = yaml.safe_load(new_manifest(GivenFlags(datasets=("a/c", "a/d")), answers))
+    asked = [question.split()[0] for question in answers.questions]
+    assert asked == ["Model", "Method", "LoRA", "Name", "Profile"]
     assert written["spec"]["method"] == {"type": "ORPO"}
     assert written["spec"]["profileRef"] == {"name": "gke"}
 
