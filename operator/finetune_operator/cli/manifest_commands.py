@@ -186,7 +186,8 @@ def plan(  # noqa: PLR0917
         Path | None,
         typer.Option(
             "--model-config",
-            help="The model's config.json: adds its parameters, memory, disk and least time.",
+            help="The model's config.json: adds its parameters, memory, disk and least time. Widely used models of "
+            "the Hub are known by name.",
             metavar="FILE",
         ),
     ] = None,

@@ -58,6 +58,7 @@ def facts(report: PlanReport) -> dict[str, Any]:
         "model": {
             "source": plan.model.address,
             "parameters": report.model.parameters if report.model else None,
+            "published": report.published,
         },
         "steps": {
             "value": report.steps.steps if report.steps else None,

@@ -55,9 +55,9 @@ def page(report: PlanReport) -> Iterator[str]:
     )
     yield _row("Length", _length(report))
     yield _row("Method", _method(plan))
-    yield _row(
-        "Model", _model(plan) + (f", {count(report.model.parameters)} parameters" if report.model else "")
-    )
+    parameters = f", {count(report.model.parameters)} parameters" if report.model else ""
+    by_name = ", as published; --model-config FILE for other sizes" if report.published else ""
+    yield _row("Model", _model(plan) + parameters + by_name)
     for label, sources in (("Train on", plan.data.train), ("Validate on", plan.data.validation)):
         for source in sources:
             yield _row(label, _dataset(source))

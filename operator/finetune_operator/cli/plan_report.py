@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from finetune_operator.cli.text import size
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.considered import ConsideredSlice, considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape, UnknownModelShape
+from finetune_operator.planning.estimate.published_models import published_model
 from finetune_operator.planning.estimate.training_memory import TrainingMemory, candidates_memory
 from finetune_operator.planning.estimate.training_time import StepCount, least_step_seconds, step_count
 from finetune_operator.planning.stages import STAGES
@@ -58,6 +59,8 @@ class PlanReport:
 
     job: PlannedJob
     model: ModelShape | None
+    published: bool
+    """Whether the model's sizes are those of the table of published models."""
     considered: Sequence[ConsideredSlice]
     memory: Mapping[tuple[str, str], TrainingMemory]
     """By family and topology of the slice and of those that preflight may choose. Empty if the model is not known."""
@@ -95,13 +98,17 @@ class PlanReport:
 
 def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
     """Returns the report. ``where`` is the job's place for messages."""
-    plan, model = job.plan, known.model
+    plan = job.plan
+    published = published_model(plan.model.hugging_face.repo) if plan.model.hugging_face else None
+    known = replace(known, model=known.model or published)
+    model = known.model
     identity = _identity(plan, model) if model else None
     steps, memory = step_count(plan, known.rows), candidates_memory(plan, model) if model else {}
     found = _refusals(plan, model, identity, memory) if model and identity else ()
     return PlanReport(
         job=job,
         model=model,
+        published=model is not None and model is published,
         considered=considered_slices(job.admission.job, job.admission.snapshot, plan),
         memory=memory,
         cpu=[_needs(plan, stage, model, identity) for stage in plan.stages if STAGES[stage].cpu],

@@ -38,8 +38,11 @@ _CONTENTS = (
     "[" * 100_000 + "]" * 100_000,
     json.dumps({"stage": 1, "attempt": "first", "outcome": {}, "started": [], "details": "none"}),
 )
-_FILES = ("attempts/prep-1/result.json", "attempts/taken-over-00000000.json")
-"""A result that cannot be parsed fails its attempt; a record of a takeover makes the whole folder unreadable."""
+_RESULT, _TAKEOVER = "attempts/prep-1/result.json", "attempts/taken-over-00000000.json"
+_FILES = (_RESULT, _TAKEOVER)
+#: What the status shows: a result that cannot be parsed fails its attempt; because of a record of a takeover, which is
+#: named, the whole folder is unreadable.
+_SHOWN = {_RESULT: "ResultMalformed", _TAKEOVER: _TAKEOVER}
 #: Each content, alternately in both files, then the other way round.
 GARBAGE = tuple(
     (_FILES[(number + other) % 2], content)
@@ -114,7 +117,8 @@ async def _beside(
         spoiling.cancel()
         hidden = [name for name in faults.names if not faults.shown(run.jobs[name])]
         for name in hidden:
-            report(f"faulty: {name}: {faults.expected(name)!r} is not in {run.jobs[name].get('status')}")
+            summary = run.jobs[name].get("status", {}).get("summary", "")
+            report(f"faulty: {name}: {faults.expected(name)!r} is not in its status: {summary[:200]}")
     report(f"beside {len(faults.names)} faulty jobs: {phase.row()}")
     return phase, len(hidden)
 
@@ -170,7 +174,7 @@ class _Faults:
 
     def expected(self, name: str) -> str:
         """Returns what the status of a faulty job has to contain: the reason, or the name of the file."""
-        return self._invalid[name][1] if name in self._invalid else self._garbage[name][0]
+        return self._invalid[name][1] if name in self._invalid else _SHOWN[self._garbage[name][0]]
 
     def shown(self, job: Object) -> bool:
         """Whether the status of a faulty job shows its fault."""
