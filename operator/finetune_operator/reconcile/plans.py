@@ -141,6 +141,7 @@ class Plans:
             return False
         name, uid = plan["metadata"]["name"], plan["metadata"]["uid"]
         await self._cluster.delete(CONFIG_MAPS, self._namespace, name, uid=uid, foreground=False)
+        self.forget(key.uid)
         log.info("deleted the %s: the job no longer exists", key)
         return True
 

@@ -69,6 +69,13 @@ async def test_plans_are_listed_page_by_page_without_their_data(cluster: FakeClu
     assert cluster.calls.count("page configmaps") == 50
 
 
+async def test_the_plan_of_a_deleted_job_is_not_kept_in_memory(cluster: FakeCluster) -> None:
+    cluster.put(CONFIG_MAPS, plan())
+    plans = Plans(cluster, OWN)
+    await plans.delete_orphan(KEY)
+    assert plans.cached(KEY.uid) is None
+
+
 async def test_a_forgotten_plan_is_made_again(cluster: FakeCluster) -> None:
     made = object()
     assert kept_plans.plan(KEY.uid, b"", chosen=False, make=lambda: made) is made  # type: ignore[arg-type, return-value]
