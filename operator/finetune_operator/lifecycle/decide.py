@@ -20,7 +20,6 @@ from finetune_operator.lifecycle.decision import (
     Finish,
     NextStep,
     Record,
-    Wait,
     stop,
 )
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
@@ -92,7 +91,8 @@ def _decide(observation: Observation) -> Decision:
 
 def _next_step(observation: Observation) -> NextStep:
     if _being_deleted(observation.job):
-        return NextStep(action=Wait())
+        # A finalizer of somebody else may keep the job, and its JobSets with it: nothing may run on without limits.
+        return NextStep(action=stop(observation.jobsets))
     ended = finished(observation.job) and not retry.revived(observation)
     generation = retry.requested_generation(observation)
     if is_cancelled(observation.job):

@@ -48,8 +48,17 @@ def reason_of(error: Exception) -> str:
     return next((name for kind, name in _REASONS if isinstance(error, kind)), "InternalError")
 
 
-def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in: float) -> FineTuneJobStatus:
+def status_with_error(
+    job: Object,
+    error: Exception,
+    *,
+    now: datetime,
+    retry_in: float,
+    usage: FineTuneJobStatus | None = None,
+) -> FineTuneJobStatus:
     """Returns the status of an unfinished job with the error of a failed reconcile in its conditions and summary.
+
+    ``usage``: a newer status of the job, from which the usage and what the ledger contains of it are taken.
 
     ``retry_in`` is the interval of the retries in seconds. An internal error is named by its type only. The observed
     generation is unchanged. The next successful reconcile writes the whole status and so removes the error.
@@ -64,7 +73,10 @@ def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in:
     conditions = with_error(
         previous.conditions or (), reason, message, generation=job["metadata"]["generation"], now=now
     )
-    return previous.model_copy(update={"conditions": conditions, "summary": message})
+    shown = {"conditions": conditions, "summary": message}
+    if usage is not None:
+        shown |= {name: getattr(usage, name) for name in ("active_time", "cost", "ledger")}
+    return previous.model_copy(update=shown)
 
 
 def _rounded_duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, Self
 
+from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
@@ -137,6 +138,7 @@ class Reconciler:
         self, key: JobKey, retry_in: float, room: MemoryShare, earlier: ListedNodes | None = None
     ) -> float | None:
         observation: Observation | None = None
+        decision: Decision | None = None
         announced = False
         try:
             observation = await self._observer.observe(key, room, earlier=earlier)
@@ -167,7 +169,7 @@ class Reconciler:
         except StorageError as error:
             self._distrust(observation)
             # The job is read again: its status may now hold records that wait to be stored.
-            await self._report(key, None, error, retry_in)
+            await self._report(key, None, error, retry_in, await self._usage(observation, decision))
             raise ReconcileError.of(error) from error
         except Exception as error:
             self._distrust(observation)
@@ -242,16 +244,33 @@ class Reconciler:
             return self._decide(observation)
         return await asyncio.get_running_loop().run_in_executor(self._aside, self._decide, observation)
 
+    async def _usage(
+        self, observation: Observation | None, decision: Decision | None
+    ) -> FineTuneJobStatus | None:
+        """Returns the status with the usage of a decision that could not be carried out, after recording it.
+
+        A run folder that cannot be written must not stop the account of what a job uses.
+        """
+        if observation is None or decision is None:
+            return None
+        return (await self._recorded(observation, decision)).status
+
     async def _report(
-        self, key: JobKey, observation: Observation | None, error: Exception, retry_in: float
+        self,
+        key: JobKey,
+        observation: Observation | None,
+        error: Exception,
+        retry_in: float,
+        usage: FineTuneJobStatus | None = None,
     ) -> None:
-        """Writes the error to the status. Best effort, since the API server itself may be failing."""
+        """Writes the error to the status, and the usage from another one. Best effort, since the API server itself may
+        be failing."""
         retry_in = max(retry_in, ReconcileError.of(error).retry_after)
         try:
             job = observation.job if observation else await self._observer.job(key)
             # The status of a finished job stays as it is; errors of its cleanup appear in the log and metrics.
             if job is not None and not finished(job):
-                status = status_with_error(job, error, now=self._utc_now(), retry_in=retry_in)
+                status = status_with_error(job, error, now=self._utc_now(), retry_in=retry_in, usage=usage)
                 await self._applier.write_status(job, status)
         except ClusterError as second:
             log.info("the status does not show the error: %s", second)

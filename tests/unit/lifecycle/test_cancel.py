@@ -478,3 +478,19 @@ def test_a_job_that_continues_another_one_can_be_cancelled_and_continued_itself(
     third.to_the_end()
     train = next(each for each in third.status["stages"] if each["name"] == "Train")
     assert (third.status["phase"], train["resumedFromStep"]) == ("Succeeded", 47)
+
+
+@pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.TRAIN])
+def test_a_deleted_job_that_a_finalizer_keeps_frees_its_slice(stage: Stage) -> None:
+    world = World()
+    name = world.until(stage)
+    world.reconcile()
+    world.job["metadata"] |= {
+        "deletionTimestamp": "2026-11-21T12:00:00Z",
+        "finalizers": ["example.dev/keep"],
+    }
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    world.lose(name)
+    world.reconcile()
+    assert world.live() == []

@@ -1,10 +1,12 @@
 """Chip hours and cost add up over all runs, each at its own price, and never decrease."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from finetune_contract import Stage
+from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle import AttemptFiles
 from tests.unit.lifecycle.test_endings import DISRUPTED
 from tests.unit.lifecycle.test_limits import flavors, until_placed, wait_step_by_step
@@ -363,3 +365,32 @@ def test_a_job_with_an_impossible_amount_in_its_status_can_be_stopped(amount: st
     world.reconcile()
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
     assert hours(world) == pytest.approx(CHIPS, rel=1e-3)
+
+
+@pytest.mark.parametrize("wiped", [False, True], ids=["", "the status is lost"])
+def test_a_wrong_end_of_a_stage_on_cpu_takes_no_time_from_the_slice(wiped: bool) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    work(world, name, HOUR)
+    (key,) = (key for key in world.attempts if key.stage is Stage.PREFLIGHT)
+    files = world.attempts[key]
+    assert files.result is not None
+    forged = files.result.model_copy(update={"finished": world.now.replace(year=2099)})
+    world.attempts[key] = AttemptFiles(result=forged, failure=files.failure)
+    if wiped:
+        world.job["status"] = {"observedGeneration": -1}
+    work(world, name, HOUR)
+    assert hours(world) == pytest.approx(2 * CHIPS, rel=1e-2)
+
+
+def test_a_wrong_end_on_cheap_capacity_takes_no_time_from_dear_capacity() -> None:
+    world, second = on_the_second_kind()
+    key = next(key for key in world.attempts if key.stage is Stage.TRAIN and key.jobset != second)
+    files = world.attempts[key]
+    assert files.failure is not None
+    forged = files.failure.model_copy(update={"seconds": 1e8})
+    world.attempts[key] = AttemptFiles(result=files.result, failure=forged)
+    world.job["metadata"]["creationTimestamp"] = stamp(world.now - timedelta(hours=10))
+    world.job["status"] = {"observedGeneration": -1}
+    work(world, second, HOUR)
+    assert amount(world) == pytest.approx(CHIPS * (2.7 + 0.8 * 10), rel=1e-2)

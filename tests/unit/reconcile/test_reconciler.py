@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from finetune_contract import Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase
-from finetune_operator.api.status_stages import AttemptsStatus
+from finetune_operator.api.status_stages import ActiveTime, AttemptsStatus, CostStatus
 from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
 from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.cluster.port import (
@@ -121,6 +121,23 @@ async def test_an_error_is_in_the_status_with_what_to_do_and_when(
     assert shown["message"].endswith("Retried every minute.")
     assert "secret" not in shown["message"]
     assert cluster.of(JOBS)[0]["status"]["summary"] == shown["message"]
+
+
+async def test_usage_is_reported_although_the_run_folder_cannot_be_written(cluster: FakeCluster) -> None:
+    store = FakeStore()
+    store.fault = lambda moment, call: StorageDenied("gs://b/x", "held") if call.startswith("write") else None
+    used = CostStatus(chip_hours="2.5")
+    time = ActiveTime(seconds=60, as_of=NOW)
+    record = (AttemptKey(Stage.TRAIN, 1), Failure(code=75, reason="Suspended", message="Stopped."))
+    decision = Decision(
+        status=RUNNING.model_copy(update={"cost": used, "active_time": time}), action=Wait(records=(record,))
+    )
+    cluster.put(CONFIG_MAPS, plan())
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: decision, store).reconcile(KEY, retry_in=30)
+    status = cluster.of(JOBS)[0]["status"]
+    assert (status["cost"]["chipHours"], status["activeTime"]["seconds"]) == ("2.5", 60)
+    assert condition(cluster)["reason"] == "StoragePermissionDenied"
 
 
 async def test_what_waits_to_be_written_stays_in_the_status_beside_the_error(cluster: FakeCluster) -> None:

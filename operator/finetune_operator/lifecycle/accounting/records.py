@@ -97,7 +97,8 @@ def _rest(
     if not is_recorded(last, known):
         ends.setdefault(last, None)
     correction = not ends
-    if correction and not rest:
+    idle = not ended and not (status.active_time and status.active_time.seconds)
+    if not rest and (correction or idle):
         return ()
     ends = ends or {last: history(status).get(last)}
     whole = next((key for key in reversed(ends) if key.stage.on_tpu), next(reversed(ends)))

@@ -5,7 +5,7 @@ trainer's record are deleted. The usage in the last status is a floor, to which 
 never falls when pods or records are deleted, and all later time is counted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
@@ -67,17 +67,9 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
     as_of = previous.active_time.as_of if previous.active_time else None
     # Usage that was reported while the rate was known is better than an estimate with the current rate.
     lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
-    seen = _sum(plan, _within(lengths, _begun(observation), now))
-    since = _sum(
-        plan,
-        _within(
-            [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated],
-            as_of,
-            now,
-        )
-        if as_of
-        else [],
-    )
+    seen = _sum(plan, lengths, _seconds_since(_begun(observation), now))
+    later = [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated] if as_of else []
+    since = _sum(plan, later, _seconds_since(as_of, now))
     seconds = previous.active_time.seconds if previous.active_time else 0
     chip_hours = (_amount(previous.cost.chip_hours) if previous.cost else None) or 0.0
     amount = _amount(previous.cost.amount) if previous.cost else None
@@ -103,14 +95,8 @@ def _begun(observation: Observation) -> datetime | None:
     return parse(created) if created else observation.status.start_time
 
 
-def _within(parts: Iterable[Part], begin: datetime | None, now: datetime) -> list[Part]:
-    """Limits the total to the time since ``begin``: attempts never overlap, but records may contain any time."""
-    left = max(0.0, (now - begin).total_seconds()) if begin else inf
-    found: list[Part] = []
-    for length, rate in parts:
-        found.append((min(length, left), rate))
-        left -= found[-1][0]
-    return found
+def _seconds_since(begin: datetime | None, now: datetime) -> float:
+    return max(0.0, (now - begin).total_seconds()) if begin else inf
 
 
 def active_time(used: Usage, now: datetime) -> ActiveTime:
@@ -285,12 +271,26 @@ def _overlap(interval: Interval, begin: datetime, end: datetime) -> float:
     return max(0.0, (min(interval[1], end) - max(interval[0], begin)).total_seconds())
 
 
-def _sum(plan: Plan, parts: Iterable[tuple[float, UsageRate]]) -> Usage:
-    seconds = hours = cost = 0.0
-    priced = plan.placement.chip_hour_price is not None
-    for length, rate in parts:
-        seconds += length
-        hours += length * rate.chips / _HOUR
-        cost += length * rate.chips / _HOUR * (rate.price or 0.0)
-        priced = priced or rate.price is not None
-    return Usage(seconds=seconds, chip_hours=hours, cost=cost if priced else None)
+def _sum(plan: Plan, parts: Sequence[Part], most: float = inf) -> Usage:
+    """Returns the usage of the parts, of which at most ``most`` seconds count: attempts never overlap.
+
+    Only records that contain wrong times exceed that. What costs most counts first, so that the record of a cheap
+    attempt cannot take the time of an expensive one.
+    """
+    priced = plan.placement.chip_hour_price is not None or any(rate.price is not None for _, rate in parts)
+    cost = _weighted(parts, most, lambda rate: rate.chips * (rate.price or 0.0)) / _HOUR
+    return Usage(
+        seconds=min(most, sum(length for length, _ in parts)),
+        chip_hours=_weighted(parts, most, lambda rate: rate.chips) / _HOUR,
+        cost=cost if priced else None,
+    )
+
+
+def _weighted(parts: Sequence[Part], most: float, weight: Callable[[UsageRate], float]) -> float:
+    """Returns the sum of the seconds times their weight, for at most ``most`` seconds, those of the largest first."""
+    total = 0.0
+    for length, rate in sorted(parts, key=lambda part: -weight(part[1])):
+        counted = min(length, most)
+        total += counted * weight(rate)
+        most -= counted
+    return total
