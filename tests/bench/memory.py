@@ -44,6 +44,10 @@ _RESIZED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
         "tie_word_embeddings": False,
     }),
+    "gemma-3-12b-it": ("gemma-3-1b-it", {
+        "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "vocab_size": 262208,
+    }),
     "gemma-2-9b": ("gemma-2-2b-it", {
         "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16,
         "num_key_value_heads": 8,
@@ -85,7 +89,7 @@ def compiled(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(case: Mapping[str, Any]) -> Iterator[str]:
-    for option in ("slice", "batch", "length", "method", "lora", "tensor", "accumulation"):
+    for option in ("slice", "slices", "batch", "length", "method", "lora", "quantization", "tensor", "accumulation"):
         if option in case:
             yield from (f"--{option}", str(case[option]))
     remat = _OFFLOAD if case["remat"] == "offload" else (f"remat_policy={case['remat']}",)
@@ -120,9 +124,18 @@ def main() -> None:
     cases = json.loads(DATA.read_text())
     for case in (each for part in cases.values() for each in part):
         if case["name"] in options.names if options.names else options.again or "compiled" not in case:
-            case["compiled"] = compiled(case)
-            write(cases)
-            print(case["name"], case["compiled"], flush=True)
+            result = compiled(case)
+            record(case["name"], result)
+            print(case["name"], result, flush=True)
+
+
+def record(name: str, result: Mapping[str, Any]) -> None:
+    """Adds a result to the data file, which may have been edited meanwhile."""
+    cases = json.loads(DATA.read_text())
+    for case in (each for part in cases.values() for each in part):
+        if case["name"] == name:
+            case["compiled"] = result
+    write(cases)
 
 
 def write(cases: Mapping[str, list[dict[str, Any]]]) -> None:
