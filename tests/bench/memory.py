@@ -125,15 +125,15 @@ def main() -> None:
     for case in (each for part in cases.values() for each in part):
         if case["name"] in options.names if options.names else options.again or "compiled" not in case:
             result = compiled(case)
-            record(case["name"], result)
+            record(case, result)
             print(case["name"], result, flush=True)
 
 
-def record(name: str, result: Mapping[str, Any]) -> None:
+def record(done: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Adds a result to the data file, which may have been edited meanwhile."""
     cases = json.loads(DATA.read_text())
     for case in (each for part in cases.values() for each in part):
-        if case["name"] == name:
+        if {**case, "compiled": None} == {**done, "compiled": None}:
             case["compiled"] = result
     write(cases)
 
