@@ -157,7 +157,7 @@ class ModelShape:
     def parameters(self) -> int:
         """Number of parameters; tied embeddings count once."""
         return sum(self._outer()) + sum(
-            math.prod(shape) for number in range(self.layers) for shape in self._layer(number).values()
+            math.prod(shape) for number in range(self.layers) for shape in self.layer(number).values()
         )
 
     @property
@@ -166,7 +166,7 @@ class ModelShape:
         pieces, stacks, blocks = list(self._outer()), Counter[tuple[str, int]](), Counter[int]()
         for number in range(self.layers):
             block, place = divmod(number, self.block_layers)
-            for name, shape in self._layer(number).items():
+            for name, shape in self.layer(number).items():
                 size = math.prod(shape)
                 pieces.append(size)
                 stacks[name, place] += size
@@ -185,7 +185,7 @@ class ModelShape:
         return sum(
             sum(shape)
             for number in range(self.layers)
-            for name, shape in self._layer(number).items()
+            for name, shape in self.layer(number).items()
             if len(shape) == 2 and name.split(".")[-1] in modules
         )
 
@@ -196,7 +196,7 @@ class ModelShape:
         return outer + sum(
             math.prod(shape[-2:]) * (self.experts_chosen if len(shape) == 3 else 1)
             for number in range(self.layers)
-            for shape in self._layer(number).values()
+            for shape in self.layer(number).values()
             if len(shape) > 1
         )
 
@@ -212,7 +212,8 @@ class ModelShape:
         if not self.tied_embeddings:
             yield self.vocab_size * self.hidden_size
 
-    def _layer(self, number: int) -> _Shapes:
+    def layer(self, number: int) -> Mapping[str, tuple[int, ...]]:
+        """Returns the weights of that layer by name; those of experts have three sizes, the first is their number."""
         return self.dense if number < self.dense_layers else self.mixed
 
 
