@@ -161,6 +161,37 @@ class ModelShape:
         )
 
     @property
+    def embedding(self) -> int:
+        """Number of parameters of the embeddings, and of an output layer."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def layer_parameters(self) -> int:
+        """Number of parameters of all layers."""
+        return self.parameters - sum(self._outer())
+
+    @property
+    def block_parameters(self) -> int:
+        """Number of parameters of the last layers that are scanned as one block."""
+        last = self.layer(self.layers - 1)
+        return self.block_layers * sum(math.prod(shape) for shape in last.values())
+
+    @property
+    def expert_parameters(self) -> int:
+        """Number of parameters of all experts."""
+        return sum(
+            math.prod(shape)
+            for number in range(self.layers)
+            for shape in self.layer(number).values()
+            if len(shape) == 3
+        )
+
+    @property
+    def softcapped(self) -> bool:
+        """Whether the logits are bounded by a tanh."""
+        return self.architecture == "Gemma2ForCausalLM"
+
+    @property
     def sizes(self) -> ModelSizes:
         """Sizes that determine memory and disk of the CPU stages."""
         pieces, stacks, blocks = list(self._outer()), Counter[tuple[str, int]](), Counter[int]()
