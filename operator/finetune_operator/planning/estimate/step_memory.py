@@ -17,11 +17,15 @@ _FLOAT32 = 4
 _QUANTIZED = {"NF4": 0.53, "INT8": 1.0}
 #: Values of a layer that exist at once in its backward pass: those that are computed again, and their gradients.
 _LAYER_VALUES = {"minimal_with_context": 1.0, "save_qkv_proj": 2.0, "full": 2.0, "offload": 2.0}
+#: Their size with an adapter, whose results are added in float32.
+_ADAPTED = 1.75
+#: Copies of a layer's weights that exist at once: gathered, and before that restored from a quantized base.
+_GATHERED, _RESTORED = 1.0, 1.0
+#: What activations and logits are multiplied by, so that the estimate is above the compiler rather than below.
+_MARGIN = 1.05
 #: Logits that exist at once, in units of all float32 logits of a piece: those of a pair's answers are also held rounded,
 #: and a softcap holds them before and after.
 _LOGITS, _PAIR_LOGITS, _SOFTCAP_LOGITS = 1.0, 0.5, 0.5
-#: Part of an adapter that fsdp does not divide.
-_REPLICATED = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +61,13 @@ class TrainStep:
 
     @property
     def trained(self) -> float:
-        """Bytes of the trained parameters on a device; gradients and moments have the same size."""
+        """Bytes of the trained parameters on a device; gradients and moments have the same size.
+
+        Every device holds the whole adapter.
+        """
         if self.lora is None:
             return self.model.parameters * self.weight_bytes / self.shards
-        return _FLOAT32 * self.lora.rank * _adapter_width(self)
+        return _FLOAT32 * self.lora.rank * self.model.lora_width(self.lora)
 
     @property
     def weights(self) -> float:
@@ -104,12 +111,14 @@ def step_memory(step: TrainStep, remat: str, pieces: int) -> StepMemory:
     tokens, model = step.rows * step.width, step.model
     kept = tokens * kept_values(model, remat) * step.value_bytes
     copied = _copied_weights(step)
-    gathered = model.block_parameters * step.value_bytes / step.mesh.tensor
-    again = tokens * block_values(model) * step.value_bytes * _LAYER_VALUES[remat]
+    copies = _GATHERED + (_RESTORED if step.quantized else 0.0)
+    gathered = copies * model.block_parameters * step.value_bytes / step.mesh.tensor
+    values = _LAYER_VALUES[remat] * (1.0 if step.lora is None else _ADAPTED)
+    again = tokens * block_values(model) * step.value_bytes * values
     accumulated = step.trained if step.accumulated else 0.0
     layers = kept + gathered + again + (0.0 if remat == "minimal_with_context" else copied)
     gradients = accumulated + _gradients(step)
-    logits, before = _logits(step, pieces), kept + (0.0 if step.quantized else copied)
+    logits, before = _logits(step, pieces), kept + copied
     if accumulated + before + logits > gradients + layers:
         gradients, activations = accumulated, before
     else:
@@ -119,8 +128,8 @@ def step_memory(step: TrainStep, remat: str, pieces: int) -> StepMemory:
         reference=int(step.weights) if step.reference else 0,
         optimizer=int(step.moments * step.trained),
         gradients=int(gradients),
-        activations=int(activations),
-        logits=int(logits),
+        activations=int(activations * _MARGIN),
+        logits=int(logits * _MARGIN),
     )
 
 
@@ -134,10 +143,10 @@ def _gradients(step: TrainStep) -> float:
 def _copied_weights(step: TrainStep) -> float:
     """Copies of all layers' weights that the compiler makes before its loop over the layers.
 
-    Float32 weights are rounded, quantized ones restored, and those of experts transposed.
+    Float32 weights are rounded, and those of experts transposed.
     """
     model = step.model
-    if step.weight_bytes > step.value_bytes or step.quantized:
+    if step.weight_bytes > step.value_bytes:
         return model.layer_parameters * step.value_bytes / step.shards
     return model.expert_parameters * step.value_bytes / step.shards
 
@@ -151,14 +160,3 @@ def _logits(step: TrainStep, pieces: int) -> float:
         return max(whole, whole / 2 + head)
     more = (_PAIR_LOGITS if step.pairs else 0.0) + (_SOFTCAP_LOGITS if model.softcapped else 0.0)
     return whole * (_LOGITS + more) + head
-
-
-def _adapter_width(step: TrainStep) -> float:
-    """Inputs and outputs of the adapted layers on a device.
-
-    fsdp divides few of them: an adapter's other side has the layer's inner width, which only tensor parallelism divides.
-    """
-    assert step.lora is not None
-    return step.model.lora_width(step.lora) * (
-        _REPLICATED / step.mesh.tensor + (1 - _REPLICATED) / step.shards
-    )
