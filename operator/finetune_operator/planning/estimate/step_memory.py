@@ -17,8 +17,6 @@ _FLOAT32 = 4
 _QUANTIZED = {"NF4": 0.53, "INT8": 1.0}
 #: Values of a layer that exist at once in its backward pass: those that are computed again, and their gradients.
 _LAYER_VALUES = {"minimal_with_context": 1.0, "save_qkv_proj": 2.0, "full": 2.0, "offload": 2.0}
-#: Their size with an adapter, whose results are added in float32.
-_ADAPTED = 1.75
 #: Copies of a layer's weights that exist at once: gathered, and before that restored from a quantized base.
 _GATHERED, _RESTORED = 1.0, 1.0
 #: What activations and logits are multiplied by, so that the estimate is above the compiler rather than below.
@@ -110,15 +108,16 @@ def step_memory(step: TrainStep, remat: str, pieces: int) -> StepMemory:
     """Returns the memory with that remat policy, one of ``POLICIES``, and the logits in that many pieces."""
     tokens, model = step.rows * step.width, step.model
     kept = tokens * kept_values(model, remat) * step.value_bytes
-    copied = _copied_weights(step)
+    # Before its loops over the layers the compiler rounds or transposes the weights of all of them; quantized ones are
+    # restored in the loops.
+    copied = 0.0 if step.quantized else model.layer_parameters * step.value_bytes / step.shards
     copies = _GATHERED + (_RESTORED if step.quantized else 0.0)
     gathered = copies * model.block_parameters * step.value_bytes / step.mesh.tensor
-    values = _LAYER_VALUES[remat] * (1.0 if step.lora is None else _ADAPTED)
-    again = tokens * block_values(model) * step.value_bytes * values
+    again = tokens * block_values(model) * step.value_bytes * _LAYER_VALUES[remat]
     accumulated = step.trained if step.accumulated else 0.0
     layers = kept + gathered + again + (0.0 if remat == "minimal_with_context" else copied)
     gradients = accumulated + _gradients(step)
-    logits, before = _logits(step, pieces), kept + copied
+    logits, before = _logits(step, pieces), kept + (copied if step.lora is None else 0.0)
     if accumulated + before + logits > gradients + layers:
         gradients, activations = accumulated, before
     else:
@@ -138,17 +137,6 @@ def _gradients(step: TrainStep) -> float:
     if step.lora is not None or step.model.tied_embeddings:
         return step.trained
     return step.trained - step.model.embedding * step.weight_bytes / step.shards
-
-
-def _copied_weights(step: TrainStep) -> float:
-    """Copies of all layers' weights that the compiler makes before its loop over the layers.
-
-    Float32 weights are rounded, and those of experts transposed.
-    """
-    model = step.model
-    if step.weight_bytes > step.value_bytes:
-        return model.layer_parameters * step.value_bytes / step.shards
-    return model.expert_parameters * step.value_bytes / step.shards
 
 
 def _logits(step: TrainStep, pieces: int) -> float:
