@@ -1,8 +1,8 @@
 """Train steps that the TPU compiler has compiled, and the memory that it reports: ``memory_cases.json``.
 
 The estimate of ``finetune plan`` was fitted to those of ``fit``, and is held to those of ``judge``, which were chosen
-before. ``python -m tests.bench.memory`` compiles them. Bytes of a case are those on one device; a case with a ``source``
-was recorded there in GiB with two decimals.
+before. ``python -m tests.bench.memory`` compiles them. Bytes of a case are those on one device; those of a case with a
+``source`` were recorded there in GiB with two decimals.
 """
 
 import json

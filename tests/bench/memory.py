@@ -2,10 +2,10 @@
 
     python -m tests.bench.memory [--again] [--table] [NAME …]
 
-``tests/memory_cases.json`` holds the cases and their results. Compiles the named cases (default: those without a result;
-with ``--again`` all) with the operator's default flags, a minute or several of two cores each, and stores each result at
-once, so that an interrupted run continues. Then prints a table of all cases with the estimate's errors; ``--table``
-prints only that. The compiler's log goes to standard error. Needs libtpu (``make tpu-compiler``).
+``tests/memory_cases.json`` holds the cases and their results. Compiles the named cases (default: those without a
+result; with ``--again`` all) with the operator's default flags, one to four minutes of two cores each, and stores each
+result at once, so that an interrupted run continues. Then prints a table of all cases with the estimate's errors;
+``--table`` prints only that. The compiler's log goes to standard error. Needs libtpu (``make tpu-compiler``).
 """
 
 import argparse

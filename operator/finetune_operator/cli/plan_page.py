@@ -20,7 +20,6 @@ from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 #: Most slices that are listed.
 _CONSIDERED = 12
-_POLICY_TEXTS = {"offload": "the inputs of the layers in the host's memory"}
 
 
 def page(report: PlanReport) -> Iterator[str]:
@@ -135,35 +134,39 @@ def _memory_parts(report: PlanReport) -> Iterator[str]:
     if memory is None:
         return
     each = "JAX device" if report.plan.mesh.devices > report.plan.chips else "chip"
-    usable = f"the unknown memory of a {each}" if memory.usable is None else f"the {size(memory.usable)} of a {each}"
+    usable = "unknown memory" if memory.usable is None else size(memory.usable)
+    state = f"parameters and optimizer {size(memory.state)}"
     if memory.too_small:
-        yield f"parameters and optimizer {size(memory.state)}: more than {usable}"
-        return
-    if memory.parts is None:
+        yield f"{state}: more than the {usable} of a {each}"
+    elif memory.parts is None:
         policy = report.plan.engine_overrides["remat_policy"]
-        yield f"parameters and optimizer {size(memory.state)} of {usable}; the rest is not known with remat policy {policy}"
-        return
-    parts = {
-        "parameters": memory.parts.parameters,
-        "reference model": memory.parts.reference,
-        "optimizer": memory.parts.optimizer,
-        "gradients": memory.parts.gradients,
-        "activations": memory.parts.activations,
-        "logits": memory.parts.logits,
-    }
-    known = ", ".join(f"{name} {size(value)}" for name, value in parts.items() if value)
-    yield f"{size(memory.parts.peak)} of {usable} at the peak, {_headroom(memory)}: {known}"
-    pieces = f", logits in {memory.pieces} pieces" if memory.pieces > 1 else ""
-    yield (
-        f"with {_POLICY_TEXTS.get(memory.remat or '', f'remat policy {memory.remat}')}{pieces}; an estimate, for most models "
-        f"within {MEDIAN_ERROR} % of the compiler"
-    )
+        yield f"{state} of the {usable} of a {each}; the rest is not known with remat policy {policy}"
+    else:
+        parts = {
+            "parameters": memory.parts.parameters,
+            "reference model": memory.parts.reference,
+            "optimizer": memory.parts.optimizer,
+            "gradients": memory.parts.gradients,
+            "activations": memory.parts.activations,
+            "logits": memory.parts.logits,
+        }
+        known = ", ".join(f"{name} {size(value)}" for name, value in parts.items() if value)
+        yield f"{size(memory.parts.peak)} of the {usable} of a {each} at the peak, {_headroom(memory)}: {known}"
+        yield f"with {_settings(memory)}; an estimate, in most cases within {MEDIAN_ERROR} % of the compiler"
+
+
+def _settings(memory: TrainingMemory) -> str:
+    offloaded = "the layers' inputs in the host's memory"
+    remat = offloaded if memory.remat == "offload" else f"remat policy {memory.remat}"
+    return f"{remat}, logits in {memory.pieces} pieces" if memory.pieces > 1 else remat
 
 
 def _headroom(memory: TrainingMemory) -> str:
     if memory.headroom is None:
         return "headroom unknown"
-    return f"headroom {size(memory.headroom)}" if memory.headroom >= 0 else f"{size(-memory.headroom)} too much"
+    return (
+        f"headroom {size(memory.headroom)}" if memory.headroom >= 0 else f"{size(-memory.headroom)} too much"
+    )
 
 
 def _time(report: PlanReport) -> Iterator[str]:

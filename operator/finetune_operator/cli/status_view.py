@@ -246,9 +246,10 @@ def _memory_parts(need: str, state: str | None, limit: str) -> str:
     if None in sizes:
         return ""
     peak, held, most = (float(each or 0) * 2**20 for each in sizes)
+    rest, headroom = text.size(max(0, peak - held)), text.size(max(0, most - peak))
     return (
-        f": parameters and optimizer {text.size(held)}, gradients, activations and logits {text.size(max(0, peak - held))}, "
-        f"headroom {text.size(max(0, most - peak))}"
+        f": parameters and optimizer {text.size(held)}, gradients, activations and logits {rest}, "
+        f"headroom {headroom}"
     )
 
 
@@ -261,7 +262,6 @@ def _gibibytes(quantity: str) -> str:
 def _mebibytes(quantity: str) -> int | None:
     number = quantity.removesuffix("Mi")
     return int(number) if quantity.endswith("Mi") and number.isdecimal() and number.isascii() else None
-
 
 
 def _cost(status: Object) -> Iterator[Text]:

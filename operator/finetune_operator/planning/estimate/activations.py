@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from finetune_operator.planning.estimate.model_shape import ModelShape
 
-#: Preflight's policies in the order of its search, which keep less and less. The last one offloads to the host's memory.
+#: Preflight's policies in the order of its search, which keep less and less. The last one uses the host's memory.
 POLICIES = ("minimal_with_context", "save_qkv_proj", "full", "offload")
 
 
@@ -67,5 +67,3 @@ def kept_values(model: ModelShape, remat: str) -> int:
 def block_values(model: ModelShape) -> int:
     """Returns the values per token of the layers that are computed again together."""
     return model.block_layers * layer_values(model, model.layers - 1).all
-
-

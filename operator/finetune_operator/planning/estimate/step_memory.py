@@ -2,7 +2,7 @@
 
 The step holds its state throughout. Beside it, the larger of two moments decides: the loss, when the logits exist, and
 the backward pass through the layers, when the gradients exist. Both are counted by sizes; the few factors below that
-sizes do not give were fitted to steps compiled by the TPU compiler (``tests/bench/memory_cases.json``), and are chosen
+sizes do not give were fitted to steps compiled by the TPU compiler (``tests/memory_cases.json``), and are chosen
 so that the estimate is rather too high.
 """
 
@@ -17,8 +17,8 @@ _FLOAT32 = 4
 _QUANTIZED = {"NF4": 0.53, "INT8": 1.0}
 #: Values of a layer that exist at once in its backward pass: those that are computed again, and their gradients.
 _LAYER_VALUES = {"minimal_with_context": 1.0, "save_qkv_proj": 2.0, "full": 2.0, "offload": 2.0}
-#: Copies of a layer's weights that exist at once: gathered, and before that restored from a quantized base.
-_GATHERED, _RESTORED = 1.0, 1.0
+#: Copies of a layer's weights that exist at once: gathered; and restored from a quantized base, in float32.
+_GATHERED, _RESTORED = 1.0, 2.0
 #: What activations and logits are multiplied by, so that the estimate is above the compiler rather than below.
 _MARGIN = 1.05
 #: Logits that exist at once, in units of all float32 logits of a piece: those of a pair's answers are also held rounded,

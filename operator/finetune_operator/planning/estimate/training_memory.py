@@ -71,9 +71,7 @@ def training_memory(plan: Plan, model: ModelShape, mesh: MeshSpec, family: str) 
     step, chip = _train_step(plan, model, mesh), families()[family].chip
     usable = None if chip is None else int(chip.usable_gib * 2**30)
     pieces, policies = _pieces(plan, step), _policies(plan)
-    found = [
-        TrainingMemory(step=step, usable=usable, remat=remat, pieces=pieces) for remat in policies
-    ]
+    found = [TrainingMemory(step=step, usable=usable, remat=remat, pieces=pieces) for remat in policies]
     if usable is None:
         return next((each for each in found if each.remat == _DEFAULT_POLICY), found[0])
     return next((each for each in found if each.headroom is not None and each.headroom >= 0), found[-1])
