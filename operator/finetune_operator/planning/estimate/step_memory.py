@@ -17,12 +17,12 @@ _FLOAT32 = 4
 _QUANTIZED = {"NF4": 0.53, "INT8": 1.0}
 #: Values of a layer that exist at once in its backward pass: those that are computed again, and their gradients.
 _LAYER_VALUES = {"minimal_with_context": 1.0, "save_qkv_proj": 2.0, "full": 2.0, "offload": 2.0}
-#: Copies of a layer's weights that exist at once: gathered; and restored from a quantized base, in float32.
+#: Copies of a layer's weights that exist at once: gathered; and restored from a quantized base, float32 first.
 _GATHERED, _RESTORED = 1.0, 2.0
 #: What activations and logits are multiplied by, so that the estimate is above the compiler rather than below.
 _MARGIN = 1.05
-#: Logits that exist at once, in units of all float32 logits of a piece: those of a pair's answers are also held rounded,
-#: and a softcap holds them before and after.
+#: Logits that exist at once, in units of a piece's float32 logits: those of a pair's answers are also held rounded, and
+#: a softcap holds them before and after.
 _LOGITS, _PAIR_LOGITS, _SOFTCAP_LOGITS = 1.0, 0.5, 0.5
 
 
