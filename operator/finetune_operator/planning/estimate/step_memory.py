@@ -20,7 +20,7 @@ _LAYER_VALUES = {"minimal_with_context": 1.0, "save_qkv_proj": 2.0, "full": 2.0,
 #: Copies of a layer's weights that exist at once: gathered; and restored from a quantized base, float32 first.
 _GATHERED, _RESTORED = 1.0, 2.0
 #: What activations and logits are multiplied by, so that the estimate is above the compiler rather than below.
-_MARGIN = 1.05
+_MARGIN = 1.03
 #: Logits that exist at once, in units of a piece's float32 logits: those of a pair's answers are also held rounded, and
 #: a softcap holds them before and after.
 _LOGITS, _PAIR_LOGITS, _SOFTCAP_LOGITS = 1.0, 0.5, 0.5
