@@ -205,6 +205,32 @@ def test_the_models_config_adds_sizes_memory_and_time(tmp_path: Path) -> None:
     assert "that time at the profile's chipHourPrice" in row(done, "Cost")
 
 
+@pytest.mark.parametrize(
+    ("changed", "first", "second"),
+    [
+        ({"engineOverrides": {"remat_policy": "full"}}, "at the peak, headroom", "with remat policy full"),
+        (
+            {"engineOverrides": {"remat_policy": "custom", "decoder_layer_input": "offload"}},
+            "at the peak, headroom",
+            "with the layers' inputs in the host's memory",
+        ),
+        (
+            {"engineOverrides": {"remat_policy": "minimal"}},
+            "parameters and optimizer 11.2 GiB of the 31.2 GiB of a chip; the rest is not known with remat policy minimal",
+            "",
+        ),
+        ({"hyperparameters": {"globalBatchSize": 1024}, "resources": {"tpu": "v6e-4"}}, "GiB too much: ", "with the"),
+    ],
+)  # fmt: skip
+def test_memory_follows_from_the_remat_policy(
+    changed: dict[str, Any], first: str, second: str, tmp_path: Path
+) -> None:
+    done = plan(tmp_path, "--model-config", config(tmp_path), **{"resources": {"tpu": "v6e-4"}, **changed})
+    assert done.exit_code == 0, done.output
+    assert first in row(done, "Per chip")
+    assert second in done.stdout
+
+
 def test_packing_makes_the_steps_an_upper_bound(tmp_path: Path) -> None:
     options = ("--model-config", config(tmp_path), "--rows", "1000")
     done = plan(tmp_path, *options)
