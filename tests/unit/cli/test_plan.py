@@ -216,7 +216,7 @@ def test_the_models_config_adds_sizes_memory_and_time(tmp_path: Path) -> None:
         ),
         (
             {"engineOverrides": {"remat_policy": "minimal"}},
-            "parameters and optimizer 11.2 GiB of the 31.2 GiB of a chip; the rest is not known with remat policy minimal",
+            "11.2 GiB of the 31.2 GiB of a chip; the rest is not known with remat policy minimal",
             "",
         ),
         ({"hyperparameters": {"globalBatchSize": 1024}, "resources": {"tpu": "v6e-4"}}, "GiB too much: ", "with the"),
