@@ -133,6 +133,8 @@ LARGE = ModelShape.of(PUBLISHED["Llama-3.2-1B-Instruct"]["config"])
         ({"hyperparameters": {"globalBatchSize": 64}, "datasets": {"maxSeqLength": 4096}}, "full", 8),
         ({"engineOverrides": {"remat_policy": "save_qkv_proj", "num_vocab_tiling": "4"}}, "save_qkv_proj", 4),
         ({"engineOverrides": {"remat_policy": "minimal"}}, None, 8),
+        ({"engineOverrides": {"remat_policy": "custom", "decoder_layer_input": "offload"}}, "offload", 8),
+        ({"engineOverrides": {"remat_policy": "custom", "mlpwo": "device"}}, None, 8),
         ({"preflight": {"memory": "Off"}}, "full", 1),
         ({"preflight": {"memory": "Analytic"}}, "full", 1),
         ({"method": {"type": "ORPO"}}, "minimal_with_context", 1),

@@ -123,7 +123,8 @@ def _policies(plan: Plan) -> tuple[str | None, ...]:
     name = said.get("remat_policy")
     if name is None:
         return POLICIES if _compiles(plan) else (_DEFAULT_POLICY,)
-    if name == "custom" and said.get("decoder_layer_input") == "offload":
+    placed = {key: value for key, value in said.items() if value in ("device", "offload")}
+    if name == "custom" and placed == {"decoder_layer_input": "offload"}:
         name = "offload"
     return (name if name in POLICIES else None,)
 
