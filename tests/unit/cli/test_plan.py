@@ -210,11 +210,6 @@ def test_the_models_config_adds_sizes_memory_and_time(tmp_path: Path) -> None:
     [
         ({"engineOverrides": {"remat_policy": "full"}}, "at the peak, headroom", "with remat policy full"),
         (
-            {"engineOverrides": {"remat_policy": "custom", "decoder_layer_input": "offload"}},
-            "at the peak, headroom",
-            "with the layers' inputs in the host's memory",
-        ),
-        (
             {"engineOverrides": {"remat_policy": "minimal"}},
             "11.2 GiB of the 31.2 GiB of a chip; the rest is not known with remat policy minimal",
             "",

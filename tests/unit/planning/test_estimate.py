@@ -1,5 +1,6 @@
 """Memory per device, steps and least time: sums that are computed by hand here."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,12 @@ LARGE = ModelShape.of(PUBLISHED["Llama-3.2-1B-Instruct"]["config"])
     ("spec", "remat", "pieces"),
     [
         ({}, "minimal_with_context", 8),
-        ({"hyperparameters": {"globalBatchSize": 64}, "datasets": {"maxSeqLength": 4096}}, "full", 8),
+        (
+            {"hyperparameters": {"globalBatchSize": 64}, "datasets": {"maxSeqLength": 4096}},
+            "save_qkv_proj",
+            8,
+        ),
+        ({"hyperparameters": {"globalBatchSize": 128}, "datasets": {"maxSeqLength": 4096}}, "full", 8),
         ({"engineOverrides": {"remat_policy": "save_qkv_proj", "num_vocab_tiling": "4"}}, "save_qkv_proj", 4),
         ({"engineOverrides": {"remat_policy": "minimal"}}, None, 8),
         ({"engineOverrides": {"remat_policy": "custom", "decoder_layer_input": "offload"}}, "offload", 8),
@@ -143,7 +149,14 @@ LARGE = ModelShape.of(PUBLISHED["Llama-3.2-1B-Instruct"]["config"])
 def test_the_settings_are_the_jobs_or_those_that_preflight_probably_chooses(
     spec: dict[str, Any], remat: str | None, pieces: int
 ) -> None:
-    made = plan(**spec)
+    profile = copy.deepcopy(PROFILE)
+    profile["spec"]["constraints"]["engineOverrides"]["allow"] = [
+        "remat_policy",
+        "num_vocab_tiling",
+        "decoder_layer_input",
+        "mlpwo",
+    ]
+    made = offline_plan(job(**spec), profile)
     found = training_memory(made, LARGE, made.mesh, "v6e")
     assert (found.remat, found.pieces) == (remat, pieces)
     assert (found.parts is None) == (remat is None) == (found.headroom is None)
