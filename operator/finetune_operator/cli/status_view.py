@@ -227,8 +227,8 @@ def _expected(status: Object) -> Iterator[Text]:
         need, limit = memory.get("estimatedPerChip"), memory.get("limitPerChip")
         if need and limit:
             by = memory.get("source", "")
-            parts = _memory_parts(need, memory.get("statePerChip"), limit)
-            yield _row("Memory", f"{_gibibytes(need)} of {_gibibytes(limit)} on each chip ({by}){parts}")
+            detail = _memory_parts(need, memory.get("statePerChip"), limit)
+            yield _row("Memory", f"{_gibibytes(need)} of {_gibibytes(limit)} on each chip ({by}){detail}")
     expected = status.get("estimate") or {}
     if seconds := expected.get("durationSeconds"):
         low, high = text.duration(seconds["low"]), text.duration(seconds["high"])
