@@ -88,13 +88,14 @@ def _table() -> Iterator[str]:
         known = [case for case in rows if "compiled" in case]
         for case in known:
             peak, guess = case["compiled"]["peak"], estimated(case).peak
+            earlier = "*" if "source" in case["compiled"] else ""
             yield (
-                f"| {case['name']} | {described(case)} | {peak / 2**30:.2f} | {guess / 2**30:.2f} "
+                f"| {case['name']}{earlier} | {described(case)} | {peak / 2**30:.2f} | {guess / 2**30:.2f} "
                 f"| {100 * relative_error(case):+.1f} |"
             )
         errors = [100 * relative_error(case) for case in known]
         yield (
-            f"| {part}: {len(errors)} of {len(rows)} | median error {median(map(abs, errors)):.1f} %, "
+            f"| {part} | {len(errors)} of {len(rows)} compiled: median error {median(map(abs, errors)):.1f} %, "
             f"from {min(errors):+.1f} to {max(errors):+.1f} | | | | | | |"
         )
 
