@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["j10", "j13"])
+@pytest.mark.parametrize("name", ["j10", "j14"])
 def test_a_step_compiles_to_its_recorded_memory(name: str, libtpu: Path, tmp_path: Path) -> None:
     (case,) = (each for each in cases()["judge"] if each["name"] == name)
     (tmp_path / "config.json").write_text(json.dumps(model_config(case["model"])))
