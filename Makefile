@@ -97,7 +97,7 @@ lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/lint-imports --no-logo
 
 ##@ Upkeep
-.PHONY: format generate lock bench bench-scale bench-trainer bench-conversion bench-fits check-real check-sizes walkthrough clean
+.PHONY: format generate lock bench bench-scale bench-trainer bench-conversion bench-fits bench-memory check-real check-sizes walkthrough clean
 format: install ## Format and sort
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
@@ -129,6 +129,9 @@ bench-conversion: install trainer ## Convert, prove and export models of 0.6, 1.
 
 bench-fits: install trainer tpu-compiler ## Compile whole models' programs for v6e-16 and v5p-32: what fits where (hours)
 	@$(PYTHON) -m tests.bench.fits
+
+bench-memory: install trainer tpu-compiler ## Compile train steps and compare their memory with the estimate of finetune plan
+	@$(PYTHON) -m tests.bench.memory $(CASES)
 
 check-real: install reference ## Ask the model that make demo-real exported the same questions under transformers
 	@$(PYTHON) -m tests.bench.transformers_answers smollm2-gsm8k

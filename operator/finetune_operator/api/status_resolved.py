@@ -176,6 +176,9 @@ class ResolvedMemory(ApiModel):
 
     estimated_per_chip: Quantity | None = None
     """Memory per chip that the training needs."""
+    state_per_chip: Quantity | None = None
+    """Part of it that the step begins with: parameters, those of a reference model, the optimizer's state, the batch.
+    The rest are gradients, activations and logits."""
     limit_per_chip: Quantity | None = None
     """Memory that a chip has."""
     source: MemoryCheck

@@ -8,7 +8,12 @@ from finetune_operator.api import exact
 from finetune_operator.cli.plan_report import PlanReport
 from finetune_operator.planning import Plan
 from finetune_operator.planning.considered import ConsideredSlice
-from finetune_operator.planning.estimate.training_memory import TrainingMemory
+from finetune_operator.planning.estimate.training_memory import (
+    HIGHEST_ERROR,
+    LOWEST_ERROR,
+    MEDIAN_ERROR,
+    TrainingMemory,
+)
 from finetune_operator.rendering.memory import largest_piece
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
@@ -94,18 +99,24 @@ def queues_of(plan: Plan) -> dict[str, str | None]:
     return {"tpu": queues.tpu, "cpu": queues.cpu, "priority": queues.priority_class}
 
 
-def _memory(memory: TrainingMemory | None) -> dict[str, int | None] | None:
+def _memory(memory: TrainingMemory | None) -> dict[str, Any] | None:
     if memory is None:
         return None
+    parts = memory.parts
     return {
-        "parameters": memory.parameters,
-        "reference": memory.reference,
-        "optimizer": memory.optimizer,
-        "gradients": memory.gradients,
-        "layerInputs": memory.layer_inputs,
-        "logits": memory.logits,
+        "state": memory.state,
+        "parameters": parts and parts.parameters,
+        "reference": parts and parts.reference,
+        "optimizer": parts and parts.optimizer,
+        "gradients": parts and parts.gradients,
+        "activations": parts and parts.activations,
+        "logits": parts and parts.logits,
+        "peak": parts and parts.peak,
         "usable": memory.usable,
-        "left": memory.left,
+        "headroom": memory.headroom,
+        "rematPolicy": memory.remat,
+        "logitPieces": memory.pieces,
+        "errorPercent": {"median": MEDIAN_ERROR, "low": LOWEST_ERROR, "high": HIGHEST_ERROR},
     }
 
 
@@ -122,6 +133,7 @@ def _considered(each: ConsideredSlice, report: PlanReport) -> dict[str, Any]:
         "next": each.next,
         "why": each.why,
         "stateBytes": memory.state if memory else None,
+        "peakBytes": memory.parts.peak if memory and memory.parts else None,
         "usableBytes": memory.usable if memory else None,
     }
 

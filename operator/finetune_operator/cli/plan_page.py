@@ -10,7 +10,7 @@ from finetune_operator.cli.plan_report import PlanReport
 from finetune_operator.cli.printing import Object
 from finetune_operator.cli.text import count, duration, money, size
 from finetune_operator.planning import Plan
-from finetune_operator.planning.estimate.training_memory import LOGIT_PIECES, TrainingMemory
+from finetune_operator.planning.estimate.training_memory import MEDIAN_ERROR, TrainingMemory
 from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import KNOWN_LATER_ANNOTATION
@@ -109,8 +109,11 @@ def _considered(report: PlanReport) -> Iterator[str]:
 
 def _state(memory: TrainingMemory) -> str:
     usable = "an unknown size" if memory.usable is None else size(memory.usable)
-    small = "too small, " if memory.too_small else ""
-    return f"{small}parameters and optimizer state take {size(memory.state)} of {usable} a chip"
+    if memory.too_small or memory.parts is None:
+        small = "too small, " if memory.too_small else ""
+        return f"{small}parameters and optimizer state take {size(memory.state)} of {usable} a chip"
+    small = "probably too small, " if memory.headroom is not None and memory.headroom < 0 else ""
+    return f"{small}{size(memory.parts.peak)} of {usable} a chip by estimate"
 
 
 def _length(report: PlanReport) -> str:
@@ -130,24 +133,39 @@ def _memory_parts(report: PlanReport) -> Iterator[str]:
     memory = report.chosen_memory
     if memory is None:
         return
-    parts = {
-        "parameters": memory.parameters,
-        "reference model": memory.reference,
-        "optimizer": memory.optimizer,
-        "gradients": memory.gradients,
-    }
-    known = ", ".join(f"{name} {size(value)}" for name, value in parts.items() if value)
     each = "JAX device" if report.plan.mesh.devices > report.plan.chips else "chip"
-    if memory.left is None:
-        yield f"{known}; the memory of a {each} is not known"
-    elif memory.too_small:
-        yield f"{known}: more than the {size(memory.usable or 0)} of a {each}"
+    usable = "unknown memory" if memory.usable is None else size(memory.usable)
+    state = f"parameters and optimizer {size(memory.state)}"
+    if memory.too_small:
+        yield f"{state}: more than the {usable} of a {each}"
+    elif memory.parts is None:
+        policy = report.plan.engine_overrides["remat_policy"]
+        yield f"{state} of the {usable} of a {each}; the rest is not known with remat policy {policy}"
     else:
-        left = f"{size(memory.left)} are left" if memory.left > 0 else "nothing is left"
-        yield f"{known}; of the {size(memory.usable or 0)} of a {each} at most {left}"
-    yield (
-        f"activations: at least {size(memory.layer_inputs)} with remat policy full, unless they are offloaded; logits: "
-        f"{size(memory.logits)}, or {size(memory.logits / LOGIT_PIECES)} in {LOGIT_PIECES} pieces"
+        parts = {
+            "parameters": memory.parts.parameters,
+            "reference model": memory.parts.reference,
+            "optimizer": memory.parts.optimizer,
+            "gradients": memory.parts.gradients,
+            "activations": memory.parts.activations,
+            "logits": memory.parts.logits,
+        }
+        known = ", ".join(f"{name} {size(value)}" for name, value in parts.items() if value)
+        yield f"{size(memory.parts.peak)} of the {usable} of a {each} at the peak, {_headroom(memory)}: {known}"
+        yield f"with {_settings(memory)}; an estimate, in most cases within {MEDIAN_ERROR} % of the compiler"
+
+
+def _settings(memory: TrainingMemory) -> str:
+    offloaded = "the layers' inputs in the host's memory"
+    remat = offloaded if memory.remat == "offload" else f"remat policy {memory.remat}"
+    return f"{remat}, logits in {memory.pieces} pieces" if memory.pieces > 1 else remat
+
+
+def _headroom(memory: TrainingMemory) -> str:
+    if memory.headroom is None:
+        return "headroom unknown"
+    return (
+        f"headroom {size(memory.headroom)}" if memory.headroom >= 0 else f"{size(-memory.headroom)} too much"
     )
 
 

@@ -227,7 +227,8 @@ def _expected(status: Object) -> Iterator[Text]:
         need, limit = memory.get("estimatedPerChip"), memory.get("limitPerChip")
         if need and limit:
             by = memory.get("source", "")
-            yield _row("Memory", f"{_gibibytes(need)} of {_gibibytes(limit)} on each chip ({by})")
+            detail = _memory_parts(need, memory.get("statePerChip"), limit)
+            yield _row("Memory", f"{_gibibytes(need)} of {_gibibytes(limit)} on each chip ({by}){detail}")
     expected = status.get("estimate") or {}
     if seconds := expected.get("durationSeconds"):
         low, high = text.duration(seconds["low"]), text.duration(seconds["high"])
@@ -239,10 +240,28 @@ def _expected(status: Object) -> Iterator[Text]:
         yield _row("Estimate", ", ".join(parts))
 
 
+def _memory_parts(need: str, state: str | None, limit: str) -> str:
+    """Returns the parts of ``need`` and what is left of ``limit``, to follow on a text; empty if they are not known."""
+    sizes = [_mebibytes(each or "") for each in (need, state, limit)]
+    if None in sizes:
+        return ""
+    peak, held, most = (float(each or 0) * 2**20 for each in sizes)
+    rest, headroom = text.size(max(0, peak - held)), text.size(max(0, most - peak))
+    return (
+        f": parameters and optimizer {text.size(held)}, gradients, activations and logits {rest}, "
+        f"headroom {headroom}"
+    )
+
+
 def _gibibytes(quantity: str) -> str:
     """Formats a quantity in mebibytes, as the operator writes it; returns any other quantity unchanged."""
+    size = _mebibytes(quantity)
+    return quantity if size is None else text.size(float(size) * 2**20)
+
+
+def _mebibytes(quantity: str) -> int | None:
     number = quantity.removesuffix("Mi")
-    return text.size(float(number) * 2**20) if quantity.endswith("Mi") and number.isdigit() else quantity
+    return int(number) if quantity.endswith("Mi") and number.isdecimal() and number.isascii() else None
 
 
 def _cost(status: Object) -> Iterator[Text]:

@@ -112,6 +112,12 @@ def test_the_condition_reports_peak_and_limit_or_why_they_are_unknown(
     assert text in condition["message"]
 
 
+def test_the_status_has_what_the_step_begins_with() -> None:
+    world = after_preflight(PROVED.model_copy(update={"arguments_bytes": 2 * GIB}))
+    memory = world.status["resolved"]["memory"]
+    assert (memory["statePerChip"], memory["estimatedPerChip"]) == ("2048Mi", "5120Mi")
+
+
 def test_the_status_has_peak_limit_and_estimate() -> None:
     prices = [
         {

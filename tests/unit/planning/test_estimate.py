@@ -1,5 +1,6 @@
 """Memory per device, steps and least time: sums that are computed by hand here."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -61,49 +62,104 @@ def plan(**spec: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("spec", "weights", "adapter", "moments", "references"),
+    ("spec", "weights", "moments", "references"),
     [
-        ({}, 4 * PARAMETERS, 0, 2, 0),
-        ({"hyperparameters": {"optimizer": "SGD"}}, 4 * PARAMETERS, 0, 0, 0),
-        ({"hyperparameters": {"weightPrecision": "BF16"}}, 2 * PARAMETERS, 0, 2, 0),
-        ({"method": {"type": "DPO"}}, 4 * PARAMETERS, 0, 2, 1),
-        ({"method": {"type": "ORPO"}}, 4 * PARAMETERS, 0, 2, 0),
-        ({"method": {"type": "SFT", "lora": {"rank": 4}}}, 2 * PARAMETERS, 4 * 4 * WIDTH, 2, 0),
-        ({"method": {"type": "DPO", "lora": {"rank": 4}}}, 2 * PARAMETERS, 4 * 4 * WIDTH, 2, 0),
+        ({}, 4 * PARAMETERS, 2, 0),
+        ({"hyperparameters": {"optimizer": "SGD"}}, 4 * PARAMETERS, 0, 0),
+        ({"hyperparameters": {"weightPrecision": "BF16"}}, 2 * PARAMETERS, 2, 0),
+        ({"method": {"type": "DPO"}}, 4 * PARAMETERS, 2, 1),
+        ({"method": {"type": "ORPO"}}, 4 * PARAMETERS, 2, 0),
     ],
 )
 def test_the_state_is_shared_by_the_devices_that_shard_it(
-    spec: dict[str, Any], weights: int, adapter: int, moments: int, references: int
+    spec: dict[str, Any], weights: int, moments: int, references: int
 ) -> None:
     assert TINY.parameters == PARAMETERS
     made = plan(**spec)
     found = training_memory(made, TINY, made.mesh, "v6e")
-    trained = adapter or weights
-    assert found.parameters == (weights + adapter) // 4
-    assert found.optimizer == moments * (trained // 4)
-    assert found.gradients == trained // 4
-    assert found.reference == references * (weights // 4)
-    assert found.state == found.parameters + found.optimizer + found.reference
+    assert found.state == (1 + moments + references) * weights // 4
     assert found.usable == int(31.24 * 2**30)
-    assert found.left == found.usable - found.state - found.gradients
+    assert found.parts is not None
+    assert found.parts.parameters == weights // 4
+    assert found.parts.optimizer == moments * weights // 4
+    assert found.parts.reference == references * weights // 4
+    assert found.headroom == found.usable - found.parts.peak
+
+
+@pytest.mark.parametrize("method", ["SFT", "DPO"])
+def test_a_base_model_is_its_own_reference_and_the_adapter_is_on_every_device(method: str) -> None:
+    made = plan(method={"type": method, "lora": {"rank": 4}})
+    found = training_memory(made, TINY, made.mesh, "v6e").parts
+    assert found is not None
+    base, adapter = 2 * PARAMETERS // 4, 4 * 4 * WIDTH
+    assert found.parameters == base + adapter
+    assert found.optimizer == 2 * adapter
+    assert found.reference == 0
+
+
+def test_a_quantized_base_is_whole_while_it_is_loaded() -> None:
+    made = plan(method={"type": "SFT", "lora": {"rank": 4, "quantization": "NF4"}})
+    found = training_memory(made, TINY, made.mesh, "v6e")
+    assert found.parts is not None
+    assert found.state > 2 * PARAMETERS // 4 > found.parts.parameters - 4 * 4 * WIDTH
 
 
 @pytest.mark.parametrize(
-    ("spec", "rows", "scored"),
+    ("spec", "rows", "width", "scored"),
     [
-        ({"hyperparameters": {"globalBatchSize": 16}}, 4, TOKENS),
-        ({"hyperparameters": {"globalBatchSize": 16, "gradientAccumulationSteps": 2}}, 2, TOKENS),
-        ({"resources": {"tpu": "v6e-4", "parallelism": {"tensor": 2}}}, 2, TOKENS),
-        ({"method": {"type": "DPO", "dpo": {"maxPromptLength": 384}}}, 4, 128),
+        ({"hyperparameters": {"globalBatchSize": 16}}, 4, TOKENS, TOKENS),
+        ({"hyperparameters": {"globalBatchSize": 16, "gradientAccumulationSteps": 2}}, 2, TOKENS, TOKENS),
+        ({"resources": {"tpu": "v6e-4", "parallelism": {"tensor": 2}}}, 2, TOKENS, TOKENS),
+        ({"method": {"type": "DPO", "dpo": {"maxPromptLength": 384}}}, 4, TOKENS, 128),
+        ({"datasets": {"maxSeqLength": 700}}, 2, 1024, 1024),
+        ({"datasets": {"maxSeqLength": 130}}, 2, 256, 256),
+        ({"datasets": {"maxSeqLength": 100}}, 2, 100, 100),
     ],
 )  # fmt: skip
 def test_activations_and_logits_follow_from_a_devices_rows(
-    spec: dict[str, Any], rows: int, scored: int
+    spec: dict[str, Any], rows: int, width: int, scored: int
 ) -> None:
     made = plan(**spec)
-    found = training_memory(made, TINY, made.mesh, "v6e")
-    assert found.layer_inputs == rows * TOKENS * 2 * 8 * 2
-    assert found.logits == rows * scored * 32 * 4
+    step = training_memory(made, TINY, made.mesh, "v6e").step
+    assert (step.rows, step.width, step.scored) == (rows, width, scored)
+
+
+LARGE = ModelShape.of(PUBLISHED["Llama-3.2-1B-Instruct"]["config"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "remat", "pieces"),
+    [
+        ({}, "minimal_with_context", 8),
+        (
+            {"hyperparameters": {"globalBatchSize": 64}, "datasets": {"maxSeqLength": 4096}},
+            "save_qkv_proj",
+            8,
+        ),
+        ({"hyperparameters": {"globalBatchSize": 128}, "datasets": {"maxSeqLength": 4096}}, "full", 8),
+        ({"engineOverrides": {"remat_policy": "save_qkv_proj", "num_vocab_tiling": "4"}}, "save_qkv_proj", 4),
+        ({"engineOverrides": {"remat_policy": "minimal"}}, None, 8),
+        ({"engineOverrides": {"remat_policy": "custom", "decoder_layer_input": "offload"}}, "offload", 8),
+        ({"engineOverrides": {"remat_policy": "custom", "mlpwo": "device"}}, None, 8),
+        ({"preflight": {"memory": "Off"}}, "full", 1),
+        ({"preflight": {"memory": "Analytic"}}, "full", 1),
+        ({"method": {"type": "ORPO"}}, "minimal_with_context", 1),
+    ],
+)
+def test_the_settings_are_the_jobs_or_those_that_preflight_probably_chooses(
+    spec: dict[str, Any], remat: str | None, pieces: int
+) -> None:
+    profile = copy.deepcopy(PROFILE)
+    profile["spec"]["constraints"]["engineOverrides"]["allow"] = [
+        "remat_policy",
+        "num_vocab_tiling",
+        "decoder_layer_input",
+        "mlpwo",
+    ]
+    made = offline_plan(job(**spec), profile)
+    found = training_memory(made, LARGE, made.mesh, "v6e")
+    assert (found.remat, found.pieces) == (remat, pieces)
+    assert (found.parts is None) == (remat is None) == (found.headroom is None)
 
 
 def test_a_state_that_no_slice_holds_is_too_small_on_each_candidate() -> None:

@@ -99,6 +99,7 @@ def memory_status(plan: Plan, findings: Findings) -> ResolvedMemory:
         return ResolvedMemory.model_construct(source=source)
     return ResolvedMemory.model_construct(
         estimated_per_chip=mebibytes(outcome.peak_bytes),
+        state_per_chip=None if outcome.arguments_bytes is None else mebibytes(outcome.arguments_bytes),
         limit_per_chip=mebibytes(outcome.limit_bytes),
         source=source,
     )

@@ -157,8 +157,39 @@ class ModelShape:
     def parameters(self) -> int:
         """Number of parameters; tied embeddings count once."""
         return sum(self._outer()) + sum(
-            math.prod(shape) for number in range(self.layers) for shape in self._layer(number).values()
+            math.prod(shape) for number in range(self.layers) for shape in self.layer(number).values()
         )
+
+    @property
+    def embedding(self) -> int:
+        """Number of parameters of the embeddings, and of an output layer."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def layer_parameters(self) -> int:
+        """Number of parameters of all layers."""
+        return self.parameters - sum(self._outer())
+
+    @property
+    def block_parameters(self) -> int:
+        """Number of parameters of the last layers that are scanned as one block."""
+        last = self.layer(self.layers - 1)
+        return self.block_layers * sum(math.prod(shape) for shape in last.values())
+
+    @property
+    def expert_parameters(self) -> int:
+        """Number of parameters of all experts."""
+        return sum(
+            math.prod(shape)
+            for number in range(self.layers)
+            for shape in self.layer(number).values()
+            if len(shape) == 3
+        )
+
+    @property
+    def softcapped(self) -> bool:
+        """Whether the logits are bounded by a tanh."""
+        return self.architecture == "Gemma2ForCausalLM"
 
     @property
     def sizes(self) -> ModelSizes:
@@ -166,7 +197,7 @@ class ModelShape:
         pieces, stacks, blocks = list(self._outer()), Counter[tuple[str, int]](), Counter[int]()
         for number in range(self.layers):
             block, place = divmod(number, self.block_layers)
-            for name, shape in self._layer(number).items():
+            for name, shape in self.layer(number).items():
                 size = math.prod(shape)
                 pieces.append(size)
                 stacks[name, place] += size
@@ -185,7 +216,7 @@ class ModelShape:
         return sum(
             sum(shape)
             for number in range(self.layers)
-            for name, shape in self._layer(number).items()
+            for name, shape in self.layer(number).items()
             if len(shape) == 2 and name.split(".")[-1] in modules
         )
 
@@ -196,7 +227,7 @@ class ModelShape:
         return outer + sum(
             math.prod(shape[-2:]) * (self.experts_chosen if len(shape) == 3 else 1)
             for number in range(self.layers)
-            for shape in self._layer(number).values()
+            for shape in self.layer(number).values()
             if len(shape) > 1
         )
 
@@ -212,7 +243,8 @@ class ModelShape:
         if not self.tied_embeddings:
             yield self.vocab_size * self.hidden_size
 
-    def _layer(self, number: int) -> _Shapes:
+    def layer(self, number: int) -> Mapping[str, tuple[int, ...]]:
+        """Returns the weights of that layer by name; those of experts have three sizes, the first is their number."""
         return self.dense if number < self.dense_layers else self.mixed
 
 
