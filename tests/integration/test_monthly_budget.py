@@ -42,7 +42,6 @@ def test_a_namespace_that_has_used_up_its_month_waits_until_the_limit_is_raised(
     slow = fake_trainer.install(runs / "metered", seconds=3600, stages=[Stage.TRAIN], saves=True)
     double.add_image(fake_trainer.IMAGE, slow)
     profile: Any = fake_trainer.profile("metered", runs)
-    profile["metadata"]["labels"] = {"app": "budgets"}
     profile["spec"] |= {"owner": {"team": "ml-platform", "contact": "#ml-help"}}
     profile["spec"]["constraints"]["chipHoursPerMonth"] = LIMIT
     double.apply(profile)
