@@ -57,11 +57,11 @@ def test_a_namespace_that_has_used_up_its_month_waits_until_the_limit_is_raised(
     assert float(stopped["status"]["ledger"]["chipHours"]) >= LIMIT
 
     following = apply(poor, "following")
-    told = double.wait(following, lambda job: waits(job) or phase("Failed")(job), seconds=60)
-    within = condition_of(told, "WithinBudget")
+    waiting_job = double.wait(following, lambda job: waits(job) or phase("Failed")(job), seconds=60)
+    within = condition_of(waiting_job, "WithinBudget")
     assert (within["status"], within["reason"]) == ("False", "MonthlyBudgetExhausted")
-    assert f"of the {LIMIT} chip hours" in told["status"]["waiting"]["message"]
-    assert "ask #ml-help" in told["status"]["waiting"]["message"]
+    assert f"of the {LIMIT} chip hours" in waiting_job["status"]["waiting"]["message"]
+    assert "ask #ml-help" in waiting_job["status"]["waiting"]["message"]
     assert "following-train-1" not in jobsets(double, poor)
     other = apply(rich, "other")
     running = double.wait(other, lambda job: trains(job) or waits(job), seconds=60)

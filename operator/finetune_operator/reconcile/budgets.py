@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds until the ledger is read again that could not be: the first pause, doubled up to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
-#: Seconds after which the time is looked at again while a month lasts, in case the clock has been corrected.
+#: Seconds after which the time is read again while a month lasts, in case the clock has been corrected.
 _LOOK_SECONDS = 3600.0
 #: Namespaces whose records are read at the same time.
 _AT_ONCE = 8

@@ -70,7 +70,7 @@ class Team:
         return name
 
     def hold(self, world: World, name: str, seconds: float) -> None:
-        """Training continues for that time, at the end of which the job is looked at."""
+        """Training continues for that time, at the end of which the job is reconciled."""
         world.wait(seconds)
         world.train(name, 20)
         self.reconcile(world)
@@ -158,7 +158,7 @@ def test_a_job_that_waits_says_how_much_is_used_until_when_and_whom_to_ask() -> 
     assert world.status == before, "nothing is written while nothing changes"
 
 
-def test_stages_on_cpu_do_not_wait_and_tell_of_it() -> None:
+def test_stages_on_cpu_do_not_wait_and_the_condition_warns() -> None:
     team = Team(10)
     used_before(team, 10)
     (world,) = team.worlds
@@ -176,7 +176,7 @@ def test_a_job_that_waits_starts_when_the_month_begins() -> None:
     team.reconcile(world)
     assert world.requeue_after == 30
     world.wait(30)
-    # Until the ledger of the month has been read, nobody knows.
+    # Until the ledger of the month has been read, the usage is unknown.
     team.reconcile(world)
     assert not world.live()
     assert world.status["waiting"]["reason"] == "WaitingForBudget"
@@ -206,7 +206,7 @@ def test_training_stops_at_the_limit_saves_and_continues_in_the_next_month() -> 
     name = team.train(world)
     team.hold(world, name, 1795)
     assert world.live() == [name]
-    # It is looked at when the limit will be reached.
+    # It is reconciled when the limit will be reached.
     assert world.requeue_after is not None
     assert world.requeue_after <= 5
     team.hold(world, name, 5)
@@ -317,7 +317,7 @@ def test_training_stops_at_the_limit_without_its_plan() -> None:
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
 
 
-def test_a_job_that_has_succeeded_is_not_told_about_the_budget() -> None:
+def test_the_status_of_a_job_that_has_succeeded_stays() -> None:
     team = Team(1000)
     (world,) = team.worlds
     world.to_the_end()
@@ -336,7 +336,7 @@ def test_a_job_that_has_succeeded_is_not_told_about_the_budget() -> None:
 def test_a_budget_is_exceeded_by_no_more_than_its_formula_says(
     limit: float, delays: list[int], late: int
 ) -> None:
-    """Each job is looked at as soon as its last decision requests, and up to ``late`` seconds later."""
+    """Each job is reconciled as soon as its last decision requests, and up to ``late`` seconds later."""
     team = Team(limit, jobs=len(delays))
     names: dict[int, str] = {}
     due: dict[int, datetime] = {}
@@ -366,7 +366,7 @@ def test_a_budget_is_exceeded_by_no_more_than_its_formula_says(
                 continue
         due[number] = world.now + timedelta(seconds=(world.requeue_after or 0) + late)
         now = world.now
-    # With few jobs a training is looked at every 10 s, and amounts are those of whole seconds.
+    # With few jobs a training is reconciled every 10 s, and amounts are those of whole seconds.
     most = len(names) * CHIPS * (10 + late + 2) / HOUR
     true = sum(float(hours(each.status)) for each in team.worlds)
     assert true <= limit + most
@@ -374,7 +374,7 @@ def test_a_budget_is_exceeded_by_no_more_than_its_formula_says(
 
 
 class Followed(SimulatedJob):
-    """A simulated job whose usage is followed by what an operator is told."""
+    """A simulated job whose usage is followed by what an operator observes."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -408,7 +408,7 @@ def test_a_listed_job_that_has_ended_is_queued_if_the_ledger_lacks_it(
 
 
 class Usage:
-    """Records what budgets are told. A profile's limit is its generation."""
+    """Records what budgets are given. A profile's limit is its generation."""
 
     def __init__(self) -> None:
         self.jobs: list[str] = []
@@ -478,7 +478,7 @@ def test_a_job_that_waits_for_its_budget_is_queued_when_the_usage_is_known(
     assert ears.take() == ([key()] if queued else [])
 
 
-def test_budgets_are_told_of_each_job_and_its_deletion() -> None:
+def test_budgets_receive_each_job_and_its_deletion() -> None:
     ears, usage = Ears(), Usage()
     order: list[str] = []
     ears.intake = EventHandlers(

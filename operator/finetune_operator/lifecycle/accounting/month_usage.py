@@ -46,7 +46,7 @@ class ProfileUsage:
 
 
 class MonthUsage:
-    """The usage of one month after the other. Pure: it is told what is written and read, and what time it is."""
+    """The usage of one month after the other. Pure: callers pass what is written and read, and the time."""
 
     def __init__(self) -> None:
         self._records: defaultdict[tuple[str, Month], _Records] = defaultdict(_Records)

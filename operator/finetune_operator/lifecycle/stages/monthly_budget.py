@@ -51,8 +51,8 @@ def monthly_stop(stages: JobStages) -> MonthlyStop | None:
 
 
 def monthly_shortage(stages: JobStages) -> MonthlyStop | None:
-    """Returns the same for the condition WithinBudget, which also tells a job on CPU what will prevent its next stage,
-    and says nothing about a job that has ended, or continues although the usage is unknown."""
+    """Returns the same for the condition WithinBudget, which also shows for a job on CPU what will prevent its next
+    stage, and nothing for a job that has ended, or continues although the usage is unknown."""
     limit = stages.month
     if limit is None or stages.succeeded or stages.failed:
         return None
