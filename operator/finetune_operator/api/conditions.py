@@ -13,7 +13,7 @@ class Phase(StrEnum):
     VALIDATING = "Validating"
     """The spec is invalid, or Preflight has not passed yet."""
     QUEUED = "Queued"
-    """The current stage waits for quota from Kueue."""
+    """The current stage waits for quota from Kueue, or for the budget of the namespace."""
     PROVISIONING = "Provisioning"
     """The current stage waits for nodes, images or pods."""
     RUNNING = "Running"
@@ -80,6 +80,8 @@ class WaitingReason(StrEnum):
     """An object or a setting that the job needs is missing or refused."""
     RETRY = "WaitingForRetry"
     """A failed operation is repeated after a delay."""
+    BUDGET = "WaitingForBudget"
+    """The namespace's budget of chip hours for the month is used up, or what is used of it is unknown."""
 
 
 class Reason(StrEnum):
@@ -162,6 +164,10 @@ class Reason(StrEnum):
     BUDGET_EXHAUSTED = "BudgetExhausted"
     BUDGET_TOO_SMALL = "BudgetTooSmall"
     """Training certainly takes more than the job may use; no slice was claimed."""
+    MONTHLY_BUDGET_EXHAUSTED = "MonthlyBudgetExhausted"
+    """The namespace has used up its chip hours of the calendar month."""
+    MONTHLY_USAGE_UNKNOWN = "MonthlyUsageUnknown"
+    """The operator has not read yet what the namespace has used in the calendar month."""
     GATE_PASSED = "GatePassed"
     GATE_NOT_MET = "GateNotMet"
     RETRIES_EXHAUSTED = "RetriesExhausted"

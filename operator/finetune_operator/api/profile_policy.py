@@ -5,7 +5,15 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from finetune_operator.api.common import ApiModel, EngineKey, Number, PositiveNumber, distinct, list_map
+from finetune_operator.api.common import (
+    ApiModel,
+    EngineKey,
+    NonNegativeNumber,
+    Number,
+    PositiveNumber,
+    distinct,
+    list_map,
+)
 from finetune_operator.api.evaluation import Evaluation
 from finetune_operator.api.export import Export
 from finetune_operator.api.method import Hyperparameters
@@ -119,6 +127,10 @@ class Constraints(ApiModel):
     """What applies to what the profile does not list. Default: Strict."""
     max_chip_hours: PositiveNumber | None = None
     """Most TPU chip hours per job, as estimated and as used. Default: no limit."""
+    chip_hours_per_month: NonNegativeNumber | None = None
+    """Most TPU chip hours that the jobs of one namespace may use under this profile in a calendar month (UTC). When
+    they are used up, stages on TPU save and stop, and none starts until the next month begins or the limit is raised.
+    The present limit also applies to jobs that were admitted before. Needs the operator's ledger. Default: no limit."""
     limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None
     """Ranges for numbers of the job. Default: none."""
     locked: Annotated[tuple[FieldPath, ...], Field(max_length=64), *distinct()] | None = None

@@ -29,6 +29,7 @@ from finetune_operator.api.status_stages import (
     CostStatus,
     GoodputStatus,
     LedgerStatus,
+    MonthlyBudgetStatus,
     ProgressStatus,
     StageStatus,
 )
@@ -96,6 +97,8 @@ class FineTuneJobStatus(ApiModel):
     """Running time of the job."""
     cost: CostStatus | None = None
     """Chip hours and money used so far."""
+    monthly_budget: MonthlyBudgetStatus | None = None
+    """Budget of the namespace for the month. Absent if the profile sets none."""
     ledger: LedgerStatus | None = None
     """What the operator's ledger contains of it. Absent if nothing is recorded yet, or the operator keeps no ledger."""
     checkpoints: Annotated[tuple[CheckpointStatus, ...], Field(max_length=10)] | None = None

@@ -280,6 +280,21 @@ class CostStatus(ApiModel):
     """Unused part of the budget: money if it limits the cost, else chip hours. Absent without a budget."""
 
 
+class MonthlyBudgetStatus(ApiModel):
+    """Budget of the job's namespace for a calendar month (UTC), by constraints.chipHoursPerMonth of its profile."""
+
+    month: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}$", max_length=7)]
+    """The month, for example 2026-11."""
+    chip_hours: Decimal
+    """Chip hours that the namespace may use under the profile in the month."""
+    used: Decimal | None = None
+    """Chip hours that its jobs had used under the profile. Absent: the operator had not read its ledger yet."""
+    as_of: Timestamp
+    """Time at which this was computed."""
+    reset_time: Timestamp
+    """Time at which the next month begins."""
+
+
 class RecordedAttempt(ApiModel):
     """Newest attempt of a stage that the operator's ledger contains."""
 

@@ -13,10 +13,10 @@ from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factor
 from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.ledger_reader import LedgerReader
 from finetune_operator.cli.printing import table
 from finetune_operator.cluster.port import Rejected
 from finetune_operator.ledger.sums import CostItem, CostSum, item_of, item_of_status, summed
+from finetune_operator.reconcile.ledger_reader import LedgerReader
 
 type Object = Mapping[str, Any]
 type Write = Callable[[str], None]

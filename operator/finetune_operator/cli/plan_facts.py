@@ -81,6 +81,8 @@ def facts(report: PlanReport) -> dict[str, Any]:
         "cost": _cost(report),
         "unknown": [{"what": each.what, "learn": each.learn} for each in report.unknown],
     }
+    if report.monthly_chip_hours is not None:
+        found["monthlyChipHours"] = report.monthly_chip_hours
     if plan.pathways is not None:
         found["pathways"] = {
             "server": plan.pathways.server,

@@ -202,6 +202,9 @@ def _money(report: PlanReport) -> Iterator[str]:
     limits = [f"at most {each.most:.10g} {unit} ({each.path})" for each, unit in ceilings if each is not None]
     if limits:
         yield _row("Budget", ", ".join(limits))
+    if report.monthly_chip_hours is not None:
+        monthly = f"{report.monthly_chip_hours:.10g} chip hours in each month for all jobs of the namespace together"
+        yield _row("" if limits else "Budget", f"{monthly} (constraints.chipHoursPerMonth)")
 
 
 def _checkpoints(plan: Plan) -> str:

@@ -16,6 +16,7 @@ from finetune_operator.planning.estimate.model_shape import ModelShape, UnknownM
 from finetune_operator.planning.estimate.published_models import published_model
 from finetune_operator.planning.estimate.training_memory import TrainingMemory, candidates_memory
 from finetune_operator.planning.estimate.training_time import StepCount, least_step_seconds, step_count
+from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import CpuPoolTooSmall
 from finetune_operator.rendering.memory import memory_for, memory_wanted, require_cpu_memory
@@ -78,6 +79,11 @@ class PlanReport:
         return self.job.plan
 
     @property
+    def monthly_chip_hours(self) -> float | None:
+        """Chip hours that all jobs of the namespace together may use in a month; None if the profile sets no limit."""
+        return _monthly(self.job)
+
+    @property
     def chosen_memory(self) -> TrainingMemory | None:
         """Memory on the planned slice."""
         shape = self.plan.placement.shape
@@ -115,7 +121,7 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
         rows=known.rows,
         steps=steps,
         step_seconds=least_step_seconds(plan, model) if model else None,
-        unknown=list(_unknown(plan, known, steps)),
+        unknown=list(_unknown(plan, known, steps, monthly=_monthly(job) is not None)),
         refusals=[CliError(f"{where}: {plan.job.name}: {each.message}", fix=each.fix) for each in found],
     )
 
@@ -167,7 +173,14 @@ def _needs(plan: Plan, stage: Stage, model: ModelShape | None, identity: ModelId
     )
 
 
-def _unknown(plan: Plan, known: KnownInputs, steps: StepCount | None) -> Iterator[UnknownValue]:
+def _monthly(job: PlannedJob) -> float | None:
+    found = lookup(job.admission.snapshot.profile, "constraints.chipHoursPerMonth")
+    return None if found is None else float(found)
+
+
+def _unknown(
+    plan: Plan, known: KnownInputs, steps: StepCount | None, *, monthly: bool
+) -> Iterator[UnknownValue]:
     if known.model is None:
         yield UnknownValue(
             what="parameters, memory per chip, memory and disk of Convert and Export, least time",
@@ -183,6 +196,10 @@ def _unknown(plan: Plan, known: KnownInputs, steps: StepCount | None) -> Iterato
     if plan.use_cache == "Use":
         yield UnknownValue(
             what="whether the converted model and the prepared data are in the cache", learn=_PLAN_ONLY
+        )
+    if monthly:
+        yield UnknownValue(
+            what="what is left of the namespace's chip hours of this month", learn="finetune profiles"
         )
     yield UnknownValue(what="exact memory, and the upper end of time and cost", learn=_PLAN_ONLY)
 

@@ -1,12 +1,15 @@
 """``finetune profiles``: what jobs of a namespace may use."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.context import is_default
 from finetune_operator.cli.errors import CliError, close_names
+from finetune_operator.cli.monthly_budget import known_text, newest_budgets
 from finetune_operator.cli.printing import Object, object_text
 from finetune_operator.cluster.port import Rejected
 from finetune_operator.planning.policy.job_checks import serves_namespace
@@ -37,17 +40,46 @@ async def show_profiles(
         if found or output != "name":
             write(object_text(found, output, single=name is not None))
         return
-    for line in profile_lines(found, connection.namespace):
+    budgets = await _budgets(connection, found)
+    for line in profile_lines(found, connection.namespace, budgets):
         write(line)
 
 
-def profile_lines(profiles: Sequence[Object], namespace: str) -> Iterator[str]:
-    """Yields a block of lines for each profile that serves the namespace, and one line that names the others."""
+async def _budgets(connection: Connection, profiles: Sequence[Object]) -> dict[str, str]:
+    """Returns what is left of the budget that each profile gives the namespace, by the statuses of its jobs."""
+    limited = [each for each in profiles if serves(each, connection.namespace) and _monthly(each) is not None]
+    if not limited:
+        return {}
+    try:
+        newest = await newest_budgets(connection.jobs())
+    except Rejected as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        newest = {}
+    now = datetime.now(UTC)
+    names = {each["metadata"]["name"]: each for each in limited}
+    return {name: known_text(each, newest.get(name), now) for name, each in names.items()}
+
+
+def _monthly(profile: Object) -> object:
+    return (profile["spec"].get("constraints") or {}).get("chipHoursPerMonth")
+
+
+def profile_lines(
+    profiles: Sequence[Object], namespace: str, budgets: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    """Yields a block of lines for each profile that serves the namespace, and one line that names the others.
+
+    Args:
+        profiles: all of them.
+        namespace: the namespace.
+        budgets: by profile, what is left of the namespace's chip hours of the month.
+    """
     usable = [each for each in profiles if serves(each, namespace)]
     for number, profile in enumerate(usable):
         if number:
             yield ""
-        yield from _block(profile)
+        yield from _block(profile, budgets.get(profile["metadata"]["name"], ""))
     others = [each["metadata"]["name"] for each in profiles if not serves(each, namespace)]
     if not usable:
         yield f"No profile serves namespace {namespace}."
@@ -65,7 +97,7 @@ def _strict(profile: Object) -> bool:
     return bool((profile["spec"].get("constraints") or {}).get("mode", "Strict") == "Strict")
 
 
-def _block(profile: Object) -> Iterator[str]:
+def _block(profile: Object, budget: str) -> Iterator[str]:
     spec, metadata = profile["spec"], profile["metadata"]
     constraints = spec.get("constraints") or {}
     head = [metadata["name"], *(["(default)"] if is_default(profile) else []), spec.get("displayName") or ""]
@@ -83,6 +115,8 @@ def _block(profile: Object) -> Iterator[str]:
     yield _line("Write", _listed(uris.get("write"), f"beside the namespace's own folder: {anything}"))
     if limits := list(_limits(constraints)):
         yield _line("Limits", "; ".join(limits))
+    if budget:
+        yield _line("Budget", budget)
     if locked := constraints.get("locked"):
         yield _line("Locked", _listed(locked, ""))
     if queue := (spec.get("queue") or {}).get("localQueue"):
@@ -111,6 +145,8 @@ def _flavor(flavor: Object, currency: object) -> str:
 def _limits(constraints: Object) -> Iterator[str]:
     if (chip_hours := constraints.get("maxChipHours")) is not None:
         yield f"{chip_hours} chip hours per job"
+    if (monthly := constraints.get("chipHoursPerMonth")) is not None:
+        yield f"{monthly} chip hours per namespace and month"
     for limit in constraints.get("limits") or ():
         low, high = limit.get("min"), limit.get("max")
         yield f"{f'{low} ≤ ' if low is not None else ''}{limit['path']}{f' ≤ {high}' if high is not None else ''}"

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from finetune_contract import Stage
 from finetune_operator.cli import text
+from finetune_operator.cli.monthly_budget import budget_text
 
 type Object = Mapping[str, Any]
 
@@ -66,6 +67,7 @@ def status_lines(job: Object, now: datetime) -> list[Text]:
         *_attempts(status),
         *_expected(status),
         *_cost(status),
+        *_monthly_budget(status, now),
         *_curve(status),
         *_evaluation(status),
         *_resolved(status),
@@ -277,6 +279,11 @@ def _cost(status: Object) -> Iterator[Text]:
     if percent:
         parts.append(f"goodput {percent} %")
     yield _row("Cost", ", ".join(parts))
+
+
+def _monthly_budget(status: Object, now: datetime) -> Iterator[Text]:
+    if line := budget_text(status.get("monthlyBudget") or {}, now):
+        yield _row("Budget", line)
 
 
 def _curve(status: Object) -> Iterator[Text]:

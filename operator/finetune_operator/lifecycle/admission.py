@@ -128,9 +128,8 @@ def plan_to_store(observation: Observation) -> StoredPlan:
     snapshot = admit(
         job, observation.profiles, observation.template, observation.source, observation.neighbours
     ).snapshot
-    if observation.ledger is not None:
-        with naming_contact(snapshot.profile):
-            check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
+    with naming_contact(snapshot.profile):
+        check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
     named = _named(observation)
     if not named:
         return snapshot

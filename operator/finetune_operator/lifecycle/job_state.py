@@ -8,6 +8,7 @@ from finetune_contract import Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState
 from finetune_operator.lifecycle.observation import ReadFailure
+from finetune_operator.lifecycle.stages.monthly_budget import MonthlyStop
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded
 from finetune_operator.planning import Refused
 
@@ -73,10 +74,15 @@ class JobState:
     queue: QueueStatus | None = None
     """Of the live attempt, if it is or was in a queue."""
     failure: Failure | None = None
-    over: BudgetExceeded | ForcedSuspension | None = None
+    over: BudgetExceeded | MonthlyStop | ForcedSuspension | None = None
     """Why the job is suspended, or being suspended, without its user's request."""
     unreadable: ReadFailure | None = None
     """Why the run folder cannot be read."""
+
+
+def waits_for_budget(month: MonthlyStop) -> JobState:
+    """Returns the state of a job of which nothing runs, and whose next stage the namespace's budget does not allow."""
+    return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=WaitingReason.BUDGET, message=month.text))
 
 
 def queued(stage: Stage, queue: QueueStatus, refused: Refused | None) -> JobState:

@@ -22,6 +22,7 @@ from finetune_operator.lifecycle.decision import SAFETY_SECONDS, DetailRequest, 
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.stages.monthly_budget import MonthlyStop, seconds_to_limit
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded, seconds_left
 from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
 from finetune_operator.lifecycle.without_run_folder import halted, readable_since, unseen
@@ -107,7 +108,7 @@ def stop_on_request(
 
 
 def stop_spending(
-    observation: Observation, stages: JobStages, attempt: Attempt, over: BudgetExceeded
+    observation: Observation, stages: JobStages, attempt: Attempt, over: BudgetExceeded | MonthlyStop
 ) -> NextStep:
     """It saves and ends. No failure is counted."""
     state = JobState(phase=JobPhase.SUSPENDING, running=attempt.running, over=over)
@@ -181,6 +182,7 @@ def _requeue_after(observation: Observation, stages: JobStages, attempt: Attempt
         ),
         deadlines.active_left(stages.plan.limits, stages.used),
         seconds_left(stages, attempt) if attempt.key.stage.on_tpu else None,
+        seconds_to_limit(stages, attempt),
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 

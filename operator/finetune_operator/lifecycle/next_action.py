@@ -16,10 +16,11 @@ from finetune_operator.lifecycle.cancellation import cancelled
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.kueue import queue_status
 from finetune_operator.lifecycle.decision import SAFETY_SECONDS, Create, Deletion, Finish, NextStep, Wait
-from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.job_state import JobPhase, JobState, waits_for_budget
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, seconds_of_wait
 from finetune_operator.lifecycle.stages.preflight_memory import too_small
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded, budget_exceeded
@@ -92,6 +93,8 @@ def _next_attempt(  # noqa: PLR0911  one per case
         return _end(stages, JobPhase.FAILED, exceeded.failure)
     if exceeded:
         return _wait(stages, JobState(phase=JobPhase.SUSPENDED, over=exceeded))
+    if month := monthly_stop(stages):
+        return _wait(stages, waits_for_budget(month), seconds_of_wait(observation, month))
     if unknown := _progress_still_unknown(observation, stages):
         return _wait(stages, JobState(phase=JobPhase.SUSPENDED, over=halted(unknown)), SAFETY_SECONDS)
     due = stages.current.retry_at
@@ -140,8 +143,10 @@ def _of_live(
         return live.stop_leftover(observation, stages, attempt, refused)
     if stop:
         return live.stop_on_request(observation, stages, attempt, refused, stop)
-    if over and attempt.key.stage.on_tpu:
-        return live.stop_spending(observation, stages, attempt, over)
+    month = monthly_stop(stages)
+    spent = over or (month if month and month.stops else None)
+    if spent and attempt.key.stage.on_tpu:
+        return live.stop_spending(observation, stages, attempt, spent)
     unknown = observation.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
     left = blind_left(observation, stages.plan.limits, unknown)
     if unknown and left is not None and left <= 0:

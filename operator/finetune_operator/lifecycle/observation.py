@@ -11,6 +11,7 @@ from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, 
 from finetune_contract.base import Count
 from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.api.common import DnsLabel, DnsName
+from finetune_operator.ledger.month import MonthlyBudget
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.node import SliceNode
@@ -189,6 +190,9 @@ class Observation:
     """The job's labels and annotations (``children.projection.job_texts``). Empty unless it was read live."""
     ledger: str | None = None
     """URI of the operator's ledger; None if it keeps none."""
+    month: MonthlyBudget | None = None
+    """Budget of the job's namespace under its profile for the present month; None if the profile sets none, or the job
+    is not admitted."""
     cached: bool = False
     """Whether job, JobSets and pods come from watches, so that they may be behind the API server's."""
     live_jobs: int = 1

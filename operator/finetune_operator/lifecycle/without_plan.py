@@ -22,6 +22,7 @@ from finetune_operator.lifecycle.cancellation import is_cancelled
 from finetune_operator.lifecycle.decision import Delete, NextStep, Record, Wait, stop, stoppable
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.monthly_limit import exhausted_text, monthly_limit
 from finetune_operator.lifecycle.stages.spending import exhausted_message
 from finetune_operator.planning import Refused
 from finetune_operator.planning.budget import SpendingLimit
@@ -128,6 +129,9 @@ def stops_without_plan(observation: Observation, attempts: Sequence[Attempt]) ->
         ]
         if over:
             stop = budget_stop(exhausted_message(*over[0]))
+        elif (month := monthly_limit(observation, used)) and month.exhausted:
+            stop = budget_stop(exhausted_text(month, observation.job["metadata"]["namespace"]))
+        if stop:
             ended = [each for each in live if each.key.stage.on_tpu]
     return tuple((each.key, _noted(each, stop, observation, profile)) for each in ended if stop)
 

@@ -21,10 +21,14 @@ class Refused(Exception):
 
 def with_contact(refused: Refused, owner: object) -> Refused:
     """Returns the refusal with a contact appended. ``owner`` is that of the profile's spec; None if it names none."""
-    named = owner if isinstance(owner, Mapping) else {}
-    whom = named.get("contact") or named.get("team") or "the owner of the profile"
     stop = "" if refused.message.endswith((".", "?")) else "."
-    return Refused(refused.reason, f"{refused.message}{stop} Ask {whom}.")
+    return Refused(refused.reason, f"{refused.message}{stop} Ask {whom_to_ask(owner)}.")
+
+
+def whom_to_ask(owner: object) -> str:
+    """Returns whom a message names, by the ``owner`` of a profile's spec; None if that names none."""
+    named = owner if isinstance(owner, Mapping) else {}
+    return str(named.get("contact") or named.get("team") or "the owner of the profile")
 
 
 @contextmanager

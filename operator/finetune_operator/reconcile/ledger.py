@@ -43,6 +43,10 @@ class LedgerObserver(Protocol):
         """Called after each attempt to write a record."""
 
 
+def _ignore(_record: LedgerRecord) -> None:
+    """The default listener, which does nothing."""
+
+
 class Ledger:
     """The ledger of one operator.
 
@@ -51,12 +55,20 @@ class Ledger:
         uri: the ledger's folder.
         utc_now: the wall clock.
         observer: notified of each record.
+        recorded: called with each record that the ledger contains, or that is kept here until it does.
     """
 
     def __init__(
-        self, store: RecordStore, uri: str, *, utc_now: Callable[[], datetime], observer: LedgerObserver
+        self,
+        store: RecordStore,
+        uri: str,
+        *,
+        utc_now: Callable[[], datetime],
+        observer: LedgerObserver,
+        recorded: Callable[[LedgerRecord], None] = _ignore,
     ) -> None:
         self.uri = uri
+        self._recorded = recorded
         self._store = store
         self._utc_now = utc_now
         self._observer = observer
@@ -116,6 +128,7 @@ class Ledger:
         self.settled(uid)
         for record in () if self._given_up else closing_records(job, self._utc_now()):
             self._closing.setdefault(record_uri(self.uri, record), record)
+            self._recorded(record)
             self._work.set()
 
     def has_closed(self, uid: str) -> bool:
@@ -180,6 +193,7 @@ class Ledger:
             self._observer.ledger_written(failed=True)
             raise
         self._observer.ledger_written(failed=False)
+        self._recorded(stored)
         return stored
 
     async def _stored(self, uri: str, record: LedgerRecord) -> LedgerRecord:

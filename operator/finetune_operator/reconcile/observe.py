@@ -37,6 +37,7 @@ from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
+from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.children import ChildReader, list_kept, own_workloads
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.nodes import ListedNodes, failed_kinds, list_nodes
@@ -72,6 +73,7 @@ class Observer:
         live_jobs: returns the number of known unfinished jobs.
         namespaces: the namespaces that the operator serves; all if empty.
         ledger: URI of the operator's ledger; None if it keeps none.
+        budgets: the budgets of namespaces; None: there are none.
     """
 
     def __init__(
@@ -85,9 +87,11 @@ class Observer:
         live_jobs: Callable[[], int],
         namespaces: Sequence[str] = (),
         ledger: str | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
+        self._budgets = budgets
         self._plans = plans
         self._all_profiles = SharedRead(partial(cluster.list, PROFILES, None))
         self._children = ChildReader(cluster, plans, cache)
@@ -171,6 +175,7 @@ class Observer:
             workloads=workloads,
             job_texts=texts,
             ledger=self._ledger,
+            month=self._budgets.of(job, snapshot) if self._budgets else None,
             cached=from_cache,
             live_jobs=self._jobs(),
         )
@@ -214,6 +219,7 @@ class Observer:
             observation,
             now=self._utc_now(),
             snapshot=snapshot,
+            month=self._budgets.of(observation.job, snapshot) if self._budgets else None,
             folder=view,
             neighbours=neighbours,
             unserved_namespace=unserved,

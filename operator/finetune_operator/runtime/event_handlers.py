@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
+from finetune_operator.api import WaitingReason
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.ownership import job_named_by
@@ -34,6 +35,21 @@ class LatencyObserver(Protocol):
         """Called when the job is finished or deleted."""
 
 
+class UsageListener(Protocol):
+    """Observes what budgets of namespaces depend on."""
+
+    def profile(self, name: str, profile: Object | None) -> bool:
+        """Called with each version of a profile; None: it is deleted. Returns whether the budget has changed that it
+        gives to namespaces."""
+        ...
+
+    def job(self, job: Object) -> None:
+        """Called with each version of a job."""
+
+    def gone(self, namespace: str, uid: str) -> None:
+        """Called when a job is deleted, after what is left to record of it."""
+
+
 @dataclass(slots=True)
 class _CachedJob:
     """State of one job as of the last event."""
@@ -51,6 +67,7 @@ class _CachedJob:
     """Whether its children are deleted some time after it has finished."""
     profile: str | None = None
     """Name of the profile that the job runs under. None before admission and after it has finished."""
+    waits_for_budget: bool = False
     finished_jobsets: frozenset[str] = frozenset()
     """Of an unfinished job."""
     created_jobset: tuple[str, str] | None = None
@@ -71,6 +88,7 @@ class EventHandlers:
         add: adds a key to the queue, due after the given number of seconds.
         listener: notified of finished JobSets and jobs.
         deleted: called with each deleted job.
+        usage: notified of jobs and profiles; None: nothing depends on it.
     """
 
     def __init__(
@@ -79,8 +97,10 @@ class EventHandlers:
         listener: LatencyObserver,
         *,
         deleted: Callable[[Object], None] = _ignore,
+        usage: UsageListener | None = None,
     ) -> None:
         self._deleted = deleted
+        self._usage = usage
         self._add = add
         self._listener = listener
         self._seen: dict[JobKey, _CachedJob] = {}
@@ -181,6 +201,7 @@ class EventHandlers:
         profile.
         """
         name = profile["metadata"]["name"]
+        self._limit(name, None if event_type == "DELETED" else profile)
         before = self._profiles.pop(name, None)
         if event_type != "DELETED":
             self._profiles[name] = _input(profile, DEFAULT_PROFILE_ANNOTATION)
@@ -193,6 +214,21 @@ class EventHandlers:
         self._add(ProfileKey(name), 0.0)
         for key, seen in self._seen.items():
             if not seen.finished and not seen.admitted:
+                self._add(key, 0.0)
+
+    def usage_known(self, namespace: str) -> None:
+        """Queues the jobs of a namespace that wait until its usage in the present month is known."""
+        for key, seen in self._seen.items():
+            if key.namespace == namespace and seen.waits_for_budget and not seen.finished:
+                self._add(key, 0.0)
+
+    def _limit(self, name: str, profile: Object | None) -> None:
+        """Queues the jobs of a profile that gives its namespaces another budget than before: those that wait may start,
+        or those that run have to stop."""
+        if self._usage is None or not self._usage.profile(name, profile):
+            return
+        for key, seen in self._seen.items():
+            if seen.profile == name and not seen.finished:
                 self._add(key, 0.0)
 
     def missed(self) -> None:
@@ -250,6 +286,10 @@ class EventHandlers:
             self._seen[key] = seen
         seen.version, seen.finished, seen.admitted = version, finished, admitted
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
+        waiting = (job.get("status") or {}).get("waiting") or {}
+        seen.waits_for_budget = waiting.get("reason") == WaitingReason.BUDGET
+        if self._usage is not None:
+            self._usage.job(job)
         self._use(seen, None if finished else _profile_of(job))
         if finished:
             self._live.discard(key)
@@ -272,6 +312,8 @@ class EventHandlers:
         if seen := self._seen.pop(key, None):
             self._live.discard(key)
             self._use(seen, None)
+            if self._usage is not None:
+                self._usage.gone(key.namespace, seen.uid)
         self._listener.forget(key)
 
 

@@ -1,14 +1,17 @@
 """The operator's Prometheus metrics. One registry per process, passed explicitly and never global."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement
 from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
@@ -20,6 +23,41 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HOUR = 3600
 #: Seconds, from a single fast read to a stage that waits for the API server to recover.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class MonthCollector(Collector):
+    """What namespaces have used in the present month (UTC), computed when it is scraped.
+
+    It follows from the ledger, so it is the same after a restart. Only the leader has it.
+    """
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+
+    def collect(self) -> Iterable[Metric]:
+        hours = GaugeMetricFamily(
+            "finetune_month_chip_hours",
+            "TPU chip hours of the present calendar month (UTC), as recorded and as statuses report them",
+            labels=["namespace", "profile"],
+        )
+        limits = GaugeMetricFamily(
+            "finetune_month_chip_hours_limit",
+            "TPU chip hours that the namespace may use under the profile in a calendar month",
+            labels=["namespace", "profile"],
+        )
+        cost = GaugeMetricFamily(
+            "finetune_month_cost",
+            "Cost of the chip hours of the present calendar month at the profiles' prices",
+            labels=["namespace", "profile", "currency"],
+        )
+        for each in self._budgets.totals():
+            hours.add_metric([each.namespace, each.profile], float(each.chip_hours))
+            limit = self._budgets.limit(each.profile)
+            if limit is not None:
+                limits.add_metric([each.namespace, each.profile], limit)
+            for currency, amount in sorted(each.cost.items()):
+                cost.add_metric([each.namespace, each.profile, currency], float(amount))
+        return hours, limits, cost
 
 
 class OperatorMetrics:
@@ -108,6 +146,7 @@ class OperatorMetrics:
         cache: WatchCache,
         leading: Callable[[], bool],
         ledger: Ledger | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         """Records that this process acts as the leader, as long as ``leading`` returns True.
 
@@ -130,6 +169,12 @@ class OperatorMetrics:
                 "Number of jobs with records that the ledger could not take yet",
                 lambda: ledger.pending,
             )
+        if budgets is not None and ledger is not None:
+            gauges["finetune_ledger_unread"] = (
+                "Number of namespaces whose usage in the month is unknown because the ledger cannot be read",
+                lambda: budgets.unreadable,
+            )
+            self.registry.register(MonthCollector(budgets))
         for name, (description, value) in gauges.items():
             Gauge(name, description, registry=self.registry).set_function(value)
         age = Gauge(

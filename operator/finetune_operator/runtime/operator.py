@@ -14,6 +14,7 @@ from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, Object, WatchStream
 from finetune_operator.reconcile.apply import Applier, JobSetCreated
+from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import LEDGER_ADVICE, Ledger
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
@@ -149,13 +150,26 @@ class Operator:
             )
         queue = WorkQueue[Key]()
         records = SchemeRouter(store_factories(may_write=lambda: election.leading, advice=LEDGER_ADVICE))
+        # Apart from the store for writing, which the records of a month must not delay.
+        months = SchemeRouter(store_factories(may_write=lambda: False, advice=LEDGER_ADVICE))
+        budgets = Budgets(
+            months,
+            settings.ledger,
+            utc_now=self._clock.now,
+        )
         ledger = (
-            Ledger(records, settings.ledger, utc_now=self._clock.now, observer=self._metrics)
+            Ledger(
+                records,
+                settings.ledger,
+                utc_now=self._clock.now,
+                observer=self._metrics,
+                recorded=budgets.recorded,
+            )
             if settings.ledger
             else None
         )
         close = ledger.close if ledger else _not_recorded
-        intake = EventHandlers(queue.add, self._metrics, deleted=close)
+        intake = EventHandlers(queue.add, self._metrics, deleted=close, usage=budgets)
         ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
         cache = WatchCache(wanted, missed=close)
@@ -164,10 +178,15 @@ class Operator:
             requested=self._metrics.storage_requested,
             refused=self._metrics.storage_refused,
         )
-        reconcile = self._reconcile(cluster, plans, intake, store, cache, ledger=ledger)
+        reconcile = self._reconcile(cluster, plans, intake, store, cache, ledger=ledger, budgets=budgets)
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
         self._metrics.leads(
-            queue=queue, intake=intake, cache=cache, leading=lambda: election.leading, ledger=ledger
+            queue=queue,
+            intake=intake,
+            cache=cache,
+            leading=lambda: election.leading,
+            ledger=ledger,
+            budgets=budgets,
         )
         host = WatchManager(
             settings.service_account,
@@ -195,6 +214,7 @@ class Operator:
             ),
             asyncio.create_task(self._stop.wait(), name="stop"),
             *([asyncio.create_task(ledger.run(), name="ledger")] if ledger else []),
+            asyncio.create_task(budgets.run(intake.usage_known), name="budgets"),
         }
         try:
             done, _ = await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -203,6 +223,7 @@ class Operator:
             await asyncio.wait({working}, timeout=settings.drain_seconds)
         finally:
             await end((working, *others), store, patience=settings.drain_seconds)
+            await months.ended()
             if ledger is not None:
                 await ledger.finish()
                 await records.ended()
@@ -223,6 +244,7 @@ class Operator:
         cache: WatchCache,
         *,
         ledger: Ledger | None,
+        budgets: Budgets,
     ) -> Reconcile[Key]:
         observer = Observer(
             cluster,
@@ -233,6 +255,7 @@ class Operator:
             live_jobs=lambda: intake.live,
             namespaces=self._settings.namespaces,
             ledger=self._settings.ledger,
+            budgets=budgets,
         )
 
         def created(jobset: JobSetCreated) -> None:

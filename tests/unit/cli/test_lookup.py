@@ -1,5 +1,7 @@
 """``finetune profiles`` and ``explain``."""
 
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import yaml
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.explain import explained, explanations
+from finetune_operator.cli.monthly_budget import budget_text, known_text, newest_budgets
 from finetune_operator.cli.profiles import profile_lines, serves
 
 ROOT = Path(__file__).parents[3]
@@ -110,3 +113,72 @@ def test_without_a_reason_all_are_listed_by_place() -> None:
         "status.failure:",
     ]
     assert "  PolicyViolation" in lines
+
+
+NOVEMBER = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def budget(**values: str) -> dict[str, str]:
+    return {
+        "month": "2026-11",
+        "chipHours": "500",
+        "used": "123.4",
+        "asOf": "2026-11-21T11:00:00Z",
+        "resetTime": "2026-12-01T00:00:00Z",
+    } | values
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (
+            budget(),
+            "123.40 of 500 chip hours of the namespace used in 2026-11, 376.60 left until 2026-12-01",
+        ),
+        (
+            budget(used="501"),
+            "501 of 500 chip hours of the namespace used in 2026-11, 0 left until 2026-12-01",
+        ),
+        (budget(resetTime="2026-11-01T00:00:00Z"), ""),
+        (budget(resetTime="soon"), ""),
+        ({}, ""),
+        (
+            {key: value for key, value in budget().items() if key != "used"},
+            "500 chip hours in 2026-11 for all jobs of the namespace; what is used is not known yet",
+        ),
+    ],
+)
+def test_a_budget_is_shown_while_its_month_lasts(found: dict[str, str], shown: str) -> None:
+    assert budget_text(found, NOVEMBER) == shown
+
+
+async def test_the_newest_status_of_a_profile_shows_its_budget() -> None:
+    def under(name: str, found: object) -> dict[str, Any]:
+        return {"status": {"resolved": {"profile": {"name": name}}, "monthlyBudget": found}}
+
+    async def jobs() -> AsyncIterator[dict[str, Any]]:
+        yield {}
+        yield {"status": {"monthlyBudget": budget()}}
+        yield under("a", budget(used="2", asOf="2026-11-21T10:00:00Z"))
+        yield under("a", budget(used="3"))
+        yield under("a", budget(used="1", asOf="2026-11-20T10:00:00Z"))
+        yield under("a", budget(used="9", asOf="never"))
+        yield under("b", budget(used="4"))
+
+    found = await newest_budgets(jobs())
+    assert {name: each["used"] for name, each in found.items()} == {"a": "3", "b": "4"}
+
+
+def test_a_profile_shows_its_present_limit_and_what_is_left() -> None:
+    made = profile("gke-v6e")
+    made["spec"].setdefault("constraints", {})["chipHoursPerMonth"] = 600
+    known = known_text(made, budget(), NOVEMBER)
+    assert known.startswith("123.40 of 600 chip hours")
+    assert "476.60 left" in known
+    for unknown in (None, budget(resetTime="2026-11-01T00:00:00Z")):
+        text = known_text(made, unknown, NOVEMBER)
+        assert text == "600 chip hours in 2026-11; no job of the namespace shows yet what is used"
+    lines = list(profile_lines([made], "team-a", {"gke-v6e": known}))
+    assert f"  Budget    {known}" in lines
+    assert any("600 chip hours per namespace and month" in each for each in lines)
+    assert known_text(profile("gke-v6e"), budget(), NOVEMBER) == ""

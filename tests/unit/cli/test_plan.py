@@ -335,4 +335,4 @@ def test_the_documentation_lists_the_fields_of_the_output() -> None:
     page = (ROOT / "docs" / "command-line.md").read_text()
     rows = "\n".join(line.partition("|")[2].partition("|")[0] for line in page.splitlines())
     documented = set(re.findall(r"`plans\[\]\.(\w+)`", rows))
-    assert {*found, "jobSets", "cpuImage", "pathways"} == documented
+    assert {*found, "jobSets", "cpuImage", "pathways", "monthlyChipHours"} == documented

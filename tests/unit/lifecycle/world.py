@@ -32,6 +32,7 @@ from finetune_contract import (
 from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.ledger.layout import record_uri
+from finetune_operator.ledger.month import MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle import (
     AttemptFiles,
@@ -201,6 +202,8 @@ class World:
     ledger: dict[str, LedgerRecord] | None = None
     """The operator's ledger, by URI; None: it keeps none."""
     ledger_away: bool = False
+    budget: Callable[[Object, datetime], MonthlyBudget | None] = lambda _job, _now: None
+    """The budget of the job's namespace for the month."""
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
@@ -231,6 +234,7 @@ class World:
             else tuple(Workload.parse(reduced_workload(each)) for each in self.workloads.values()),
             live_jobs=self.live_jobs,
             ledger=None if self.ledger is None else LEDGER,
+            month=self.budget(self.job, self.now) if self.config_map else None,
         )
 
     def _view(self) -> RunFolderView:

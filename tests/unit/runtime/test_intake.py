@@ -405,3 +405,86 @@ def test_a_listed_job_that_has_ended_is_queued_if_the_ledger_lacks_it(
     ended["status"] |= {"observedGeneration": ended["metadata"].get("generation"), "ledger": ledger}
     ears.intake.job(None, ended)
     assert ears.added == queued
+
+
+class Usage:
+    """Records what budgets are given. A profile's limit is its generation."""
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+        self.gone_jobs: list[str] = []
+        self.limits: dict[str, object] = {}
+
+    def profile(self, name: str, profile: Any) -> bool:
+        before = self.limits.pop(name, None)
+        if profile is not None:
+            self.limits[name] = profile["metadata"].get("generation")
+        return before != self.limits.get(name)
+
+    def job(self, found: Any) -> None:
+        self.jobs.append(found["metadata"]["name"])
+
+    def gone(self, _namespace: str, uid: str) -> None:
+        self.gone_jobs.append(uid)
+
+
+def under(name: str, *, waiting: str | None = None, finished: bool = False) -> Any:
+    """A job under the profile ``name``."""
+    found = job(Valid="True", **({"Finished": "True"} if finished else {}))
+    found["status"]["resolved"] = {"profile": {"name": name}}
+    if waiting:
+        found["status"]["waiting"] = {"reason": waiting}
+    return found
+
+
+def test_a_changed_limit_queues_the_jobs_of_its_profile() -> None:
+    ears, usage = Ears(), Usage()
+    ears.intake = EventHandlers(lambda key, after: ears.added.append((key, after)), ears, usage=usage)
+    ears.intake.job("ADDED", under("local"))
+    ears.take()
+
+    def of(name: str, generation: int) -> Any:
+        return {"metadata": {"name": name, "uid": name, "generation": generation}}
+
+    ears.intake.profile("MODIFIED", of("other", 1))
+    assert key() not in ears.take()
+    ears.intake.profile("MODIFIED", of("local", 1))
+    assert key() in ears.take()
+    ears.intake.profile("MODIFIED", of("local", 1))
+    assert key() not in ears.take()
+    # A listing after a gap in the watch.
+    ears.intake.profile(None, of("local", 2))
+    assert key() in ears.take()
+    ears.intake.profile("DELETED", of("local", 2))
+    assert key() in ears.take()
+
+
+@pytest.mark.parametrize(
+    ("found", "queued"),
+    [
+        (under("local", waiting="WaitingForBudget"), True),
+        (under("local", waiting="WaitingForQuota"), False),
+        (under("local"), False),
+    ],
+)
+def test_a_job_that_waits_for_its_budget_is_queued_when_the_usage_is_known(
+    ears: Ears, found: Any, queued: bool
+) -> None:
+    ears.intake.job("ADDED", found)
+    ears.take()
+    ears.intake.usage_known("another")
+    assert ears.take() == []
+    ears.intake.usage_known(found["metadata"]["namespace"])
+    assert ears.take() == ([key()] if queued else [])
+
+
+def test_budgets_receive_each_job_and_its_deletion() -> None:
+    ears, usage = Ears(), Usage()
+    order: list[str] = []
+    ears.intake = EventHandlers(
+        lambda _key, _after: None, ears, deleted=lambda _job: order.append("recorded"), usage=usage
+    )
+    ears.intake.job("ADDED", job())
+    ears.intake.job("DELETED", job())
+    assert usage.jobs == [job()["metadata"]["name"]]
+    assert (order, usage.gone_jobs) == (["recorded"], [job()["metadata"]["uid"]])

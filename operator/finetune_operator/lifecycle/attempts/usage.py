@@ -71,8 +71,8 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
     later = [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated] if as_of else []
     since = _sum(plan, later, _seconds_since(as_of, now))
     seconds = previous.active_time.seconds if previous.active_time else 0
-    chip_hours = (_amount(previous.cost.chip_hours) if previous.cost else None) or 0.0
-    amount = _amount(previous.cost.amount) if previous.cost else None
+    chip_hours = (reported_amount(previous.cost.chip_hours) if previous.cost else None) or 0.0
+    amount = reported_amount(previous.cost.amount) if previous.cost else None
     costs = [each for each in (seen.cost, amount) if each is not None]
     return Usage(
         seconds=max(seen.seconds, seconds + since.seconds),
@@ -81,7 +81,7 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
     )
 
 
-def _amount(reported: str | None) -> float | None:
+def reported_amount(reported: str | None) -> float | None:
     """Returns hours or money of ``status.cost``; None if it is missing, or more than a status of the operator holds."""
     if reported is None:
         return None

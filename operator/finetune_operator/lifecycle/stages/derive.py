@@ -24,6 +24,7 @@ from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.stages import gates, retry_budget
 from finetune_operator.lifecycle.stages.conversion import DamagedConversions, in_cache, placed, succeeded
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
+from finetune_operator.lifecycle.stages.monthly_limit import monthly_limit
 from finetune_operator.lifecycle.stages.preflight_memory import not_held, too_small
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
@@ -75,15 +76,17 @@ def derive_stages(
         findings = _found(findings, stage_state)
     if findings.preflight and not any(attempt.live for attempt in attempts):
         stage_states = _with_memory(stage_states, plan, findings.preflight)
+    used = usage(plan, attempts, observation)
     return JobStages(
         plan=plan,
         stages=tuple(stage_states),
         attempts=tuple(attempts),
         fresh=tuple(attempt for attempt in attempts if since_retry(retry, attempt)),
         classified=tuple(classified),
-        used=usage(plan, attempts, observation),
+        used=used,
         counters=counters,
         findings=findings,
+        month=monthly_limit(observation, used),
     )
 
 

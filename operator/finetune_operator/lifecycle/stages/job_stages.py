@@ -16,6 +16,7 @@ from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptResult
 from finetune_operator.lifecycle.attempts.usage import Usage
 from finetune_operator.lifecycle.stages import retry_budget
+from finetune_operator.lifecycle.stages.monthly_limit import MonthlyLimit
 from finetune_operator.planning import Findings, Plan
 
 
@@ -71,6 +72,8 @@ class JobStages:
     used: Usage
     counters: retry_budget.AttemptCounts
     findings: Findings
+    month: MonthlyLimit | None = None
+    """The namespace's budget for the month; None if the profile sets none."""
 
     def __getitem__(self, stage: Stage) -> StageState:
         return next(

@@ -1,7 +1,7 @@
 """The whole status of a job. The same observation gives the same status."""
 
 from finetune_contract import Stage
-from finetune_operator.api import FineTuneJobStatus, Phase
+from finetune_operator.api import FineTuneJobStatus, Phase, WaitingReason
 from finetune_operator.api.status import WaitingStatus
 from finetune_operator.api.status_stages import ActiveTime, CostStatus, GoodputStatus, ProgressStatus
 from finetune_operator.api.timestamps import whole_second
@@ -15,6 +15,7 @@ from finetune_operator.lifecycle.status.attempt_history import attempts_status
 from finetune_operator.lifecycle.status.conditions import conditions
 from finetune_operator.lifecycle.status.cost import cost_status
 from finetune_operator.lifecycle.status.fitting import fit_schema
+from finetune_operator.lifecycle.status.monthly_budget import monthly_budget_status
 from finetune_operator.lifecycle.status.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.status.resolved import estimate_status, resolved_status
 from finetune_operator.lifecycle.status.results import (
@@ -52,12 +53,16 @@ def build_status(observation: Observation, state: JobState, stages: JobStages | 
         }
     )
     if stages is not None:
-        elapsed, cost = _usage(observation, stages, changed=moved or not kept)
+        changed = moved or not kept
+        elapsed, cost = _usage(observation, stages, changed=changed)
         status = status.model_copy(
             update={
                 "checkpoints": checkpoints_status(stages, observation, kept=kept) or None,
                 "active_time": elapsed,
                 "cost": cost,
+                "monthly_budget": monthly_budget_status(
+                    observation, stages, changed=changed or usage_is_old(observation, stages)
+                ),
             }
         )
     return fit_schema(status)
@@ -108,7 +113,9 @@ def _phase(state: JobState, stages: JobStages | None) -> Phase:
     }.get(state.phase)
     if fixed is not None:
         return fixed
-    if state.queue and state.queue.without_quota:
+    if (state.queue and state.queue.without_quota) or (
+        state.wait and state.wait.reason is WaitingReason.BUDGET
+    ):
         return Phase.QUEUED
     if stages is None or stages.current.stage is Stage.PREFLIGHT:
         return Phase.VALIDATING

@@ -13,6 +13,8 @@ from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.stages import gates
 from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
+from finetune_operator.lifecycle.stages.monthly_budget import monthly_shortage
+from finetune_operator.lifecycle.stages.monthly_limit import hours_text
 from finetune_operator.lifecycle.stages.preflight_memory import found
 from finetune_operator.lifecycle.stages.spending import budget_exceeded, used_up
 
@@ -220,13 +222,18 @@ def _gate_passed(stages: JobStages | None) -> ConditionState:
 
 
 def _within_budget(stages: JobStages | None) -> ConditionState:
-    ceilings = stages.plan.budget.ceilings if stages else ()
-    if stages is None or not ceilings:
+    if stages is None or not (stages.plan.budget.ceilings or stages.month):
         return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
     if over := budget_exceeded(stages) or used_up(stages):
         return FALSE, over.reason, over.text
-    limits = " and ".join(f"{decimal(each.most)} ({each.path})" for each in ceilings)
-    return TRUE, Reason.WITHIN_BUDGET, f"The job may use up to {limits}."
+    if month := monthly_shortage(stages):
+        return FALSE if month.stops else UNKNOWN, month.reason, month.text
+    limits = [f"{decimal(each.most)} ({each.path})" for each in stages.plan.budget.ceilings]
+    texts = [f"The job may use up to {' and '.join(limits)}."] if limits else []
+    if stages.month:
+        hours, profile = hours_text(stages.month.budget.limit), stages.month.budget.profile
+        texts.append(f'Its namespace may use {hours} chip hours in each month under profile "{profile}".')
+    return TRUE, Reason.WITHIN_BUDGET, " ".join(texts)
 
 
 def _quota_reserved(state: JobState, stages: JobStages | None) -> ConditionState:

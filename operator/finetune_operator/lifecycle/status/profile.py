@@ -38,8 +38,7 @@ def _condition_states(profile: Object, ledger: str | None) -> dict[ConditionType
     """``Valid`` for people, and its opposite for kstatus, which would call a profile with a mistake current."""
     try:
         spec = check_profile_object(profile)
-        if ledger is not None:
-            check_ledger(profile["metadata"]["name"], spec, ledger)
+        check_ledger(profile["metadata"]["name"], spec, ledger)
     except Refused as refused:
         return {
             ConditionType.VALID: (FALSE, refused.reason, _cut(refused.message)),

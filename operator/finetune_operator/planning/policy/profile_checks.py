@@ -20,6 +20,10 @@ type Object = Mapping[str, Any]
 _ALIKE = 0.8
 #: First path segments of hub entries for reading, which cannot be the names of owners on the hub.
 _HUB_KINDS = ("models", "datasets")
+_NO_LEDGER = (
+    "spec.constraints.chipHoursPerMonth: the operator keeps no ledger to count by. Set ledger.uri of the chart, or "
+    "remove the limit."
+)
 #: Prefixes of libtpu's own flags.
 _LIBTPUS = ("--xla_tpu", "--xla_sc")
 #: Number of names in a repository id: the owner's and the repository's.
@@ -41,9 +45,13 @@ def check_profile(name: str, profile: DefaultedProfileSpec) -> None:
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
 
 
-def check_ledger(name: str, profile: DefaultedProfileSpec, ledger: str) -> None:
-    """Raises Refused if tenants of the profile could write the operator's ledger."""
-    if wrong := list(ledger_faults(profile.storage, ledger)):
+def check_ledger(name: str, profile: DefaultedProfileSpec, ledger: str | None) -> None:
+    """Raises Refused if tenants of the profile could write the operator's ledger, or if the profile needs one and there
+    is none."""
+    if ledger is None and profile.constraints.chip_hours_per_month is None:
+        return
+    wrong = [_NO_LEDGER] if ledger is None else list(ledger_faults(profile.storage, ledger))
+    if wrong:
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
 
 

@@ -1,4 +1,4 @@
-"""Reads the records of a ledger with the caller's own credentials."""
+"""Reads the records of a ledger: the operator with its own credentials, ``finetune costs`` with the caller's."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence

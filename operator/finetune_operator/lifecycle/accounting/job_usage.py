@@ -1,0 +1,79 @@
+"""What a job has used since its last record in the ledger, as its status reports it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.ledger.month import Month
+from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
+
+type Object = Mapping[str, Any]
+
+_HOUR = 3600
+_TPU_STAGES = frozenset(stage.value for stage in Stage if stage.on_tpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUsage:
+    """The usage of one job."""
+
+    namespace: str
+    profile: str
+    currency: str
+    used: Amounts
+    """``status.cost``."""
+    recorded: Amounts
+    """``status.ledger``: the part of it that the ledger contains."""
+    as_of: datetime
+    """Time of this report."""
+    chips: int
+    """Chips on which its processes ran then; 0 if none ran."""
+
+    def since(self, month: Month, now: datetime) -> float:
+        """Returns the chip hours since this report that count in that month, if the same chips have been used until
+        ``now``."""
+        begin, end = max(self.as_of, month.begin), min(now, month.end)
+        return self.chips * max(0.0, (end - begin).total_seconds()) / _HOUR
+
+
+def job_usage(job: Object) -> JobUsage | None:
+    """Returns the usage of a job; None if it has used nothing, or all of it is recorded and it uses no chips now."""
+    status = job.get("status") or {}
+    reported = (status.get("activeTime") or {}).get("asOf")
+    resolved = status.get("resolved") or {}
+    profile = (resolved.get("profile") or {}).get("name")
+    if not reported or not profile:
+        return None
+    ledger = status.get("ledger") or {}
+    if _is(status, "Finished") and not ledger.get("pending"):
+        return None
+    used, recorded = _amounts(status.get("cost") or {}), _amounts(ledger)
+    chips = int((resolved.get("resources") or {}).get("chips") or 0) if _runs_on_tpu(status) else 0
+    if not chips and not used - recorded:
+        return None
+    return JobUsage(
+        namespace=job["metadata"]["namespace"],
+        profile=profile,
+        currency=str((status.get("cost") or {}).get("currency") or ""),
+        used=used,
+        recorded=recorded,
+        as_of=whole_second(parse(reported)),
+        chips=chips,
+    )
+
+
+def _amounts(reported: Object) -> Amounts:
+    return Amounts(chip_hours=amount(reported.get("chipHours")), cost=amount(reported.get("amount")))
+
+
+def _runs_on_tpu(status: Object) -> bool:
+    """Whether the status says that all pods of a stage on TPUs run."""
+    return _is(status, "Running") and status.get("stage") in _TPU_STAGES
+
+
+def _is(status: Object, kind: str) -> bool:
+    conditions = status.get("conditions") or ()
+    return any(each.get("type") == kind and each.get("status") == "True" for each in conditions)

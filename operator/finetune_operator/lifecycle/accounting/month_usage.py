@@ -1,0 +1,159 @@
+"""What namespaces have used in a month: the records of the ledger, and what statuses report beyond them.
+
+A record is taken when it is written, and the status that calls it recorded follows. In between the usage counts once:
+what is known to be recorded of a job is the most that its status, or its records, have shown.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from finetune_operator.ledger.layout import record_uri
+from finetune_operator.ledger.month import Month, MonthlyBudget
+from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.ledger.sums import CostSum, item_of
+from finetune_operator.lifecycle.accounting.amounts import Amounts
+from finetune_operator.lifecycle.accounting.job_usage import JobUsage, job_usage
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Records:
+    """The records of one namespace and month."""
+
+    names: set[str] = field(default_factory=set)
+    """Those that are counted."""
+    by_profile: defaultdict[str, CostSum] = field(default_factory=lambda: defaultdict(CostSum))
+    by_job: defaultdict[str, Amounts] = field(default_factory=lambda: defaultdict(Amounts))
+    """By UID."""
+    complete: bool = False
+    """Whether all that the ledger contained at some time are among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileUsage:
+    """What a namespace has used under a profile."""
+
+    namespace: str
+    profile: str
+    chip_hours: Decimal
+    cost: Mapping[str, Decimal]
+    """By currency."""
+
+
+class MonthUsage:
+    """The usage of one month after the other. Pure: callers pass what is written and read, and the time."""
+
+    def __init__(self) -> None:
+        self._records: defaultdict[tuple[str, Month], _Records] = defaultdict(_Records)
+        self._jobs: defaultdict[str, dict[str, JobUsage]] = defaultdict(dict)
+        """Jobs with usage that is not recorded, by namespace and UID."""
+        self._recorded: dict[str, Amounts] = {}
+        """What is known to be recorded of each of these jobs."""
+
+    def job(self, job: Object) -> None:
+        """Takes the newest status of a job."""
+        uid, found = job["metadata"]["uid"], job_usage(job)
+        if found is None:
+            self.gone(job["metadata"]["namespace"], uid)
+            return
+        self._jobs[found.namespace][uid] = found
+        known = self._recorded.get(uid, Amounts())
+        self._recorded[uid] = known.at_least(found.recorded).at_least(self._listed(found, uid))
+
+    def gone(self, namespace: str, uid: str) -> None:
+        """Forgets a job. What is left to record of it has been given to :meth:`written`, if there is a ledger."""
+        self._jobs[namespace].pop(uid, None)
+        self._recorded.pop(uid, None)
+
+    def written(self, record: LedgerRecord) -> None:
+        """Takes a record that the ledger contains, or will contain."""
+        if self._count(record) and (known := self._recorded.get(record.uid)) is not None:
+            self._recorded[record.uid] = known + _amounts(record)
+
+    def read(self, record: LedgerRecord) -> None:
+        """Takes a record that the ledger contained before this process wrote to it."""
+        self._count(record)
+
+    def complete(self, namespace: str, month: Month) -> None:
+        """Takes note that :meth:`read` was given all records of a namespace and month.
+
+        All months but the previous one are forgotten; a record of that may be written again after an error.
+        """
+        records = self._records[namespace, month]
+        records.complete = True
+        for uid, job in self._jobs[namespace].items():
+            self._recorded[uid] = self._recorded[uid].at_least(self._listed(job, uid))
+        for key in [key for key in self._records if key[0] == namespace and key[1] < month.previous]:
+            del self._records[key]
+
+    def budget(self, job: Object, profile: str, limit: float, now: datetime) -> MonthlyBudget:
+        """Returns the budget of a job's namespace under its profile.
+
+        Args:
+            job: the job.
+            profile: name of its profile.
+            limit: of that profile, in chip hours for each namespace and month.
+            now: the present time.
+        """
+        metadata, month = job["metadata"], Month.of(now)
+        records = self._records.get((metadata["namespace"], month))
+        others, chips = 0.0, 0
+        for uid, each in self._jobs[metadata["namespace"]].items():
+            if uid != metadata["uid"] and each.profile == profile:
+                others += float(self._open(uid, each, month).chip_hours) + each.since(month, now)
+                chips += each.chips
+        return MonthlyBudget(
+            profile=profile,
+            month=month,
+            limit=limit,
+            recorded=float(records.by_profile[profile].chip_hours) if records and records.complete else None,
+            others=others,
+            chips=chips,
+            own=float(self._recorded.get(metadata["uid"], Amounts()).chip_hours),
+        )
+
+    def totals(self, month: Month) -> Iterator[ProfileUsage]:
+        """Yields what is known of the month, as recorded or reported, of namespaces whose records are complete."""
+        for (namespace, of), records in self._records.items():
+            if of != month or not records.complete:
+                continue
+            hours = {name: each.chip_hours for name, each in records.by_profile.items()}
+            costs = {name: dict(each.cost) for name, each in records.by_profile.items()}
+            for uid, job in self._jobs[namespace].items():
+                left = self._open(uid, job, month)
+                hours[job.profile] = hours.get(job.profile, Decimal(0)) + left.chip_hours
+                cost = costs.setdefault(job.profile, {})
+                if left.cost:
+                    cost[job.currency] = cost.get(job.currency, Decimal(0)) + left.cost
+            for name, used in sorted(hours.items()):
+                yield ProfileUsage(namespace=namespace, profile=name, chip_hours=used, cost=costs[name])
+
+    def _open(self, uid: str, job: JobUsage, month: Month) -> Amounts:
+        """Returns what the job has used in the month and no record contains; its record will have the day of the
+        report."""
+        return job.used - self._recorded[uid] if Month.of(job.as_of) == month else Amounts()
+
+    def _listed(self, job: JobUsage, uid: str) -> Amounts:
+        """Returns the records of a job in the month of its last report: all that there are, if it began in it."""
+        records = self._records.get((job.namespace, Month.of(job.as_of)))
+        return records.by_job.get(uid, Amounts()) if records else Amounts()
+
+    def _count(self, record: LedgerRecord) -> bool:
+        """Adds a record to the sums of its month. Returns whether it was new."""
+        records = self._records[record.namespace, Month.of(record.day)]
+        name = record_uri("", record)
+        if name in records.names:
+            return False
+        records.names.add(name)
+        records.by_profile[record.profile].add(item_of(record))
+        records.by_job[record.uid] += _amounts(record)
+        return True
+
+
+def _amounts(record: LedgerRecord) -> Amounts:
+    return Amounts(chip_hours=record.chip_hours, cost=record.cost or Decimal(0))

@@ -1,0 +1,188 @@
+"""The budgets of namespaces: the limits of profiles, and what has been used in the present month.
+
+The ledger is read once for each namespace and month: after the start of the operator, when the namespace's first job is
+observed, and when a month begins. From then on the usage follows from the records that this process writes and from the
+statuses that the watch delivers, so that no reconcile reads the ledger.
+"""
+
+import asyncio
+import logging
+from asyncio import sleep
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from finetune_operator.artifacts.port import RecordStore, StorageError
+from finetune_operator.artifacts.tenant_shares import calls_for_tenant
+from finetune_operator.cluster.port import Object
+from finetune_operator.ledger.month import Month, MonthlyBudget
+from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, ProfileUsage
+from finetune_operator.planning import Refused, read_stored_plan
+from finetune_operator.planning.merge import lookup
+from finetune_operator.reconcile.ledger_reader import LedgerReader
+
+log = logging.getLogger(__name__)
+
+#: Seconds until the ledger is read again that could not be: the first pause, doubled up to the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
+#: Seconds after which the time is read again while a month lasts, in case the clock has been corrected.
+_LOOK_SECONDS = 3600.0
+#: Namespaces whose records are read at the same time.
+_AT_ONCE = 8
+
+
+class Budgets:
+    """The budgets of one operator. It is used by one event loop.
+
+    Args:
+        store: where the ledger is.
+        uri: the ledger's folder; None if the operator keeps none. What is used is then unknown.
+        utc_now: the wall clock.
+    """
+
+    def __init__(
+        self,
+        store: RecordStore,
+        uri: str | None,
+        *,
+        utc_now: Callable[[], datetime],
+    ) -> None:
+        self._store = store
+        self._uri = uri
+        self._utc_now = utc_now
+        self._usage = MonthUsage()
+        self._limits: dict[str, float | None] = {}
+        """By existing profile; None: it sets none."""
+        self._namespaces: dict[str, bool] = {}
+        """Namespaces with jobs, and whether their records could be read when they were read last."""
+        self._found: asyncio.Queue[str] = asyncio.Queue()
+        """Namespaces that are not followed yet."""
+
+    # What the watches deliver, and what the ledger writes.
+
+    def profile(self, name: str, profile: Object | None) -> bool:
+        """Takes a profile; None: it is deleted. Returns whether its limit has changed."""
+        before = self._limits.pop(name, None)
+        if profile is not None:
+            self._limits[name] = _limit(profile["spec"])
+        return before != self._limits.get(name)
+
+    def job(self, job: Object) -> None:
+        """Takes the newest version of a job."""
+        namespace = job["metadata"]["namespace"]
+        if namespace not in self._namespaces:
+            self._namespaces[namespace] = True
+            self._found.put_nowait(namespace)
+        self._usage.job(job)
+
+    def gone(self, namespace: str, uid: str) -> None:
+        """Takes note that a job is deleted."""
+        self._usage.gone(namespace, uid)
+
+    def recorded(self, record: LedgerRecord) -> None:
+        """Takes a record that is in the ledger, or waits to be written to it."""
+        self._usage.written(record)
+
+    # What decisions and metrics read.
+
+    def of(self, job: Object, snapshot: Object | None) -> MonthlyBudget | None:
+        """Returns the budget of a job's namespace under its profile; None if the profile sets none.
+
+        The limit is that of the existing profile. Of a deleted one, the limit at the job's admission applies.
+
+        Args:
+            job: the job.
+            snapshot: ConfigMap of its stored plan; None if there is none.
+        """
+        name, admitted = _profile_of(job, snapshot)
+        limit = self._limits[name] if name in self._limits else admitted()
+        if name is None or limit is None:
+            return None
+        return self._usage.budget(job, name, limit, self._utc_now())
+
+    def totals(self) -> Iterable[ProfileUsage]:
+        """Returns what each namespace has used in the present month under each profile, as far as it is known."""
+        return self._usage.totals(Month.of(self._utc_now()))
+
+    def limit(self, profile: str) -> float | None:
+        """Returns the limit that an existing profile sets for each of its namespaces; None if it sets none."""
+        return self._limits.get(profile)
+
+    @property
+    def unreadable(self) -> int:
+        """Number of namespaces whose records could not be read."""
+        return sum(not readable for readable in self._namespaces.values())
+
+    # Reading.
+
+    async def run(self, known: Callable[[str], None]) -> None:
+        """Reads the records of each namespace, and again those of each new month, until cancelled.
+
+        ``known`` is called with a namespace when its usage in the present month has become known.
+        """
+        if self._uri is None:
+            await asyncio.Event().wait()
+            return
+        reader, places = LedgerReader(self._store, self._uri), asyncio.Semaphore(_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._follow(await self._found.get(), reader, places, known))
+
+    async def _follow(
+        self, namespace: str, reader: LedgerReader, places: asyncio.Semaphore, known: Callable[[str], None]
+    ) -> None:
+        """Reads the records of one namespace, and again those of each new month."""
+        pause, complete = _FIRST_PAUSE, None
+        while True:
+            month = Month.of(self._utc_now())
+            if month == complete:
+                left = (month.end - self._utc_now()).total_seconds()
+                await sleep(min(_LOOK_SECONDS, max(1.0, left)))
+                continue
+            try:
+                async with places:
+                    await self._read(namespace, month, reader)
+            except Exception as error:
+                # What is not known delays stages that would start, and ends nothing.
+                if isinstance(error, StorageError):
+                    log.warning("the ledger cannot be read; the usage of %s is unknown: %s", namespace, error)
+                else:
+                    log.exception(
+                        "internal error while reading the ledger; the usage of %s is unknown", namespace
+                    )
+                self._namespaces[namespace] = False
+                await sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            pause, complete = _FIRST_PAUSE, month
+            self._namespaces[namespace] = True
+            known(namespace)
+
+    async def _read(self, namespace: str, month: Month, reader: LedgerReader) -> None:
+        """Reads all records of one namespace and month. Raises StorageError."""
+        today = self._utc_now().date()
+        with calls_for_tenant(namespace):
+            async for record in reader.records(month.first, min(month.last, today), namespace):
+                self._usage.read(record)
+        self._usage.complete(namespace, month)
+
+
+def _limit(spec: Object) -> float | None:
+    """Returns the limit of a profile's spec, which may have been stored under another schema; None if it sets none."""
+    found = lookup(spec, "constraints.chipHoursPerMonth")
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+def _profile_of(job: Object, snapshot: Object | None) -> tuple[str | None, Callable[[], float | None]]:
+    """Returns the name of the job's profile, and a function that returns that profile's limit at its admission."""
+    if snapshot is None:
+        resolved = (job.get("status") or {}).get("resolved") or {}
+        return (resolved.get("profile") or {}).get("name"), lambda: None
+
+    def admitted() -> float | None:
+        try:
+            return _limit(read_stored_plan(snapshot).profile)
+        except Refused:
+            return None
+
+    return (snapshot.get("data") or {}).get("profile-name"), admitted

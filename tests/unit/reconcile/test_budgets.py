@@ -1,0 +1,357 @@
+"""The ledger is read once for each namespace and month; from then on nothing is read to know what is used."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
+from finetune_operator.cluster.port import Object
+from finetune_operator.ledger.layout import record_uri
+from finetune_operator.ledger.month import Month, MonthlyBudget
+from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.planning import StoredPlan, render_stored_plan
+from finetune_operator.reconcile.budgets import Budgets
+from finetune_operator.reconcile.ledger import Ledger
+from finetune_operator.runtime.metrics import MonthCollector, OperatorMetrics
+from tests.unit.ledger.test_record import record
+from tests.unit.reconcile.fakes import FakeStore, job
+from tests.unit.runtime.virtual_time import run_in_virtual_time
+
+URI = "gs://ledger"
+BEGIN = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Bench:
+    """Budgets on a store of records that a test can make fail, in virtual time."""
+
+    def __init__(self, *, now: datetime = BEGIN, uri: str | None = URI) -> None:
+        self.store = FakeStore()
+        self.begin = now
+        self.away: Exception | None = None
+        self.store.fault = lambda moment, _call: self.away if moment == "before" else None
+        self.budgets = Budgets(self.store, uri, utc_now=self.now)
+        self.ledger = Ledger(
+            self.store, URI, utc_now=self.now, observer=OperatorMetrics(), recorded=self.budgets.recorded
+        )
+        self.known: list[str] = []
+
+    def now(self) -> datetime:
+        return self.begin + timedelta(seconds=asyncio.get_running_loop().time())
+
+    def keep(self, *records: LedgerRecord) -> None:
+        """The ledger contains these records."""
+        for each in records:
+            self.store.files[record_uri(URI, each)] = each.to_json()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.budgets.run(self.known.append))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def of(self, found: Object, snapshot: Object | None = None) -> MonthlyBudget | None:
+        return self.budgets.of(found, snapshot or plan())
+
+    @property
+    def listed(self) -> list[str]:
+        return [call for call in self.store.calls if call.startswith("list")]
+
+
+def plan(limit: float | None = None) -> Object:
+    """The stored plan of a job that was admitted under the profile local, whose limit was this one."""
+    spec: dict[str, Any] = {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}}
+    if limit is not None:
+        spec["constraints"] = {"chipHoursPerMonth": limit}
+    of = {"metadata": {"name": "local"}, "spec": spec}
+    return render_stored_plan(StoredPlan.make(job(), of, {"resources": {"controller": "McJAX"}}))
+
+
+def profile(limit: float | None) -> Object:
+    return {"spec": {} if limit is None else {"constraints": {"chipHoursPerMonth": limit}}}
+
+
+def used(
+    name: str = "demo", hours: str = "1.5", recorded: str = "0", *, runs: bool = False, **status: Any
+) -> Any:
+    """A job with usage that its status reported at the beginning of the test."""
+    running = [{"type": "Running", "status": "True"}] if runs else []
+    return job(
+        name,
+        **{
+            "observedGeneration": 1,
+            "stage": "Train",
+            "resolved": {"profile": {"name": "local"}, "resources": {"chips": 8}},
+            "conditions": running,
+            "cost": {"chipHours": hours, "amount": "3", "currency": "USD"},
+            "ledger": {"chipHours": recorded, "amount": "0"},
+            "activeTime": {"seconds": 60, "asOf": "2026-11-21T12:00:00Z"},
+        }
+        | status,
+    )
+
+
+def of_team(**values: Any) -> LedgerRecord:
+    return record(**{"namespace": "team", "profile": "local", "chip_hours": Decimal(5)} | values)
+
+
+def virtual(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            await test(Bench())
+
+        run_in_virtual_time(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@virtual
+async def test_the_records_of_the_month_are_read_once(bench: Bench) -> None:
+    bench.keep(
+        of_team(day=date(2026, 11, 1), number=1),
+        of_team(day=date(2026, 11, 20), number=2),
+        of_team(day=date(2026, 10, 31), number=3),
+        of_team(day=date(2026, 11, 20), number=4, namespace="other"),
+        of_team(day=date(2026, 11, 20), number=5, profile="another"),
+    )
+    bench.budgets.profile("local", profile(100))
+    bench.budgets.job(used(hours="2"))
+    waits = bench.of(job("next"))
+    assert waits is not None
+    assert waits.recorded is None
+    async with bench.reading():
+        await asyncio.sleep(1)
+        assert bench.known == ["team"]
+        # The days of the month until today, of this namespace.
+        assert len(bench.listed) == BEGIN.day
+        assert all(call.endswith("/team") for call in bench.listed)
+        for _ in range(100):
+            bench.budgets.job(used(hours="2"))
+            found = bench.of(job("next"))
+        await asyncio.sleep(24 * 3600)
+        assert len(bench.listed) == BEGIN.day
+    assert found == MonthlyBudget(
+        profile="local", month=Month(2026, 11), limit=100, recorded=10, others=2, chips=0, own=0
+    )
+
+
+@virtual
+async def test_what_runs_counts_until_now(bench: Bench) -> None:
+    bench.budgets.profile("local", profile(100))
+    bench.budgets.job(used(hours="2", recorded="0.5", runs=True))
+    async with bench.reading():
+        await asyncio.sleep(900)
+        found = bench.of(job("next"))
+        assert found is not None
+        assert (found.recorded, found.others, found.chips) == (0, 1.5 + 8 / 4, 8)
+        own = bench.of(used(hours="2", runs=True))
+        assert own is not None
+        assert (own.others, own.chips, own.own) == (0, 0, 0.5)
+
+
+@virtual
+async def test_usage_counts_once_while_it_is_being_recorded(bench: Bench) -> None:
+    bench.budgets.profile("local", profile(100))
+    bench.budgets.job(used(hours="2"))
+    async with bench.reading():
+        await asyncio.sleep(1)
+
+        def known() -> float:
+            found = bench.of(job("next"))
+            assert found is not None
+            assert found.recorded is not None
+            return found.recorded + found.others
+
+        assert known() == 2
+        made = of_team(uid="uid-of-demo", chip_hours=Decimal(2))
+        await bench.ledger.write([made])
+        assert known() == 2
+        # An event with the status before the record.
+        bench.budgets.job(used(hours="2"))
+        assert known() == 2
+        # The same record is decided again after an error.
+        await bench.ledger.write([made])
+        bench.budgets.job(used(hours="2", recorded="2"))
+        assert known() == 2
+
+
+@virtual
+async def test_a_deleted_job_counts_before_its_record_is_written(bench: Bench) -> None:
+    bench.budgets.profile("local", profile(100))
+    stages = [{"name": "Train", "phase": "Running", "jobSet": "demo-train-1", "attempt": 1}]
+    resolved = {"profile": {"name": "local", "hash": "0" * 64}}
+    deleted = used(hours="2", stages=stages, resolved=resolved)
+    bench.budgets.job(deleted)
+    async with bench.reading():
+        await asyncio.sleep(1)
+        bench.away = StorageUnavailable(URI, "away")
+        bench.ledger.close(deleted)
+        bench.budgets.gone("team", "uid-of-demo")
+        found = bench.of(job("next"))
+        assert found is not None
+        assert (found.recorded, found.others) == (2, 0)
+
+
+@virtual
+async def test_a_ledger_that_is_away_is_read_again_with_backoff(bench: Bench) -> None:
+    bench.away = StorageDenied(URI, "no role")
+    bench.budgets.profile("local", profile(100))
+    bench.budgets.job(used())
+    async with bench.reading():
+        await asyncio.sleep(300)
+        found = bench.of(job("next"))
+        assert found is not None
+        assert found.recorded is None
+        assert bench.budgets.unreadable == 1
+        assert list(bench.budgets.totals()) == []
+        # After 5, 10, 20, 40 and then every 60 s.
+        assert len([call for call in bench.listed if "2026-11-21" in call]) == 8
+        bench.away = None
+        await asyncio.sleep(60)
+        assert bench.budgets.unreadable == 0
+        assert bench.known == ["team"]
+
+
+@virtual
+async def test_the_next_month_begins_with_what_is_recorded_in_it(bench: Bench) -> None:
+    bench.keep(of_team(day=date(2026, 11, 20)))
+    bench.budgets.profile("local", profile(100))
+    bench.budgets.job(used(recorded="1.5"))
+    async with bench.reading():
+        await asyncio.sleep((Month(2026, 11).end - BEGIN).total_seconds() - 1)
+        found = bench.of(job("next"))
+        assert found is not None
+        assert (found.month, found.recorded) == (Month(2026, 11), 5)
+        bench.keep(of_team(day=date(2026, 12, 1), number=7, chip_hours=Decimal(1)))
+        await asyncio.sleep(2)
+        found = bench.of(job("next"))
+        assert found is not None
+        assert (found.month, found.recorded) == (Month(2026, 12), 1)
+        assert bench.known == ["team", "team"]
+
+
+@virtual
+async def test_a_fault_of_the_operator_while_reading_ends_nothing(bench: Bench) -> None:
+    bench.away = ValueError("a bug")
+    bench.budgets.profile("local", profile(100))
+    bench.budgets.job(used())
+    async with bench.reading():
+        await asyncio.sleep(4)
+        assert bench.budgets.unreadable == 1
+        bench.away = None
+        await asyncio.sleep(10)
+        assert bench.known == ["team"]
+
+
+@virtual
+async def test_garbage_in_the_ledger_is_passed_over(bench: Bench) -> None:
+    bench.keep(of_team())
+    bench.store.files[f"{URI}/v1/2026-11-20/team/x/y.json"] = b"\xff{"
+    bench.store.files[f"{URI}/v1/2026-11-20/team/x/z.json"] = b" " * 20_000
+    bench.budgets.profile("local", profile(100))
+    bench.budgets.job(used())
+    async with bench.reading():
+        await asyncio.sleep(1)
+        found = bench.of(job("next"))
+        assert found is not None
+        assert found.recorded == 5
+
+
+@pytest.mark.parametrize(
+    ("present", "admitted", "limit"),
+    [
+        (profile(7), None, 7),
+        (profile(7), 3.0, 7),
+        (profile(None), 3.0, None),
+        (profile(0), None, 0),
+        (None, 3.0, 3),
+        (None, None, None),
+    ],
+    ids=["added", "raised", "removed", "zero", "deleted", "no limit"],
+)
+def test_the_limit_is_that_of_the_present_profile_or_the_admitted_one_if_it_is_deleted(
+    present: Object | None, admitted: float | None, limit: float | None
+) -> None:
+    async def check() -> None:
+        bench = Bench()
+        bench.budgets.profile("local", profile(1))
+        bench.budgets.profile("local", present)
+        found = bench.of(job(), plan(admitted))
+        assert (found and found.limit) == limit
+
+    run_in_virtual_time(check())
+
+
+def test_only_a_change_of_the_limit_is_one() -> None:
+    budgets = Budgets(FakeStore(), URI, utc_now=lambda: BEGIN)
+    assert not budgets.profile("local", profile(None))
+    assert budgets.profile("local", profile(3))
+    assert not budgets.profile("local", profile(3))
+    assert budgets.profile("local", profile(0))
+    assert budgets.profile("local", None)
+
+
+def test_a_job_without_a_plan_has_the_budget_of_the_profile_in_its_status() -> None:
+    budgets = Budgets(FakeStore(), URI, utc_now=lambda: BEGIN)
+    budgets.profile("local", profile(3))
+    found = budgets.of(used(), None)
+    assert found is not None
+    assert found.limit == 3
+    assert budgets.of(job(), None) is None
+
+
+def test_without_a_ledger_the_usage_stays_unknown() -> None:
+    async def check() -> None:
+        bench = Bench(uri=None)
+        bench.budgets.profile("local", profile(3))
+        bench.budgets.job(used())
+        async with bench.reading():
+            await asyncio.sleep(100)
+            found = bench.of(job("next"))
+            assert found is not None
+            assert found.recorded is None
+            assert bench.store.calls == []
+
+    run_in_virtual_time(check())
+
+
+@virtual
+async def test_metrics_of_the_month_are_the_same_after_a_restart(bench: Bench) -> None:
+    bench.keep(of_team(cost=Decimal("1.25")), of_team(number=3, cost=Decimal(1), profile="another"))
+    bench.budgets.profile("local", profile(100))
+    running = used(hours="2", recorded="0.5")
+    bench.budgets.job(running)
+    successor = Budgets(bench.store, URI, utc_now=bench.now)
+    successor.profile("local", profile(100))
+    successor.job(running)
+    task = asyncio.create_task(successor.run(lambda _namespace: None))
+    async with bench.reading():
+        await asyncio.sleep(1)
+    task.cancel()
+
+    def scraped(budgets: Budgets) -> dict[tuple[str, ...], float]:
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in MonthCollector(budgets).collect()
+            for sample in family.samples
+        }
+
+    assert (
+        scraped(bench.budgets)
+        == scraped(successor)
+        == {
+            ("finetune_month_chip_hours", "team", "local"): 6.5,
+            ("finetune_month_chip_hours", "team", "another"): 5,
+            ("finetune_month_chip_hours_limit", "team", "local"): 100,
+            ("finetune_month_cost", "team", "local", "USD"): 4.25,
+            ("finetune_month_cost", "team", "another", "USD"): 1,
+        }
+    )
