@@ -72,6 +72,15 @@ def size(number: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def part_of_size(done: float, total: float) -> str:
+    """Formats a part of a number of bytes, in the unit of the whole: ``1.9 of 6.2 GiB``."""
+    whole = size(total)
+    value, unit = whole.split(" ")
+    scale = total / float(value) if float(value) else 1.0
+    digits = 0 if unit == "B" else 1
+    return f"{done / scale:.{digits}f} of {whole}"
+
+
 def number(value: object, digits: int = 3) -> str:
     """Formats a metric: shortens numbers and decimal strings, returns anything else unchanged."""
     try:

@@ -3,7 +3,14 @@
 from finetune_contract import Stage
 from finetune_operator.api import FineTuneJobStatus, Phase
 from finetune_operator.api.status import WaitingStatus
-from finetune_operator.api.status_stages import ActiveTime, CostStatus, GoodputStatus, ProgressStatus
+from finetune_operator.api.status_stages import (
+    ActiveTime,
+    CostStatus,
+    GoodputStatus,
+    ProgressStatus,
+    StageProgressStatus,
+    StageStatus,
+)
 from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.attempts.usage import active_time
 from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
@@ -23,6 +30,7 @@ from finetune_operator.lifecycle.status.results import (
     evaluation_status,
     failure_status,
 )
+from finetune_operator.lifecycle.status.stage_progress import with_stage_progress
 from finetune_operator.lifecycle.status.stage_status import stages_status
 from finetune_operator.lifecycle.status.summary import summarize
 
@@ -42,17 +50,22 @@ def build_status(observation: Observation, state: JobState, stages: JobStages | 
         pace=observation.status_pace(),
         moved=moved,
     )
+    reported = status.stages
+    if stages is not None and reported is not None:
+        reported = with_stage_progress(reported, observation, stages, moved=moved)
     kept = progress is previous.progress
     workers = sum(each.worker_restarts or 0 for each in status.stages or ())
     status = status.model_copy(
         update={
+            "stages": reported,
             "progress": progress,
             "goodput": _goodput(observation, stages, progress),
-            "summary": summarize(state, stages, progress, workers),
+            "summary": summarize(state, stages, progress, reported, workers),
         }
     )
     if stages is not None:
-        elapsed, cost = _usage(observation, stages, changed=moved or not kept)
+        written = moved or not kept or _activity(reported) != _activity(previous.stages)
+        elapsed, cost = _usage(observation, stages, changed=written)
         status = status.model_copy(
             update={
                 "checkpoints": checkpoints_status(stages, observation, kept=kept) or None,
@@ -61,6 +74,10 @@ def build_status(observation: Observation, state: JobState, stages: JobStages | 
             }
         )
     return fit_schema(status)
+
+
+def _activity(stages: tuple[StageStatus, ...] | None) -> list[StageProgressStatus | None]:
+    return [each.progress for each in stages or ()]
 
 
 def _decided(observation: Observation, state: JobState, stages: JobStages | None) -> FineTuneJobStatus:
