@@ -14,8 +14,14 @@ _SHARE, _SECONDS = 0.1, 20.0
 _OLD = 90.0
 
 
+def running(stage: Object) -> Object:
+    """Returns what a running stage has reported; empty for any other stage."""
+    progress: Object = stage.get("progress") or {}
+    return progress if stage.get("phase") == "Running" else {}
+
+
 def counts(progress: Object) -> Iterator[str]:
-    """Yields what is done: ``12/37 tensors``, and ``1.9 of 6.2 GiB`` if it has a size. Nothing if nothing is counted."""
+    """Yields what is done: ``12/37 tensors``, and ``1.9 of 6.2 GiB`` if it has a size."""
     if unit := text.one_line(progress.get("unit") or ""):
         total = progress.get("total")
         done = f"{progress.get('done') or 0:,}"

@@ -105,14 +105,8 @@ def _stages(status: Object, now: datetime) -> Iterator[Text]:
         line.append("  ".join(stage_notes(stage, status)))
         line.rstrip()
         yield line
-        if (progress := running_progress(stage)) and (doing := stage_progress.activity(progress, now)):
+        if (progress := stage_progress.running(stage)) and (doing := stage_progress.activity(progress, now)):
             yield Text(f"  {doing}", "dim")
-
-
-def running_progress(stage: Object) -> Object:
-    """Returns what a running stage has reported; empty for any other stage."""
-    progress: Object = stage.get("progress") or {}
-    return progress if stage.get("phase") == "Running" else {}
 
 
 def mark(phase: str) -> str:
@@ -133,7 +127,7 @@ def stage_notes(stage: Object, status: Object) -> Iterator[str]:
         yield f"attempt {attempt}"
     if stage.get("resumedFromStep"):
         yield f"resumed from step {stage['resumedFromStep']}"
-    yield from stage_progress.counts(running_progress(stage))
+    yield from stage_progress.counts(stage_progress.running(stage))
     if stage.get("name") == "Train" and phase in ("Running", "Succeeded", "Failed"):
         yield from progress_notes(status, running=phase == "Running")
     elif phase == "Skipped":

@@ -75,10 +75,9 @@ def size(number: float) -> str:
 def part_of_size(done: float, total: float) -> str:
     """Formats a part of a number of bytes, in the unit of the whole: ``1.9 of 6.2 GiB``."""
     whole = size(total)
-    value, unit = whole.split(" ")
-    scale = total / float(value) if float(value) else 1.0
-    digits = 0 if unit == "B" else 1
-    return f"{done / scale:.{digits}f} of {whole}"
+    unit = whole.rpartition(" ")[2]
+    scale = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    return f"{done / scale:.{0 if unit == 'B' else 1}f} of {whole}"
 
 
 def number(value: object, digits: int = 3) -> str:

@@ -137,7 +137,7 @@ class TransitionPrinter:
 
     def _activity(self, stage: Object) -> Iterator[str]:
         """Yields a line for each new activity of a running stage, and whenever a quarter more of it is done."""
-        progress = status_view.running_progress(stage)
+        progress = stage_progress.running(stage)
         if not progress:
             return
         doing = text.one_line(progress.get("doing") or "")

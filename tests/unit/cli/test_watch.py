@@ -158,3 +158,46 @@ def test_training_is_reported_in_strides_and_again_after_a_step_back() -> None:
     for step in (1, 2, 3, 4, 30, 31, 10):
         told += [step for line in chronicle.news(at_step(step), NOW) if f"{step}/60" in line]
     assert told == [3, 30, 10]
+
+
+def converting(done: int, doing: str = "converting the weights", **more: Any) -> dict[str, Any]:
+    """A job whose conversion has written so many of 37 tensors."""
+    running = job("running")
+    progress = {
+        "doing": doing, "done": done, "total": 37, "unit": "tensors",
+        "doneBytes": round(done / 37 * 6.2 * 2**30), "totalBytes": round(6.2 * 2**30),
+        "since": "2026-11-21T12:03:00Z", "lastUpdateTime": "2026-11-21T12:04:50Z", **more,
+    }  # fmt: skip
+    running["status"]["stage"] = "Convert"
+    running["status"]["stages"] = [
+        {"name": "Preflight", "phase": "Succeeded", "attempt": 1, "startTime": "2026-11-21T12:00:00Z", "completionTime": "2026-11-21T12:03:00Z"},
+        {"name": "Convert", "phase": "Running", "attempt": 1, "startTime": "2026-11-21T12:03:00Z", "progress": progress},
+        *({"name": name, "phase": "Pending"} for name in ("Train", "Evaluate", "Export")),
+    ]  # fmt: skip
+    return running
+
+
+def test_what_a_stage_does_is_reported_once_and_at_each_quarter() -> None:
+    chronicle = TransitionPrinter()
+    told = []
+    for done in (0, 1, 5, 12, 13, 30, 37):
+        told += [line.strip() for line in chronicle.news(converting(done), NOW) if "tensors" in line]
+    proof = list(chronicle.news(converting(0, "comparing", since="2026-11-21T12:04:00Z"), NOW))
+    assert [line.split()[3] for line in told] == ["0/37", "12/37", "30/37"]
+    assert told[1] == "5 min 00 s              12/37 tensors  2.0 of 6.2 GiB  converting the weights"
+    assert [line.rpartition("  ")[2] for line in proof] == ["comparing"]
+
+
+@pytest.mark.parametrize("width", [120, 40])
+async def test_the_live_page_shows_what_a_stage_does(
+    api: FakeApi, connection: Connection, width: int
+) -> None:
+    await api.put("finetunejobs", converting(12))
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    watching = asyncio.create_task(watch_job(connection, "quickstart", console, clock=lambda: NOW))
+    await api.watched("finetunejobs")
+    await api.put("finetunejobs", converting(13))
+    await api.put("finetunejobs", job("succeeded"))
+    assert await watching == 0
+    assert isinstance(console.file, io.StringIO)
+    assert "13/37 tensors" in console.file.getvalue()
