@@ -169,11 +169,12 @@ def converting(done: int, doing: str = "converting the weights", **more: Any) ->
         "since": "2026-11-21T12:03:00Z", "lastUpdateTime": "2026-11-21T12:04:50Z", **more,
     }  # fmt: skip
     running["status"]["stage"] = "Convert"
+    begun = {"phase": "Running", "attempt": 1, "startTime": "2026-11-21T12:03:00Z", "progress": progress}
     running["status"]["stages"] = [
-        {"name": "Preflight", "phase": "Succeeded", "attempt": 1, "startTime": "2026-11-21T12:00:00Z", "completionTime": "2026-11-21T12:03:00Z"},
-        {"name": "Convert", "phase": "Running", "attempt": 1, "startTime": "2026-11-21T12:03:00Z", "progress": progress},
+        {"name": "Preflight", "phase": "Skipped", "reason": "NotReached"},
+        {"name": "Convert", **begun},
         *({"name": name, "phase": "Pending"} for name in ("Train", "Evaluate", "Export")),
-    ]  # fmt: skip
+    ]
     return running
 
 
