@@ -79,12 +79,11 @@ def convert(
         return StreamedArray(shape=shape, dtype=dtype, chunks=chunks, slices=slices)
 
     tree = jax.tree_util.tree_map_with_path(streamed, _abstract(config), is_leaf=_is_parameter)
-    arrays = jax.tree_util.tree_leaves(tree, is_leaf=_is_array)
     progress.begin(
         "converting the weights",
         sum(len(parameter.names) for parameter in parameters.values()),
         "tensors",
-        total_bytes=sum(array.nbytes for array in arrays),
+        total_bytes=sum(array.nbytes for array in jax.tree_util.tree_leaves(tree)),
     )
     state = {"params": tree, "step": 0, "opt_state": {}}
     save(join(out, "0"), state, layout, {"scan_layers": scanned})
@@ -103,10 +102,6 @@ def _abstract(config: Any) -> Mapping[str, Any]:
 
 def _is_parameter(node: Any) -> bool:
     return isinstance(node, linen.LogicallyPartitioned)
-
-
-def _is_array(node: Any) -> bool:
-    return isinstance(node, StreamedArray)
 
 
 def _key(path: Any) -> str:

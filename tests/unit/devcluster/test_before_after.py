@@ -30,7 +30,7 @@ def test_only_a_last_line_of_its_own_has_the_form_of_the_data(answer: str, numbe
 
 def sample(baseline: str | None, tuned: str | None, *, prompt: str = "How many?") -> dict[str, Any]:
     return {
-        "dataset": "held-back",
+        "dataset": "questions",
         "prompt": prompt,
         "baseline": baseline,
         "tuned": tuned,

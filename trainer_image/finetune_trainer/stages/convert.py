@@ -36,7 +36,9 @@ def run(context: StageContext) -> ConvertOutcome:
     found = conversion_cache.find(request, prints, context.store)
     if not isinstance(found, CacheMiss):
         return ConvertOutcome(manifest=found, reused=True)
-    context.progress.begin("fetching the model", total_bytes=model.weights_bytes or None)
+    # Only files from a bucket are counted while they are fetched.
+    size = model.weights_bytes if request.model.uri is not None else None
+    context.progress.begin("fetching the model", total_bytes=size)
     model = context.model(weights=True)
     engine.prepare(plan)
     weights = open_weights(model.path, plan, where=model.source)
