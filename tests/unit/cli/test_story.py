@@ -118,7 +118,7 @@ WRITING = {
 
 def test_a_running_stage_shows_its_counts_and_below_them_what_it_does() -> None:
     assert at_work(WRITING) == [
-        "▶ Convert       2 min 00 s  12/37 tensors  1.9 of 6.2 GiB",
+        "▶ Convert     2 min 00 s  12/37 tensors  1.9 of 6.2 GiB",
         "  converting the weights, about 3 min 26 s left",
     ]
 
@@ -151,7 +151,7 @@ def test_what_is_unknown_about_an_activity_is_left_out(
     stage, activity = at_work(
         {name: value for name, value in (WRITING | changes).items() if value is not None}
     )
-    assert stage.removeprefix("▶ Convert       2 min 00 s").strip() == counts
+    assert stage.removeprefix("▶ Convert     2 min 00 s").strip() == counts
     assert activity == f"  {words}"
 
 
