@@ -102,6 +102,20 @@ def test_it_is_written_no_more_often_than_the_steps_of_a_training() -> None:
     assert (reported(world, Stage.CONVERT) or {})["done"] == 2
 
 
+def test_times_that_a_trainer_invents_have_the_status_written_no_more_often() -> None:
+    world, name = running(Stage.CONVERT)
+    key, seen = world.key_of(name), set()
+    for second in range(120):
+        world.report(name, f"step {second}")
+        forged = timedelta(days=400 if second % 2 else 0)
+        report = world.stage_progress[key]
+        world.stage_progress = {key: report.model_copy(update={"updated": world.now + forged})}
+        world.reconcile()
+        seen.add((reported(world, Stage.CONVERT) or {})["doing"])
+        world.wait(1)
+    assert len(seen) == 4
+
+
 def test_a_report_of_an_earlier_run_is_not_shown() -> None:
     world, name = running(Stage.CONVERT)
     key = world.key_of(name)

@@ -1,5 +1,7 @@
 """``status.stages[].progress``: what a running stage reports that it is doing, for people."""
 
+from datetime import datetime
+
 from finetune_contract import StageProgress
 from finetune_operator.api.status_stages import StageProgressStatus, StageStatus
 from finetune_operator.api.timestamps import whole_second
@@ -47,14 +49,13 @@ def _progress(
     # A run before an eviction or a replaced pod may have written the record.
     if record is None or (begun is not None and record.updated < begun):
         return known
-    if known and not moved:
-        age = (record.updated - known.last_update_time).total_seconds()
-        if 0 <= age < observation.status_pace():
-            return known
-    return _status(record)
+    # No later than now: whatever times a trainer writes, they have the status written no more often.
+    updated = min(record.updated, observation.now)
+    early = known and (updated - known.last_update_time).total_seconds() < observation.status_pace()
+    return known if early and not moved else _status(record, updated)
 
 
-def _status(record: StageProgress) -> StageProgressStatus | None:
+def _status(record: StageProgress, updated: datetime) -> StageProgressStatus | None:
     """Returns the record as a status. Its texts are a trainer's, so they may be anything."""
     doing, unit = _one_line(record.doing), _one_line(record.unit)
     if not doing:
@@ -67,8 +68,8 @@ def _status(record: StageProgress) -> StageProgressStatus | None:
         unit=unit or None,
         done_bytes=record.done_bytes if sized else None,
         total_bytes=record.total_bytes,
-        since=whole_second(record.since),
-        last_update_time=whole_second(record.updated),
+        since=whole_second(min(record.since, updated)),
+        last_update_time=whole_second(updated),
     )
 
 
