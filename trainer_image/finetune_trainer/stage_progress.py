@@ -55,15 +55,10 @@ class StageProgressReporter:
             before = self._progress
             if before is None:
                 return
-            done, done_bytes = before.done + count, before.done_bytes + nbytes
-            self._progress = before.model_copy(
-                update={
-                    # The last batch may be padded.
-                    "done": done if before.total is None else min(done, before.total),
-                    "done_bytes": done_bytes,
-                    "updated": self._now(),
-                }
-            )
+            done = _at_most(before.done + count, before.total)
+            done_bytes = _at_most(before.done_bytes + nbytes, before.total_bytes)
+            changes = {"done": done, "done_bytes": done_bytes, "updated": self._now()}
+            self._progress = before.model_copy(update=changes)
         self._schedule()
 
     def close(self) -> None:
@@ -79,6 +74,11 @@ class StageProgressReporter:
         with self._lock:
             assert self._progress is not None, "a write follows the beginning of an activity"
             return self._progress.to_json().encode()
+
+
+def _at_most(done: int, total: int | None) -> int:
+    """A last batch may be padded, and small files come with those that are counted."""
+    return done if total is None else min(done, total)
 
 
 #: Reports nowhere: for evaluations by hand, smoke tests and callers that are no stage.

@@ -37,7 +37,7 @@ def run(context: StageContext) -> ConvertOutcome:
     if not isinstance(found, CacheMiss):
         return ConvertOutcome(manifest=found, reused=True)
     # Only files from a bucket are counted while they are fetched.
-    size = model.weights_bytes if request.model.uri is not None else None
+    size = model.weights_bytes if request.model.uri is not None and not model.in_place else None
     context.progress.begin("fetching the model", total_bytes=size)
     model = context.model(weights=True)
     engine.prepare(plan)

@@ -327,7 +327,8 @@ def measure(
         row_capacity=row_capacity,
         longest=work.context_length - request.evaluation.max_new_tokens,
     )
-    context.progress.begin(f"{name}: generating answers", len(work.prompts), "answers")
+    if work.prompts:
+        context.progress.begin(f"{name}: generating answers", len(work.prompts), "answers")
     answers = [
         context.tokenizer.decode(answer, skip_special_tokens=True).strip()
         for answer in generator.answers(work.prompts, answered=context.progress.advance)
