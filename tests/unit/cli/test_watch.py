@@ -197,5 +197,5 @@ def test_a_terminal_of_40_columns_has_the_counts_in_the_line_of_the_stage() -> N
     lines = console.file.getvalue().splitlines()
     at = next(number for number, line in enumerate(lines) if "Convert" in line)
     assert max(map(len, lines)) <= 40
-    assert lines[at].endswith("12/37 tensors")
+    assert lines[at].rstrip().endswith("12/37 tensors")
     assert lines[at + 1].startswith("2.0 of 6.2 GiB")
