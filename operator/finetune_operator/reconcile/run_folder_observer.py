@@ -132,6 +132,9 @@ class RunFolderObserver:
         progress, unknown = view.progress, view.progress_unknown
         if trains:
             progress, unknown = await self._progress(run, view.attempts, last=not view.takeovers)
+        if unknown:
+            # Everything is about to be read again.
+            return replace(view, progress=progress, progress_unknown=unknown)
         reports_steps = {(progress.attempt, progress.restart)} if progress else set()
         others = [
             key
