@@ -6,20 +6,23 @@ with ``finetune watch`` and reads the results. Everything that it runs is a prog
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from devcluster import build, samples
+from devcluster import before_after, build, samples
 from devcluster.layout import ROOT
 from finetune_contract import RunFolder
 
 VENV = ROOT / ".venv" / "bin"
+#: Columns of the summary at most.
+_WIDEST = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,24 +105,40 @@ def story(job: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     status = job["status"]
     evaluation = status["evaluation"]
     exported = [a["uri"] for a in status["artifacts"] if a["type"] in ("HuggingFace", "Adapter")]
-    lines = ["", "Exported", *(f"  {uri}" for uri in exported)]
+    lines = ["", "Data", *(f"  {line}" for line in _data(status)), ""]
+    lines += ["Exported", *(f"  {uri}" for uri in exported)]
     lines += [
         "",
         "Loss on the validation set (nats per token)",
         f"  before  {float(evaluation['baseline']['loss']):.4f}",
         f"  after   {float(evaluation['result']['loss']):.4f}",
         "",
-        "Answers",
     ]
     results = samples.read(f"{status['resolved']['runFolder']}/evaluate/samples.jsonl", environment)
-    for sample in [json.loads(line) for line in results.splitlines()][:2]:
+    answered = [json.loads(line) for line in results.splitlines()]
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    lines += list(before_after.compared(answered, width)) or _prompts(answered)
+    lines += ["", "Time by stage", *time_table(status, environment)]
+    return "\n".join(lines)
+
+
+def _data(status: Mapping[str, Any]) -> Iterator[str]:
+    """Each dataset's rows, and how many of them were too long to be used whole."""
+    for each in status["resolved"]["datasets"]:
+        cut = float(each.get("truncatedPercent") or 0)
+        yield f"{each['name']}  {each['rows']} rows, {f'{cut:g} % cut' if cut else 'none cut'}"
+
+
+def _prompts(answered: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The first prompts with their answers, where there are no references to compare with."""
+    lines = ["Answers"]
+    for sample in answered[:2]:
         lines += [
             f"  {sample['prompt']}",
             f"    before  {_short(sample.get('baseline'))}",
             f"    after   {_short(sample.get('tuned'))}",
         ]
-    lines += ["", "Time by stage", *time_table(status, environment)]
-    return "\n".join(lines)
+    return lines
 
 
 def _short(text: str | None, width: int = 96) -> str:

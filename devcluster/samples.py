@@ -62,7 +62,7 @@ CAPITALS = SampleFolder(title="questions about capitals", uri="gs://ft-data.inva
 SMOLLM2 = SampleFolder(
     title="SmolLM2-135M-Instruct", uri="gs://ft-models.invalid/smollm2-135m-instruct", make=_smollm2
 )
-GSM8K = SampleFolder(title="rows of GSM8K", uri="gs://ft-data.invalid/gsm8k", make=_gsm8k)
+GSM8K = SampleFolder(title="short rows of GSM8K", uri="gs://ft-data.invalid/gsm8k-short", make=_gsm8k)
 
 
 def folder_of(item: SampleFolder) -> Path:

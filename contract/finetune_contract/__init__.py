@@ -1,8 +1,8 @@
 """The data that the operator and the trainer exchange.
 
 The operator passes one :class:`StageRequest` to a stage in its environment. The trainer answers with files in
-the run folder (:mod:`.layout`): a :class:`StageResult` per attempt and a :class:`Progress` record during
-training, and with an exit code (:class:`ExitCode`). Neither side imports the other.
+the run folder (:mod:`.layout`): a :class:`StageResult` per attempt, while it runs a :class:`StageProgress` record and
+during training a :class:`Progress` record, and with an exit code (:class:`ExitCode`). Neither side imports the other.
 """
 
 from finetune_contract.data_report import (
@@ -32,6 +32,7 @@ from finetune_contract.progress import (
     EvaluationPoint,
     HostProgress,
     Progress,
+    StageProgress,
     StepMetrics,
 )
 from finetune_contract.request import (
@@ -164,6 +165,7 @@ __all__ = [
     "SmokeSpec",
     "SplitSpec",
     "Stage",
+    "StageProgress",
     "StageRequest",
     "StageResult",
     "StepMetrics",

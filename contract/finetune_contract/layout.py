@@ -146,6 +146,10 @@ class RunFolder:
         """Every setting that MaxText ran with at Train, by name, without credentials."""
         return f"{self.attempt(stage, number, restart)}/engine.json"
 
+    def stage_progress(self, stage: str, number: int, restart: int = 0) -> str:
+        """What the attempt is doing, as a :class:`~.progress.StageProgress` record."""
+        return f"{self.attempt(stage, number, restart)}/progress.json"
+
     def result(self, stage: str, number: int, restart: int = 0) -> str:
         return f"{self.attempt(stage, number, restart)}/result.json"
 

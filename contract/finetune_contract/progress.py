@@ -1,4 +1,4 @@
-"""The progress record: one small file that is replaced as a whole at each report."""
+"""The progress records: small files that are replaced as a whole at each report."""
 
 from typing import Annotated
 
@@ -80,6 +80,31 @@ class Progress(Record):
     """Number of programs that process 0 has compiled in this attempt so far because the compilation cache did not have
     them. None if written by an earlier release."""
     updated: Timestamp
+
+
+class StageProgress(Record):
+    """What a running stage is doing (``attempts/<stage>-<n>/progress.json``), written by process 0.
+
+    People read it, and no decision depends on it: the time limits of stages apply whatever it says. Train writes it
+    until its first step, and then :class:`Progress`.
+    """
+
+    version: Version = 2
+    doing: Annotated[str, Field(min_length=1, max_length=80)]
+    """The current activity in words, such as ``converting the weights``."""
+    done: Count = 0
+    """Number of units that this activity has finished."""
+    total: Count | None = None
+    """Number of units of the whole activity. None if it is not known in advance."""
+    unit: Annotated[str, Field(max_length=16)] = ""
+    """Plural of what is counted, such as ``tensors``. Empty if nothing is counted."""
+    done_bytes: Count = 0
+    total_bytes: Count | None = None
+    """Size of the whole activity. None if it has no size, or none that is known in advance."""
+    since: Timestamp
+    """Time at which the activity began."""
+    updated: Timestamp
+    """Time at which the activity advanced last. Nothing renews it while the activity stands still."""
 
 
 class HostProgress(Record):

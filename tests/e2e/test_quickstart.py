@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_contract import Stage
+from finetune_contract import RunFolder, Stage, StageProgress
 from tests.e2e.user_client import Object, UserClient, condition, stage_of
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
@@ -54,6 +54,15 @@ def test_the_status_of_a_succeeded_job_shows_every_stage_and_where_the_model_lie
     exported = next(a for a in status["artifacts"] if a["type"] == "HuggingFace")
     assert bench.read(f"{exported['uri']}/config.json")
     assert bench.read(f"{exported['uri']}/model.safetensors")
+
+
+def test_every_stage_has_reported_what_it_did(bench: UserClient, quickstart: Object) -> None:
+    run = RunFolder(quickstart["status"]["resolved"]["runFolder"])
+    for stage in Stage:
+        told = StageProgress.model_validate_json(bench.read(run.stage_progress(stage.short, 1)) or b"")
+        assert told.doing, stage
+        assert told.since <= told.updated
+    assert all("progress" not in each for each in quickstart["status"]["stages"])
 
 
 def test_the_second_job_with_the_same_model_reuses_the_conversion(

@@ -462,3 +462,15 @@ def step_lowered_for_tpu(told: str) -> None:
         lambda original, *arguments, **named: original(*arguments, **{**named, "platform": "tpu"}),
     )
     _wrap(Session, "run", run)
+
+
+def records_progress(path: str) -> None:
+    """Appends every state of the stage's progress to a file, as lines of JSON; the stage itself writes only some."""
+    from finetune_trainer.stage_progress import StageProgressReporter
+
+    def schedule(_: Callable[..., Any], reporter: StageProgressReporter) -> None:
+        if reporter._writer is not None:
+            with Path(path).open("ab") as file:
+                file.write(reporter._content() + b"\n")
+
+    _wrap(StageProgressReporter, "_schedule", schedule)

@@ -32,12 +32,13 @@ from finetune_trainer import evaluate_cli
 from finetune_trainer.attempt import AttemptRecorder, LogTail, as_stage_error
 from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError
+from finetune_trainer.latest_writer import LatestWriter
 from finetune_trainer.main import main
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import BLOT, Redactor
 from finetune_trainer.stages import resumption
 from finetune_trainer.storage import open_store
-from finetune_trainer.training.report import LatestWriter, ProgressReporter, thinned
+from finetune_trainer.training.report import ProgressReporter, thinned
 from finetune_trainer.training.retention import Retention
 from tests.trainer.requests import request
 
@@ -81,7 +82,8 @@ def test_a_failure_is_recorded_reported_to_kubernetes_and_becomes_its_exit_code(
     assert (
         tmp_path / "termination"
     ).read_text() == "DatasetEmpty: spec.datasets.train[0]: the dataset is empty."
-    assert {p.name for p in (tmp_path / "run/attempts/prep-1").iterdir()} == {
+    # Whether the short stage reported its progress before it failed is left to chance.
+    assert {p.name for p in (tmp_path / "run/attempts/prep-1").iterdir()} - {"progress.json"} == {
         "request.json", "result.json", "failure.json", "log-tail.txt",
     }  # fmt: skip
 

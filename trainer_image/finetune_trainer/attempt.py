@@ -124,6 +124,10 @@ class AttemptRecorder:
         if self.first:
             self.store.write(self.folder.request(*self._place), self.redact(self.request.to_json()))
 
+    def write_progress(self, content: bytes) -> None:
+        """Replaces the record of what this attempt is doing."""
+        self.store.write(self.folder.stage_progress(*self._place), content)
+
     def succeeded(self, details: Details) -> int:
         return self._end(Outcome.SUCCEEDED, ExitCode.OK, details, None)
 

@@ -26,6 +26,7 @@ from finetune_trainer.checkpoints.writing import Index, StreamedArray, save
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.mapping import Parameter
+from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.storage import StorageClient, engine_path, join
 from finetune_trainer.weights import Weights
 
@@ -50,6 +51,7 @@ def convert(
     layout: CheckpointLayout = OCDBT,
     scanned: bool = True,
     dtype: np.dtype = _FLOAT32,
+    progress: StageProgressReporter = SILENT,
 ) -> ConversionResult:
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
@@ -73,10 +75,16 @@ def convert(
             shape, leaf.names, config.logical_axis_rules, single=parameter.stack_axes(len(shape), axis),
             itemsize=dtype.itemsize, least_bytes=layout.least_chunk_bytes, tensor_pieces=layout.tensor_pieces,
         )  # fmt: skip
-        slices = partial(_slices, weights, parameter, shape, axis, dtype)
+        slices = partial(_slices, weights, parameter, shape, axis, dtype, progress)
         return StreamedArray(shape=shape, dtype=dtype, chunks=chunks, slices=slices)
 
     tree = jax.tree_util.tree_map_with_path(streamed, _abstract(config), is_leaf=_is_parameter)
+    progress.begin(
+        "converting the weights",
+        sum(len(parameter.names) for parameter in parameters.values()),
+        "tensors",
+        total_bytes=sum(array.nbytes for array in jax.tree_util.tree_leaves(tree)),
+    )
     state = {"params": tree, "step": 0, "opt_state": {}}
     save(join(out, "0"), state, layout, {"scan_layers": scanned})
     items = join(out, "0", "items")
@@ -100,15 +108,23 @@ def _key(path: Any) -> str:
     return "-".join(param_key_parts_from_path(path))
 
 
-def _slices(
-    weights: Weights, parameter: Parameter, shape: tuple[int, ...], axis: int, dtype: np.dtype
+def _slices(  # noqa: PLR0917
+    weights: Weights,
+    parameter: Parameter,
+    shape: tuple[int, ...],
+    axis: int,
+    dtype: np.dtype,
+    progress: StageProgressReporter,
 ) -> Iterator[tuple[Index, np.ndarray]]:
     """The tensors of one of MaxText's arrays, each encoded and with its index in the array."""
     stacked = parameter.stack_axes(len(shape), axis)
     part = tuple(size for i, size in enumerate(shape) if i not in stacked)
     for place, name in enumerate(parameter.names):
         tensor = _finite(name, weights.read(name))
-        yield parameter.index(place, shape, axis), parameter.encode(tensor, part).astype(dtype, copy=False)
+        encoded = parameter.encode(tensor, part).astype(dtype, copy=False)
+        nbytes = encoded.nbytes
+        yield parameter.index(place, shape, axis), encoded
+        progress.advance(1, nbytes)
 
 
 def _finite(name: str, values: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.forward import VOCABULARY, Forward, RunningLoss
 from finetune_trainer.mapping import Parameter
+from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.weights import Weights
 
 #: Most rows, and most tokens of each, that are compared: numpy computes them.
@@ -60,7 +61,13 @@ class ConversionCheck:
 
 
 def check_conversion(
-    weights: Weights, items: str, plan: ModelPlan, rows: Sequence[Sequence[int]], *, scratch: Path
+    weights: Weights,
+    items: str,
+    plan: ModelPlan,
+    rows: Sequence[Sequence[int]],
+    *,
+    scratch: Path,
+    progress: StageProgressReporter = SILENT,
 ) -> ConversionCheck:
     """Compares the converted model with the source.
 
@@ -71,7 +78,8 @@ def check_conversion(
     if not judged:
         raise ValueError("the proof needs at least one row of two tokens")
     checkpoint = CheckpointReader(items)
-    tensors, rounded = round_trip(weights, checkpoint, plan, scratch=scratch)
+    tensors, rounded = round_trip(weights, checkpoint, plan, scratch=scratch, progress=progress)
+    progress.begin("comparing the loss with that of an independent implementation")
     judges, engines = RunningLoss(judged), RunningLoss(judged)
     spread, difference = _RunningDeviation(), 0.0
     opinion = numpy_reference.NumpyReference(weights.folder, weights.read, judged)
@@ -103,7 +111,12 @@ def check_conversion(
 
 
 def round_trip(
-    weights: Weights, checkpoint: CheckpointReader, plan: ModelPlan, *, scratch: Path
+    weights: Weights,
+    checkpoint: CheckpointReader,
+    plan: ModelPlan,
+    *,
+    scratch: Path,
+    progress: StageProgressReporter = SILENT,
 ) -> tuple[int, int]:
     """Compares the converted model, turned back tensor by tensor, with the source.
 
@@ -121,7 +134,10 @@ def round_trip(
     if len(named) != len(shapes):
         raise _failed("conversion omits tensors", f"{len(named)} tensors", f"{len(shapes)}")
 
+    progress.begin("comparing the converted weights with the model's", len(named), "tensors")
+
     def compare(parameter: Parameter, place: int, name: str) -> bool:
+        progress.advance()
         index = parameter.index(place, checkpoint.arrays[parameter.key].shape, config.param_scan_axis)
         back = parameter.decode(checkpoint.read(parameter.key, index), shapes[name])
         source = weights.read(name)

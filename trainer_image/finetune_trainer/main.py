@@ -32,6 +32,7 @@ from finetune_trainer.errors import faults
 from finetune_trainer.locked_memory import allow_locking
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import Redactor
+from finetune_trainer.stage_progress import StageProgressReporter
 from finetune_trainer.stopping import SigtermHandler, exit_now
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.report import HostProgressReporter
@@ -119,6 +120,7 @@ def _run(
         if several
         else None
     )
+    progress = StageProgressReporter(attempt.write_progress if processes.first else None, now=attempt.now)
     context = StageContext(
         request=attempt.request,
         store=attempt.store,
@@ -126,6 +128,7 @@ def _run(
         stopper=stopper,
         compilations=compilations,
         host_report=report,
+        progress=progress,
     )
     module: Any = importlib.import_module(_MODULES[stage])
     function: Callable[[StageContext], Details] = module.run
@@ -139,7 +142,9 @@ def _run(
         lambda published: _end(lambda: attempt.failed(_peer_failure_of(published)), ExitCode.UNAVAILABLE)
     )
     try:
-        code: int = attempt.succeeded(function(context))
+        with contextlib.closing(progress):
+            details = function(context)
+        code: int = attempt.succeeded(details)
     except TrainingStopped as stop:
         code = attempt.stopped(stop.outcome)
     if report is not None:

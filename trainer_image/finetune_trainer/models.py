@@ -14,6 +14,7 @@ from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.sizes import sizes
+from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import Entry, StorageClient, is_inside, local_path, unchanged
 from finetune_trainer.weights import INDEX, SINGLE, is_vision, weight_files
 
@@ -84,17 +85,25 @@ class LocalModel:
 
 
 def fetch_model(
-    source: ModelSource, scratch: Path, store: StorageClient, *, weights: bool, values: Values = "All"
+    source: ModelSource,
+    scratch: Path,
+    store: StorageClient,
+    *,
+    weights: bool,
+    values: Values = "All",
+    fetched: Callable[[int], None] = ignore,
 ) -> LocalModel:
     """Fetches config.json, tokenizer and small files, and if ``weights`` the weights' headers and at least ``values``.
 
     Every file of a bucket is fetched at the version that was verified; a ``file://`` folder is used in place
     (``LocalModel.require_unchanged``). The weights must exist in any case. Raises ``StageError`` 65 (changed since
     preflight, or meanwhile), 66, 69 or 77. Beside a MaxText checkpoint there are no weights to fetch.
+
+    ``fetched`` is called with the size in bytes of each whole file that is fetched from a bucket.
     """
     if source.orbax is not None:
         return _with_checkpoint(source, source.orbax, scratch, store)
-    model = _find(source, scratch / "model", store, "spec.model")
+    model = _find(source, scratch / "model", store, "spec.model", fetched)
     _require_model(model)
     path = model.fetch(model.small())
     needed = weight_files(path, where=model.source)
@@ -189,7 +198,13 @@ def _is_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _find(source: ModelSource, scratch: Path, store: StorageClient, where: str) -> _Found:
+def _find(
+    source: ModelSource,
+    scratch: Path,
+    store: StorageClient,
+    where: str,
+    fetched: Callable[[int], None] = ignore,
+) -> _Found:
     if source.hugging_face is not None:
         repository = hub.find(source.hugging_face, "model", f"{where}.huggingFace")
         return _Found(
@@ -212,7 +227,9 @@ def _find(source: ModelSource, scratch: Path, store: StorageClient, where: str) 
     model, tokenizer = _digest(checksums, _MODEL), _digest(checksums, _TOKENIZER)
     require_unchanged(source.digest, model, where=f"{where}.uri", uri=uri)
     require_unchanged(source.tokenizer_digest, tokenizer, where=f"{where}.uri", uri=f"the tokenizer in {uri}")
-    folder = _Folder(listed=listed, store=store, scratch=scratch, where=f"{where}.uri", local=local_path(uri))
+    folder = _Folder(
+        listed=listed, store=store, scratch=scratch, where=f"{where}.uri", local=local_path(uri), fetched=fetched
+    )  # fmt: skip
     return _Found(
         source=uri, where=f"{where}.uri", revision=model, tokenizer_digest=tokenizer,
         sizes={name: entry.size for name, entry in listed.items()},
@@ -233,12 +250,14 @@ class _Folder:
     scratch: Path
     where: str
     local: Path | None
+    fetched: Callable[[int], None]
 
     def fetch(self, names: Sequence[str]) -> Path:
         if self.local is not None:
             return self.local
         with reading_listed(self.where):
-            return self.store.fetch_listed({name: self.listed[name] for name in names}, self.scratch)
+            listed = {name: self.listed[name] for name in names}
+            return self.store.fetch_listed(listed, self.scratch, fetched=self.fetched)
 
     def fetch_parts(self, folder: Path, names: Sequence[str], wanted: Callable[[str], bool]) -> Path:
         if self.local is not None:

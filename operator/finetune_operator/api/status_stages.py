@@ -67,6 +67,27 @@ class StageCache(ApiModel):
     """Reasons why nothing was reused, if known."""
 
 
+class StageProgressStatus(ApiModel):
+    """What a running stage is doing."""
+
+    doing: ShortText
+    """Current activity in words, for example converting the weights."""
+    done: Whole = 0
+    """Number of units that the activity has finished."""
+    total: Whole | None = None
+    """Number of units of the whole activity. Absent: unknown."""
+    unit: ShortText | None = None
+    """What is counted, for example tensors. Absent: nothing is counted."""
+    done_bytes: Whole | None = None
+    """Bytes that the activity has finished. Absent: it has no known size."""
+    total_bytes: Whole | None = None
+    """Bytes of the whole activity. Absent: it has no known size."""
+    since: Timestamp
+    """Time at which the activity began."""
+    last_update_time: Timestamp
+    """Time at which the activity last advanced, as far as it is known."""
+
+
 class StageStatus(ApiModel):
     """State of a stage."""
 
@@ -92,6 +113,9 @@ class StageStatus(ApiModel):
     """Whether the stage reused a cached result."""
     resumed_from_step: NonNegative | None = None
     """Step of the checkpoint that the newest attempt began at."""
+    progress: StageProgressStatus | None = None
+    """What the running stage is doing; Train, until its first step. Absent: it is not running, or has reported
+    nothing."""
     message: Message | None = None
     """Explanation of the stage's state in a sentence."""
 

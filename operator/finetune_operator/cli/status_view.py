@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from finetune_contract import Stage
-from finetune_operator.cli import text
+from finetune_operator.cli import stage_progress, text
 from finetune_operator.cli.monthly_budget import budget_text
 
 type Object = Mapping[str, Any]
@@ -107,6 +107,8 @@ def _stages(status: Object, now: datetime) -> Iterator[Text]:
         line.append("  ".join(stage_notes(stage, status)))
         line.rstrip()
         yield line
+        if (progress := stage_progress.running(stage)) and (doing := stage_progress.activity(progress, now)):
+            yield Text(f"  {doing}", "dim")
 
 
 def mark(phase: str) -> str:
@@ -127,6 +129,7 @@ def stage_notes(stage: Object, status: Object) -> Iterator[str]:
         yield f"attempt {attempt}"
     if stage.get("resumedFromStep"):
         yield f"resumed from step {stage['resumedFromStep']}"
+    yield from stage_progress.counts(stage_progress.running(stage))
     if stage.get("name") == "Train" and phase in ("Running", "Succeeded", "Failed"):
         yield from progress_notes(status, running=phase == "Running")
     elif phase == "Skipped":

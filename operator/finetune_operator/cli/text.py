@@ -72,6 +72,14 @@ def size(number: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def part_of_size(done: float, total: float) -> str:
+    """Formats a part of a number of bytes, in the unit of the whole: ``1.9 of 6.2 GiB``."""
+    whole = size(total)
+    unit = whole.rpartition(" ")[2]
+    scale = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    return f"{done / scale:.{0 if unit == 'B' else 1}f} of {whole}"
+
+
 def number(value: object, digits: int = 3) -> str:
     """Formats a metric: shortens numbers and decimal strings, returns anything else unchanged."""
     try:

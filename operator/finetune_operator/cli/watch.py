@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from finetune_operator.cli import status_view, text
+from finetune_operator.cli import stage_progress, status_view, text
 from finetune_operator.cli.connection import Connection, untroubled
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, Object
@@ -18,6 +18,8 @@ type Clock = Callable[[], datetime]
 EXIT_CODES = {"Succeeded": 0, "Planned": 0, "Failed": 1}
 #: Percentage points of training progress after which plain output prints another line.
 _STRIDE = 5.0
+#: Share of another activity after which it does so.
+_SHARE = 0.25
 
 
 def now() -> datetime:
@@ -91,6 +93,7 @@ class TransitionPrinter:
     def __init__(self) -> None:
         self._printed: dict[str, str] = {}
         self._percent = 0.0
+        self._share = 0.0
 
     def news(self, job: Object, at: datetime) -> Iterator[str]:
         """Yields a line for each change in this state, with the time since the job was created."""
@@ -105,6 +108,7 @@ class TransitionPrinter:
             yield f"{phase}: {status.get('summary', '')}".rstrip(": ")
         for stage in status.get("stages") or []:
             yield from self._stage(stage, status, at)
+            yield from self._activity(stage)
         yield from self._progress(status)
         waiting = status.get("waiting") or {}
         # The message may contain a counter, so only a different reason is a change.
@@ -130,6 +134,18 @@ class TransitionPrinter:
             return
         took = text.duration(spent.total_seconds()) if spent else ""
         yield f"{status_view.mark(phase)} {name:<10}{took:<12}{notes}".rstrip()
+
+    def _activity(self, stage: Object) -> Iterator[str]:
+        """Yields a line for each new activity of a running stage, and whenever a quarter more of it is done."""
+        progress = stage_progress.running(stage)
+        if not progress:
+            return
+        doing = text.one_line(progress.get("doing") or "")
+        share = stage_progress.share(progress)
+        began = self._new("activity", f"{stage.get('name')} {progress.get('since')} {doing}")
+        if began or share - self._share >= _SHARE:
+            self._share = share
+            yield f"  {'':<10}{'  '.join((*stage_progress.counts(progress), doing))}"
 
     def _progress(self, status: Object) -> Iterator[str]:
         progress = status.get("progress") or {}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from finetune_contract import ContractUnsupported, Failure, Stage
+from finetune_contract import ContractUnsupported, Failure
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
@@ -165,10 +165,10 @@ def _stop(
 
 
 def _requeue_after(observation: Observation, stages: JobStages, attempt: Attempt) -> float:
-    """Seconds. Only training writes to its run folder before it ends, and no watch reports that."""
+    """Seconds. A running stage reports its progress in the run folder, and no watch reports that."""
     if deadlines.interrupted(attempt, observation.folder.progress):
         regular = observation.urgent_pace(deadlines.INTERRUPTED_LOOK)
-    elif attempt.running and attempt.key.stage is Stage.TRAIN:
+    elif attempt.running:
         regular = observation.pace() - observation.folder.progress_age
     else:
         regular = observation.pace(SAFETY_SECONDS if attempt.pods else NO_PODS_SECONDS)

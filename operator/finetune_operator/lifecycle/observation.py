@@ -7,7 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
+from finetune_contract import (
+    ConvertManifest,
+    Failure,
+    HostProgress,
+    Progress,
+    Stage,
+    StageProgress,
+    StageResult,
+)
 from finetune_contract.base import Count
 from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.api.common import DnsLabel, DnsName
@@ -106,7 +114,10 @@ class RunFolderView:
     """Takeovers of the folder, newest last."""
     progress: Progress | None = None
     progress_age: float = 0.0
-    """Seconds since the progress was read; 0: it was read for this observation."""
+    """Seconds since ``progress`` and ``stage_progress`` were read; 0: they were read for this observation."""
+    stage_progress: Mapping[AttemptKey, StageProgress] = field(default_factory=dict)
+    """What running attempts report that they do, for people: no decision depends on it. That of a training is read only
+    until its first step, and left out where everything is read."""
     retry: RetryRecord | None = None
     """Record of the newest retry."""
     convert_manifest: ConvertManifest | None = None

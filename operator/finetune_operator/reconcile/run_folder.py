@@ -102,7 +102,7 @@ class RunFolderReader:
         if state is not None and (reading := self._views.get(job)):
             what = due(reading, state, now=now, pace=pace)
             if what is Due.PROGRESS:
-                reading = await self._with_progress(folders.run, job, reading, now)
+                reading = await self._with_progress(folders.run, job, reading, state.working, now)
             if reading and what is not Due.EVERYTHING and _confirmed(reading.view, own):
                 # What has appeared since may end or vanish before the next reading.
                 self._views.keep(tenant, job, replace(reading, state=state))
@@ -110,7 +110,7 @@ class RunFolderReader:
         self._views.forget(job)
         observer = RunFolderObserver(self._store, self._remembered, job)
         try:
-            view = await observer.view(folders, own, retry)
+            view = await observer.view(folders, own, retry, state.working if state else ())
         except (StorageError, MalformedRecordError, NewerRecordError, UnreadableError) as error:
             return RunFolderView(unreadable=self._why(error, job, folders.run, listed=observer.listed))
         self._denials.answered(job, folders.run.uri)
@@ -127,12 +127,17 @@ class RunFolderReader:
         return view
 
     async def _with_progress(
-        self, run: RunFolder, job: Hashable, reading: Reading, now: float
+        self,
+        run: RunFolder,
+        job: Hashable,
+        reading: Reading,
+        working: Collection[AttemptKey],
+        now: float,
     ) -> Reading | None:
         """Returns a reading with new progress; None if that cannot be read, so that everything is to be read."""
         observer = RunFolderObserver(self._store, self._remembered, job)
         try:
-            view = await observer.with_progress(reading.view, run)
+            view = await observer.with_progress(reading.view, run, working)
         except (StorageError, UnreadableError):
             return None
         if view.progress_unknown:

@@ -1,6 +1,7 @@
 """Reads one run folder once."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ from finetune_contract import (
     Progress,
     RunFolder,
     Stage,
+    StageProgress,
     StageResult,
 )
 from finetune_operator.api import Reason
-from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore, ObjectTooLarge
+from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore, ObjectTooLarge, StorageError
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.attempts.classify import settled
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
@@ -79,10 +81,15 @@ class RunFolderObserver:
         self.listed = False
         """Whether the store has answered the folder's listing."""
         self.progress_bytes = 0
-        """Size of the progress as JSON."""
+        """Size of the progress records as JSON."""
 
-    async def view(self, folders: Folders, own: Own, retry: int | None) -> RunFolderView:
+    async def view(
+        self, folders: Folders, own: Own, retry: int | None, working: Collection[AttemptKey] = ()
+    ) -> RunFolderView:
         """Returns what the run folder contains. The arguments are those of :meth:`RunFolderReader.view`.
+
+        ``working``: the attempts that may be running, of which what they do is read, except for trainings: so no view
+        takes more than three requests beside those for final records.
 
         Faults of single records are part of the view. Raises StorageError, MalformedRecordError, NewerRecordError or
         UnreadableError if the folder as a whole cannot be read.
@@ -100,6 +107,8 @@ class RunFolderObserver:
         del names, listed
         attempts = await self._attempts(run, files)
         progress, unknown = await self._progress(run, attempts, last=not takeovers)
+        others = [key for key in working if key.stage is not Stage.TRAIN]
+        stage_progress = await self._stage_progress(run, attempts, others)
         manifest, fault = await self._convert_manifest(folders.cache, attempts)
         return RunFolderView(
             attempts=attempts,
@@ -107,16 +116,33 @@ class RunFolderObserver:
             retry=await self._retry(run, max(retries)) if retries else None,
             progress=progress,
             progress_unknown=unknown,
+            stage_progress=stage_progress,
             convert_manifest=manifest,
             convert_manifest_fault=fault,
             foreign_attempts=foreign_attempts,
             warnings=tuple(self._warnings),
         )
 
-    async def with_progress(self, view: RunFolderView, run: RunFolder) -> RunFolderView:
-        """Returns a view with training's progress read again. Raises StorageError or UnreadableError."""
-        progress, unknown = await self._progress(run, view.attempts, last=not view.takeovers)
-        return replace(view, progress=progress, progress_unknown=unknown)
+    async def with_progress(
+        self, view: RunFolderView, run: RunFolder, working: Collection[AttemptKey]
+    ) -> RunFolderView:
+        """Returns a view with the progress of the attempts in ``working`` read again. Raises StorageError or
+        UnreadableError."""
+        trains = any(key.stage is Stage.TRAIN for key in working)
+        progress, unknown = view.progress, view.progress_unknown
+        if trains:
+            progress, unknown = await self._progress(run, view.attempts, last=not view.takeovers)
+        if unknown:
+            # Everything is about to be read again.
+            return replace(view, progress=progress, progress_unknown=unknown)
+        reports_steps = {(progress.attempt, progress.restart)} if progress else set()
+        others = [
+            key
+            for key in working
+            if key.stage is not Stage.TRAIN or (key.number, key.restart) not in reports_steps
+        ]
+        stage_progress = await self._stage_progress(run, view.attempts, others)
+        return replace(view, progress=progress, progress_unknown=unknown, stage_progress=stage_progress)
 
     @property
     def held_bytes(self) -> int:
@@ -238,8 +264,24 @@ class RunFolderObserver:
             return None, ReadFailure(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
         except NewerRecordError as error:
             return None, ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
-        self.progress_bytes = self._files.held_bytes - held
+        self.progress_bytes += self._files.held_bytes - held
         return found, None
+
+    async def _stage_progress(
+        self, run: RunFolder, attempts: Collection[AttemptKey], working: Collection[AttemptKey]
+    ) -> dict[AttemptKey, StageProgress]:
+        """Reads what the attempts that have started report. A record that cannot be read is left out."""
+        found: dict[AttemptKey, StageProgress] = {}
+        held = self._files.held_bytes
+        for key in working:
+            if key not in attempts:
+                continue
+            with contextlib.suppress(MalformedRecordError, NewerRecordError, StorageError):
+                uri = run.stage_progress(*key.place)
+                if record := await self._files.read(uri, StageProgress, limit=PROGRESS_LIMIT):
+                    found[key] = record
+        self.progress_bytes += self._files.held_bytes - held
+        return found
 
     async def _convert_manifest(
         self, cache: CacheLayout, attempts: Mapping[AttemptKey, AttemptFiles]

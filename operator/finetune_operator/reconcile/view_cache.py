@@ -1,7 +1,7 @@
 """Keeps the last reading of each job's run folder, and decides what of it must be read again.
 
 A stage writes its record before it ends. So a folder that is read after an end was observed contains the record, and
-nothing that a decision waits for appears in it until something else ends, restarts or vanishes. Only the progress moves
+nothing that a decision waits for appears in it until something else ends, restarts or vanishes. Only progress moves
 in between, and files that another client writes by hand; both are read again after a time.
 
 docs/decisions/records-in-the-run-folder.md explains why decisions may rely on it.
@@ -9,7 +9,7 @@ docs/decisions/records-in-the-run-folder.md explains why decisions may rely on i
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Self
 
@@ -35,7 +35,7 @@ class Due(Enum):
 
     NOTHING = auto()
     PROGRESS = auto()
-    """Training's progress record alone."""
+    """The progress records alone."""
     EVERYTHING = auto()
 
 
@@ -49,8 +49,8 @@ class ClusterState:
     """What may still write: JobSets and pods with their restarts and ended containers."""
     ended: frozenset[Hashable]
     """What has ended."""
-    training: frozenset[AttemptKey]
-    """Attempts that may be training, and report their progress."""
+    working: frozenset[AttemptKey]
+    """Attempts that may be running, and report their progress."""
 
     @classmethod
     def of(cls, job: Object, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> Self:
@@ -62,10 +62,10 @@ class ClusterState:
             job=(metadata["uid"], metadata.get("generation", 1)),
             alive=frozenset(each for ended, each in own if not ended),
             ended=frozenset(each for ended, each in own if ended),
-            training=frozenset(
-                each.key
+            working=frozenset(
+                replace(each.key, restart=each.restarts)
                 for each in jobsets
-                if each.key and each.key.stage is Stage.TRAIN and not each.ended and not each.suspended
+                if each.key and not each.ended and not each.suspended
             ),
         )
 
@@ -122,14 +122,19 @@ def due(reading: Reading, state: ClusterState, *, now: float, pace: float) -> Du
     """
     if not state.continues(reading.state):
         return Due.EVERYTHING
-    if not state.training:
-        return Due.EVERYTHING if now - reading.listed >= max(LISTING_SECONDS, pace) else Due.NOTHING
+    age = now - reading.listed
+    if not state.working:
+        return Due.EVERYTHING if age >= max(LISTING_SECONDS, pace) else Due.NOTHING
     if now - reading.progress_read < pace:
         return Due.NOTHING
     # Only a listing shows that a trainer has started.
-    started = state.training <= reading.view.attempts.keys()
-    # Not too old before the progress is read again.
-    recent = now - reading.listed + pace <= LISTING_SECONDS
+    started = state.working <= reading.view.attempts.keys()
+    if any(key.stage is Stage.TRAIN for key in state.working):
+        # Not too old before the progress is read again.
+        recent = age + pace <= LISTING_SECONDS
+    else:
+        # A listing during Convert costs three requests, so at a slow pace only each second reading is one.
+        recent = age < max(LISTING_SECONDS, 2 * pace)
     return Due.PROGRESS if started and recent else Due.EVERYTHING
 
 

@@ -97,3 +97,65 @@ def test_cost_and_the_origin_of_the_model_are_reported() -> None:
     assert "1.500 chip hours, 4.050, 5.950 of the budget left, goodput 81.2 %" in told
     assert "(produced by sft from Qwen/Qwen3-0.6B)" in told
     assert "given as a MaxText checkpoint" in told
+
+
+def at_work(progress: dict[str, Any], phase: str = "Running") -> list[str]:
+    """Returns the page's lines about Convert."""
+    working = job("running")
+    working["status"]["stages"][1] = {
+        "name": "Convert", "phase": phase, "attempt": 1, "startTime": "2026-11-21T12:03:00Z", "progress": progress,
+    }  # fmt: skip
+    lines = page(working).splitlines()
+    at = next(number for number, line in enumerate(lines) if "Convert" in line)
+    return lines[at : at + 2]
+
+
+WRITING = {
+    "doing": "converting the weights", "done": 12, "total": 37, "unit": "tensors", "doneBytes": 2040109465,
+    "totalBytes": 6657199309, "since": "2026-11-21T12:03:00Z", "lastUpdateTime": "2026-11-21T12:04:40Z",
+}  # fmt: skip
+
+
+def test_a_running_stage_shows_its_counts_and_below_them_what_it_does() -> None:
+    assert at_work(WRITING) == [
+        "▶ Convert     2 min 00 s  12/37 tensors  1.9 of 6.2 GiB",
+        "  converting the weights, about 3 min 26 s left",
+    ]
+
+
+def test_the_counts_of_a_stage_fit_40_columns() -> None:
+    first, _ = at_work({**WRITING, "totalBytes": None, "doneBytes": None})
+    assert len(first) <= 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts", "words"),
+    [
+        ({"total": None, "totalBytes": None}, "12 tensors", "converting the weights"),
+        ({"unit": None, "totalBytes": None}, "", "converting the weights"),
+        ({"totalBytes": None}, "12/37 tensors", "converting the weights"),
+        # Too little is done to estimate the rest.
+        ({"doneBytes": 2**20}, "12/37 tensors  0.0 of 6.2 GiB", "converting the weights"),
+        ({"since": "2026-11-21T12:04:30Z"}, "12/37 tensors  1.9 of 6.2 GiB", "converting the weights"),
+        (
+            {"lastUpdateTime": "2026-11-21T12:01:00Z"},
+            "12/37 tensors  1.9 of 6.2 GiB",
+            "converting the weights, as of 4 min 00 s ago",
+        ),
+        ({"doing": "a\x1b[31mb\n\u202ec", "totalBytes": None, "unit": "\x07"}, "", "a[31mb c"),
+    ],
+)
+def test_what_is_unknown_about_an_activity_is_left_out(
+    changes: dict[str, Any], counts: str, words: str
+) -> None:
+    stage, activity = at_work(
+        {name: value for name, value in (WRITING | changes).items() if value is not None}
+    )
+    assert stage.removeprefix("▶ Convert     2 min 00 s").strip() == counts
+    assert activity == f"  {words}"
+
+
+def test_a_stage_that_has_ended_shows_no_activity() -> None:
+    stage, following = at_work(WRITING, phase="Failed")
+    assert "tensors" not in stage
+    assert "converting" not in following

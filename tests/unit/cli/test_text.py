@@ -41,6 +41,20 @@ def test_size(number: float, words: str) -> None:
     assert text.size(number) == words
 
 
+@pytest.mark.parametrize(
+    ("done", "total", "words"),
+    [
+        (0, 100, "0 of 100 B"),
+        (512, 1536, "0.5 of 1.5 KiB"),
+        (1.9 * 2**30, 6.2 * 2**30, "1.9 of 6.2 GiB"),
+        (2**20, 2**30, "0.0 of 1.0 GiB"),
+        (2**50, 2**50, "1024.0 of 1024.0 TiB"),
+    ],
+)
+def test_a_part_of_a_size_has_the_unit_of_the_whole(done: float, total: float, words: str) -> None:
+    assert text.part_of_size(done, total) == words
+
+
 @given(done=st.floats(-10, 1e9), total=st.floats(0.001, 1e9))
 def test_a_bar_has_one_width_whatever_the_numbers(done: float, total: float) -> None:
     assert len(text.bar(done, total)) == 24

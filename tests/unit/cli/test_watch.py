@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
+from rich.console import Console, Group
 
+from finetune_operator.cli import status_view
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.watch import TransitionPrinter, watch_job
@@ -158,3 +159,43 @@ def test_training_is_reported_in_strides_and_again_after_a_step_back() -> None:
     for step in (1, 2, 3, 4, 30, 31, 10):
         told += [step for line in chronicle.news(at_step(step), NOW) if f"{step}/60" in line]
     assert told == [3, 30, 10]
+
+
+def converting(done: int, doing: str = "converting the weights", **more: Any) -> dict[str, Any]:
+    """A job whose conversion has written so many of 37 tensors."""
+    running = job("running")
+    progress = {
+        "doing": doing, "done": done, "total": 37, "unit": "tensors",
+        "doneBytes": round(done / 37 * 6.2 * 2**30), "totalBytes": round(6.2 * 2**30),
+        "since": "2026-11-21T12:03:00Z", "lastUpdateTime": "2026-11-21T12:04:50Z", **more,
+    }  # fmt: skip
+    running["status"]["stage"] = "Convert"
+    begun = {"phase": "Running", "attempt": 1, "startTime": "2026-11-21T12:03:00Z", "progress": progress}
+    running["status"]["stages"] = [
+        {"name": "Preflight", "phase": "Skipped", "reason": "NotReached"},
+        {"name": "Convert", **begun},
+        *({"name": name, "phase": "Pending"} for name in ("Train", "Evaluate", "Export")),
+    ]
+    return running
+
+
+def test_what_a_stage_does_is_reported_once_and_at_each_quarter() -> None:
+    chronicle = TransitionPrinter()
+    told = []
+    for done in (0, 1, 5, 12, 13, 30, 37):
+        told += [line.strip() for line in chronicle.news(converting(done), NOW) if "tensors" in line]
+    proof = list(chronicle.news(converting(0, "comparing", since="2026-11-21T12:04:00Z"), NOW))
+    assert [line.split()[4] for line in told] == ["0/37", "12/37", "30/37"]
+    assert told[1] == "5 min 00 s              12/37 tensors  2.0 of 6.2 GiB  converting the weights"
+    assert [line.rpartition("  ")[2] for line in proof] == ["comparing"]
+
+
+def test_a_terminal_of_40_columns_has_the_counts_in_the_line_of_the_stage() -> None:
+    console = Console(file=io.StringIO(), width=40, color_system=None)
+    console.print(Group(*status_view.status_lines(converting(12), NOW)))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    at = next(number for number, line in enumerate(lines) if "Convert" in line)
+    assert max(map(len, lines)) <= 40
+    assert lines[at].rstrip().endswith("12/37 tensors")
+    assert lines[at + 1].startswith("2.0 of 6.2 GiB")

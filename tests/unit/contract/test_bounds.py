@@ -8,6 +8,7 @@ from finetune_contract import (
     Failure,
     Progress,
     Stage,
+    StageProgress,
     StageResult,
     StepMetrics,
     TrainOutcome,
@@ -15,7 +16,7 @@ from finetune_contract import (
 from finetune_contract.result import MOST_CHECKPOINTS, SHOWN_CHARACTERS, Sample
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, RECORD_LIMIT
 from tests.unit.reconcile.fakes import NOW
-from tests.unit.reconcile.records import progress, result
+from tests.unit.reconcile.records import progress, result, stage_progress
 
 
 def test_the_texts_of_a_shown_sample_are_cut() -> None:
@@ -68,6 +69,21 @@ def test_the_longest_progress_fits_its_limit() -> None:
         }
     )
     assert len(longest.to_json().encode()) < PROGRESS_LIMIT / 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"doing": ""}, {"doing": "d" * 81}, {"unit": "u" * 17}, {"done": -1}, {"total": 2**53 + 1},
+        {"done_bytes": 10**400}, {"total_bytes": "many"}, {"updated": "yesterday"}, {"since": "2026-11-25T12:00:00"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_progress_of_a_stage_beyond_all_measure_is_refused(changes: dict[str, object]) -> None:
+    document = stage_progress().model_dump(mode="json")
+    assert StageProgress.model_validate(document) == stage_progress()
+    with pytest.raises(ValidationError):
+        StageProgress.model_validate(document | changes)
 
 
 @pytest.mark.parametrize("field", ["seconds", "seconds_before", "queued", "provisioning", "chip_hour_price"])

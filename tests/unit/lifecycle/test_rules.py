@@ -577,12 +577,12 @@ def test_a_job_without_a_profile_is_reconciled_each_minute() -> None:
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_training_is_reconciled_more_often_than_other_stages(stage: Stage) -> None:
+def test_a_running_stage_is_reconciled_at_the_pace_at_which_its_progress_is_read(stage: Stage) -> None:
     world = World()
     name = world.until(stage)
     world.run(name)
     world.reconcile()
-    assert world.requeue_after == (10 if stage is Stage.TRAIN else 30)
+    assert world.requeue_after == 10
 
 
 def test_a_jobset_without_pods_is_reconciled_when_it_becomes_suspicious() -> None:

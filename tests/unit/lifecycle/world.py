@@ -24,6 +24,7 @@ from finetune_contract import (
     Progress,
     RunFolder,
     Stage,
+    StageProgress,
     StageRequest,
     StageResult,
     StepMetrics,
@@ -172,6 +173,7 @@ class World:
     pods: dict[str, Object] = field(default_factory=dict)
     attempts: dict[AttemptKey, AttemptFiles] = field(default_factory=dict)
     progress: Progress | None = None
+    stage_progress: dict[AttemptKey, StageProgress] = field(default_factory=dict)
     cache: dict[str, ConvertManifest] = field(default_factory=dict)
     nodes: dict[str, Object] | None = None
     unreadable: str | ReadFailure | None = None
@@ -256,6 +258,7 @@ class World:
             retry=self.retry,
             progress=None if self.progress_unknown else self.progress,
             progress_unknown=self.progress_unknown,
+            stage_progress=self.stage_progress,
             convert_manifest=self.cache.get(self.fingerprint) if found else None,
             convert_manifest_fault=self.manifest_fault if found else "",
         )
@@ -593,6 +596,14 @@ class World:
             checkpoints=[self.checkpoint] if self.checkpoint else [],
             updated=self.now,
         )
+
+    def report(self, name: str, doing: str, done: int = 0, **counts: Any) -> None:
+        """The trainer reports what the stage is doing; an activity begins with its first report."""
+        key = self.key_of(name)
+        before = self.stage_progress.get(key)
+        since = before.since if before and before.doing == doing else self.now
+        made = StageProgress(doing=doing, done=done, since=since, updated=self.now, **counts)
+        self.stage_progress = {key: made}
 
     def save(self, name: str) -> None:
         """The trainer writes its record on SIGTERM."""

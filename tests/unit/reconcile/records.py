@@ -7,6 +7,7 @@ from finetune_contract import (
     PreflightOutcome,
     Progress,
     Stage,
+    StageProgress,
     StageResult,
 )
 from finetune_contract.result import DatasetReport
@@ -75,3 +76,17 @@ def manifest() -> ConvertManifest:
 
 def progress(step: int) -> Progress:
     return Progress(attempt=1, step=step, total_steps=10, updated=NOW)
+
+
+def stage_progress(done: int = 1) -> StageProgress:
+    """What a conversion of 37 tensors reports."""
+    return StageProgress(
+        doing="converting the weights",
+        done=done,
+        total=37,
+        unit="tensors",
+        done_bytes=done * 2**20,
+        total_bytes=37 * 2**20,
+        since=NOW,
+        updated=NOW,
+    )

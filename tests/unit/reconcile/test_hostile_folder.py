@@ -27,11 +27,13 @@ from finetune_operator.artifacts.port import (
 )
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.observation import RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
-from tests.unit.reconcile.fakes import FOLDERS, FakeStore, job
-from tests.unit.reconcile.records import FINGERPRINT, progress, result
+from finetune_operator.reconcile.view_cache import ClusterState
+from tests.unit.reconcile.fakes import FOLDERS, FakeStore, child, job
+from tests.unit.reconcile.records import FINGERPRINT, progress, result, stage_progress
 
 RUN = FOLDERS.run
 PREP = AttemptKey(Stage.PREFLIGHT, 1)
@@ -60,6 +62,11 @@ def reader(store: FakeStore) -> RunFolderReader:
 
 def put(store: FakeStore, uri: str, record: object = None) -> None:
     store.files[uri] = record.to_json().encode() if record is not None else b"{}"  # type: ignore[attr-defined]
+
+
+def working(jobset: str) -> ClusterState:
+    """A JobSet that may be running."""
+    return ClusterState.of(job(), [JobSet.parse(child("JobSet", jobset))], [])
 
 
 def training(store: FakeStore, run: RunFolder = RUN) -> None:
@@ -93,6 +100,39 @@ async def test_a_progress_record_that_is_none_leaves_progress_unknown(
     assert view.progress_unknown is not None
     assert view.progress_unknown.reason is Reason.RECORD_MALFORMED
     assert RUN.progress in view.progress_unknown.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *GARBAGE,
+        b" " * (PROGRESS_LIMIT + 1),
+        b'{"version": 9}',
+        stage_progress().model_copy(update={"doing": "x" * 81}).to_json().encode(),
+        stage_progress().model_copy(update={"unit": "x" * 17}).to_json().encode(),
+        stage_progress().to_json().replace("37", "9" * 30).encode(),
+    ],
+    ids=lambda each: str(each[:20]),
+)
+async def test_a_stage_progress_that_is_none_hides_nothing_and_has_nothing_read_again(
+    store: FakeStore, reader: RunFolderReader, content: bytes
+) -> None:
+    conversion, state = AttemptKey(Stage.CONVERT, 1), working("demo-conv-1")
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    put(store, RUN.request("conv", 1))
+    store.files[RUN.stage_progress("conv", 1)] = content
+    view = await reader.view(FOLDERS, of="demo", state=state, pace=60.0)
+    assert (view.unreadable, view.warnings, dict(view.stage_progress)) == (None, (), {})
+    assert conversion in view.attempts
+    store.calls.clear()
+    again = await reader.view(FOLDERS, of="demo", state=state, pace=60.0)
+    assert (again.attempts, store.calls) == (view.attempts, [])
+
+
+async def test_a_file_with_progress_alone_is_no_attempt(store: FakeStore, reader: RunFolderReader) -> None:
+    put(store, RUN.stage_progress("conv", 1), stage_progress())
+    view = await reader.view(FOLDERS, of="demo", state=working("demo-conv-1"))
+    assert (dict(view.attempts), dict(view.stage_progress)) == ({}, {})
 
 
 @pytest.mark.parametrize("content", GARBAGE, ids=lambda each: str(each[:20]))

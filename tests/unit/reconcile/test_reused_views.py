@@ -8,7 +8,7 @@ import pytest
 from finetune_contract import Failure, Stage
 from finetune_contract.progress import DiscardedCheckpoint
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.artifacts.port import StorageUnavailable
+from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
 from finetune_operator.lifecycle.decision import Action, Create, Finish, Wait
@@ -18,27 +18,29 @@ from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import Reconciler
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan
-from tests.unit.reconcile.records import progress, result
+from tests.unit.reconcile.records import FINGERPRINT, progress, result, stage_progress
 from tests.unit.reconcile.watched import Watched
 
 KEY = JobKey("team", "demo")
 RUN = Folders.of(plan()).run
-TRAIN = AttemptKey(Stage.TRAIN, 1)
+TRAIN, CONVERT = AttemptKey(Stage.TRAIN, 1), AttemptKey(Stage.CONVERT, 1)
 POD = "demo-train-1-slice-0-0-abcde"
+CONVERTING = RUN.stage_progress("conv", 1)
+READ, MANIFEST = f"read {CONVERTING}", f"read {Folders.of(plan()).cache.convert_manifest(FINGERPRINT)}"
 LIST, PROGRESS = f"list {RUN.attempts}", f"read {RUN.progress}"
 
 
 class Training:
     """A job whose only JobSet trains, as the watches deliver it. One reader sees it throughout."""
 
+    jobset = "demo-train-1"
+
     def __init__(self, live_jobs: int = 1) -> None:
         self.cluster, self.watched, self.store, self.now = FakeCluster(), Watched(), FakeStore(), 0.0
         self.versions = 100
         self.cluster.put(JOBS, job(observedGeneration=1, phase="Running"))
-        self.cluster.put(JOBSETS, child("JobSet", "demo-train-1"))
-        self.pod("Running")
-        self.put(RUN.request("train", 1))
-        self.put(RUN.progress, progress(1))
+        self.cluster.put(JOBSETS, child("JobSet", self.jobset))
+        self.started()
         self.action: Callable[[], Action] = Wait
         self.observed: list[Observation] = []
         plans = Plans(self.cluster, OWN)
@@ -54,6 +56,11 @@ class Training:
         applier = Applier(self.cluster, plans, self.store, self.watched.cache)
         self.reconciler = Reconciler(observer, self._decide, applier, utc_now=lambda: NOW)
         self.plans = plans
+
+    def started(self) -> None:
+        self.pod("Running")
+        self.put(RUN.request("train", 1))
+        self.put(RUN.progress, progress(1))
 
     async def begin(self) -> None:
         await self.plans.create(plan())
@@ -95,6 +102,22 @@ class Training:
         return list(self.store.calls)
 
 
+class Conversion(Training):
+    """The same while the model is converted: preflight has found its fingerprint, and the cache has no model."""
+
+    jobset = "demo-conv-1"
+
+    def started(self) -> None:
+        self.pod("Running", "demo-conv-1-cpu-0-0-abcde")
+        self.put(RUN.result("prep", 1), result(Stage.PREFLIGHT))
+        self.put(RUN.request("conv", 1))
+        self.put(CONVERTING, stage_progress(1))
+
+    async def begin(self) -> None:
+        await self.plans.create(plan())
+        assert await self.reconcile() == [LIST, f"read {RUN.result('prep', 1)}", READ, MANIFEST]
+
+
 @pytest.fixture
 async def training() -> Training:
     made = Training()
@@ -108,6 +131,52 @@ async def test_an_hour_of_training_costs_one_progress_record_each_time_and_a_lis
     calls = [call for _ in range(360) for call in await training.reconcile(after=10)]
     assert (calls.count(LIST), calls.count(PROGRESS)) == (60, 360)
     assert len(calls) == 420
+
+
+async def test_an_hour_of_conversion_costs_a_progress_record_each_time_and_a_listing_each_minute() -> None:
+    conversion = Conversion()
+    await conversion.begin()
+    calls = [call for _ in range(360) for call in await conversion.reconcile(after=10)]
+    assert (calls.count(LIST), calls.count(MANIFEST), calls.count(READ)) == (60, 60, 360)
+    assert len(calls) == 480
+
+
+async def test_with_thousands_of_jobs_an_hour_of_conversion_costs_what_its_share_is() -> None:
+    conversion = Conversion(live_jobs=2000)
+    await conversion.begin()
+    calls = [call for _ in range(36) for call in await conversion.reconcile(after=100)]
+    assert (calls.count(LIST), calls.count(READ)) == (18, 36)
+    assert 2000 * len(calls) / 3600 <= 50
+
+
+async def test_the_newest_progress_of_a_conversion_is_seen() -> None:
+    conversion = Conversion()
+    await conversion.begin()
+    conversion.put(CONVERTING, stage_progress(12))
+    assert await conversion.reconcile(after=9) == []
+    assert conversion.folder.stage_progress[CONVERT] == stage_progress(1)
+    assert await conversion.reconcile(after=1) == [READ]
+    assert conversion.folder.stage_progress[CONVERT] == stage_progress(12)
+
+
+async def test_a_training_reports_what_it_does_until_its_first_step(training: Training) -> None:
+    told = RUN.stage_progress("train", 1)
+    training.put(RUN.progress, progress(1).model_copy(update={"attempt": 9}))
+    training.put(told, stage_progress(3))
+    assert await training.reconcile(after=10) == [PROGRESS, f"read {told}"]
+    assert training.folder.stage_progress == {TRAIN: stage_progress(3)}
+    training.put(RUN.progress, progress(1))
+    assert await training.reconcile(after=10) == [PROGRESS]
+    assert training.folder.stage_progress == {}
+
+
+async def test_a_store_that_refuses_the_progress_of_a_stage_hides_nothing_else() -> None:
+    conversion = Conversion()
+    await conversion.begin()
+    conversion.store.fault = lambda _moment, call: StorageDenied(call, "403") if call == READ else None
+    await conversion.reconcile(after=10)
+    assert (conversion.folder.unreadable, conversion.folder.stage_progress) == (None, {})
+    assert CONVERT in conversion.folder.attempts
 
 
 async def test_the_newest_progress_is_seen(training: Training) -> None:

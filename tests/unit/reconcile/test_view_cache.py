@@ -1,6 +1,6 @@
 """When a run folder is read again, and what is kept of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from finetune_operator.reconcile.view_cache import (
 )
 from tests.unit.reconcile.fakes import child, job
 
-TRAIN = AttemptKey(Stage.TRAIN, 1)
+TRAIN, CONVERT = AttemptKey(Stage.TRAIN, 1), AttemptKey(Stage.CONVERT, 1)
 JOB = job()
 
 
@@ -49,7 +49,8 @@ def state(*children: JobSet | Pod, generation: int = 1) -> ClusterState:
 
 
 def reading(at: ClusterState, *, started: bool = True, size: int = 0, **faults: Any) -> Reading:
-    view = RunFolderView(attempts={TRAIN: AttemptFiles()} if started else {}, **faults)
+    faults.setdefault("attempts", dict.fromkeys((TRAIN, CONVERT), AttemptFiles()) if started else {})
+    view = RunFolderView(**faults)
     return Reading(view=view, state=at, listed=0.0, progress_read=0.0, json_bytes=size)
 
 
@@ -89,6 +90,7 @@ def test_everything_is_read_if_something_has_ended_restarted_vanished_or_the_spe
 
 
 WAITING, QUEUED, CONVERTING = state(jobset()), state(jobset(suspended=True)), state(jobset("demo-conv-1"))
+RESTARTED = state(jobset("demo-conv-1", restarts=1))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +106,20 @@ WAITING, QUEUED, CONVERTING = state(jobset()), state(jobset(suspended=True)), st
         # Only a listing shows that a trainer has started.
         (WAITING, False, 9.9, 10.0, Due.NOTHING),
         (WAITING, False, 10.0, 10.0, Due.EVERYTHING),
-        # What does not train reports no progress.
+        # What is suspended reports no progress.
         (QUEUED, False, 59.9, 10.0, Due.NOTHING),
         (QUEUED, False, 60.0, 10.0, Due.EVERYTHING),
-        (CONVERTING, False, 59.9, 10.0, Due.NOTHING),
-        (CONVERTING, False, 60.0, 10.0, Due.EVERYTHING),
-        (CONVERTING, False, 99.0, 100.0, Due.NOTHING),
+        (QUEUED, False, 99.0, 100.0, Due.NOTHING),
+        (CONVERTING, False, 9.9, 10.0, Due.NOTHING),
+        (CONVERTING, False, 10.0, 10.0, Due.EVERYTHING),
+        (CONVERTING, True, 10.0, 10.0, Due.PROGRESS),
+        (CONVERTING, True, 59.9, 10.0, Due.PROGRESS),
+        (CONVERTING, True, 60.0, 10.0, Due.EVERYTHING),
+        (CONVERTING, True, 99.0, 100.0, Due.NOTHING),
+        (CONVERTING, True, 199.0, 100.0, Due.PROGRESS),
+        (CONVERTING, True, 200.0, 100.0, Due.EVERYTHING),
+        # JobSet has started the stage again, and its trainer has not begun yet.
+        (RESTARTED, True, 10.0, 10.0, Due.EVERYTHING),
     ],
 )
 def test_progress_is_read_at_the_pace_and_the_rest_each_minute(
@@ -118,12 +128,19 @@ def test_progress_is_read_at_the_pace_and_the_rest_each_minute(
     assert due(reading(at, started=started), at, now=age, pace=jobs_pace) is expected
 
 
-def requests(at: ClusterState, times: Iterator[float], jobs_pace: float) -> tuple[int, float]:
-    """Returns the requests of an undisturbed training that is reconciled at these times, and the oldest view used."""
+#: Requests of a reading: the progress alone, and everything, which includes a manifest in the cache during Convert.
+TRAINING, STARTING = {Due.PROGRESS: 1, Due.EVERYTHING: 2}, {Due.PROGRESS: 2, Due.EVERYTHING: 2}
+CONVERSION = {Due.PROGRESS: 1, Due.EVERYTHING: 3}
+
+
+def requests(
+    at: ClusterState, times: Iterator[float], jobs_pace: float, cost: Mapping[Due, int] = TRAINING
+) -> tuple[int, float]:
+    """Returns the requests of an undisturbed stage that is reconciled at these times, and the oldest view used."""
     last, made, oldest = reading(at), 0, 0.0
     for now in times:
         what = due(last, at, now=now, pace=jobs_pace)
-        made += {Due.NOTHING: 0, Due.PROGRESS: 1, Due.EVERYTHING: 2}[what]
+        made += cost.get(what, 0)
         if what is not Due.NOTHING:
             listed = now if what is Due.EVERYTHING else last.listed
             last = replace(last, listed=listed, progress_read=now)
@@ -131,11 +148,18 @@ def requests(at: ClusterState, times: Iterator[float], jobs_pace: float) -> tupl
     return made, oldest
 
 
+@pytest.mark.parametrize(
+    ("at", "cost"),
+    [(RUNNING, TRAINING), (RUNNING, STARTING), (CONVERTING, CONVERSION)],
+    ids=["training", "before the first step", "converting"],
+)
 @given(jobs=st.integers(1, 10_000))
-def test_the_progress_of_all_jobs_costs_at_most_fifty_requests_per_second(jobs: int) -> None:
+def test_the_progress_of_all_jobs_costs_at_most_fifty_requests_per_second(
+    at: ClusterState, cost: Mapping[Due, int], jobs: int
+) -> None:
     seconds, each = 100_000, pace(jobs)
     times = (number * each for number in range(1, int(seconds / each)))
-    made, _ = requests(RUNNING, times, each)
+    made, _ = requests(at, times, each, cost)
     assert jobs * made / seconds <= 50
 
 

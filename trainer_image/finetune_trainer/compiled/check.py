@@ -33,6 +33,7 @@ from finetune_trainer.compiled.slice_selection import (
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
+from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.storage import StorageClient
 
 _LOG = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def check_memory(
     *,
     programs: Callable[[], Sequence[SliceProgram]] = tuple,
     end_ids: frozenset[int] = frozenset(),
+    progress: StageProgressReporter = SILENT,
 ) -> MemoryOutcome | None:
     """Checks that the job's programs fit into the memory of its slice, and selects the slice if the job leaves it open.
 
@@ -65,6 +67,7 @@ def check_memory(
         programs: returns the job's other programs on its slice, the most important ones first. Called only if there is
             a compiler.
         end_ids: tokens that end an answer; part of the programs that generate.
+        progress: counts the programs that have been compiled.
 
     Raises:
         StageError: 78 if the train step or one of ``programs`` does not fit, with remedies that fit; 64 for a program
@@ -77,10 +80,18 @@ def check_memory(
         return _analytic(request, plan, check)
     with CompileClient(request, plan, model, store, environment, end_ids=end_ids) as client:
         began = time.monotonic()
+
+        def ask(candidate: Candidate) -> Answer:
+            answer = client(candidate)
+            progress.advance()
+            return answer
+
+        progress.begin("compiling the train step", unit="programs")
         compiled = _Compiled(
             choices=choices(request, check),
             model=bounds(request, plan),
-            ask=client,
+            ask=ask,
+            progress=progress,
             keep=client.keep,
             programs=cache(programs),
             search_expired=lambda: time.monotonic() > began + _SEARCH_SECONDS,
@@ -108,6 +119,7 @@ class _Compiled:
     """Whether the search for better candidates has to stop."""
     compiling_expired: Callable[[], bool]
     """Whether compiling has to stop, except for what is indispensable."""
+    progress: StageProgressReporter
     refusal: StageError | None = None
     """Why the last slice was refused, if not for the train step's memory."""
 
@@ -142,9 +154,11 @@ class _Compiled:
         if found.best is not None and found.answer is not None:
             outcome = _measured(found.answer, found.best, considered)
             self.keep(found.best)
+            programs = self.programs()
+            self.progress.begin("compiling the job's other programs", len(programs), "programs")
             return outcome.model_copy(
                 update=check_programs(
-                    found.best, self.programs(), self.ask, late=self.compiling_expired, keep=self.keep
+                    found.best, programs, self.ask, late=self.compiling_expired, keep=self.keep
                 )
             )
         answer = found.refusal

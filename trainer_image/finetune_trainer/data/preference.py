@@ -6,7 +6,7 @@ prompt, the answers are whole conversations that differ in the last turn, or tex
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -22,6 +22,7 @@ from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
+from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import StorageClient
 
 _COLUMNS = ("prompt", "chosen", "rejected")
@@ -109,6 +110,8 @@ class PreferencePreprocessor:
     max_length: int
     width: int
     """Number of positions of a prompt and one answer in a batch, at least ``max_length``."""
+    read: Callable[[int], None] = ignore
+    """As in :class:`.prepare.TextPreprocessor`."""
     lacks: ClassVar[str] = "no row has two different answers to train on"
     wanted: ClassVar[str] = "rows whose chosen and rejected differ within maxSeqLength"
 
@@ -142,6 +145,7 @@ class PreferencePreprocessor:
                 else:
                     example_writer.keep(row.place, pair.joined(), length)
                     example_writer.note(row.place, sorted({*chosen.notes, *rejected.notes}))
+            self.read(len(some))
         return "Preference"
 
     def groups(self, lengths: Int64Array) -> RaggedIndices:

@@ -3,7 +3,7 @@
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
+from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import StorageClient
 
 #: Maximum number of examples in memory at a time.
@@ -124,6 +125,8 @@ class TextPreprocessor:
 
     renderer: Renderer
     max_length: int
+    read: Callable[[int], None] = ignore
+    """Is called with the number of rows that have been tokenized since the last call."""
     lacks: ClassVar[str] = "no row has a token to train on"
     wanted: ClassVar[str] = "at least one assistant turn or completion within maxSeqLength"
 
@@ -148,6 +151,7 @@ class TextPreprocessor:
                 else:
                     example_writer.drop(example.place, len(whole), _why_dropped(whole))
             chat = isinstance(some[-1], Conversation)
+            self.read(len(some))
         return f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found)
 
 

@@ -23,6 +23,7 @@ from finetune_trainer.evaluation.decoding import empty_cache, max_cache_length, 
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.sampling import Sampling, sample_tokens
 from finetune_trainer.sharding import ROW_AXES, shard_batch
+from finetune_trainer.stage_progress import ignore
 
 _LOG = logging.getLogger(__name__)
 type _Program = Callable[[Any, Any, Any, Any], jax.Array]
@@ -55,11 +56,11 @@ class Generator:
         self._programs: dict[tuple[int, int], tuple[_Program, Any]] = {}
 
     def answers(
-        self, prompts: Sequence[Sequence[int]], *, alive: Callable[[], None] = lambda: None
+        self, prompts: Sequence[Sequence[int]], *, answered: Callable[[int], None] = ignore
     ) -> list[list[int]]:
         """Returns each prompt's new tokens without the end token. Every process returns the same.
 
-        ``prompts`` are token ids, none empty. ``alive`` is called after each batch.
+        ``prompts`` are token ids, none empty. ``answered`` is called with the number of prompts of each batch.
         """
         answers: dict[int, list[int]] = {}
         lengths = [len(prompt) for prompt in prompts]
@@ -71,7 +72,7 @@ class Generator:
             needs = self._needs(width)
             for some, found in self._batching.over(numbers, attempt, **needs):
                 answers |= dict(zip(some, found, strict=True))
-                alive()
+                answered(len(some))
         return [answers[number] for number in range(len(prompts))]
 
     def rows(self, width: int, count: int) -> int:

@@ -1,6 +1,6 @@
 """Computes log-probabilities of given texts under a MaxText model in batches, each in one compiled program."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from finetune_trainer import widths
 from finetune_trainer.evaluation.batching import Batching, RowCapacity
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.sharding import ROW_AXES, shard_batch
+from finetune_trainer.stage_progress import ignore
 
 type Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context, which is not empty, and of its continuation."""
@@ -50,10 +51,13 @@ class Likelihood:
         whole = NamedSharding(loaded.mesh, PartitionSpec())
         self._run = jax.jit(run, out_shardings=(whole, whole))
 
-    def of(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
+    def of(
+        self, pairs: Sequence[Pair], *, measured: Callable[[int], None] = ignore
+    ) -> list[tuple[float, bool]]:
         """Returns each continuation's log-probability in nats, and whether all of its tokens are the likeliest ones.
 
-        The results are in the order of ``pairs``, and the same in every process.
+        The results are in the order of ``pairs``, and the same in every process. ``measured`` is called with the number
+        of pairs of each batch.
         """
         found: dict[int, tuple[float, bool]] = {}
         # The last token is only a target.
@@ -65,8 +69,9 @@ class Likelihood:
                 def attempt(some: Sequence[int], rows: int, width: int = width) -> list[tuple[float, bool]]:
                     return self._measured([pairs[number] for number in some], rows, width)
 
-                for some, measured in self._batching.over(numbers, attempt, tokens=width, logits=width):
-                    found |= dict(zip(some, measured, strict=True))
+                for some, each in self._batching.over(numbers, attempt, tokens=width, logits=width):
+                    found |= dict(zip(some, each, strict=True))
+                    measured(len(some))
         return [found[number] for number in range(len(pairs))]
 
     def rows(self, width: int, count: int) -> int:

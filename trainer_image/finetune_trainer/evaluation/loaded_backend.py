@@ -1,21 +1,30 @@
 """Runs benchmarks' requests on a loaded model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from finetune_trainer.evaluation.batching import RowCapacity
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood, Pair
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.sampling import Sampling
+from finetune_trainer.stage_progress import ignore
 
 
 class LoadedModelBackend:
     """``harness.EvaluationBackend`` of a loaded model."""
 
     def __init__(
-        self, loaded: LoadedModel, *, row_capacity: RowCapacity, context: int, end_ids: frozenset[int]
+        self,
+        loaded: LoadedModel,
+        *,
+        row_capacity: RowCapacity,
+        context: int,
+        end_ids: frozenset[int],
+        done: Callable[[int], None] = ignore,
     ) -> None:
-        """``context`` is the model's context length in tokens."""
+        """``context`` is the model's context length in tokens. ``done`` is called with the number of requests of each
+        batch."""
+        self._done = done
         self._loaded, self._row_capacity, self._context, self._end_ids = (
             loaded,
             row_capacity,
@@ -26,7 +35,7 @@ class LoadedModelBackend:
         self._generators: dict[Sampling, Generator] = {}
 
     def likelihoods(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
-        return self._likelihood.of(pairs)
+        return self._likelihood.of(pairs, measured=self._done)
 
     def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         if sampling not in self._generators:
@@ -37,4 +46,4 @@ class LoadedModelBackend:
                 row_capacity=self._row_capacity,
                 longest=self._context - sampling.max_new_tokens,
             )
-        return self._generators[sampling].answers(prompts)
+        return self._generators[sampling].answers(prompts, answered=self._done)

@@ -22,6 +22,7 @@ from finetune_trainer.export.publish import (
     write_manifest,
 )
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.storage import StorageClient, engine_path
 from finetune_trainer.weights import Weights, open_weights
 
@@ -69,7 +70,14 @@ class ExportInputs:
     """Serving manifests to write into the model's folder; None for none. Not valid with ``content`` Adapter."""
 
 
-def build(inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) -> dict[str, Path]:
+def build(
+    inputs: ExportInputs,
+    out: Path,
+    scratch: Path,
+    store: StorageClient,
+    *,
+    progress: StageProgressReporter = SILENT,
+) -> dict[str, Path]:
     """Writes the requested folders of ``out/model``, ``out/adapter`` and ``out/orbax`` and returns them by name.
 
     Each folder contains a model card and a manifest. ``engine.prepare(plan)`` must be called first. Holds a few tensors
@@ -97,7 +105,7 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) 
                 if lora is None
                 else tensors.merged(inputs.weights, lora)
             )
-            folder.write_weights(path, found, inputs.weights, inputs.plan, inputs.dtype)
+            folder.write_weights(path, found, inputs.weights, inputs.plan, inputs.dtype, progress=progress)
             folder.write_config(path, inputs.source, inputs.dtype)
             folder.copy_files(path, inputs.source, inputs.tokenizer)
             if inputs.served is not None:
@@ -110,13 +118,21 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) 
         text = card.render(inputs.facts, licence=licence, adapter=name == "adapter", dtype=inputs.dtype)
         (path / "README.md").write_text(text, encoding="utf-8")
         folder.make_readable(path)
+        progress.begin(f"computing the checksums of the {name}")
         write_manifest(path, "HuggingFace" if name == "model" else "Adapter")
     if inputs.orbax:
-        folders["orbax"] = _orbax(folders["model"], inputs, out / "orbax", scratch, store)
+        folders["orbax"] = _orbax(folders["model"], inputs, out / "orbax", scratch, store, progress)
     return folders
 
 
-def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) -> Path:
+def _orbax(  # noqa: PLR0917
+    model: Path,
+    inputs: ExportInputs,
+    out: Path,
+    scratch: Path,
+    store: StorageClient,
+    progress: StageProgressReporter,
+) -> Path:
     """Writes an exported model in MaxText's format to the new folder ``out``, with card and manifest; returns ``out``.
 
     ``model`` is the exported folder in Hugging Face format, whose weights are converted again. ``out/items`` is a
@@ -129,6 +145,7 @@ def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: S
         store=store,
         scanned=False,
         dtype=folder.DTYPES[inputs.dtype][0],
+        progress=progress,
     )
     out.mkdir(parents=True)
     Path(engine_path(converted.items)).rename(out / "items")

@@ -13,6 +13,7 @@ from finetune_trainer.export import shards
 from finetune_trainer.export.shards import Slot
 from finetune_trainer.export.tensors import LoraAdapter
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.weights import Weights, read_tensor
 
 #: Name of a dtype in the API -> numpy's dtype, its name in config.json, its name in safetensors.
@@ -41,6 +42,7 @@ def write_weights(
     dtype: str,
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    progress: StageProgressReporter = SILENT,
 ) -> None:
     """Writes ``tensors`` under the source's names, followed by the source's foreign tensors unchanged.
 
@@ -58,7 +60,7 @@ def write_weights(
         for name, tensor in weights.foreign.items():
             yield name, read_tensor(tensor)
 
-    shards.write(out, slots, values(), max_shard_bytes=max_shard_bytes)
+    shards.write(out, slots, values(), max_shard_bytes=max_shard_bytes, progress=progress)
 
 
 def write_config(out: Path, source: Path, dtype: str) -> None:

@@ -13,7 +13,7 @@ Only files that a manifest or this job's marker names belong to an export; other
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.export import marker
 from finetune_trainer.export.folder import write_json
 from finetune_trainer.export.marker import MARKER, UploadOwner
+from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import StorageClient, join
 
 MANIFEST = "manifest.json"
@@ -74,8 +75,17 @@ def write_manifest(folder: Path, kind: Kind) -> None:
     (folder / MANIFEST).chmod(0o644)
 
 
-def publish(folder: Path, uri: str, kind: Kind, store: StorageClient, owner: UploadOwner) -> Published:
+def publish(  # noqa: PLR0917
+    folder: Path,
+    uri: str,
+    kind: Kind,
+    store: StorageClient,
+    owner: UploadOwner,
+    uploaded: Callable[[int], None] = ignore,
+) -> Published:
     """Uploads ``folder``, which contains its manifest, to ``uri`` and replaces an earlier export there.
+
+    ``uploaded`` is called with the size of each file in bytes.
 
     Raises ``StageError`` 64 if the destination contains unrelated files but no earlier export, or an unrelated file
     with the name of one of this model's; if another job uploads there; and if the files at the destination differ from
@@ -90,12 +100,13 @@ def publish(folder: Path, uri: str, kind: Kind, store: StorageClient, owner: Upl
         if name in old:
             store.delete(join(uri, name))
     config = _CONFIG[kind]
-    store.upload_folder(folder, uri, skip=(config, MANIFEST))
+    store.upload_folder(folder, uri, skip=(config, MANIFEST), uploaded=uploaded)
     _require_uploaded(folder, uri, new - {config, MANIFEST}, store)
     for name in (each for each in (config, MANIFEST) if each in new):
         claim.require()
         store.upload_file(folder / name, join(uri, name))
         _require_uploaded(folder, uri, {name}, store)
+        uploaded((folder / name).stat().st_size)
     claim.require()
     for name in sorted(old - new):
         store.delete(join(uri, name))

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from finetune_trainer import sparse_files
+from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.weights import COPIED, INDEX, SINGLE
 
 _METADATA = {"format": "pt"}
@@ -34,7 +35,12 @@ class Slot:
 
 
 def write(
-    out: Path, slots: Sequence[Slot], tensors: Iterable[tuple[str, np.ndarray]], *, max_shard_bytes: int
+    out: Path,
+    slots: Sequence[Slot],
+    tensors: Iterable[tuple[str, np.ndarray]],
+    *,
+    max_shard_bytes: int,
+    progress: StageProgressReporter = SILENT,
 ) -> None:
     """Writes ``out/model.safetensors``, or shards and their index if the tensors exceed ``max_shard_bytes``.
 
@@ -50,6 +56,8 @@ def write(
     for file, shard in zip(names, shards, strict=True):
         for slot, start in _begin(out / file, shard):
             places[slot.name] = (out / file, start, slot.size)
+    total = sum(slot.size for slot in slots)
+    progress.begin("writing the weights", len(slots), "tensors", total_bytes=total)
     for name, tensor in tensors:
         path, start, size = places.pop(name)
         data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
@@ -58,12 +66,13 @@ def write(
         with path.open("r+b") as stream:
             stream.seek(start)
             stream.write(data.data)
+        progress.advance(1, size)
     if places:
         raise ValueError(f"no values for {sorted(places)[:3]}")
     if len(shards) > 1:
         weight_map = {slot.name: file for file, shard in zip(names, shards, strict=True) for slot in shard}
         index = {
-            "metadata": {"total_size": sum(slot.size for slot in slots)},
+            "metadata": {"total_size": total},
             "weight_map": dict(sorted(weight_map.items())),
         }
         (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -36,6 +36,7 @@ from finetune_trainer.families.catalogue import require_family
 from finetune_trainer.methods import method_of
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
+from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.stopping import StopSignal
 from finetune_trainer.storage import StorageClient
 from finetune_trainer.tokenizer import load_tokenizer
@@ -56,6 +57,8 @@ class StageContext:
     """Compilations of this process, where they are counted."""
     host_report: HostProgressReporter | None = None
     """None unless several processes train."""
+    progress: StageProgressReporter = SILENT
+    """Reports what the stage is doing. Only process 0 reports."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
     _vocab_size: int | None = field(default=None, init=False)
     """The model's vocabulary size; None until its plan is made."""
@@ -76,7 +79,12 @@ class StageContext:
         Of the weights' tensors, at least ``values`` are fetched.
         """
         return models.fetch_model(
-            self.request.model, self.scratch, self.store, weights=weights, values=values
+            self.request.model,
+            self.scratch,
+            self.store,
+            weights=weights,
+            values=values,
+            fetched=lambda size: self.progress.advance(0, size),
         )
 
     def plan(self, model: LocalModel) -> ModelPlan:
@@ -180,11 +188,14 @@ class StageContext:
             prompt_length=method.max_prompt_length,
             max_length=self.request.data.max_seq_length,
             width=widths.of_rows(self.request),
+            read=self.progress.advance,
         )
 
     def _prepared(self, source: DatasetSpec, *, pairs: bool, use_cache: bool = True) -> PreparedSource:
         """The source's examples, from the cache if they are there."""
-        texts = TextPreprocessor(renderer=self.renderer, max_length=self.request.data.max_seq_length)
+        length = self.request.data.max_seq_length
+        texts = TextPreprocessor(renderer=self.renderer, max_length=length, read=self.progress.advance)
+        self.progress.begin(f"reading the rows of {source.path}", unit="rows")
         prepared = prepare(
             source,
             self._pairs if pairs else texts,

@@ -27,6 +27,7 @@ def run(context: StageContext) -> ConvertOutcome:
     request = context.request
     started = time.monotonic()
     malloc.return_freed_arrays()
+    context.progress.begin("looking for the converted model in the cache")
     model = context.model(weights=False)
     plan = context.plan(model)
     layout = layout_for(request.mesh)
@@ -35,19 +36,30 @@ def run(context: StageContext) -> ConvertOutcome:
     found = conversion_cache.find(request, prints, context.store)
     if not isinstance(found, CacheMiss):
         return ConvertOutcome(manifest=found, reused=True)
+    # Only files from a bucket are counted while they are fetched.
+    size = model.weights_bytes if request.model.uri is not None and not model.in_place else None
+    context.progress.begin("fetching the model", total_bytes=size)
     model = context.model(weights=True)
     engine.prepare(plan)
     weights = open_weights(model.path, plan, where=model.source)
     entry = CacheLayout(request.cache).convert_output(
         prints.value, request.job.uid, request.attempt, request.restart, context.run
     )
-    made = conversion.convert(weights, plan, entry, store=context.store, layout=layout)
+    made = conversion.convert(
+        weights, plan, entry, store=context.store, layout=layout, progress=context.progress
+    )
+    context.progress.begin("listing the converted model's files")
     # Listed before the proof reads it: what is proven is what is listed.
     files_digest = cache_entry.write_file_list(context.store, entry)
     sentence = ""
     if request.export_proof:
         sentence = conversion_check.check_conversion(
-            weights, made.items, plan, _rows(context, plan), scratch=context.scratch
+            weights,
+            made.items,
+            plan,
+            _rows(context, plan),
+            scratch=context.scratch,
+            progress=context.progress,
         ).sentence
     model.require_unchanged()
     manifest = ConvertManifest(

@@ -5,7 +5,7 @@ the prompts; then the gates are evaluated.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -139,13 +139,16 @@ def run(context: StageContext) -> EvaluateOutcome:
     base, model = "", None
     relative = method_of(request.method).reference
     if request.evaluation.baseline or lora or relative:
+        context.progress.begin("loading the base model")
         base = engine_path(converted_model(context))
         with conversion_cache.loading(request):
             model = load(evaluation_config(context, row_capacity, parameters=base))
         if relative:
+            context.progress.begin("computing the base model's log-probabilities")
             batches = {name: with_reference_logps(model, each) for name, each in batches.items()}
         if request.evaluation.baseline:
-            baseline = measure(context, model, row_capacity, work, batches)
+            baseline = measure(context, model, row_capacity, work, batches, name="base model")
+    context.progress.begin("loading the tuned model")
     if lora:
         assert model is not None
         config = evaluation_config(context, row_capacity, parameters=base, adapter=trained)
@@ -153,7 +156,7 @@ def run(context: StageContext) -> EvaluateOutcome:
     else:
         model = None  # frees the base model's memory first
         model = load(evaluation_config(context, row_capacity, parameters=trained))
-    tuned = measure(context, model, row_capacity, work, batches)
+    tuned = measure(context, model, row_capacity, work, batches, name="tuned model")
 
     samples = _samples(context, work, baseline, tuned)
     outcome = EvaluateOutcome(
@@ -279,8 +282,13 @@ def measure(
     row_capacity: DeviceRowCapacity,
     work: EvaluationWorkload,
     batches: Mapping[str, Iterable[Batch]],
+    *,
+    name: str = "model",
 ) -> ModelEvaluation:
-    """Measures one model on all of ``work``. ``batches``: the rows that the method measures."""
+    """Measures one model on all of ``work``.
+
+    ``batches``: the rows that the method measures. ``name``: the model's name in the reported progress.
+    """
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
     from finetune_trainer.objectives import SftLoss
@@ -296,7 +304,10 @@ def measure(
     )
     sums = {name: RowSums(data, objective.metrics) for name, data in work.compared.items()}
     rows = [MeasuredRows(losses=sums[each.name]) for each in work.validation]
-    measured = {name: meter.measure(model.model, each, rows=sums[name]) for name, each in batches.items()}
+    measured = {}
+    for dataset, each in batches.items():
+        alive = _begin_loss(context, name, work.compared[dataset])
+        measured[dataset] = meter.measure(model.model, each, rows=sums[dataset], alive=alive)
     result = None
     if work.validation:
         by_set = {each.name: measured[each.name] for each in work.validation}
@@ -316,9 +327,11 @@ def measure(
         row_capacity=row_capacity,
         longest=work.context_length - request.evaluation.max_new_tokens,
     )
+    if work.prompts:
+        context.progress.begin(f"{name}: generating answers", len(work.prompts), "answers")
     answers = [
         context.tokenizer.decode(answer, skip_special_tokens=True).strip()
-        for answer in generator.answers(work.prompts)
+        for answer in generator.answers(work.prompts, answered=context.progress.advance)
     ]
     scores: list[dict[str, float]] = []
     at = len(request.evaluation.prompts)
@@ -337,13 +350,23 @@ def measure(
             found |= {"loss": own_loss.mean, **own_loss.metrics}
         elif "Loss" in task.spec.metrics:
             losses = RowSums(task.data, SftLoss.metrics)
-            found["loss"] = texts.measure(model.model, _batches(context, task.data), rows=losses).mean
+            alive = _begin_loss(context, name, task.data)
+            found["loss"] = texts.measure(
+                model.model, _batches(context, task.data), rows=losses, alive=alive
+            ).mean
         scores.append(found)
         rows.append(MeasuredRows(losses=losses, scores=by_row))
-    for found, measured_rows in _benchmark_scores(context, model, row_capacity, work):
+    for found, measured_rows in _benchmark_scores(context, model, row_capacity, work, name):
         scores.append(found)
         rows.append(measured_rows)
     return ModelEvaluation(result=result, scores=scores, answers=answers, rows=rows)
+
+
+def _begin_loss(context: StageContext, name: str, data: Dataset) -> Callable[[], None]:
+    """Reports that the loss on a dataset is being measured. Returns what counts a batch."""
+    context.progress.begin(f"{name}: loss on {data.name}", len(data.rows), "sequences")
+    size = context.request.hyperparameters.microbatch_size
+    return lambda: context.progress.advance(size)
 
 
 def sampling_of(request: StageRequest) -> "Sampling":
@@ -359,7 +382,11 @@ def sampling_of(request: StageRequest) -> "Sampling":
 
 
 def _benchmark_scores(
-    context: StageContext, model: "LoadedModel", row_capacity: DeviceRowCapacity, work: EvaluationWorkload
+    context: StageContext,
+    model: "LoadedModel",
+    row_capacity: DeviceRowCapacity,
+    work: EvaluationWorkload,
+    name: str,
 ) -> Iterator[tuple[dict[str, float], MeasuredRows]]:
     if not work.benchmarks:
         return
@@ -368,11 +395,16 @@ def _benchmark_scores(
     from finetune_trainer.evaluation.loaded_backend import LoadedModelBackend
 
     engine = LoadedModelBackend(
-        model, row_capacity=row_capacity, context=work.context_length, end_ids=context.renderer.end_ids()
+        model,
+        row_capacity=row_capacity,
+        context=work.context_length,
+        end_ids=context.renderer.end_ids(),
+        done=context.progress.advance,
     )
     asked = harness_of(context, engine, work.context_length)
     chat = bool(context.tokenizer.chat_template)
     for each in work.benchmarks:
+        context.progress.begin(f"{name}: benchmark {each.spec.name}", unit="requests")
         with recorded_rows(each) as rows:
             found = scores(each, asked, chat=chat)
         yield found, rows.measured()

@@ -38,6 +38,7 @@ def run(context: StageContext) -> ExportOutcome:
     parameters = trained_parameters(context)
     orbax = context.request.model.orbax
     values = _values(context.request)
+    context.progress.begin("fetching the base model")
     model = context.model(weights=orbax is None, values=values)
     plan = context.plan(model)
     request = context.request
@@ -69,6 +70,7 @@ def run(context: StageContext) -> ExportOutcome:
         context.scratch / "export",
         context.scratch,
         context.store,
+        progress=context.progress,
     )
     model.require_unchanged()
     artifacts = [
@@ -120,6 +122,7 @@ def _copies(
             name: UploadFolder(folder=folder, kind=KINDS[name], prefix=places[name])
             for name, folder in folders.items()
         }
+        context.progress.begin("uploading to the Hugging Face Hub")
         message = f"{context.request.job.name}, step {context.request.train_step}"
         return [_artifact(name, each) for name, each in push(parts, destination, message).items()]
     assert destination.uri is not None, "a destination is one of two"
@@ -134,7 +137,13 @@ def _copies(
 
 def _publish(context: StageContext, folder: Path, uri: str, name: str) -> Published:
     owner = export.UploadOwner.of(context.request, context.run)
-    return export.publish(folder, uri, KINDS[name], context.store, owner)
+    files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    context.progress.begin(f"uploading the {name}", len(files), "files", total_bytes=sum(files))
+
+    def uploaded(size: int) -> None:
+        context.progress.advance(1, size)
+
+    return export.publish(folder, uri, KINDS[name], context.store, owner, uploaded)
 
 
 def _artifact(name: str, published: Published) -> Artifact:

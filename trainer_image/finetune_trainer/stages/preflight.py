@@ -32,6 +32,7 @@ def run(context: StageContext) -> PreflightOutcome:
 
     Uses no JAX device but the CPU, for a smoke test. Raises ``StageError`` that says what to change.
     """
+    context.progress.begin("reading the model's configuration")
     model = context.model(weights=False)
     plan = context.plan(model)
     check_request(context, plan)
@@ -77,6 +78,7 @@ def run(context: StageContext) -> PreflightOutcome:
         os.environ,
         programs=lambda: programs(context, plan, loaded),
         end_ids=context.renderer.end_ids(),
+        progress=context.progress,
     )
     tried = smoke.run_smoke_test(context, model, plan)
     prints = fingerprint.of_model(model, plan, layout)

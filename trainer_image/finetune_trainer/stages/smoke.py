@@ -166,6 +166,7 @@ class _Chain:
         """Runs all stages and returns training's outcome."""
         from finetune_trainer.stages import convert, evaluate, export, train
 
+        self._context.progress.begin("running the smoke test", len(Stage) - 1, "stages")
         converted = self._run(Stage.CONVERT, convert.run)
         self.request = _replaced(self.request, converted=converted.manifest.items)
         trained = self._run(Stage.TRAIN, train.run)
@@ -177,13 +178,15 @@ class _Chain:
     def _run[Outcome](self, stage: Stage, function: Callable[[StageContext], Outcome]) -> Outcome:
         _LOG.info("smoke test: %s", stage)
         try:
-            return function(self._small(stage))
+            outcome = function(self._small(stage))
         except StageError as error:
             where = f"smoke test, {stage}" + (f": {error.where}" if error.where else "")
             raise StageError(
                 error.code, error.reason, error.what, where=where, actual=error.actual, expected=error.expected,
                 fix=error.fix,
             ) from error  # fmt: skip
+        self._context.progress.advance()
+        return outcome
 
     def _small(self, stage: Stage) -> StageContext:
         scratch = self._root / stage.short

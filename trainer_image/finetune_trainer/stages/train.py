@@ -56,6 +56,7 @@ def run(context: StageContext) -> TrainOutcome:
     steps = h.steps or steps_for(data.epoch, h.epochs or 1.0, h.global_batch_size)
     seconds["data"] = time.perf_counter() - started
 
+    context.progress.begin("loading the model")
     started, compiled = time.perf_counter(), context.compilations.seconds
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
     context.processes.barrier("checkpoints")
@@ -78,6 +79,7 @@ def run(context: StageContext) -> TrainOutcome:
         seed=h.seed,
         shuffle=request.data.shuffle,
     )
+    context.progress.begin("compiling and running the first step")
     stopped = False
     unchanged: list[str] = []
     try:

@@ -180,9 +180,12 @@ class StorageClient:
             raise missing(uri)
         return self.fetch_listed(wanted, scratch)
 
-    def fetch_listed(self, files: Mapping[str, Entry], target: Path) -> Path:
+    def fetch_listed(
+        self, files: Mapping[str, Entry], target: Path, *, fetched: Callable[[int], None] = lambda _: None
+    ) -> Path:
         """Downloads the files, as listed, to their names below ``target`` and returns ``target``.
 
+        ``fetched`` is called with the size of each file in bytes, on the threads that download.
         Raises ``StageError`` 66 for an object in a bucket that has been replaced or deleted since it was listed, 64 for
         a name that leads out of ``target``.
         """
@@ -194,20 +197,33 @@ class StorageClient:
                     fix="Rename or remove the file.",
                 )  # fmt: skip
         target.mkdir(parents=True, exist_ok=True)
-        _in_parallel(
-            partial(self.fetch_file, entry.uri, target / name, generation=entry.generation)
-            for name, entry in files.items()
-        )
+
+        def fetch(name: str, entry: Entry) -> None:
+            self.fetch_file(entry.uri, target / name, generation=entry.generation)
+            fetched(entry.size)
+
+        _in_parallel(partial(fetch, name, entry) for name, entry in files.items())
         return target
 
-    def upload_folder(self, source: Path, uri: str, *, skip: Sequence[str] = ()) -> None:
-        """Uploads every file below ``source`` except those in ``skip``."""
+    def upload_folder(
+        self,
+        source: Path,
+        uri: str,
+        *,
+        skip: Sequence[str] = (),
+        uploaded: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Uploads every file below ``source`` except those in ``skip``.
+
+        ``uploaded`` is called with the size of each file in bytes, on the threads that upload.
+        """
+
+        def upload(name: str) -> None:
+            self.upload_file(source / name, join(uri, name))
+            uploaded((source / name).stat().st_size)
+
         names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
-        _in_parallel(
-            partial(self.upload_file, source / name, join(uri, name))
-            for name in names
-            if name not in set(skip)
-        )
+        _in_parallel(partial(upload, name) for name in names if name not in set(skip))
 
     def delete_folder(self, uri: str, *, first: Sequence[str] = ()) -> None:
         """Deletes every file below ``uri``.

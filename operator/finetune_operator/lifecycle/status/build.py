@@ -3,7 +3,14 @@
 from finetune_contract import Stage
 from finetune_operator.api import FineTuneJobStatus, Phase, WaitingReason
 from finetune_operator.api.status import WaitingStatus
-from finetune_operator.api.status_stages import ActiveTime, CostStatus, GoodputStatus, ProgressStatus
+from finetune_operator.api.status_stages import (
+    ActiveTime,
+    CostStatus,
+    GoodputStatus,
+    ProgressStatus,
+    StageProgressStatus,
+    StageStatus,
+)
 from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.attempts.usage import active_time
 from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
@@ -24,6 +31,7 @@ from finetune_operator.lifecycle.status.results import (
     evaluation_status,
     failure_status,
 )
+from finetune_operator.lifecycle.status.stage_progress import with_stage_progress
 from finetune_operator.lifecycle.status.stage_status import stages_status
 from finetune_operator.lifecycle.status.summary import summarize
 
@@ -43,17 +51,21 @@ def build_status(observation: Observation, state: JobState, stages: JobStages | 
         pace=observation.status_pace(),
         moved=moved,
     )
+    reported = status.stages
+    if stages is not None and reported is not None:
+        reported = with_stage_progress(reported, observation, stages, moved=moved)
     kept = progress is previous.progress
     workers = sum(each.worker_restarts or 0 for each in status.stages or ())
     status = status.model_copy(
         update={
+            "stages": reported,
             "progress": progress,
             "goodput": _goodput(observation, stages, progress),
-            "summary": summarize(state, stages, progress, workers),
+            "summary": summarize(state, stages, progress, reported, workers),
         }
     )
     if stages is not None:
-        changed = moved or not kept
+        changed = moved or not kept or _activity(reported) != _activity(previous.stages)
         elapsed, cost = _usage(observation, stages, changed=changed)
         status = status.model_copy(
             update={
@@ -66,6 +78,10 @@ def build_status(observation: Observation, state: JobState, stages: JobStages | 
             }
         )
     return fit_schema(status)
+
+
+def _activity(stages: tuple[StageStatus, ...] | None) -> list[StageProgressStatus | None]:
+    return [each.progress for each in stages or ()]
 
 
 def _decided(observation: Observation, state: JobState, stages: JobStages | None) -> FineTuneJobStatus:

@@ -1,16 +1,23 @@
 """The job's state in one sentence or two."""
 
+from collections.abc import Sequence
+
 from finetune_contract import Stage
 from finetune_operator.api.numbers import decimal
-from finetune_operator.api.status_stages import ProgressStatus
+from finetune_operator.api.status_stages import ProgressStatus, StageProgressStatus, StageStatus
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.status.stage_progress import described
 from finetune_operator.planning.stages import STAGES
 
 
 def summarize(  # noqa: PLR0911  one per case
-    state: JobState, stages: JobStages | None, progress: ProgressStatus | None, workers: int
+    state: JobState,
+    stages: JobStages | None,
+    progress: ProgressStatus | None,
+    statuses: Sequence[StageStatus] | None,
+    workers: int,
 ) -> str:
     """Returns ``status.summary``.
 
@@ -18,6 +25,7 @@ def summarize(  # noqa: PLR0911  one per case
         state: the state of the job.
         stages: the stages; None if the job has no plan.
         progress: the progress in the same status, which the summary quotes.
+        statuses: the state of the stages in the same status, of which it quotes what the current one is doing.
         workers: number of restarts of Pathways' workers.
     """
     if state.phase is JobPhase.INVALID and state.refused:
@@ -44,10 +52,17 @@ def summarize(  # noqa: PLR0911  one per case
             return f"Suspending: {stages.current.stage} is saving and stopping.{why}"
         case JobPhase.CANCELLING:
             return f"Cancelling: {stages.current.stage} is saving and stopping, and then the job ends."
-    return _active(state, stages, progress, workers)
+    activity = next((each.progress for each in statuses or () if each.progress), None)
+    return _active(state, stages, progress, activity, workers)
 
 
-def _active(state: JobState, stages: JobStages, progress: ProgressStatus | None, workers: int) -> str:
+def _active(
+    state: JobState,
+    stages: JobStages,
+    progress: ProgressStatus | None,
+    activity: StageProgressStatus | None,
+    workers: int,
+) -> str:
     if state.unreadable and state.wait:
         return f"Waiting: {state.wait.message}"
     if state.refused:
@@ -55,7 +70,9 @@ def _active(state: JobState, stages: JobStages, progress: ProgressStatus | None,
     if state.wait:
         return f"{stages.current.stage} is waiting: {state.wait.message}"
     doing = STAGES[stages.current.stage].doing
-    if stages.current.stage is Stage.TRAIN and state.running and progress:
+    if activity and state.running:
+        doing = f"{doing}: {described(activity)}"
+    elif stages.current.stage is Stage.TRAIN and state.running and progress:
         doing = f"{doing}: {_training(progress)}"
     elif not state.running:
         doing = f"{doing}: pods are starting"
