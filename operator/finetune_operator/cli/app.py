@@ -1,5 +1,6 @@
 """The ``finetune`` program: its own options, and how errors of commands are shown."""
 
+import errno
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,10 @@ from finetune_operator.cli.errors import CliError
 
 
 class Commands(typer.core.TyperGroup):
-    """Prints a CliError as two lines on stderr and exits with its code."""
+    """Prints a CliError as two lines on stderr and exits with its code; so it does with an error of the system.
+
+    Typer ends the program with code 130 after Ctrl-C, and with code 1, silently, if nothing reads the output any more.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -17,15 +21,23 @@ class Commands(typer.core.TyperGroup):
         except CliError as error:
             print_error(error)
             raise typer.Exit(error.code) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            print_error(CliError(f"{where}{error.strerror or error}"))
+            raise typer.Exit(1) from None
 
 
 def print_error(error: CliError) -> None:
     """Prints an error on stderr: what is wrong, and what to do if that is known."""
+    from finetune_operator.cli.text import printable
+
     typer.secho("Error: ", fg="red", nl=False, err=True)
-    typer.echo(error.message, err=True)
+    typer.echo(printable(error.message), err=True)
     if error.fix:
         typer.secho("Fix:   ", fg="green", nl=False, err=True)
-        typer.echo(error.fix, err=True)
+        typer.echo(printable(error.fix), err=True)
 
 
 def _show_version(requested: bool) -> None:

@@ -73,7 +73,7 @@ def _as_given(given: GivenFlags) -> NewJob:
         raise CliError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.",
             fix="Give a value, such as --model Qwen/Qwen3-0.6B --dataset gs://BUCKET/chat.jsonl. "
-            "Questions are asked only where input and output are a terminal.",
+            "Questions are asked only at a terminal.",
             code=WRONG_ARGUMENT,
         )
     method = given.method or MethodType.SFT

@@ -97,7 +97,7 @@ def watch(
         )
     except KeyboardInterrupt:
         typer.echo(f"The job continues; `finetune watch {name}` follows it again.", err=True)
-        code = 130
+        raise
     raise typer.Exit(code)
 
 
@@ -118,16 +118,13 @@ def wait(  # noqa: PLR0917
     from finetune_operator.cli.wait import seconds_of, wait_for
 
     seconds = None if timeout is None else seconds_of(timeout)
-    try:
-        code = with_connection(
-            kubeconfig,
-            context,
-            user,
-            namespace,
-            lambda cluster: wait_for(cluster, names, seconds=seconds, write=typer.echo),
-        )
-    except KeyboardInterrupt:
-        code = 130
+    code = with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: wait_for(cluster, names, seconds=seconds, write=typer.echo),
+    )
     raise typer.Exit(code)
 
 
@@ -153,19 +150,16 @@ def logs(  # noqa: PLR0917
     user: User = None,
 ) -> None:
     """Print the logs of a stage's pods, or the stored end of the log after the pods are deleted."""
-    from finetune_operator.artifacts.scheme_router import SchemeRouter
     from finetune_operator.cli.logs import LogSelection, show_logs
+    from finetune_operator.cli.run_folder import caller_store
 
     selection = LogSelection(stage=stage, attempt=attempt)
-    try:
-        with_connection(
-            kubeconfig,
-            context,
-            user,
-            namespace,
-            lambda cluster: show_logs(
-                cluster, name, selection, follow=follow, store=SchemeRouter(), write=typer.echo
-            ),
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: show_logs(
+            cluster, name, selection, follow=follow, store=caller_store(), write=typer.echo
+        ),
+    )

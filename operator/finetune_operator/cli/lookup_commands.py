@@ -115,20 +115,17 @@ def costs(  # noqa: PLR0917  typer passes options by name
         output=output,
     )
     store = ledger_store()
-    try:
-        if ledger is not None:
-            uri = _checked("--ledger", ledger_named, ledger)
-            asyncio.run(show_ledger(store, uri, query, typer.echo))
-            return
-        with_connection(
-            kubeconfig,
-            context,
-            user,
-            namespace,
-            lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, typer.echo),
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    if ledger is not None:
+        uri = _checked("--ledger", ledger_named, ledger)
+        asyncio.run(show_ledger(store, uri, query, typer.echo))
+        return
+    with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, typer.echo),
+    )
 
 
 def _checked[T](option: str, parse: Callable[[str], T], value: str) -> T:
@@ -196,16 +193,13 @@ def compare(  # noqa: PLR0917
     from finetune_operator.cli.run_folder import caller_store
 
     store = caller_store()
-    try:
-        if needs_cluster(names):
-            runs = with_connection(
-                kubeconfig, context, user, namespace, lambda cluster: records_of(names, cluster, store)
-            )
-        else:
-            runs = asyncio.run(records_of(names, None, store))
-        comparison = comparison_of(runs, common=common, samples=samples)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    if needs_cluster(names):
+        runs = with_connection(
+            kubeconfig, context, user, namespace, lambda cluster: records_of(names, cluster, store)
+        )
+    else:
+        runs = asyncio.run(records_of(names, None, store))
+    comparison = comparison_of(runs, common=common, samples=samples)
     if output is ComparisonOutput.JSON:
         typer.echo(comparison_json(comparison))
     else:

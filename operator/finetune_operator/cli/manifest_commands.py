@@ -145,15 +145,12 @@ def init(  # noqa: PLR0917  typer passes options by name
     )
     if output is not None and not force:
         refuse_existing(output)
-    try:
-        if source is not None:
-            text = with_connection(
-                kubeconfig, context, user, namespace, lambda cluster: cloned_manifest(cluster, source, given)
-            )
-        else:
-            text = new_manifest(given, Questions() if can_ask() else None)
-    except (KeyboardInterrupt, typer.Abort):
-        raise typer.Exit(130) from None
+    if source is not None:
+        text = with_connection(
+            kubeconfig, context, user, namespace, lambda cluster: cloned_manifest(cluster, source, given)
+        )
+    else:
+        text = new_manifest(given, Questions() if can_ask() else None)
     if output is None:
         typer.echo(text, nl=False)
     else:

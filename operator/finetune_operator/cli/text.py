@@ -10,9 +10,8 @@ _CENTS = 2
 
 
 def cell(value: object) -> str:
-    """Returns one line without control characters for a table: parts of objects are texts of other programs."""
-    shown = " ".join(str(value).split()) if value not in (None, "") else "-"
-    return "".join(each for each in shown if each.isprintable())
+    """Returns a cell of a table: a text of another program on one line, ``-`` if there is none."""
+    return "-" if value is None else one_line(value) or "-"
 
 
 def duration(seconds: float) -> str:

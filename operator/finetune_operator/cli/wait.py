@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-from finetune_operator.cli import status_view
+from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.watch import EXIT_CODES, job_states
@@ -38,7 +38,11 @@ async def wait_for(
             phase = status_view.phase_of(job)
             if status_view.ended(job):
                 codes[name] = EXIT_CODES[phase]
-                write(f"{name} {phase}: {status_view.status_of(job).get('summary', '')}".rstrip(": "))
+                write(
+                    text.one_line(f"{name} {phase}: {status_view.status_of(job).get('summary', '')}").rstrip(
+                        ": "
+                    )
+                )
 
     try:
         async with asyncio.timeout(seconds):
@@ -58,5 +62,5 @@ async def _all(wait: Callable[[str], Coroutine[None, None, None]], names: Iterab
         async with asyncio.TaskGroup() as group:
             for name in names:
                 group.create_task(wait(name))
-    except* (CliError, ClusterError) as errors:
+    except* (CliError, ClusterError, OSError) as errors:
         raise errors.exceptions[0] from None
