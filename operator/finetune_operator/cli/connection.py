@@ -10,6 +10,7 @@ from typing import NoReturn
 from kubernetes.aio.client import Configuration
 
 from finetune_operator.cli.errors import CliError, close_names
+from finetune_operator.cli.text import one_line
 from finetune_operator.cli.user_client import UserClient
 from finetune_operator.cluster.connect import (
     CredentialProgramFailed,
@@ -257,17 +258,18 @@ async def connect(
 
 
 def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
+    said = one_line(error)
     if isinstance(error, UnknownContext):
-        raise CliError(str(error), fix=close_names(error.context, error.known)) from error
+        raise CliError(said, fix=close_names(error.context, error.known)) from error
     if isinstance(error, CredentialProgramFailed):
         raise CliError(
-            str(error),
+            said,
             fix="Log in again, or install that program (GKE: gcloud auth login; gcloud components install "
             "gke-gcloud-auth-plugin).",
         ) from error
     if isinstance(error, NoCredentials) or connection is None:
         raise CliError(
-            str(error),
+            said,
             fix="Set KUBECONFIG or give --kubeconfig FILE; `make up` starts a local cluster and prints an export line.",
         ) from error
     if error.status == 401:
@@ -277,12 +279,12 @@ def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
         ) from error
     if error.status == 403:
         raise CliError(
-            str(error),
+            said,
             fix=f"Ask for a role in namespace {connection.namespace} that allows this, or choose another with -n.",
         ) from error
     if isinstance(error, Unavailable):
         raise CliError(
-            f"The cluster at {connection.server} does not respond: {error}",
+            f"The cluster at {connection.server} does not respond: {said}",
             fix="Check that it runs and that KUBECONFIG, --kubeconfig or --context selects the intended cluster.",
         ) from error
-    raise CliError(str(error)) from error
+    raise CliError(said) from error

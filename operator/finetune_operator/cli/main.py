@@ -65,6 +65,15 @@ def _run(program: str) -> None:
     finally:
         if asked:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _drop_unwritten()
+
+
+def _drop_unwritten() -> None:
+    """Drops output that cannot be written, of which an error was shown: the interpreter would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
