@@ -49,9 +49,8 @@ def main() -> None:
         ]
     for name in commands:
         seconds = sorted(each[name] for each in rounds[1:])
-        print(
-            f"{name:<20} median {statistics.median(seconds):.2f} of {len(seconds)} ({seconds[0]:.2f} to {seconds[-1]:.2f})"
-        )
+        middle = statistics.median(seconds)
+        print(f"{name:<20} median {middle:.2f} of {len(seconds)} ({seconds[0]:.2f} to {seconds[-1]:.2f})")
 
 
 def _seconds(words: Sequence[str], environment: Mapping[str, str]) -> float:

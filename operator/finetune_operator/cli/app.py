@@ -1,6 +1,6 @@
 """The ``finetune`` program: its own options, and how errors of commands are shown."""
 
-import errno
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +10,9 @@ from finetune_operator.cli.errors import CliError
 
 
 class Commands(typer.core.TyperGroup):
-    """Prints a CliError as two lines on stderr and exits with its code; so it does with an error of the system.
+    """Prints a CliError, or an error of the system, on stderr and exits with its code.
 
-    Typer ends the program with code 130 after Ctrl-C, and with code 1, silently, if nothing reads the output any more.
+    Typer exits with 130 after Ctrl-C, and with 1, silently, if nothing reads the output any more.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -21,12 +21,14 @@ class Commands(typer.core.TyperGroup):
         except CliError as error:
             print_error(error)
             raise typer.Exit(error.code) from None
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
         except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
             where = f"{error.filename}: " if error.filename else ""
             print_error(CliError(f"{where}{error.strerror or error}"))
-            raise typer.Exit(1) from None
+            sys.exit(1)
 
 
 def print_error(error: CliError) -> None:
