@@ -50,10 +50,19 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit
 
 
+#: Groups of commands in ``--help``, in the order in which they are needed.
+BEFORE, WHILE, AFTER, INTERVENE = "Before a job", "While it runs", "When it has trained", "To intervene"
+
+_FIRST_STEPS = (
+    "First steps: finetune init --output job.yaml; finetune validate -f job.yaml; kubectl apply -f job.yaml; "
+    "finetune watch NAME; finetune download NAME. Each command has --help."
+)
+
 app = typer.Typer(
     name="finetune",
     cls=Commands,
     help="Fine-tune language models on TPUs with Kubernetes.",
+    epilog=_FIRST_STEPS,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

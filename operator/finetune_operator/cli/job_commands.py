@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import app
+from finetune_operator.cli.app import WHILE, app
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -28,7 +28,7 @@ class ListOutput(StrEnum):
     YAML = "yaml"
 
 
-@app.command(name="list")
+@app.command(name="list", rich_help_panel=WHILE)
 def list_jobs(  # noqa: PLR0917  typer passes options by name
     namespace: Namespace = None,
     all_namespaces: Annotated[
@@ -59,7 +59,7 @@ def list_jobs(  # noqa: PLR0917  typer passes options by name
     )
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def status(  # noqa: PLR0917
     name: Name,
     output: Annotated[
@@ -78,7 +78,7 @@ def status(  # noqa: PLR0917
     )
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def watch(
     name: Name,
     namespace: Namespace = None,
@@ -101,7 +101,7 @@ def watch(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def wait(  # noqa: PLR0917
     names: Names,
     timeout: Annotated[
@@ -128,7 +128,7 @@ def wait(  # noqa: PLR0917
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def logs(  # noqa: PLR0917
     name: Name,
     stage: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import app
+from finetune_operator.cli.app import AFTER, BEFORE, WHILE, app
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -19,7 +19,7 @@ from finetune_operator.cli.options import (
 )
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def profiles(  # noqa: PLR0917  typer passes options by name
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Show this one alone. Default: all.")
@@ -51,7 +51,7 @@ class CostsOutput(StrEnum):
     JSON = "json"
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def costs(  # noqa: PLR0917  typer passes options by name
     by: Annotated[
         str, typer.Option("--by", help="namespace, profile, model or label=KEY.", metavar="FIELD")
@@ -136,7 +136,7 @@ def _checked[T](option: str, parse: Callable[[str], T], value: str) -> T:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def explain(
     reason: Annotated[
         str | None,
@@ -157,7 +157,7 @@ class ComparisonOutput(StrEnum):
     JSON = "json"
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def compare(  # noqa: PLR0917
     names: Annotated[
         list[str],
@@ -174,7 +174,9 @@ def compare(  # noqa: PLR0917
     samples: Annotated[
         int, typer.Option("--samples", min=0, max=100, help="Prompts whose answers are shown.", metavar="N")
     ] = 3,
-    output: Annotated[ComparisonOutput, typer.Option("--output", "-o")] = ComparisonOutput.TEXT,
+    output: Annotated[
+        ComparisonOutput, typer.Option("--output", "-o", help="json: all numbers, exact.")
+    ] = ComparisonOutput.TEXT,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,

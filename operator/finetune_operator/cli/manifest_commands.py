@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import app, print_error
+from finetune_operator.cli.app import BEFORE, app, print_error
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -47,7 +47,7 @@ def quantization_named(text: str) -> "Quantization":
     return found
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def init(  # noqa: PLR0917  typer passes options by name
     model: Annotated[
         str | None,
@@ -155,7 +155,7 @@ def init(  # noqa: PLR0917  typer passes options by name
         typer.echo(text, nl=False)
     else:
         save(text, output, force=force)
-    show_next(output, lambda line: typer.echo(line, err=True))
+    show_next(text, output, lambda line: typer.echo(line, err=True))
 
 
 class PlanOutput(StrEnum):
@@ -166,7 +166,7 @@ class PlanOutput(StrEnum):
     YAML = "yaml"
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def plan(  # noqa: PLR0917
     files: ManifestFiles,
     more: MoreFiles = None,
@@ -183,7 +183,7 @@ def plan(  # noqa: PLR0917
         Path | None,
         typer.Option(
             "--model-config",
-            help="The model's config.json: adds its parameters, memory, disk and least time.",
+            help="config.json of the model's folder or repository: adds parameters, memory, disk and least time.",
             metavar="FILE",
         ),
     ] = None,
@@ -196,7 +196,7 @@ def plan(  # noqa: PLR0917
         typer.Option(
             "--output",
             "-o",
-            help="yaml: every JobSet, one document each; an annotation names what is known later.",
+            help="json: facts and JobSets; yaml: every JobSet, one document each.",
         ),
     ] = PlanOutput.TEXT,
     namespace: ManifestNamespace = None,
@@ -224,7 +224,7 @@ def plan(  # noqa: PLR0917
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def validate(
     files: ManifestFiles,
     more: MoreFiles = None,

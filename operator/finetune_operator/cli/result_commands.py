@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import app
+from finetune_operator.cli.app import AFTER, app
 from finetune_operator.cli.options import (
     Context,
     ExportName,
@@ -29,7 +29,7 @@ What = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def download(  # noqa: PLR0917  typer passes options by name
     name: JobName = None,
     what: What = None,
@@ -74,7 +74,7 @@ def download(  # noqa: PLR0917  typer passes options by name
         typer.echo(line, err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def tensorboard(  # noqa: PLR0917
     names: Annotated[
         list[str] | None,
@@ -111,7 +111,7 @@ def tensorboard(  # noqa: PLR0917
     )
 
 
-@app.command(name="try")
+@app.command(name="try", rich_help_panel=AFTER)
 def try_prompt(  # noqa: PLR0917
     name: Annotated[
         str,

@@ -103,10 +103,14 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Run folders of two jobs, with all records that commands read, and an empty ledger."""
-    (tmp_path / "ledger").mkdir()
+    return run_folders(tmp_path)
+
+
+def run_folders(folder: Path) -> Path:
+    """Writes the run folders of two jobs, with all records that commands read, and an empty ledger."""
+    (folder / "ledger").mkdir()
     for number, name in enumerate((DONE, OTHER)):
-        place = tmp_path / name
+        place = folder / name
         written(place, rows(20, seed=number), evaluation_samples=samples("yes", "no"))
         write_run(place, {"model": FILES})
         for uri in (RunFolder(f"file://{place}").log_tail(stage, 1, 0) for stage in ("train", "export")):
@@ -116,7 +120,7 @@ def folder(tmp_path: Path) -> Path:
         events = place / "train" / "tensorboard" / "events.out.tfevents.1764000000.host"
         events.parent.mkdir(parents=True)
         events.write_bytes(b"events")
-    return tmp_path
+    return folder
 
 
 def job(name: str, phase: str, folder: Path) -> dict[str, Any]:
