@@ -70,10 +70,12 @@ def _run(program: str) -> None:
 
 def _drop_unwritten() -> None:
     """Drops output that cannot be written, of which an error was shown: the interpreter would try again at its end."""
+    if (stdout := sys.__stdout__) is None:
+        return
     try:
-        sys.stdout.flush()
+        stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ class StandIn:
             assert main is not None
             signal.pthread_kill(main, signal.SIGINT)
             await asyncio.Event().wait()
-        return self.answer(request) or await handler(request)
+        answer = self.answer(request)
+        return await handler(request) if answer is None else answer
 
 
 @contextmanager
