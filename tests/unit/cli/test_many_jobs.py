@@ -24,7 +24,8 @@ RUNNING: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "jobs" / "runn
 def fill(api: FakeApi, status: dict[str, Any], **metadata: Any) -> None:
     for number in range(NUMBER):
         name = f"bot-{number:05}"
-        found = {**RUNNING, "metadata": {**RUNNING["metadata"], "name": name, **metadata}, "status": status}
+        identity = {**RUNNING["metadata"], "name": name, "uid": f"uid-{number}", **metadata}
+        found = {**RUNNING, "metadata": identity, "status": status}
         api.objects["finetunejobs", name] = found
 
 
@@ -79,7 +80,8 @@ async def test_an_existing_job_needs_no_listing(many: FakeApi, connection: Conne
 @pytest.mark.slow
 async def test_neither_list_nor_costs_holds_the_jobs(api: FakeApi, connection: Connection) -> None:
     """The jobs have 60 MB of JSON; what is kept of them is a fraction."""
-    fill(api, RUNNING["status"], annotations={"note": "x" * 4096})
+    used = {"activeTime": {"asOf": "2026-11-21T12:04:58Z"}, "cost": {"chipHours": "0.5"}}
+    fill(api, RUNNING["status"] | used, annotations={"note": "x" * 4096})
     query = CostQuery(by="namespace", since=first_day("30d", NOW.date()), until=NOW.date())
     tracemalloc.start()
     try:
