@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.unit.cli.command_rows import LOCAL, QUICKSTART, ROOT
+from tests.unit.cli.bad_input.rows import LOCAL, QUICKSTART, ROOT
 from tests.unit.cli.stand_in import stand_in
 
 FINETUNE = Path(sys.executable).with_name("finetune")

@@ -7,14 +7,20 @@ import pytest
 import yaml
 
 from devcluster.testing import LocalCluster
-from tests.unit.cli.command_rows import DONE, FAILED, LOCAL, OTHER, ROWS, RUNNING, CommandRow
-from tests.unit.cli.test_bad_input import Done, job, refused, run, run_folders
-from tests.unit.cli.test_bad_input import environment as environment  # noqa: PLC0414  a fixture
+from tests.unit.cli.bad_input.conftest import environment as environment  # noqa: PLC0414  a fixture
+from tests.unit.cli.bad_input.rows import LOCAL, ROWS, CommandRow
+from tests.unit.cli.bad_input.runs import (
+    PHASES,
+    Done,
+    in_a_cluster,
+    job,
+    of_a_job,
+    refused,
+    run,
+    run_folders,
+)
 
 GROUP = "/apis/tpu-finetune.dev/v1alpha1"
-
-in_a_cluster = pytest.mark.parametrize("row", [row for row in ROWS if row.cluster], ids=str)
-of_a_job = pytest.mark.parametrize("row", [row for row in ROWS if row.job], ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +32,7 @@ def fill(cluster: LocalCluster, folder: Path) -> str:
     """Returns a new namespace with the jobs of the rows; no operator is running."""
     cluster.stop("operator")
     namespace = cluster.namespace()
-    made = {
-        name: job(name, phase, folder)
-        for name, phase in (
-            (DONE, "succeeded"),
-            (OTHER, "succeeded"),
-            (RUNNING, "running"),
-            (FAILED, "failed"),
-        )
-    }
+    made = {name: job(name, folder) for name in PHASES}
     manifests = [
         {
             "apiVersion": each["apiVersion"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.command_rows import LOCAL, QUICKSTART
+from tests.unit.cli.bad_input.rows import LOCAL, QUICKSTART
 
 #: Runs a command, and prints the modules that it has imported.
 PROGRAM = """

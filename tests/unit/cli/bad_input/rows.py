@@ -6,7 +6,7 @@ A command without a row fails ``test_every_command_has_a_row``.
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
 LOCAL = str(ROOT / "devcluster" / "manifests" / "profile-local.yaml")
 
