@@ -176,8 +176,7 @@ class Connection:
                     refusals += 1
                     if refusals == _MOST_REFUSALS:
                         raise
-                    if self._renew is not None:
-                        self._cluster.renew(await self._renew())
+                    await self._renew_credentials()
                 trouble(str(error))
             # Also after a watch that ended normally, so as not to overload a server that ends each at once.
             await self._sleep(pause)
@@ -187,8 +186,21 @@ class Connection:
         """Yields the log of a pod's only container by line, without line ends; with ``follow`` until it ends."""
         path = f"{PODS.prefix}/namespaces/{self.namespace}/pods/{pod}/log"
         silence = None if follow else _SILENCE_SECONDS
-        async for line in self._cluster.lines(path, [("follow", str(follow).lower())], silence):
-            yield line.decode(errors="replace").rstrip("\r\n")
+        query = [("follow", str(follow).lower())]
+        for renewed in (False, True):
+            try:
+                async for line in self._cluster.lines(path, query, silence):
+                    yield line.decode(errors="replace").rstrip("\r\n")
+            except Unavailable as error:
+                if renewed or error.status != HTTPStatus.UNAUTHORIZED:
+                    raise
+                await self._renew_credentials()
+            else:
+                return
+
+    async def _renew_credentials(self) -> None:
+        if self._renew is not None:
+            self._cluster.renew(await self._renew())
 
     async def _list_and_watch(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[Objects]:
         content = b"".join([line async for line in self._cluster.lines(path, query, _SILENCE_SECONDS)])

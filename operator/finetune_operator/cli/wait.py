@@ -29,13 +29,13 @@ async def wait_for(
     connection: Connection, names: Sequence[str], *, seconds: float | None, write: Callable[[str], None]
 ) -> int:
     """Prints one line for each job when it ends. Returns the exit code. Raises CliError if one does not exist."""
-    for name in names:
-        await connection.job(name)  # Raises an error with similar names.
+    # Raises an error with similar names.
+    phases = {name: status_view.phase_of(await connection.job(name)) for name in dict.fromkeys(names)}
     codes: dict[str, int] = {}
 
     async def one(name: str) -> None:
         async for job in job_states(connection, name):
-            phase = status_view.phase_of(job)
+            phase = phases[name] = status_view.phase_of(job)
             if status_view.ended(job):
                 codes[name] = EXIT_CODES[phase]
                 write(
@@ -46,11 +46,11 @@ async def wait_for(
 
     try:
         async with asyncio.timeout(seconds):
-            await _all(one, dict.fromkeys(names))
+            await _all(one, phases)
     except TimeoutError:
-        for name in dict.fromkeys(names):
+        # Without a request: the server may be away.
+        for name, phase in phases.items():
             if name not in codes:
-                phase = status_view.phase_of(await connection.job(name))
                 write(f"{name} has not ended after {seconds:g} s: {phase}")
         return TIMED_OUT
     return max(codes.values())

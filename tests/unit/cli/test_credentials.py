@@ -5,6 +5,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
 from kubernetes.aio.client import Configuration
 
 from finetune_operator.cli.connection import Connection
@@ -55,6 +57,29 @@ async def test_credentials_that_stay_refused_end_the_command(api: FakeApi) -> No
                 pass
         await connection.close()
     assert renewed == 5
+
+
+async def test_a_log_is_read_with_renewed_credentials(api: FakeApi) -> None:
+    api.logs["pod"] = "step 1\n"
+    tokens: list[str] = []
+
+    async def renew() -> Configuration:
+        new = Configuration()
+        new.api_key = {"BearerToken": "Bearer new"}
+        return new
+
+    @web.middleware
+    async def expired(request: web.Request, handler: Handler) -> web.StreamResponse:
+        tokens.append(request.headers.get("Authorization", ""))
+        if tokens[-1] != "Bearer new":
+            return web.json_response({"message": "expired"}, status=401)
+        return await handler(request)
+
+    async with serve(api, [expired]) as configuration:
+        connection = Connection(configuration, "team-a", renew=renew, sleep=at_once)
+        assert [line async for line in connection.log("pod", follow=True)] == ["step 1"]
+        await connection.close()
+    assert tokens == ["", "Bearer new"]
 
 
 async def test_the_namespace_is_that_of_the_chosen_context(tmp_path: Path) -> None:
