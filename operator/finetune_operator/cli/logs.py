@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import typer
-
 from finetune_contract import RunFolder, Stage
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import status_view, text
@@ -91,7 +89,7 @@ async def show_logs(
     )
     for pod in chosen:
         async for line in connection.log(pod, follow=False):
-            write(f"{_prefix(pod, chosen)}{_shown(line)}")
+            write(f"{_prefix(pod, chosen)}{text.printable(line)}")
 
 
 def _over(job: Object, selection: LogSelection) -> bool:
@@ -106,11 +104,6 @@ def _over(job: Object, selection: LogSelection) -> bool:
             passed = selection.attempt is not None and current > selection.attempt
             return passed or stage.get("phase") in _OVER
     return False
-
-
-def _shown(log: str) -> str:
-    """Returns a log without colors and control characters, which could change the terminal."""
-    return text.printable(typer.unstyle(log))
 
 
 def _prefix(pod: str, all_pods: Sequence[str]) -> str:
@@ -167,7 +160,7 @@ class _Follower:
     async def _stream(self, pod: str, peers: Sequence[str]) -> None:
         try:
             async for line in self._connection.log(pod, follow=True):
-                self._write(f"{_prefix(pod, peers)}{_shown(line)}")
+                self._write(f"{_prefix(pod, peers)}{text.printable(line)}")
         except ClusterError as error:
             self._write(f"[the log stream of {pod} ended early: {error}]")
 
@@ -236,7 +229,7 @@ async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> 
             f"The pods of {stage} are deleted and there is no stored log at {uri}.",
             fix="An attempt that was killed stores none; try an earlier one with --attempt.",
         )
-    return _shown(content.decode(errors="replace").rstrip("\n"))
+    return text.printable(content.decode(errors="replace").rstrip("\n"))
 
 
 def _newest_attempt(job: Object, selection: LogSelection) -> Place:

@@ -1,11 +1,14 @@
 """Pure functions that format numbers and times."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 _BAR = 24
+#: Colors, and commands to a terminal such as those that move its cursor.
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _CENTS = 2
 
 
@@ -91,8 +94,9 @@ def one_line(value: object) -> str:
 
 
 def printable(value: str) -> str:
-    """Returns a text of another program without control characters other than line ends and tabs."""
-    return "".join(each for each in value if each.isprintable() or each in "\n\t")
+    """Returns a text of another program without colors, and control characters other than line ends and tabs."""
+    plain = _ESCAPE_SEQUENCE.sub("", value)
+    return "".join(each for each in plain if each.isprintable() or each in "\n\t")
 
 
 def metric(status: Mapping[str, Any], name: str) -> object | None:
