@@ -11,8 +11,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 UV = Path(os.environ.get("FINETUNE_CACHE", Path.home() / ".cache/finetune-tpu")) / "tools/bin/uv"
-#: The operator's image installs the first one; the second one has the wheel's other extras, too.
-LOCKED, LOCKED_WITH_EXTRAS = ROOT / "requirements/operator.txt", ROOT / "requirements/dev.txt"
+LOCKED = ROOT / "requirements/operator.txt"
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -59,8 +58,7 @@ def test_the_wheel_requires_no_package_of_this_repository(wheel: Path) -> None:
         required = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist") or []
         packages = {name.split("/")[0] for name in archive.namelist() if ".dist-info" not in name}
     assert packages == {"finetune_operator", "finetune_contract"}
-    lines = LOCKED_WITH_EXTRAS.read_text().splitlines()
-    locked = {line.partition("==")[0] for line in lines if line[:1].isalnum()}
+    locked = {line.partition("==")[0] for line in LOCKED.read_text().splitlines() if line[:1].isalnum()}
     assert {Requirement(each).name for each in required} <= locked
 
 
@@ -72,6 +70,14 @@ def test_the_command_works_without_the_operator_s_packages(environment: Path) ->
         assert done.returncode == 0, done.stderr
     absent = run(environment / "venv/bin/python", "-c", "import kopf", cwd=environment)
     assert "No module named 'kopf'" in absent.stderr
+
+
+def test_the_command_names_the_extra_that_pages_need(environment: Path) -> None:
+    done = run(environment / "venv/bin/finetune", "compare", "a", "b", "-o", "html=page.html", cwd=environment)
+    assert done.returncode == 1
+    assert "HTML pages need jinja2, which is not installed." in done.stderr
+    assert "'FILE.whl[pages]'" in done.stderr
+    assert not (environment / "page.html").exists()
 
 
 def test_the_operator_names_the_extra_that_it_needs(environment: Path) -> None:

@@ -10,5 +10,5 @@ def require_pages() -> None:
     if find_spec("jinja2") is None:
         raise CliError(
             "HTML pages need jinja2, which is not installed.",
-            fix="Install the wheel with its extra pages: pip install 'finetune-operator[pages]'",
+            fix="Install the command with its extra pages, for example: uv tool install 'FILE.whl[pages]'",
         )
