@@ -102,6 +102,8 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        if tag in ("td", "th"):
+            self.texts.append(" ")
 
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:
@@ -150,16 +152,15 @@ def test_the_page_has_every_line_of_the_text() -> None:
     """Apart from the parts that the page words in its own way: headings, jobs, answers, and arrows."""
     comparison = two()
     shown = Page(comparison_page(comparison)).text
-    metrics = [
-        line.text.plain.split("  ", 2)[-1].strip()
-        for line in comparison_lines(comparison, colors=True)
-        if line.indent == 2 and line.hanging == 6
-    ]
-    assert len(metrics) == 4
-    assert [each for each in metrics if " ".join(each.split()) not in shown] == []
+    lines = [line.text.plain for line in comparison_lines(comparison, colors=True) if line.hanging == 6]
+    differences = [re.sub(r"^.*?  ([+-].*)$", r"\1", line) for line in lines]
+    assert len(differences) == 4
+    assert [each for each in differences if " ".join(each.split()) not in shown] == []
+    means = [f"{value.job} {value.value:.4f}" for metric in comparison.metrics for value in metric.values]
+    assert [each for each in means if each not in shown] == []
     for each in comparison.configuration:
         values = " ".join(f"{label} {value}" for label, value in each.values.items())
-        assert f"{each.path} {values}" in " ".join(shown.split())
+        assert f"{each.path} {values}" in shown
     assert "hyperparameters.learningRate A 0.0002 B 0.0001" in shown
     assert "chip hours A 1.412 B 1.9" in shown
     assert "cost A 3.81 B 5.13 USD" in shown
@@ -173,7 +174,9 @@ def test_the_page_shows_differences_with_intervals() -> None:
     assert loss.interval is not None
     low, high = loss.interval
     assert f"{loss.difference:+.4f} [{low:+.4f}, {high:+.4f}] better than A" in Page(page).text
-    assert page.count("interval good") == 3, "the interval and its two ends, in the color of an improvement"
+    assert page.count("interval good") == 6, (
+        "both metrics: the interval and its two ends, in the color of better ones"
+    )
     assert (
         f"<desc>B − A: {loss.difference:,.4g}, 95 % interval from {low:,.4g} to {high:,.4g}.</desc>" in page
     )
