@@ -202,7 +202,7 @@ def test_an_answer_that_is_too_long_to_mark_is_shown_as_it_is() -> None:
         )
     )
     assert long.strip() in Page(page).text
-    assert "<ins>word" not in page
+    assert "<ins>word word" not in page
 
 
 def test_what_is_missing_and_what_limits_the_comparison_is_shown() -> None:
