@@ -114,7 +114,7 @@ def _contrast(contrast: Contrast, other: str, rows: int | None) -> Mapping[str, 
 
 
 def _set(rows: SetRows) -> Mapping[str, str]:
-    others = ", ".join(f"{count:,} more in {label}" for label, count in rows.others.items())
+    others = ", ".join(f"{more:,} more in {label}" for label, more in rows.others.items())
     return {"kind": rows.kind, "name": rows.name, "common": f"{rows.common:,}", "others": others or "none"}
 
 
