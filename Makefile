@@ -67,12 +67,16 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 	@$(PYTHON) -m devcluster build --with kueue,kwok
 
 ##@ Checks
-.PHONY: test test-unit test-integration test-e2e test-trainer test-thorough test-serving lint
-test: lint install trainer reference templates tpu-compiler test-programs ## Everything: lint, unit, trainer, integration, end to end
+.PHONY: test test-unit test-pages test-integration test-e2e test-trainer test-thorough test-serving lint
+test: lint install trainer reference templates tpu-compiler test-programs ## Everything: lint, unit, pages, trainer, integration, end to end
 	@tests/run
 
 test-unit: install ## Unit tests, a few minutes; without those marked slow
 	@tests/run unit
+
+test-pages: install ## Pages in a headless browser (needs Debian's chromium and npm; `make test` skips it without)
+	@tests/pages/install.sh >/dev/null
+	@tests/run pages
 
 test-trainer: install trainer reference templates tpu-compiler ## The trainer's own tests, in its environment
 	@tests/run trainer

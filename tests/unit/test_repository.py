@@ -1,5 +1,6 @@
 """What must hold of the tree itself."""
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -61,10 +62,19 @@ def test_no_file_names_a_path_of_one_machine(path: str) -> None:
 
 def test_locks_are_hashed_requirement_files() -> None:
     assert not list(ROOT.rglob("uv.lock"))
-    for lock in [*(ROOT / "requirements").glob("*.txt"), *(ROOT / "trainer_image").glob("requirements*.txt")]:
+    folders = (ROOT / "requirements", ROOT / "trainer_image", ROOT / "tests" / "pages")
+    for lock in [each for folder in folders for each in folder.glob("*.txt")]:
         pinned = [line for line in lock.read_text().splitlines() if re.match(r"[a-z0-9].*==", line)]
         assert pinned, lock
         assert all(line.endswith("\\") for line in pinned), f"{lock}: a pin without a hash"
+
+
+def test_the_lock_of_npm_has_hashes_and_no_address() -> None:
+    packages = json.loads((ROOT / "tests" / "pages" / "package-lock.json").read_text())["packages"]
+    locked = {name: package for name, package in packages.items() if name}
+    assert list(locked) == ["node_modules/axe-core"]
+    assert all(package["integrity"].startswith("sha512-") for package in locked.values())
+    assert not any("resolved" in package for package in locked.values())
 
 
 def test_generated_files_are_up_to_date() -> None:

@@ -2,6 +2,9 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -23,6 +26,61 @@ from finetune_operator.comparison import (
 
 #: Columns that a continued line has at least, however far it is indented.
 _NARROWEST = 20
+
+
+class Format(StrEnum):
+    """Output formats of ``compare``."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where the comparison is printed or written."""
+
+    format: Format
+    file: Path | None = None
+    """The file of an HTML page; None for text and JSON, which are printed."""
+
+
+def output_named(text: str, *, force: bool) -> Output:
+    """Parses ``text``, ``json`` or ``html=FILE``, before anything is read.
+
+    Raises BadParameter for anything else, and CliError if the file exists and ``force`` is false, or if the packages
+    for pages are not installed.
+    """
+    name, _, file = text.partition("=")
+    if name == Format.HTML and file:
+        from finetune_operator.cli.html_page import require_pages
+        from finetune_operator.cli.init import refuse_existing
+
+        require_pages()
+        if not force:
+            refuse_existing(Path(file))
+        return Output(Format.HTML, Path(file))
+    if text not in (Format.TEXT, Format.JSON):
+        raise typer.BadParameter(
+            f"{text[:128]!r} is not one of 'text', 'json', 'html=FILE'.", param_hint="--output"
+        )
+    return Output(Format(text))
+
+
+def show_comparison(comparison: Comparison, output: Output, *, force: bool) -> None:
+    """Prints the comparison, or writes its page and prints the file's name. Raises CliError."""
+    match output.format:
+        case Format.TEXT:
+            print_comparison(comparison, Console())
+        case Format.JSON:
+            typer.echo(comparison_json(comparison))
+        case Format.HTML:
+            from finetune_operator.cli.compare_page import comparison_page
+            from finetune_operator.cli.init import save
+
+            assert output.file is not None
+            save(comparison_page(comparison), output.file, force=force)
+            typer.echo(str(output.file))
 
 
 def needs_cluster(names: Sequence[str]) -> bool:

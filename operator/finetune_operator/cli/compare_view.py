@@ -37,6 +37,8 @@ _DIRECTIONS = {
     Direction.UNKNOWN: "direction unknown",
 }
 _REFERENCE = "A"
+#: In place of a setting, and of a cost or time, that a job does not have.
+NOT_SET, UNKNOWN = "not set", "unknown"
 #: Maximum length of a prompt, a name and a setting in characters.
 _PROMPT, _NAME = 200, 64
 
@@ -104,10 +106,10 @@ def _metric(metric: MetricComparison) -> Iterator[Line]:
     rows = [_rows(metric.rows)] if metric.rows is not None else []
     title = Text()
     title.append(one_line(metric.name)[:_NAME], "bold")
-    title.append(f"  {', '.join([*rows, _DIRECTIONS[metric.direction]])}", "dim")
+    title.append(f"  {', '.join([*rows, direction_text(metric.direction)])}", "dim")
     yield Line(title)
     # As shown: the same model gives slightly different values on another slice.
-    bases = {_value(each.baseline) for each in metric.values if each.baseline is not None}
+    bases = {value_text(each.baseline) for each in metric.values if each.baseline is not None}
     if len(bases) == 1:
         yield Line(Text(f"base  {bases.pop()}"), indent=2)
     for each in metric.values:
@@ -115,18 +117,25 @@ def _metric(metric: MetricComparison) -> Iterator[Line]:
 
 
 def _metric_value(value: MetricValue, metric: MetricComparison, *, own_base: bool) -> Text:
-    line = Text(f"{value.job:<4}  {_value(value.value)}")
+    line = Text(f"{value.job:<4}  {value_text(value.value)}")
     if own_base and value.baseline is not None:
-        line.append(f" (base {_value(value.baseline)})")
+        line.append(f" (base {value_text(value.baseline)})")
     contrast, other = (
         (value.from_baseline, "base") if value.job == _REFERENCE else (value.from_reference, _REFERENCE)
     )
     if contrast:
-        line.append_text(_contrast(contrast, other, metric.rows))
+        line.append_text(contrast_text(contrast, other, metric.rows))
     return line
 
 
-def _contrast(contrast: Contrast, other: str, rows: int | None) -> Text:
+def contrast_text(contrast: Contrast, other: str, rows: int | None) -> Text:
+    """Returns a difference with its interval and verdict.
+
+    Args:
+        contrast: the difference.
+        other: name of the other model, from which it is the difference.
+        rows: number of rows that the means are over; None if it is unknown.
+    """
     words, color = _VERDICTS[contrast.verdict]
     line = Text()
     if contrast.difference is not None:
@@ -143,11 +152,17 @@ def _contrast(contrast: Contrast, other: str, rows: int | None) -> Text:
     return line
 
 
+def direction_text(direction: Direction) -> str:
+    """Returns whether lower or higher values are better."""
+    return _DIRECTIONS[direction]
+
+
 def _rows(number: int) -> str:
     return f"{number:,} row{'' if number == 1 else 's'}"
 
 
-def _value(value: float | None) -> str:
+def value_text(value: float | None) -> str:
+    """Formats a mean."""
     return "not measured" if value is None else _number(value)
 
 
@@ -207,12 +222,21 @@ def _marked(answer: JobAnswer, *, colors: bool) -> Text:
 def _settings(comparison: Comparison) -> Iterator[Line]:
     yield from _head("Configuration and data: what differs")
     for each in comparison.configuration:
-        yield _values(one_line(each.path), each.values, "not set")
+        yield _values(one_line(each.path), each.values, NOT_SET)
     if not comparison.configuration:
         yield Line(Text("nothing"))
 
 
 def _costs(jobs: Sequence[ComparedJob]) -> Iterator[Line]:
+    known = costs_and_times(jobs)
+    if known:
+        yield from _head("Cost and time")
+    for name, values in known:
+        yield _values(name, values, UNKNOWN)
+
+
+def costs_and_times(jobs: Sequence[ComparedJob]) -> Sequence[tuple[str, Mapping[str, str | None]]]:
+    """Returns what is known of at least one job: its name, and the values by label of the job."""
     rows: list[tuple[str, Mapping[str, str | None]]] = [
         ("chip hours", {job.label: job.chip_hours for job in jobs}),
         ("cost", {job.label: _cost(job) for job in jobs}),
@@ -222,11 +246,7 @@ def _costs(jobs: Sequence[ComparedJob]) -> Iterator[Line]:
         (stage, {job.label: _time(job.stage_seconds.get(stage)) for job in jobs})
         for stage in dict.fromkeys(stage for job in jobs for stage in job.stage_seconds)
     ]
-    known = [(name, values) for name, values in rows if any(values.values())]
-    if known:
-        yield from _head("Cost and time")
-    for name, values in known:
-        yield _values(name, values, "unknown")
+    return [(name, values) for name, values in rows if any(values.values())]
 
 
 def _cost(job: ComparedJob) -> str | None:

@@ -150,13 +150,6 @@ def explain(
         typer.echo(line)
 
 
-class ComparisonOutput(StrEnum):
-    """Output formats of ``compare``."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 @app.command(rich_help_panel=AFTER)
 def compare(  # noqa: PLR0917
     names: Annotated[
@@ -175,25 +168,25 @@ def compare(  # noqa: PLR0917
         int, typer.Option("--samples", min=0, max=100, help="Prompts whose answers are shown.", metavar="N")
     ] = 3,
     output: Annotated[
-        ComparisonOutput, typer.Option("--output", "-o", help="json: all numbers, exact.")
-    ] = ComparisonOutput.TEXT,
+        str, typer.Option("--output", "-o", help="html=FILE writes a page.", metavar="text|json|html=FILE")
+    ] = "text",
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     user: User = None,
 ) -> None:
     """Compare evaluated jobs: metrics on the same rows with intervals, answers, settings, cost and time."""
-    from rich.console import Console
-
     from finetune_operator.cli.compare import (
-        comparison_json,
         comparison_of,
         needs_cluster,
-        print_comparison,
+        output_named,
         records_of,
+        show_comparison,
     )
     from finetune_operator.cli.run_folder import caller_store
 
+    chosen = output_named(output, force=force)
     store = caller_store()
     if needs_cluster(names):
         runs = with_connection(
@@ -201,8 +194,4 @@ def compare(  # noqa: PLR0917
         )
     else:
         runs = asyncio.run(records_of(names, None, store))
-    comparison = comparison_of(runs, common=common, samples=samples)
-    if output is ComparisonOutput.JSON:
-        typer.echo(comparison_json(comparison))
-    else:
-        print_comparison(comparison, Console())
+    show_comparison(comparison_of(runs, common=common, samples=samples), chosen, force=force)
