@@ -11,6 +11,7 @@ import yaml
 
 from devcluster.testing import LocalCluster
 from finetune_operator.cli.validate import validate_text
+from tests.unit.cli.reported import Page, write_records
 from tests.unit.cli.scalars import KEYS, SCALARS
 
 ROOT = Path(__file__).parents[2]
@@ -176,6 +177,35 @@ def test_status_logs_and_unknown_names(cluster: LocalCluster, job: str) -> None:
     logs = finetune(cluster, "logs", "quickstart", "-n", namespace)
     assert logs.returncode == 1
     assert "has no pods and no run folder yet" in logs.stderr
+
+
+def test_reports_of_a_job_from_its_creation_until_after_its_deletion(
+    cluster: LocalCluster, job: str, tmp_path: Path
+) -> None:
+    namespace = job.split("/")[5]
+    uri = write_records(tmp_path / "quickstart")
+
+    def page(*arguments: object) -> Page:
+        done = finetune(cluster, "report", *arguments, "-n", namespace, "-o", "-")
+        assert done.returncode == 0, done.stderr
+        return Page(done.stdout)
+
+    new = page("quickstart")
+    assert "no status" in new.text("head")
+    assert "Loss: the training has measured nothing" in new.text("missing")
+    running = status_of("running")
+    running["resolved"]["runFolder"] = uri
+    cluster.patch(f"{job}/status", {"status": running})
+    live = page("quickstart")
+    assert "Running" in live.text("head")
+    assert "training loss: 600 values" in live.text("training")
+    missing = finetune(cluster, "report", "quikstart", "-n", namespace)
+    assert missing.returncode == 1
+    assert "Did you mean quickstart? The run folder of a deleted job" in missing.stderr
+    cluster.kubectl("delete", "finetunejob", "quickstart", "-n", namespace)
+    deleted = page("--run", uri)
+    assert "Succeeded" in deleted.text("head")
+    assert "4 in all, 1 ended by preemption." in deleted.text("attempts")
 
 
 def test_a_member_of_one_namespace_lists_edits_and_waits_there(

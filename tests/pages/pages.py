@@ -9,6 +9,7 @@ from finetune_operator.comparison import RunRecords, compared
 from finetune_operator.pages import document
 from finetune_operator.pages.bars import Bar, bar_chart
 from finetune_operator.pages.chart import Series, line_chart
+from tests.pages import reports
 from tests.pages.hostile import HOSTILE
 from tests.unit.comparison.runs import progress, request, row, rows, run, status
 
@@ -175,4 +176,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "compare-diverged": diverged,
     "compare-no-evaluation": no_evaluation,
     "compare-hostile": hostile,
+    "report-finished": reports.report_finished,
+    "report-running": reports.report_running,
+    "report-queued": reports.report_queued,
+    "report-failed": reports.report_failed,
+    "report-long": reports.report_long,
+    "report-hostile": reports.report_hostile,
 }

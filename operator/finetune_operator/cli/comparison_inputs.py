@@ -1,4 +1,4 @@
-"""Reads the records that ``finetune compare`` takes, from jobs and from run folders.
+"""Reads the records that ``finetune compare`` and ``finetune report`` take, from jobs and from run folders.
 
 Tenants write run folders, so every read is bounded, and an unreadable record is reported and left out.
 """
@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from finetune_contract import (
@@ -20,26 +19,19 @@ from finetune_contract import (
     Sample,
     StageRequest,
 )
-from finetune_operator.artifacts.port import (
-    PROGRESS_LIMIT,
-    RECORD_LIMIT,
-    ListingTooLarge,
-    ObjectStore,
-    ObjectTooLarge,
-    StorageError,
-)
+from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.run_folder import explanation
+from finetune_operator.cli.record_reader import RecordReader
 from finetune_operator.cli.text import one_line
-from finetune_operator.comparison import ParsedLines, RunRecords, parsed_lines
+from finetune_operator.comparison import RunRecords
+from finetune_operator.comparison.records import lookup
 
 type Object = Mapping[str, Any]
 
 #: Bytes of status.json: a job and its status have at most 1.5 MiB in the API server.
 _STATUS_LIMIT = 2 * 2**20
-#: Bytes of the rows' measurements and of the answers, lines of each, and bytes of a line. 100,000 rows have 30 MB.
-_LINES_LIMIT, _MOST_LINES = 64 * 2**20, 500_000
+#: Bytes of a line of the rows' measurements and of the answers.
 _ROW_BYTES, _SAMPLE_BYTES = 16 * 2**10, 2**20
 #: An attempt's request, by the folder's name: stage, number, restart.
 _REQUEST = re.compile(r"(prep|conv|train|eval)-([0-9]{1,3})(?:\.([0-9]{1,6}))?/(request|result)\.json")
@@ -69,17 +61,36 @@ async def run_records(name: str, connection: Connection | None, store: ObjectSto
         ClusterError: from the cluster.
     """
     if is_run_folder(name):
-        return await _Reader(RunFolder(name.rstrip("/")), store).records(None)
+        return await records_at(name, store)
     assert connection is not None, "jobs are read from a cluster"
     try:
         job = await connection.job(name)
     except CliError as error:
         advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
         raise CliError(error.message, fix=f"{error.fix} {advice}".strip()) from error
-    uri = ((job.get("status") or {}).get("resolved") or {}).get("runFolder")
-    if not uri:
+    return await records_of_job(job, store)
+
+
+async def records_of_job(job: Object, store: ObjectStore, *, require_rows: bool = True) -> RunRecords:
+    """Returns the records of a live FineTuneJob: those of the job alone if it has no run folder yet.
+
+    Args:
+        job: the FineTuneJob.
+        store: object store, with the caller's credentials.
+        require_rows: whether a rows.jsonl without any valid row is an error, or is noted.
+
+    Raises:
+        CliError: the store does not return the run folder, or rows.jsonl contains no row.
+    """
+    uri = lookup(job, "status", "resolved", "runFolder")
+    if not isinstance(uri, str) or not uri:
         return _facts(job, None, live=True)
-    return await _Reader(RunFolder(str(uri)), store).records(job)
+    return await _Reader(RunFolder(uri), store, require_rows=require_rows).records(job)
+
+
+async def records_at(uri: str, store: ObjectStore, *, require_rows: bool = True) -> RunRecords:
+    """Returns the records of a run folder, as :func:`records_of_job`. Raises CliError if there is none."""
+    return await _Reader(RunFolder(uri.rstrip("/")), store, require_rows=require_rows).records(None)
 
 
 def _facts(document: Object, uri: str | None, *, live: bool, **records: Any) -> RunRecords:
@@ -98,6 +109,7 @@ def _facts(document: Object, uri: str | None, *, live: bool, **records: Any) -> 
         namespace=str(namespace)[:253] if namespace else None,
         run_folder=uri,
         live=live,
+        metadata=identity,
         spec=_section(document, "spec"),
         status=_section(document, "status"),
         **records,
@@ -112,10 +124,10 @@ def _section(document: Object, name: str) -> Object:
 class _Reader:
     """Reads the records of one run folder."""
 
-    def __init__(self, folder: RunFolder, store: ObjectStore) -> None:
+    def __init__(self, folder: RunFolder, store: ObjectStore, *, require_rows: bool) -> None:
         self._folder = folder
-        self._store = store
-        self._unreadable: list[str] = []
+        self._reader = RecordReader(store)
+        self._require_rows = require_rows
 
     async def records(self, job: Object | None) -> RunRecords:
         """Returns all records. ``job``: the live FineTuneJob; None to read its last copy. Raises CliError."""
@@ -123,14 +135,14 @@ class _Reader:
         document = await self._status() if job is None else job
         request, preflight, progress = await asyncio.gather(
             self._request(),
-            self._record(folder.preflight_report, PreflightOutcome),
-            self._record(folder.progress, Progress, PROGRESS_LIMIT),
+            self._reader.record(folder.preflight_report, PreflightOutcome),
+            self._reader.record(folder.progress, Progress, PROGRESS_LIMIT),
         )
         evaluation, rows, samples = await asyncio.gather(
-            self._record(folder.evaluation_results, EvaluateOutcome), self._rows(), self._samples()
+            self._reader.record(folder.evaluation_results, EvaluateOutcome), self._rows(), self._samples()
         )
         found = (document, request, preflight, progress, evaluation, rows, samples)
-        if job is None and not any(found) and not self._unreadable:
+        if job is None and not any(found) and not self._reader.unreadable:
             raise CliError(
                 f"There is no run folder at {folder.uri}.",
                 fix="Give the folder <artifacts>/<namespace>/<job>-<uid>, as in status.resolved.runFolder.",
@@ -146,33 +158,11 @@ class _Reader:
             rows=rows,
             samples=samples,
             # Reads end in any order.
-            unreadable=tuple(sorted(self._unreadable)),
+            unreadable=tuple(sorted(self._reader.unreadable)),
         )
 
-    async def _read(self, uri: str, limit: int) -> bytes | None:
-        """Returns a file; None if it does not exist or is too large, which is noted. Raises CliError."""
-        try:
-            return await self._store.read(uri, limit=limit)
-        except ObjectTooLarge as error:
-            self._unreadable.append(f"{uri} is not read: {error.message}.")
-            return None
-        except StorageError as error:
-            raise explanation(error) from error
-
-    async def _record[T: BaseModel](self, uri: str, model: type[T], limit: int = RECORD_LIMIT) -> T | None:
-        content = await self._read(uri, limit)
-        if content is None:
-            return None
-        try:
-            return model.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the document"
-            self._unreadable.append(f"{uri} is not a valid record: {where[:128]}: {first['msg'][:128]}.")
-            return None
-
     async def _status(self) -> Object | None:
-        content = await self._read(self._folder.status, _STATUS_LIMIT)
+        content = await self._reader.read(self._folder.status, _STATUS_LIMIT)
         if content is None:
             return None
         try:
@@ -181,19 +171,13 @@ class _Reader:
             document = None
         job = document.get("job") if isinstance(document, dict) else None
         if not isinstance(job, dict):
-            self._unreadable.append(f"{self._folder.status} is not the record of a job.")
+            self._reader.unreadable.append(f"{self._folder.status} is not the record of a job.")
             return None
         return job
 
     async def _request(self) -> StageRequest | None:
         """Returns the request of the newest attempt of the last stage that ran, one with a result if there is one."""
-        try:
-            names = await self._store.list(self._folder.attempts)
-        except ListingTooLarge as error:
-            self._unreadable.append(f"{error.uri} is not read: {error.message}.")
-            return None
-        except StorageError as error:
-            raise explanation(error) from error
+        names = await self._reader.names(self._folder.attempts)
         attempts: dict[tuple[int, int, int], set[str]] = {}
         for match in filter(None, map(_REQUEST.fullmatch, names)):
             stage, number, restart, kind = match.groups()
@@ -205,12 +189,14 @@ class _Reader:
         stage, number, restart = max(
             started, key=lambda place: (place[0], "result" in attempts[place], place)
         )
-        return await self._record(self._folder.request(_STAGE_ORDER[stage], number, restart), StageRequest)
+        return await self._reader.record(
+            self._folder.request(_STAGE_ORDER[stage], number, restart), StageRequest
+        )
 
     async def _rows(self) -> Sequence[EvaluatedRow]:
         uri = self._folder.evaluation_rows
-        found = await self._lines(uri, EvaluatedRow, _ROW_BYTES)
-        if found.rejected and not found.records:
+        found = await self._reader.lines(uri, EvaluatedRow, _ROW_BYTES)
+        if found.rejected and not found.records and self._require_rows:
             raise CliError(
                 f"{uri} contains no evaluation row: none of its {found.rejected:,} lines is a valid record "
                 f"({one_line(found.first_fault)}).",
@@ -219,19 +205,4 @@ class _Reader:
         return found.records
 
     async def _samples(self) -> Sequence[Sample]:
-        return (await self._lines(self._folder.evaluation_samples, Sample, _SAMPLE_BYTES)).records
-
-    async def _lines[T: BaseModel](self, uri: str, model: type[T], line_bytes: int) -> ParsedLines[T]:
-        content = await self._read(uri, _LINES_LIMIT)
-        if content is None:
-            return ParsedLines(records=(), rejected=0, first_fault="")
-        try:
-            found = parsed_lines(content, model, most_lines=_MOST_LINES, line_bytes=line_bytes)
-        except ValueError as error:
-            self._unreadable.append(f"{uri} is not read: it has {error}.")
-            return ParsedLines(records=(), rejected=0, first_fault="")
-        if found.rejected:
-            self._unreadable.append(
-                f"{uri}: lines that are not valid records are left out: {found.rejected:,} ({found.first_fault})."
-            )
-        return found
+        return (await self._reader.lines(self._folder.evaluation_samples, Sample, _SAMPLE_BYTES)).records

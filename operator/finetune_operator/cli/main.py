@@ -9,7 +9,9 @@ from contextlib import suppress
 
 #: Options that take the name of a file, in all commands and in one.
 _FILE_OPTIONS = ("-f", "--filename", "--model-config", "--kubeconfig")
-_FILE_OPTIONS_OF_ONE = (("plan", "--profile"), ("init", "--output"), ("download", "--to"))
+_FILE_OPTIONS_OF_ONE = (
+    ("plan", "--profile"), ("init", "--output"), ("download", "--to"), ("report", "--output"), ("report", "-o"),
+)  # fmt: skip
 
 
 def main() -> None:

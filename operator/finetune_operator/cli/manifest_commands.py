@@ -183,8 +183,8 @@ def plan(  # noqa: PLR0917
         Path | None,
         typer.Option(
             "--model-config",
-            help="config.json of the model's folder or repository: adds parameters, memory, disk and least time. Widely "
-            "used models of the Hub are known by name.",
+            help="config.json of the model's folder or repository: adds parameters, memory, disk and least time. "
+            "Widely used models of the Hub are known by name.",
             metavar="FILE",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Commands that fetch what a job has produced: download, tensorboard, try."""
+"""Commands that show or fetch what a job has produced: report, download, tensorboard, try."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +27,38 @@ What = Annotated[
     ExportName | None,
     typer.Option("--what", help="Default: the model, or else what the job exported."),
 ]
+
+
+@app.command(rich_help_panel=AFTER)
+def report(  # noqa: PLR0917  typer passes options by name
+    name: JobName = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Default: ./NAME-report.html; - is stdout.", metavar="FILE"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    run: RunUri = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Write one HTML page about a job, in any state: curves, time and cost, data, answers, attempts, files."""
+    from finetune_operator.cli.html_page import require_pages
+    from finetune_operator.cli.init import refuse_existing
+    from finetune_operator.cli.report import STDOUT, file_of, page_of, read_report, write_page
+    from finetune_operator.cli.run_folder import ClusterOptions, caller_store, require_one
+
+    require_one(name, run)
+    require_pages()
+    file = output or file_of(name, run)
+    if file != STDOUT and not force:
+        refuse_existing(file)
+    cluster = ClusterOptions(kubeconfig, context, user, namespace)
+    page = page_of(read_report(name, run, cluster, caller_store()))
+    write_page(page, file, force=force)
+    if file != STDOUT:
+        typer.echo(str(file))
 
 
 @app.command(rich_help_panel=AFTER)

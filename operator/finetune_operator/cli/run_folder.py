@@ -56,12 +56,17 @@ class ClusterOptions:
 
 def find_run(name: str | None, uri: str | None, cluster: ClusterOptions) -> JobRun:
     """Returns the run of the job ``name``, or that at ``uri``. Raises CliError; BadParameter unless one is given."""
+    require_one(name, uri)
+    (found,) = find_runs([name] if name else [], [uri] if uri else [], cluster)
+    return found
+
+
+def require_one(name: str | None, uri: str | None) -> None:
+    """Raises BadParameter unless either a job or a run folder is given."""
     if (name is None) == (uri is None):
         raise typer.BadParameter(
             "give either the NAME of a job or --run URI, the run folder of a deleted one."
         )
-    (found,) = find_runs([name] if name else [], [uri] if uri else [], cluster)
-    return found
 
 
 def find_runs(names: Sequence[str], uris: Sequence[str], cluster: ClusterOptions) -> list[JobRun]:
@@ -69,7 +74,7 @@ def find_runs(names: Sequence[str], uris: Sequence[str], cluster: ClusterOptions
     at_uris = [run_at(uri) for uri in dict.fromkeys(uris)]
 
     async def jobs(connection: Connection) -> list[Object]:
-        return [await _job(connection, name) for name in dict.fromkeys(names)]
+        return [await existing_job(connection, name) for name in dict.fromkeys(names)]
 
     found = (
         with_connection(cluster.kubeconfig, cluster.context, cluster.user, cluster.namespace, jobs)
@@ -79,7 +84,8 @@ def find_runs(names: Sequence[str], uris: Sequence[str], cluster: ClusterOptions
     return [*map(run_of, found), *at_uris]
 
 
-async def _job(connection: Connection, name: str) -> Object:
+async def existing_job(connection: Connection, name: str) -> Object:
+    """Returns the job. Raises CliError, which names ``--run`` for a deleted one."""
     try:
         return await connection.job(name)
     except CliError as error:

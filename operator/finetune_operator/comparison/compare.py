@@ -28,7 +28,7 @@ type Runs = Mapping[str, RunRecords]
 
 
 def compared(runs: Sequence[RunRecords], *, common: bool = False, samples: int = 3) -> Comparison:
-    """Compares two or more runs, at most MOST_RUNS.
+    """Compares runs, at most MOST_RUNS; of a single one the result shows the differences from its base model.
 
     Args:
         runs: the reference first.

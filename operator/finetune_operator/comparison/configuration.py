@@ -67,6 +67,13 @@ def setting_differences(runs: Mapping[str, RunRecords]) -> list[SettingDifferenc
     ]
 
 
+def settings_of(run: RunRecords) -> dict[str, str]:
+    """Returns the settings of one run by path, sorted: those of its resolved request or, before a stage has started, of
+    its spec as written; with the facts of the data report and of ``status.resolved``."""
+    found = {**(_of_request(run) or _of_spec(run)), **_of_data(run), **_of_status(run)}
+    return dict(sorted(found.items()))
+
+
 def _of_request(run: RunRecords) -> dict[str, str]:
     if run.request is None:
         return {}

@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 
 from finetune_contract import Stage
 from finetune_operator.comparison.model import ComparedJob, ComparedModel
-from finetune_operator.comparison.records import RunRecords, lookup, text_at, whole_at
+from finetune_operator.comparison.records import RunRecords, decimal_at, instant_at, lookup, text_at, whole_at
 
-_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,12})?")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _STAGES = tuple(Stage)
 #: Phases of a job that has ended.
@@ -33,8 +31,8 @@ def compared_job(label: str, run: RunRecords) -> ComparedJob:
         training_loss=progress.metrics.loss if progress else None,
         validation_loss=progress.evaluation.loss if progress and progress.evaluation else None,
         curve=progress.curve if progress else [],
-        chip_hours=_decimal(lookup(status, "cost", "chipHours")),
-        cost=_decimal(lookup(status, "cost", "amount")),
+        chip_hours=decimal_at(status, "cost", "chipHours"),
+        cost=decimal_at(status, "cost", "amount"),
         currency=currency if currency and _CURRENCY.fullmatch(currency) else None,
         running_seconds=whole_at(status, "activeTime", "seconds"),
         stage_seconds=dict(_stage_seconds(status)),
@@ -65,31 +63,19 @@ def _model(run: RunRecords) -> ComparedModel | None:
     )
 
 
-def _decimal(value: object) -> str | None:
-    return value if isinstance(value, str) and _DECIMAL.fullmatch(value) else None
-
-
 def _stage_seconds(status: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     stages = lookup(status, "stages")
     for stage in stages if isinstance(stages, list) else ():
         name = lookup(stage, "name")
-        start, end = _instant(lookup(stage, "startTime")), _instant(lookup(stage, "completionTime"))
+        start, end = instant_at(stage, "startTime"), instant_at(stage, "completionTime")
         if name in _STAGES and start and end and end >= start:
             yield str(name), round((end - start).total_seconds())
-
-
-def _instant(value: object) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return found if found and found.tzinfo else None
 
 
 def _missing(label: str, run: RunRecords) -> Iterator[str]:
     """Yields what the comparison lacks of a run and how to get it."""
     if not run.evaluated:
-        yield f"{label} has no evaluation: {_without_evaluation(run)}"
+        yield f"{label} has no evaluation: {without_evaluation(run)}"
     elif not run.rows:
         yield (
             f"{label} has no values of single rows (evaluate/rows.jsonl), so its means are compared without "
@@ -97,7 +83,8 @@ def _missing(label: str, run: RunRecords) -> Iterator[str]:
         )
 
 
-def _without_evaluation(run: RunRecords) -> str:
+def without_evaluation(run: RunRecords) -> str:
+    """Returns why a run has no evaluation and how to get one, as the end of a sentence."""
     phase = text_at(run.status, "phase")
     if phase == "Failed":
         reason = text_at(run.status, "failure", "reason") or "see its status"

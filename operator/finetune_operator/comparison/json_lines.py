@@ -35,7 +35,7 @@ def parsed_lines[T: BaseModel](
         raise ValueError(f"more than {most_lines:,} lines")
     records: list[T] = []
     rejected, first_fault = 0, ""
-    for number, line in _lines(content, line_bytes):
+    for number, line in numbered_lines(content, line_bytes):
         try:
             if line is None:
                 raise ValueError(f"longer than {line_bytes:,} bytes")
@@ -46,7 +46,7 @@ def parsed_lines[T: BaseModel](
     return ParsedLines(records=records, rejected=rejected, first_fault=first_fault)
 
 
-def _lines(content: bytes, line_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+def numbered_lines(content: bytes, line_bytes: int) -> Iterator[tuple[int, bytes | None]]:
     """Yields number and content of each line that is not blank; None as the content of one that is too long."""
     begin, number = 0, 0
     while begin < len(content):

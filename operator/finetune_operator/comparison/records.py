@@ -1,7 +1,9 @@
 """What the records of one run contain. Tenants write them: a text may contain anything, a mapping lack anything."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from finetune_contract import (
@@ -15,6 +17,8 @@ from finetune_contract import (
 
 type Object = Mapping[str, Any]
 
+_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,12})?")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecords:
@@ -26,6 +30,8 @@ class RunRecords:
     run_folder: str | None = None
     live: bool = False
     """Whether the FineTuneJob exists, so that it can be edited."""
+    metadata: Object = field(default_factory=dict)
+    """The job's metadata: labels, uid, creationTimestamp."""
     spec: Object = field(default_factory=dict)
     """The job's spec as the user wrote it."""
     status: Object = field(default_factory=dict)
@@ -65,3 +71,19 @@ def whole_at(document: object, *path: str) -> int | None:
     """Returns the non-negative integer at ``path``; None for anything else."""
     value = lookup(document, *path)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def decimal_at(document: object, *path: str) -> str | None:
+    """Returns the decimal at ``path``, which is a text; None for anything else."""
+    value = lookup(document, *path)
+    return value if isinstance(value, str) and _DECIMAL.fullmatch(value) else None
+
+
+def instant_at(document: object, *path: str) -> datetime | None:
+    """Returns the time at ``path``, in UTC; None for anything else, and for a time without zone."""
+    value = lookup(document, *path)
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return found.astimezone(UTC) if found and found.tzinfo else None
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,70 @@
+"""``finetune report``: reads the records of a run and writes them as one HTML file."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from finetune_operator.artifacts.port import ObjectStore
+from finetune_operator.cli.comparison_inputs import records_at, records_of_job
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.init import save
+from finetune_operator.cli.options import with_connection
+from finetune_operator.cli.report_inputs import report_records
+from finetune_operator.cli.run_folder import ClusterOptions, existing_job, run_at
+from finetune_operator.report import Report, ReportRecords, report_of
+
+#: ``--output`` for stdout.
+STDOUT = Path("-")
+
+
+def read_report(name: str | None, uri: str | None, cluster: ClusterOptions, store: ObjectStore) -> Report:
+    """Returns the report on the job ``name``, or on the run folder at ``uri``, for which no cluster is called.
+
+    Raises:
+        BadParameter: the URI is none of a run folder.
+        CliError: there is no such job or folder, or cluster or store do not return it.
+    """
+    if name is None:
+        assert uri is not None, "one of them is given"
+        records = asyncio.run(_records_at(run_at(uri).folder.uri, store))
+    else:
+        records = with_connection(
+            cluster.kubeconfig,
+            cluster.context,
+            cluster.user,
+            cluster.namespace,
+            lambda connection: records_by_name(name, connection, store),
+        )
+    return report_of(records, datetime.now(UTC))
+
+
+async def _records_at(uri: str, store: ObjectStore) -> ReportRecords:
+    return await report_records(await records_at(uri, store, require_rows=False), store)
+
+
+async def records_by_name(name: str, connection: Connection, store: ObjectStore) -> ReportRecords:
+    """Returns the records of a live job. Raises CliError and ClusterError."""
+    job = await existing_job(connection, name)
+    return await report_records(await records_of_job(job, store, require_rows=False), store)
+
+
+def page_of(report: Report) -> str:
+    """Returns the report as HTML."""
+    from finetune_operator.cli.report_page import report_page
+
+    return report_page(report)
+
+
+def file_of(name: str | None, uri: str | None) -> Path:
+    """Returns the file for a report without ``--output``: that of the job, or of the run folder, in this folder."""
+    return Path(f"{name or (uri or '').rstrip('/').rpartition('/')[2]}-report.html")
+
+
+def write_page(page: str, output: Path, *, force: bool) -> None:
+    """Writes the page as a whole to a file or stdout. Raises CliError."""
+    if output == STDOUT:
+        sys.stdout.buffer.write(page.encode(errors="replace"))
+        sys.stdout.buffer.flush()
+    else:
+        save(page, output, force=force)

@@ -1,0 +1,82 @@
+"""``train/metrics.jsonl`` as columns: what is kept of any content."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune_operator.report.metrics import training_metrics
+from tests.unit.report.records import metrics
+
+
+def parsed(content: bytes, most_lines: int = 1000) -> dict[str, list[tuple[int, float]]]:
+    return {
+        name: column.points()
+        for name, column in training_metrics(content, most_lines=most_lines).columns.items()
+    }
+
+
+def test_each_metric_becomes_a_column_with_its_steps() -> None:
+    found = metrics(200)
+    assert len(found.column("loss").points()) == 200
+    assert found.column("loss").points()[-1] == (200, 3.0 / 200)
+    assert found.column("evaluation_loss").points() == [(100, 0.032), (200, 0.016)]
+    assert found.column("reward_margin").points() == []
+
+
+def test_values_that_are_not_finite_are_kept_and_recognized() -> None:
+    content = b'{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "loss": -Infinity}\n'
+    column = training_metrics(content, most_lines=10).column("loss")
+    assert math.isnan(column.values[1])
+    assert column.finite() == [(1, 2.0)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"garbage",
+        b"[]",
+        b"null",
+        b'{"loss": 1.0}',
+        b'{"step": -1, "loss": 1.0}',
+        b'{"step": true, "loss": 1.0}',
+        b'{"step": 1.5, "loss": 1.0}',
+        b'{"step": 1' + b"0" * 300 + b', "loss": 1.0}',
+        b'{"step": 1, "loss": ' + b"[" * 5000,
+        b'{"step": 1, "loss": 1.0, "note": "' + b"x" * 10_000 + b'"}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_line_that_is_no_measurement_is_counted_and_left_out(line: bytes) -> None:
+    found = training_metrics(b'{"step": 1, "loss": 2.0}\n' + line + b"\n", most_lines=10)
+    assert (found.rejected, found.column("loss").points()) == (1, [(1, 2.0)])
+    assert found.first_fault.startswith("line 2: ")
+    assert len(found.first_fault) < 200
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    content = (
+        b'{"step": 1, "loss": "2.0", "ok": true, "norm": null, "deep": {"a": 1}, "huge": 1'
+        + b"0" * 300
+        + b"}"
+    )
+    assert parsed(content) == {}
+
+
+def test_a_file_with_too_many_lines_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 2 lines"):
+        parsed(b'{"step": 1}\n' * 3, most_lines=2)
+
+
+def test_the_number_of_metrics_is_bounded() -> None:
+    content = b"".join(b'{"step": %d, "m%d": 1.0}\n' % (number, number) for number in range(500))
+    assert len(parsed(content)) == 64
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(allow_nan=False)), max_size=40))
+def test_steps_ascend_and_the_last_value_of_a_step_counts(points: list[tuple[int, float]]) -> None:
+    content = "".join(
+        f'{{"step": {step}, "loss": {value!r}}}\n'.replace("inf", "Infinity") for step, value in points
+    )
+    assert parsed(content.encode()).get("loss", []) == sorted(dict(points).items())
