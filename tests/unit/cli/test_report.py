@@ -15,7 +15,7 @@ from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
 from finetune_operator.cli import report as report_module
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.main import app
+from finetune_operator.cli.commands import app
 from finetune_operator.cli.report import page_of, records_by_name
 from tests.pages.hostile import HOSTILE
 from tests.pages.reports import report_hostile
@@ -87,7 +87,9 @@ def test_the_numbers_of_the_records_are_on_the_page(folder: Path) -> None:
 
 
 def test_words_that_only_the_tuned_model_says_are_marked(folder: Path) -> None:
-    uri = write_records(folder, evaluation_samples=lines([sample("When?", "Within 14 days.", "Within 30 days.")]))
+    uri = write_records(
+        folder, evaluation_samples=lines([sample("When?", "Within 14 days.", "Within 30 days.")])
+    )
     done = report("--run", uri, "-o", "-")
     assert "<span>Within </span><ins>30 </ins><span>days.</span>" in done.stdout
 

@@ -56,6 +56,8 @@ ROWS = [
     CommandRow(words=("explain", "MemoryExceeded"), cluster=False),
     CommandRow(words=("compare", DONE, OTHER), job=DONE, store=True),
     CommandRow(words=("compare", f"file://{FOLDER}/{DONE}", f"file://{FOLDER}/{OTHER}"), cluster=False, store=True),
+    CommandRow(words=("report", DONE, "-o", "-"), job=DONE, store=True),
+    CommandRow(words=("report", "--run", f"file://{FOLDER}/{DONE}", "-o", "-"), cluster=False, store=True),
     CommandRow(words=("list",)),
     CommandRow(words=("list", "-A", "-o", "json"), whole_cluster=True),
     CommandRow(words=("status", DONE), job=DONE),
