@@ -10,7 +10,7 @@ from devcluster.testing import LocalCluster
 from finetune_operator.artifacts.google_store import GoogleStore
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.api_server_client import ApiServerClient, CallLimits
-from finetune_operator.cluster.connect import kubeconfig
+from finetune_operator.cluster.connect import user_context
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -25,7 +25,7 @@ from tests.integration import fake_trainer
 
 @pytest.fixture
 async def api(cluster: LocalCluster) -> AsyncIterator[ApiServerClient]:
-    configuration = await kubeconfig(str(cluster.kubeconfig))
+    configuration = (await user_context(str(cluster.kubeconfig))).configuration
     async with ApiServerClient(configuration, limits=CallLimits(page_size=2)) as made:
         yield made
 

@@ -18,7 +18,7 @@ from finetune_operator.api.method import MethodType, Quantization
 from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.cli.checks import check_files
-from finetune_operator.cli.main import app
+from finetune_operator.cli.commands import app
 from finetune_operator.planning import support
 from finetune_operator.planning.errors import Refused
 from tests.unit.lifecycle.world import profile

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from finetune_operator.api.common import GROUP, VERSION, ApiModel
+from finetune_operator.api.common import GROUP, VERSION, ApiModel, field_descriptions
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.rules import RULES_KEY
@@ -112,7 +112,7 @@ def _with_description(model: type[ApiModel], name: str) -> Schema:
     field = model.model_fields[name]
     annotation = field.annotation
     inner = annotation if isinstance(annotation, type) else annotation.__args__[0]  # type: ignore[union-attr]
-    return {**structural_schema(inner), "description": field.description}
+    return {**structural_schema(inner), "description": field_descriptions(model)[name]}
 
 
 def _crd(

@@ -1,12 +1,11 @@
 """Paths of fields in a spec, as users write them: ``hyperparameters.epochs``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
-
-from finetune_operator.api.schema import structural_schema
 
 
 @cache
@@ -15,20 +14,30 @@ def field_paths(model: type[BaseModel]) -> frozenset[str]:
 
     Paths inside a list or a map are left out: they have no single value that could be compared.
     """
-    return frozenset(path for path, _ in _properties(structural_schema(model), ""))
+    return frozenset(path for path, _ in _fields(model, ""))
 
 
 @cache
 def number_paths(model: type[BaseModel]) -> frozenset[str]:
     """Returns the paths of integers and decimals, which a profile's ``limits`` may name."""
-    return frozenset(
-        path
-        for path, schema in _properties(structural_schema(model), "")
-        if schema["type"] in ("integer", "number")
-    )
+    return frozenset(path for path, kind in _fields(model, "") if kind in (int, float))
 
 
-def _properties(schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, below in schema.get("properties", {}).items():
-        yield f"{prefix}{name}", below
-        yield from _properties(below, f"{prefix}{name}.")
+def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields path and type of each field."""
+    for name, field in model.model_fields.items():
+        path, kind = f"{prefix}{field.alias or name}", _without_none(field.annotation)
+        yield path, kind
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, f"{path}.")
+
+
+def _without_none(annotation: Any) -> Any:
+    """Returns the type inside ``T | None`` and ``Annotated[T, ...]``."""
+    match get_origin(annotation):
+        case origin if origin is Annotated:
+            return _without_none(get_args(annotation)[0])
+        case origin if origin in (Union, UnionType):
+            (inner,) = (each for each in get_args(annotation) if each is not NoneType)
+            return _without_none(inner)
+    return annotation

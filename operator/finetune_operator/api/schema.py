@@ -6,14 +6,8 @@ facts in plain JSON Schema; this module rewrites them and refuses every keyword 
 below an enum's members become part of the description of each field that holds the enum.
 """
 
-import ast
-import inspect
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from functools import cache
-from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,6 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from finetune_operator.api.common import INT32_MAX
+from finetune_operator.api.docstrings import docstrings_below
 from finetune_operator.api.rules import RULES_KEY
 
 type Schema = dict[str, Any]
@@ -81,22 +76,8 @@ class _WithValues(GenerateJsonSchema):
 
 def value_descriptions(enum: type[Enum]) -> dict[str, str]:
     """Returns the docstrings below the members of ``enum`` by the members' values, without those that have none."""
-    docstrings = _docstrings(sys.modules[enum.__module__]).get(enum.__qualname__, {})
+    docstrings = docstrings_below(enum)
     return {member.value: docstrings[member.name] for member in enum if member.name in docstrings}
-
-
-@cache
-def _docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
-    """Returns the string literals below assignments in the module's classes, by class and name."""
-    classes = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef))
-    return {each.name: dict(_documented(each)) for each in classes}
-
-
-def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for statement, below in pairwise(node.body):
-        match statement, below:
-            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, " ".join(text.split())
 
 
 def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Schema:

@@ -1,5 +1,6 @@
 """The ``finetune`` program: its own options, and how errors of commands are shown."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,10 @@ from finetune_operator.cli.errors import CliError
 
 
 class Commands(typer.core.TyperGroup):
-    """Prints a CliError as two lines on stderr and exits with its code."""
+    """Prints a CliError, or an error of the system, on stderr and exits with its code.
+
+    Typer exits with 130 after Ctrl-C, and with 1, silently, if nothing reads the output any more.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -18,14 +22,24 @@ class Commands(typer.core.TyperGroup):
             print_error(error)
             raise typer.Exit(error.code) from None
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            print_error(CliError(f"{where}{error.strerror or error}"))
+            sys.exit(1)
+
 
 def print_error(error: CliError) -> None:
     """Prints an error on stderr: what is wrong, and what to do if that is known."""
+    from finetune_operator.cli.text import printable
+
     typer.secho("Error: ", fg="red", nl=False, err=True)
-    typer.echo(error.message, err=True)
+    typer.echo(printable(error.message), err=True)
     if error.fix:
         typer.secho("Fix:   ", fg="green", nl=False, err=True)
-        typer.echo(error.fix, err=True)
+        typer.echo(printable(error.fix), err=True)
 
 
 def _show_version(requested: bool) -> None:
@@ -36,10 +50,19 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit
 
 
+#: Groups of commands in ``--help``, in the order in which they are needed.
+BEFORE, WHILE, AFTER, INTERVENE = "Before a job", "While it runs", "When it has trained", "To intervene"
+
+_FIRST_STEPS = (
+    "First steps: finetune init --output job.yaml; finetune validate -f job.yaml; kubectl apply -f job.yaml; "
+    "finetune watch NAME; finetune download NAME. Each command has --help."
+)
+
 app = typer.Typer(
     name="finetune",
     cls=Commands,
     help="Fine-tune language models on TPUs with Kubernetes.",
+    epilog=_FIRST_STEPS,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

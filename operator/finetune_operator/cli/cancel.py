@@ -1,6 +1,5 @@
 """``finetune cancel``: jobs save, free their slices and end, which cannot be taken back."""
 
-import sys
 from collections.abc import Iterator, Sequence
 
 import typer
@@ -11,6 +10,7 @@ from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.edit import Write
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.printing import Object, resource_name
+from finetune_operator.cli.questions import Questions, can_ask
 
 
 async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write: Write) -> list[Object]:
@@ -32,13 +32,12 @@ async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write:
 
 def confirmed(jobs: Sequence[Object]) -> bool:
     """Asks at a terminal whether to cancel the jobs, and says what happens to each. Returns True without a terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         return True
     for line in consequences(jobs):
         typer.echo(line, err=True)
     number = "the job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
-    typer.echo(f"Cancel {number}? [y/N] ", nl=False, err=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return Questions().confirm(f"Cancel {number}?", default=False)
 
 
 def consequences(jobs: Sequence[Object]) -> Iterator[str]:

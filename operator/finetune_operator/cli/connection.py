@@ -2,19 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from http import HTTPStatus
+from typing import NoReturn
 
-import aiohttp
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.client.rest import RESTResponse
-from kubernetes.aio.config import ConfigException, list_kube_config_contexts
+from kubernetes.aio.client import Configuration
 
 from finetune_operator.cli.errors import CliError, close_names
+from finetune_operator.cli.text import one_line
 from finetune_operator.cli.user_client import UserClient
-from finetune_operator.cluster.api_server_client import error_from
-from finetune_operator.cluster.connect import NoCredentials, kubeconfig
+from finetune_operator.cluster.connect import (
+    CredentialProgramFailed,
+    NoCredentials,
+    UnknownContext,
+    user_context,
+)
 from finetune_operator.cluster.port import (
     DEPLOYMENTS,
     JOBS,
@@ -23,17 +26,22 @@ from finetune_operator.cluster.port import (
     ClusterError,
     NotFound,
     Object,
+    Rejected,
     ResourceKind,
     Unavailable,
 )
 
 type Objects = Mapping[str, Object]
 type Sleep = Callable[[float], Awaitable[None]]
+type Renew = Callable[[], Awaitable[Configuration]]
 
 #: Seconds after which the server ends a watch. A bookmark per minute shows in between that the connection is alive.
 _WATCH_SECONDS = 290
 _SILENCE_SECONDS = 100
 _LONGEST_PAUSE = 15.0
+#: Refusals of credentials in a row, over half a minute, from which they count as expired for good. A server that starts
+#: may refuse a valid token.
+_MOST_REFUSALS = 6
 
 
 def untroubled(_message: str | None) -> None:
@@ -49,19 +57,26 @@ class Connection:
         namespace: str,
         *,
         user: str | None = None,
+        renew: Renew | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """``user`` is whom to impersonate; None: the user of the configuration."""
+        """Connects to the API server of the configuration.
+
+        Args:
+            configuration: the API server and the credentials.
+            namespace: of the jobs.
+            user: whom to impersonate; None: the user of the configuration.
+            renew: returns a configuration with new credentials; None: there are no others.
+            sleep: waits between two requests.
+        """
         self.namespace = namespace
         self.server = str(configuration.host)
         self._cluster = UserClient(configuration, user)
-        self._api = ApiClient(configuration)
-        self._headers = {"Impersonate-User": user} if user else {}
+        self._renew = renew
         self._sleep = sleep
 
     async def close(self) -> None:
         await self._cluster.close()
-        await self._api.close()  # type: ignore[no-untyped-call]
 
     async def job(self, name: str) -> Object:
         """Returns the live job. Raises CliError with similar names if it does not exist."""
@@ -69,12 +84,21 @@ class Connection:
             return await self._cluster.get(JOBS, self.namespace, name)
         except NotFound:
             pass
-        known = [job["metadata"]["name"] async for job in self.jobs()]
+        try:
+            known = [each async for each in self.names()]
+            none = f"{self.namespace} has no FineTuneJob; choose another namespace with -n."
+        except Rejected:  # A caller may see single jobs alone.
+            known, none = [], "Choose another namespace with -n."
         raise CliError(
             f'There is no FineTuneJob "{name}" in namespace {self.namespace}.',
-            fix=close_names(name, known)
-            or f"{self.namespace} has no FineTuneJob; choose another namespace with -n.",
+            fix=close_names(name, known) or none,
         )
+
+    async def names(self) -> AsyncIterator[str]:
+        """Yields the names of the namespace's jobs, without reading the jobs."""
+        pages = self._cluster.pages(JOBS, self.namespace, metadata_only=True)
+        async for job in self._items(JOBS, pages):
+            yield str(job["metadata"]["name"])
 
     async def has_job(self, name: str) -> bool:
         """Whether the namespace has a job of this name."""
@@ -99,14 +123,20 @@ class Connection:
 
     async def edit(self, name: str, patch: Object) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
-        return await self._cluster.merge(JOBS, self.namespace, name, patch)
+        return await self._cluster.merge(self.namespace, name, patch)
 
     async def _listed(
         self, kind: ResourceKind, namespace: str | None, selector: str | None = None
     ) -> AsyncIterator[Object]:
         """Yields objects page by page: ten thousand jobs have more bytes than the client takes at once."""
+        async for item in self._items(kind, self._cluster.selected(kind, namespace, selector)):
+            yield item
+
+    async def _items(
+        self, kind: ResourceKind, pages: AsyncIterator[Sequence[Object]]
+    ) -> AsyncIterator[Object]:
         try:
-            async for page in self._cluster.selected(kind, namespace, selector):
+            async for page in pages:
                 for item in page:
                     yield item
         except NotFound as error:
@@ -129,18 +159,24 @@ class Connection:
         """Yields the selected objects by name: their current state, and again after every change, without end.
 
         A lost connection is restored; ``trouble`` is called with the reason meanwhile, and with None afterwards.
-        Raises ClusterError only for permanent errors (no permission, no such kind).
+        Credentials that have expired are renewed. Raises ClusterError only for permanent errors (no permission, no such
+        kind, credentials that are refused again and again).
         """
         query = _selection(name, labels)
         path = f"{kind.prefix}/namespaces/{self.namespace}/{kind.plural}"
-        pause = 1.0
+        pause, refusals = 1.0, 0
         while True:
             try:
                 async for objects in self._list_and_watch(path, query):
                     trouble(None)
-                    pause = 1.0
+                    pause, refusals = 1.0, 0
                     yield objects
             except Unavailable as error:
+                if error.status == HTTPStatus.UNAUTHORIZED:
+                    refusals += 1
+                    if refusals == _MOST_REFUSALS:
+                        raise
+                    await self._renew_credentials()
                 trouble(str(error))
             # Also after a watch that ended normally, so as not to overload a server that ends each at once.
             await self._sleep(pause)
@@ -150,13 +186,29 @@ class Connection:
         """Yields the log of a pod's only container by line, without line ends; with ``follow`` until it ends."""
         path = f"{PODS.prefix}/namespaces/{self.namespace}/pods/{pod}/log"
         silence = None if follow else _SILENCE_SECONDS
-        async for line in self._lines(path, [("follow", str(follow).lower())], silence):
-            yield line.decode(errors="replace").rstrip("\r\n")
+        query = [("follow", str(follow).lower())]
+        for renewed in (False, True):
+            try:
+                async for line in self._cluster.lines(path, query, silence):
+                    yield line.decode(errors="replace").rstrip("\r\n")
+            except Unavailable as error:
+                if renewed or error.status != HTTPStatus.UNAUTHORIZED:
+                    raise
+                await self._renew_credentials()
+            else:
+                return
+
+    async def _renew_credentials(self) -> None:
+        if self._renew is not None:
+            self._cluster.renew(await self._renew())
 
     async def _list_and_watch(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[Objects]:
-        content = b"".join([line async for line in self._lines(path, query, _SILENCE_SECONDS)])
-        listed = json.loads(content)
-        objects = {item["metadata"]["name"]: item for item in listed["items"]}
+        content = b"".join([line async for line in self._cluster.lines(path, query, _SILENCE_SECONDS)])
+        try:
+            listed = json.loads(content)
+            objects = {item["metadata"]["name"]: item for item in listed["items"]}
+        except (ValueError, LookupError, TypeError) as error:
+            raise Unavailable(f"GET {path}: the response is not a list of objects") from error
         yield dict(objects)
         watch = [
             *query,
@@ -166,7 +218,7 @@ class Connection:
             ("resourceVersion", listed["metadata"]["resourceVersion"]),
         ]
         try:
-            async for line in self._lines(path, watch, _SILENCE_SECONDS):
+            async for line in self._cluster.lines(path, watch, _SILENCE_SECONDS):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     return  # The resource version expired (410) or the server shuts down: list again.
@@ -181,38 +233,6 @@ class Connection:
         except Unavailable:
             return  # The next list shows whether the server is actually unavailable.
 
-    async def _lines(
-        self, path: str, query: list[tuple[str, str]], silence: float | None
-    ) -> AsyncIterator[bytes]:
-        """Yields the response to one GET by line. Raises ClusterError."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence)
-        answer: RESTResponse | None = None
-        try:
-            method, url, headers, _, _ = await self._api.param_serialize(
-                "GET",
-                path,
-                query_params=query,
-                header_params={"Accept": "*/*", **self._headers},
-                auth_settings=["BearerToken"],
-            )
-            answer = await self._api.call_api(method, url, header_params=headers, _request_timeout=timeout)
-            if answer.status >= 400:
-                content = await answer.read()  # type: ignore[no-untyped-call]
-                raise error_from(answer.status, method, path, content, None)
-            # aiohttp's readline rejects lines above 2 MiB, and an object in a watch may be larger.
-            rest = b""
-            async for chunk in answer.response.content.iter_any():
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    yield line
-            if rest:
-                yield rest
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unavailable(f"GET {path}: {str(error) or 'no response in time'}") from error
-        finally:
-            if answer is not None:
-                answer.response.close()
-
 
 def _selection(name: str | None, labels: Mapping[str, str] | None) -> list[tuple[str, str]]:
     query = []
@@ -223,25 +243,24 @@ def _selection(name: str | None, labels: Mapping[str, str] | None) -> list[tuple
     return query
 
 
-def _namespace_of_context(path: str | None, context: str | None) -> str:
-    """Returns the context's namespace in the kubeconfig, as kubectl selects it."""
-    try:
-        contexts, active = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-    except (ConfigException, OSError):
-        return "default"
-    chosen: Any = next((entry for entry in contexts if entry["name"] == context), active) or {}
-    return str(chosen.get("context", {}).get("namespace") or "default")
-
-
 @asynccontextmanager
 async def connect(
     *, path: str | None, context: str | None, namespace: str | None, user: str | None = None
 ) -> AsyncIterator[Connection]:
     """Connects for the duration of one command. Converts every ClusterError inside to a CliError."""
     connection: Connection | None = None
+
+    async def renew() -> Configuration:
+        return (await user_context(path, context)).configuration
+
     try:
-        configuration = await kubeconfig(path, context)
-        connection = Connection(configuration, namespace or _namespace_of_context(path, context), user=user)
+        found = await user_context(path, context)
+        try:
+            connection = Connection(found.configuration, namespace or found.namespace, user=user, renew=renew)
+        except (OSError, ValueError) as error:
+            raise NoCredentials(
+                f"the certificates that the kubeconfig names cannot be used: {error}"
+            ) from error
         yield connection
     except ClusterError as error:
         _explain(error, connection)
@@ -251,9 +270,18 @@ async def connect(
 
 
 def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
+    said = one_line(error)
+    if isinstance(error, UnknownContext):
+        raise CliError(said, fix=close_names(error.context, error.known)) from error
+    if isinstance(error, CredentialProgramFailed):
+        raise CliError(
+            said,
+            fix="Log in again, or install that program (GKE: gcloud auth login; gcloud components install "
+            "gke-gcloud-auth-plugin).",
+        ) from error
     if isinstance(error, NoCredentials) or connection is None:
         raise CliError(
-            str(error),
+            said,
             fix="Set KUBECONFIG or give --kubeconfig FILE; `make up` starts a local cluster and prints an export line.",
         ) from error
     if error.status == 401:
@@ -263,12 +291,12 @@ def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
         ) from error
     if error.status == 403:
         raise CliError(
-            str(error),
+            said,
             fix=f"Ask for a role in namespace {connection.namespace} that allows this, or choose another with -n.",
         ) from error
     if isinstance(error, Unavailable):
         raise CliError(
-            f"The cluster at {connection.server} does not respond: {error}",
+            f"The cluster at {connection.server} does not respond: {said}",
             fix="Check that it runs and that KUBECONFIG, --kubeconfig or --context selects the intended cluster.",
         ) from error
-    raise CliError(str(error)) from error
+    raise CliError(said) from error

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import app
+from finetune_operator.cli.app import INTERVENE, app
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from finetune_operator.cli.connection import Connection
 
 
-@app.command()
+@app.command(rich_help_panel=INTERVENE)
 def suspend(
     names: Names,
     namespace: Namespace = None,
@@ -36,7 +36,7 @@ def suspend(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=INTERVENE)
 def resume(
     names: Names,
     namespace: Namespace = None,
@@ -52,7 +52,7 @@ def resume(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=INTERVENE)
 def retry(  # noqa: PLR0917  typer passes options by name
     names: Names,
     from_stage: Annotated[
@@ -81,7 +81,7 @@ def retry(  # noqa: PLR0917  typer passes options by name
     )
 
 
-@app.command()
+@app.command(rich_help_panel=INTERVENE)
 def cancel(  # noqa: PLR0917  typer passes options by name
     names: Names,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from finetune_operator.api import MethodType
 from finetune_operator.api.method import Quantization
 from finetune_operator.cli.clone import cloned, next_names
+from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.new_job import (
     NewJob,
@@ -77,7 +78,7 @@ def _as_given(given: GivenFlags) -> NewJob:
         raise CliError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.",
             fix="Give a value, such as --model Qwen/Qwen3-0.6B --dataset gs://BUCKET/chat.jsonl. "
-            "Questions are asked only where input and output are a terminal.",
+            "Questions are asked only at a terminal.",
             code=WRONG_ARGUMENT,
         )
     method = given.method or MethodType.SFT
@@ -221,12 +222,12 @@ def save(text: str, file: Path, *, force: bool) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def show_next(file: Path | None, write: Callable[[str], None]) -> None:
-    """Prints the commands that come next."""
-    name = "FILE" if file is None else shlex.quote(str(file))
+def show_next(text: str, file: Path | None, write: Callable[[str], None]) -> None:
+    """Prints the commands that come next after a manifest."""
+    place = "FILE" if file is None else shlex.quote(str(file))
+    job = next(read_documents(text)).content["metadata"]["name"]
     write(f"Wrote {file}. Next:" if file else "Next, with the manifest in a file:")
-    write(f"  finetune validate -f {name}")
-    write(
-        f"  finetune plan -f {name} -f PROFILE.yaml  # `kubectl get finetuneprofile PROFILE -o yaml` prints it"
-    )
-    write(f"  kubectl apply -f {name}")
+    write(f"  finetune validate -f {place}")
+    write(f"  finetune plan -f {place} -f PROFILE.yaml  # `finetune profiles PROFILE -o yaml` prints it")
+    write(f"  kubectl apply -f {place}")
+    write(f"  finetune watch {job}")

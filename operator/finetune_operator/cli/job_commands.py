@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import app
+from finetune_operator.cli.app import WHILE, app
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -28,7 +28,7 @@ class ListOutput(StrEnum):
     YAML = "yaml"
 
 
-@app.command(name="list")
+@app.command(name="list", rich_help_panel=WHILE)
 def list_jobs(  # noqa: PLR0917  typer passes options by name
     namespace: Namespace = None,
     all_namespaces: Annotated[
@@ -59,7 +59,7 @@ def list_jobs(  # noqa: PLR0917  typer passes options by name
     )
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def status(  # noqa: PLR0917
     name: Name,
     output: Annotated[
@@ -78,7 +78,7 @@ def status(  # noqa: PLR0917
     )
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def watch(
     name: Name,
     namespace: Namespace = None,
@@ -97,11 +97,11 @@ def watch(
         )
     except KeyboardInterrupt:
         typer.echo(f"The job continues; `finetune watch {name}` follows it again.", err=True)
-        code = 130
+        raise
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def wait(  # noqa: PLR0917
     names: Names,
     timeout: Annotated[
@@ -118,20 +118,17 @@ def wait(  # noqa: PLR0917
     from finetune_operator.cli.wait import seconds_of, wait_for
 
     seconds = None if timeout is None else seconds_of(timeout)
-    try:
-        code = with_connection(
-            kubeconfig,
-            context,
-            user,
-            namespace,
-            lambda cluster: wait_for(cluster, names, seconds=seconds, write=typer.echo),
-        )
-    except KeyboardInterrupt:
-        code = 130
+    code = with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: wait_for(cluster, names, seconds=seconds, write=typer.echo),
+    )
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def logs(  # noqa: PLR0917
     name: Name,
     stage: Annotated[
@@ -153,19 +150,16 @@ def logs(  # noqa: PLR0917
     user: User = None,
 ) -> None:
     """Print the logs of a stage's pods, or the stored end of the log after the pods are deleted."""
-    from finetune_operator.artifacts.scheme_router import SchemeRouter
     from finetune_operator.cli.logs import LogSelection, show_logs
+    from finetune_operator.cli.run_folder import caller_store
 
     selection = LogSelection(stage=stage, attempt=attempt)
-    try:
-        with_connection(
-            kubeconfig,
-            context,
-            user,
-            namespace,
-            lambda cluster: show_logs(
-                cluster, name, selection, follow=follow, store=SchemeRouter(), write=typer.echo
-            ),
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: show_logs(
+            cluster, name, selection, follow=follow, store=caller_store(), write=typer.echo
+        ),
+    )

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.printing import Object, object_text, table
+from finetune_operator.cli.printing import Object, item_text, list_text, table
 
 _COLUMNS = ("NAME", "PHASE", "STAGE", "STEP", "ETA", "COST", "AGE")
 _WIDE = ("TPU", "MODEL", "SUMMARY")
@@ -21,18 +21,20 @@ async def show_list(
     now: datetime | None = None,
 ) -> None:
     """Prints the jobs that ``selector`` selects, of the connection's namespace or of all (``everywhere``)."""
-    jobs = [job async for job in connection.jobs(everywhere=everywhere, selector=selector)]
+    jobs = connection.jobs(everywhere=everywhere, selector=selector)
     if output in ("json", "yaml", "name"):
-        if jobs or output != "name":
-            write(object_text(jobs, output))
+        # The text of an object takes a fraction of the memory of the object itself.
+        items = [item_text(job, output) async for job in jobs]
+        if items or output != "name":
+            write(list_text(items, output))
         return
-    if not jobs:
+    at = now or datetime.now(UTC)
+    rows = [_row(job, at, everywhere=everywhere, wide=output == "wide") async for job in jobs]
+    if not rows:
         where = "in any namespace" if everywhere else f"in namespace {connection.namespace}"
         write(f"No jobs {where}{f' with labels {selector}' if selector else ''}.")
         return
-    at = now or datetime.now(UTC)
     head = (*(("NAMESPACE",) if everywhere else ()), *_COLUMNS, *(_WIDE if output == "wide" else ()))
-    rows = [_row(job, at, everywhere=everywhere, wide=output == "wide") for job in jobs]
     for line in table([head, *rows]):
         write(line)
 

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import RunFolder, Stage
-from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge, StorageError
-from finetune_operator.cli import status_view
+from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
+from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.run_folder import explained
 from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Object
 from finetune_operator.rendering import attempt_of
 
@@ -88,7 +89,7 @@ async def show_logs(
     )
     for pod in chosen:
         async for line in connection.log(pod, follow=False):
-            write(f"{_prefix(pod, chosen)}{line}")
+            write(f"{_prefix(pod, chosen)}{text.printable(line)}")
 
 
 def _over(job: Object, selection: LogSelection) -> bool:
@@ -123,6 +124,8 @@ class _Follower:
         self._selection = selection
         self._write = write
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has the error of the first stream that fails, for example because nothing reads the output any more."""
 
     async def pods(self, labels: Mapping[str, str]) -> None:
         """Starts a stream for each pod that starts. Never returns."""
@@ -147,11 +150,17 @@ class _Follower:
             self._write(f"=== {_title(pod)}")
         name = pod["metadata"]["name"]
         self._streams[name] = asyncio.create_task(self._stream(name, peers))
+        self._streams[name].add_done_callback(self._ended)
+
+    def _ended(self, stream: asyncio.Task[None]) -> None:
+        error = None if stream.cancelled() else stream.exception()
+        if error is not None and not self.failed.done():
+            self.failed.set_exception(error)
 
     async def _stream(self, pod: str, peers: Sequence[str]) -> None:
         try:
             async for line in self._connection.log(pod, follow=True):
-                self._write(f"{_prefix(pod, peers)}{line}")
+                self._write(f"{_prefix(pod, peers)}{text.printable(line)}")
         except ClusterError as error:
             self._write(f"[the log stream of {pod} ended early: {error}]")
 
@@ -179,7 +188,11 @@ async def _follow(
                 return
             follower.job = jobs[name]
 
-    tasks = [asyncio.create_task(follower.pods(labels)), asyncio.create_task(until_over())]
+    tasks = [
+        asyncio.create_task(follower.pods(labels)),
+        asyncio.create_task(until_over()),
+        follower.failed,
+    ]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -203,24 +216,20 @@ async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> 
     stage, number, restart = _newest_attempt(job, selection)
     uri = RunFolder(str(folder)).log_tail(stage.short, number, restart)
     try:
-        content = await store.read(uri, limit=_KEPT_LIMIT)
-    except ObjectTooLarge as error:
+        with explained():
+            content = await store.read(uri, limit=_KEPT_LIMIT)
+    except CliError as error:
+        large = "Copy that file with the store's own client (on Google Cloud: gcloud storage cp)."
         raise CliError(
-            f"The pods of {stage} are deleted and the stored log is too large to show: {error}",
-            fix="Copy that file with the store's own client (on Google Cloud: gcloud storage cp).",
-        ) from error
-    except StorageError as error:
-        raise CliError(
-            f"The pods of {stage} are deleted and the stored log cannot be read: {error}",
-            fix="Log in to the object store (on Google Cloud: gcloud auth application-default login; for a local "
-            "store set STORAGE_EMULATOR_HOST) and try again.",
+            f"The pods of {stage} are deleted, and the stored end of its log is not readable. {error.message}",
+            fix=large if isinstance(error.__cause__, ObjectTooLarge) else error.fix,
         ) from error
     if content is None:
         raise CliError(
             f"The pods of {stage} are deleted and there is no stored log at {uri}.",
             fix="An attempt that was killed stores none; try an earlier one with --attempt.",
         )
-    return content.decode(errors="replace").rstrip("\n")
+    return text.printable(content.decode(errors="replace").rstrip("\n"))
 
 
 def _newest_attempt(job: Object, selection: LogSelection) -> Place:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import app
+from finetune_operator.cli.app import AFTER, BEFORE, WHILE, app
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -19,7 +19,7 @@ from finetune_operator.cli.options import (
 )
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def profiles(  # noqa: PLR0917  typer passes options by name
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Show this one alone. Default: all.")
@@ -51,7 +51,7 @@ class CostsOutput(StrEnum):
     JSON = "json"
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def costs(  # noqa: PLR0917  typer passes options by name
     by: Annotated[
         str, typer.Option("--by", help="namespace, profile, model or label=KEY.", metavar="FIELD")
@@ -115,20 +115,17 @@ def costs(  # noqa: PLR0917  typer passes options by name
         output=output,
     )
     store = ledger_store()
-    try:
-        if ledger is not None:
-            uri = _checked("--ledger", ledger_named, ledger)
-            asyncio.run(show_ledger(store, uri, query, typer.echo))
-            return
-        with_connection(
-            kubeconfig,
-            context,
-            user,
-            namespace,
-            lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, typer.echo),
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    if ledger is not None:
+        uri = _checked("--ledger", ledger_named, ledger)
+        asyncio.run(show_ledger(store, uri, query, typer.echo))
+        return
+    with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, typer.echo),
+    )
 
 
 def _checked[T](option: str, parse: Callable[[str], T], value: str) -> T:
@@ -139,7 +136,7 @@ def _checked[T](option: str, parse: Callable[[str], T], value: str) -> T:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-@app.command()
+@app.command(rich_help_panel=WHILE)
 def explain(
     reason: Annotated[
         str | None,
@@ -160,7 +157,7 @@ class ComparisonOutput(StrEnum):
     JSON = "json"
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def compare(  # noqa: PLR0917
     names: Annotated[
         list[str],
@@ -177,7 +174,9 @@ def compare(  # noqa: PLR0917
     samples: Annotated[
         int, typer.Option("--samples", min=0, max=100, help="Prompts whose answers are shown.", metavar="N")
     ] = 3,
-    output: Annotated[ComparisonOutput, typer.Option("--output", "-o")] = ComparisonOutput.TEXT,
+    output: Annotated[
+        ComparisonOutput, typer.Option("--output", "-o", help="json: all numbers, exact.")
+    ] = ComparisonOutput.TEXT,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -196,16 +195,13 @@ def compare(  # noqa: PLR0917
     from finetune_operator.cli.run_folder import caller_store
 
     store = caller_store()
-    try:
-        if needs_cluster(names):
-            runs = with_connection(
-                kubeconfig, context, user, namespace, lambda cluster: records_of(names, cluster, store)
-            )
-        else:
-            runs = asyncio.run(records_of(names, None, store))
-        comparison = comparison_of(runs, common=common, samples=samples)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    if needs_cluster(names):
+        runs = with_connection(
+            kubeconfig, context, user, namespace, lambda cluster: records_of(names, cluster, store)
+        )
+    else:
+        runs = asyncio.run(records_of(names, None, store))
+    comparison = comparison_of(runs, common=common, samples=samples)
     if output is ComparisonOutput.JSON:
         typer.echo(comparison_json(comparison))
     else:

@@ -1,16 +1,11 @@
-"""The command line. Commands import their dependencies when they run, so that ``--help`` is fast."""
+"""The programs of the command line. Commands import their dependencies when they run, so that ``--help`` is fast."""
 
-import logging
+import io
 import os
-import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-
-# Each module registers its commands, in the order in which --help shows them.
-from finetune_operator.cli import manifest_commands, lookup_commands, job_commands, edit_commands  # isort: skip  # noqa: F401
-from finetune_operator.cli import result_commands  # isort: skip  # noqa: F401
-from finetune_operator.cli.app import app
 
 #: Options that take the name of a file, in all commands and in one.
 _FILE_OPTIONS = ("-f", "--filename", "--model-config", "--kubeconfig")
@@ -32,6 +27,8 @@ def kubectl_completion() -> None:
 
     Prints a completion per line, and last Cobra's directive: whether the shell completes file names.
     """
+    import shlex
+
     *complete, last = sys.argv[1:] or [""]
     words = shlex.join(["finetune", *complete, *([last] if last else [])])
     cursor = str(len(complete) + 1)
@@ -47,9 +44,38 @@ def _takes_file(words: Sequence[str]) -> bool:
 
 
 def _run(program: str) -> None:
+    # Until a command handles Ctrl-C, and after it has ended, Ctrl-C ends the process without a traceback.
+    asked = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if asked:  # A process in the background may ignore it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import logging
+
+    from finetune_operator.cli.commands import app
+
     # Users see the commands' errors instead of the libraries' log messages.
     logging.getLogger().addHandler(logging.NullHandler())
-    app(prog_name=program)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Where the encoding has no such symbol, a question mark is shown.
+            stream.reconfigure(errors="replace")
+    try:
+        if asked:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        app(prog_name=program)
+    finally:
+        if asked:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _drop_unwritten()
+
+
+def _drop_unwritten() -> None:
+    """Drops output that cannot be written, of which an error was shown: the interpreter would try again at its end."""
+    if (stdout := sys.__stdout__) is None:
+        return
+    try:
+        stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import app, print_error
+from finetune_operator.cli.app import BEFORE, app, print_error
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -47,7 +47,7 @@ def quantization_named(text: str) -> "Quantization":
     return found
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def init(  # noqa: PLR0917  typer passes options by name
     model: Annotated[
         str | None,
@@ -145,20 +145,17 @@ def init(  # noqa: PLR0917  typer passes options by name
     )
     if output is not None and not force:
         refuse_existing(output)
-    try:
-        if source is not None:
-            text = with_connection(
-                kubeconfig, context, user, namespace, lambda cluster: cloned_manifest(cluster, source, given)
-            )
-        else:
-            text = new_manifest(given, Questions() if can_ask() else None)
-    except (KeyboardInterrupt, typer.Abort):
-        raise typer.Exit(130) from None
+    if source is not None:
+        text = with_connection(
+            kubeconfig, context, user, namespace, lambda cluster: cloned_manifest(cluster, source, given)
+        )
+    else:
+        text = new_manifest(given, Questions() if can_ask() else None)
     if output is None:
         typer.echo(text, nl=False)
     else:
         save(text, output, force=force)
-    show_next(output, lambda line: typer.echo(line, err=True))
+    show_next(text, output, lambda line: typer.echo(line, err=True))
 
 
 class PlanOutput(StrEnum):
@@ -169,7 +166,7 @@ class PlanOutput(StrEnum):
     YAML = "yaml"
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def plan(  # noqa: PLR0917
     files: ManifestFiles,
     more: MoreFiles = None,
@@ -186,8 +183,8 @@ def plan(  # noqa: PLR0917
         Path | None,
         typer.Option(
             "--model-config",
-            help="The model's config.json: adds its parameters, memory, disk and least time. Widely used models of "
-            "the Hub are known by name.",
+            help="config.json of the model's folder or repository: adds parameters, memory, disk and least time. "
+            "Widely used models of the Hub are known by name.",
             metavar="FILE",
         ),
     ] = None,
@@ -200,7 +197,7 @@ def plan(  # noqa: PLR0917
         typer.Option(
             "--output",
             "-o",
-            help="yaml: every JobSet, one document each; an annotation names what is known later.",
+            help="json: facts and JobSets; yaml: every JobSet, one document each.",
         ),
     ] = PlanOutput.TEXT,
     namespace: ManifestNamespace = None,
@@ -228,7 +225,7 @@ def plan(  # noqa: PLR0917
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def validate(
     files: ManifestFiles,
     more: MoreFiles = None,

@@ -22,7 +22,7 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the names of the namespace's jobs that begin with ``incomplete``; none if the cluster does not answer."""
 
     async def names(cluster: "Connection") -> list[str]:
-        return [job["metadata"]["name"] async for job in cluster.jobs()]
+        return [name async for name in cluster.names()]
 
     return _completions(ctx, incomplete, names)
 

@@ -1,10 +1,16 @@
 """Prints objects and tables as kubectl does."""
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 type Object = Mapping[str, Any]
+
+_INDENT = 4
+_LIST = {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": []}
+_JSON_LIST = json.dumps(_LIST, indent=_INDENT)
+_YAML_LIST = "apiVersion: v1\nkind: List\nmetadata:\n  resourceVersion: ''\nitems:"
 
 
 def object_text(objects: Sequence[Object], output: str, *, single: bool = False) -> str:
@@ -15,18 +21,31 @@ def object_text(objects: Sequence[Object], output: str, *, single: bool = False)
         output: the format.
         single: whether to print the only object itself instead of a List.
     """
+    items = [item_text(each, output) for each in objects]
+    return items[0] if single else list_text(items, output)
+
+
+def item_text(item: Object, output: str) -> str:
+    """Returns an object as ``json``, ``yaml`` or ``name``."""
     if output == "name":
-        return "\n".join(resource_name(each) for each in objects)
-    shown: Any = (
-        objects[0]
-        if single
-        else {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": list(objects)}
-    )
+        return resource_name(item)
     if output == "json":
-        return json.dumps(shown, indent=4, ensure_ascii=False)
+        return json.dumps(item, indent=_INDENT, ensure_ascii=False)
     from finetune_operator.cli.yaml_text import yaml_text
 
-    return yaml_text(shown).rstrip("\n")
+    return yaml_text(item).rstrip("\n")
+
+
+def list_text(items: Sequence[str], output: str) -> str:
+    """Returns the List of objects, whose texts :func:`item_text` has made."""
+    if output == "name":
+        return "\n".join(items)
+    if output == "json":
+        # The text of an item has line ends between its members alone.
+        below = ",\n".join(textwrap.indent(each, " " * 2 * _INDENT) for each in items)
+        return _JSON_LIST.replace("[]", f"[\n{below}\n{' ' * _INDENT}]" if items else "[]")
+    listed = "\n".join(f"- {each.replace(chr(10), chr(10) + '  ')}" for each in items)
+    return f"{_YAML_LIST}\n{listed}" if items else f"{_YAML_LIST} []"
 
 
 def resource_name(item: Object) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.context import is_default
 from finetune_operator.cli.errors import CliError, close_names
@@ -69,7 +70,7 @@ def _block(profile: Object) -> Iterator[str]:
     spec, metadata = profile["spec"], profile["metadata"]
     constraints = spec.get("constraints") or {}
     head = [metadata["name"], *(["(default)"] if is_default(profile) else []), spec.get("displayName") or ""]
-    yield " ".join(head).rstrip()
+    yield text.one_line(" ".join(head))
     if fault := _fault(profile):
         yield _line("Not valid", fault)
     for flavor in spec.get("flavors") or ():
@@ -121,4 +122,4 @@ def _listed(entries: Any, otherwise: str) -> str:
 
 
 def _line(label: str, value: str) -> str:
-    return f"  {label:<{_LABEL}}{value}"
+    return f"  {label:<{_LABEL}}{text.one_line(value)}"

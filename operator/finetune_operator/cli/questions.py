@@ -2,49 +2,56 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import typer
 
 
 def can_ask() -> bool:
-    """Whether a person is there to answer: input and output are both terminals."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    """Whether a person is there to answer: stdin and stderr are terminals. Stdout may be a file or a pipe."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 class Questions:
     """Asks on stderr, so that stdout has only the result. A refused answer is asked again.
 
-    Each method raises typer.Abort at Ctrl-C and at the end of the input.
+    Each method raises KeyboardInterrupt at Ctrl-C and at the end of the input.
     """
 
     def text(self, question: str, check: Callable[[str], str], default: str | None = None) -> str:
         """Returns an answer for which ``check`` returns no fault. ``default`` is the answer to an empty line."""
-
-        def checked(answer: str) -> str:
-            if fault := check(answer.strip()):
-                raise typer.BadParameter(fault)
-            return answer.strip()
-
-        return self._asked(question, default, checked)
+        while True:
+            answer = self._answer(f"{question} [{default}]: " if default else f"{question}: ")
+            if not answer and default is None:
+                continue
+            if not (fault := check(answer or default or "")):
+                return answer or default or ""
+            typer.echo(f"Error: {fault}", err=True)
 
     def choice(self, question: str, choices: Sequence[str], default: str) -> str:
         """Returns one of the choices, in any case."""
-
-        def chosen(answer: str) -> str:
-            found = next((each for each in choices if each.lower() == answer.strip().lower()), None)
-            if found is None:
-                raise typer.BadParameter(f"choose one of {', '.join(choices)}")
-            return found
-
-        return self._asked(f"{question} ({', '.join(choices)})", default, chosen)
+        known = {each.lower(): each for each in choices}
+        listed = ", ".join(choices)
+        answer = self.text(
+            f"{question} ({listed})",
+            lambda given: "" if given.lower() in known else f"choose one of {listed}",
+            default,
+        )
+        return known[answer.lower()]
 
     def confirm(self, question: str, *, default: bool) -> bool:
         """Returns whether the answer is yes."""
-        return typer.confirm(question, default=default, err=True)
+        while True:
+            answer = self._answer(f"{question} [{'Y/n' if default else 'y/N'}] ").lower()
+            if not answer:
+                return default
+            if answer in {"y", "yes", "n", "no"}:
+                return answer in {"y", "yes"}
+            typer.echo("Error: answer y or n", err=True)
 
-    def _asked(self, question: str, default: str | None, read: Callable[[str], str]) -> str:
-        answer: Any = typer.prompt(
-            question, default=default, show_default=bool(default), value_proc=read, err=True
-        )
-        return str(answer)
+    def _answer(self, prompt: str) -> str:
+        # Typer's own prompts write to stdout, and do not distinguish Ctrl-C from an error.
+        typer.echo(prompt, nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise KeyboardInterrupt
+        return line.strip()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import app
+from finetune_operator.cli.app import AFTER, app
 from finetune_operator.cli.options import (
     Context,
     ExportName,
@@ -29,7 +29,7 @@ What = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def download(  # noqa: PLR0917  typer passes options by name
     name: JobName = None,
     what: What = None,
@@ -74,7 +74,7 @@ def download(  # noqa: PLR0917  typer passes options by name
         typer.echo(line, err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=AFTER)
 def tensorboard(  # noqa: PLR0917
     names: Annotated[
         list[str] | None,
@@ -104,17 +104,14 @@ def tensorboard(  # noqa: PLR0917
     if not names and not runs:
         raise typer.BadParameter("give the NAME of a job, or --run URI, the run folder of a deleted one.")
     options = [*([f"--port={port}"] if port is not None else []), *([f"--host={host}"] if host else [])]
-    try:
-        program = tensorboard_program()
-        found = find_runs(names or [], runs or [], ClusterOptions(kubeconfig, context, user, namespace))
-        asyncio.run(
-            show_tensorboard(found, program, options, caller_store(), lambda line: typer.echo(line, err=True))
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    program = tensorboard_program()
+    found = find_runs(names or [], runs or [], ClusterOptions(kubeconfig, context, user, namespace))
+    asyncio.run(
+        show_tensorboard(found, program, options, caller_store(), lambda line: typer.echo(line, err=True))
+    )
 
 
-@app.command(name="try")
+@app.command(name="try", rich_help_panel=AFTER)
 def try_prompt(  # noqa: PLR0917
     name: Annotated[
         str,
@@ -155,15 +152,12 @@ def try_prompt(  # noqa: PLR0917
     asked, text = (None, name) if run is not None and prompt is None else (name, prompt)
     if text is None:
         raise typer.BadParameter('give a PROMPT, too: finetune try NAME "PROMPT".')
-    try:
-        found = find_run(asked, run, ClusterOptions(kubeconfig, context, user, namespace))
-        try_model(
-            found,
-            Prompt(text=text, max_new_tokens=max_new_tokens, temperature=temperature),
-            what=what,
-            base=base,
-            console=Console(stderr=True),
-            write=typer.echo,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    found = find_run(asked, run, ClusterOptions(kubeconfig, context, user, namespace))
+    try_model(
+        found,
+        Prompt(text=text, max_new_tokens=max_new_tokens, temperature=temperature),
+        what=what,
+        base=base,
+        console=Console(stderr=True),
+        write=typer.echo,
+    )

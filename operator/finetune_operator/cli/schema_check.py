@@ -2,8 +2,7 @@
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,19 +12,24 @@ from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
 from finetune_operator.api import canonical, form, one_of, unknown_field, unquoted
+from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.cli.documents import Place
+from finetune_operator.cli.violations import SchemaViolation, shown
 
 type Schema = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaViolation:
-    """One violation. ``fix`` is empty if the message includes the remedy."""
-
-    place: Place
-    message: str
-    fix: str = ""
+def violations(
+    kind: str, content: Mapping[str, Any], known: Sequence[SchemaViolation]
+) -> list[SchemaViolation]:
+    """Returns the ``known`` violations, then those of the CRD's schema and of its rules. ``content`` has no status."""
+    schema = root_schema(job_crd() if kind == "FineTuneJob" else profile_crd())
+    found = [*known, *check_schema(content, schema)]
+    reported = {each.place for each in found}
+    # A rule on a value of the wrong type or form would repeat the same error in a less helpful way.
+    broken = check_rules(content, schema, sound=not found)
+    return [*found, *(each for each in broken if each.place not in reported)]
 
 
 def check_schema(content: Mapping[str, Any], schema: Schema) -> list[SchemaViolation]:
@@ -41,23 +45,6 @@ def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> l
     """
     # An integer beyond 64 bits is none in CEL, and the API server holds it as a decimal.
     return list(_violated(canonical(content), schema, (), sound=sound))
-
-
-def shown(value: Any) -> str:
-    """Formats a value for a message: long texts are truncated, objects and lists are named by their type."""
-    match value:
-        case None:
-            return "empty"
-        case bool():
-            return str(value).lower()
-        case str():
-            return f'"{value}"' if len(value) <= 64 else f'"{value[:61]}…"'
-        case Mapping():
-            return "an object"
-        case list():
-            return "a list"
-        case _:
-            return str(value)
 
 
 def _members(value: Any, schema: Schema, place: Place) -> Iterator[SchemaViolation]:

@@ -84,7 +84,7 @@ def _head(job: Object, status: Object) -> Iterator[Text]:
     head.append(phase, f"bold {_PHASES.get(phase, 'cyan')}")
     yield head
     if summary := status.get("summary"):
-        yield Text(str(summary))
+        yield Text(text.printable(str(summary)))
     elif not status:
         yield Text("The operator has not observed this job yet.", "dim")
     elif not is_current(job):
@@ -102,7 +102,7 @@ def _stages(status: Object, now: datetime) -> Iterator[Text]:
         line.append(f"{name:<10}", "" if phase != "Pending" else "dim")
         spent = text.elapsed(stage.get("startTime"), stage.get("completionTime"), now)
         line.append(f"{text.duration(spent.total_seconds()) if spent else '':>12}  ", "dim")
-        line.append("  ".join(stage_notes(stage, status)))
+        line.append(text.printable("  ".join(stage_notes(stage, status))))
         line.rstrip()
         yield line
 
@@ -153,7 +153,7 @@ def progress_notes(status: Object, *, running: bool) -> Iterator[str]:
 def _row(label: str, value: str, style: str = "") -> Text:
     line = Text()
     line.append(f"{label:<{_LABEL}}", "dim")
-    line.append(value, style)
+    line.append(text.printable(value), style)
     return line
 
 

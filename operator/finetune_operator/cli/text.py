@@ -1,18 +1,20 @@
 """Pure functions that format numbers and times."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 _BAR = 24
+#: Colors, and commands to a terminal such as those that move its cursor.
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _CENTS = 2
 
 
 def cell(value: object) -> str:
-    """Returns one line without control characters for a table: parts of objects are texts of other programs."""
-    shown = " ".join(str(value).split()) if value not in (None, "") else "-"
-    return "".join(each for each in shown if each.isprintable())
+    """Returns a cell of a table: a text of another program on one line, ``-`` if there is none."""
+    return "-" if value is None else one_line(value) or "-"
 
 
 def duration(seconds: float) -> str:
@@ -92,8 +94,9 @@ def one_line(value: object) -> str:
 
 
 def printable(value: str) -> str:
-    """Returns a text of another program without control characters other than line ends and tabs."""
-    return "".join(each for each in value if each.isprintable() or each in "\n\t")
+    """Returns a text of another program without colors, and control characters other than line ends and tabs."""
+    plain = _ESCAPE_SEQUENCE.sub("", value)
+    return "".join(each for each in plain if each.isprintable() or each in "\n\t")
 
 
 def metric(status: Mapping[str, Any], name: str) -> object | None:

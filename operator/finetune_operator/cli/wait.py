@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-from finetune_operator.cli import status_view
+from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.watch import EXIT_CODES, job_states
@@ -29,24 +29,28 @@ async def wait_for(
     connection: Connection, names: Sequence[str], *, seconds: float | None, write: Callable[[str], None]
 ) -> int:
     """Prints one line for each job when it ends. Returns the exit code. Raises CliError if one does not exist."""
-    for name in names:
-        await connection.job(name)  # Raises an error with similar names.
+    # Raises an error with similar names.
+    phases = {name: status_view.phase_of(await connection.job(name)) for name in dict.fromkeys(names)}
     codes: dict[str, int] = {}
 
     async def one(name: str) -> None:
         async for job in job_states(connection, name):
-            phase = status_view.phase_of(job)
+            phase = phases[name] = status_view.phase_of(job)
             if status_view.ended(job):
                 codes[name] = EXIT_CODES[phase]
-                write(f"{name} {phase}: {status_view.status_of(job).get('summary', '')}".rstrip(": "))
+                write(
+                    text.one_line(f"{name} {phase}: {status_view.status_of(job).get('summary', '')}").rstrip(
+                        ": "
+                    )
+                )
 
     try:
         async with asyncio.timeout(seconds):
-            await _all(one, dict.fromkeys(names))
+            await _all(one, phases)
     except TimeoutError:
-        for name in dict.fromkeys(names):
+        # Without a request: the server may be away.
+        for name, phase in phases.items():
             if name not in codes:
-                phase = status_view.phase_of(await connection.job(name))
                 write(f"{name} has not ended after {seconds:g} s: {phase}")
         return TIMED_OUT
     return max(codes.values())
@@ -58,5 +62,5 @@ async def _all(wait: Callable[[str], Coroutine[None, None, None]], names: Iterab
         async with asyncio.TaskGroup() as group:
             for name in names:
                 group.create_task(wait(name))
-    except* (CliError, ClusterError) as errors:
+    except* (CliError, ClusterError, OSError) as errors:
         raise errors.exceptions[0] from None

@@ -97,7 +97,7 @@ class TransitionPrinter:
         age = text.elapsed(job.get("metadata", {}).get("creationTimestamp"), None, at)
         clock = text.duration(age.total_seconds()) if age else ""
         for line in self._lines(status_view.status_of(job), at):
-            yield f"{clock:>12}  {line}"
+            yield text.printable(f"{clock:>12}  {line}")
 
     def _lines(self, status: Object, at: datetime) -> Iterator[str]:
         phase = str(status.get("phase") or "Pending")

@@ -1,12 +1,14 @@
 """Address of the API server and credentials for it: the pod's service account, or a user's kubeconfig."""
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import ConfigException, load_kube_config
+from kubernetes.aio.config import ConfigException, list_kube_config_contexts, load_kube_config
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
 from finetune_operator.cluster.port import ClusterError
@@ -17,6 +19,29 @@ DEFAULT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 class NoCredentials(ClusterError):
     """There are no credentials for an API server; the message names the places that were searched."""
+
+
+class UnknownContext(NoCredentials):
+    """The kubeconfig has no such context."""
+
+    def __init__(self, message: str, context: str, known: Sequence[str]) -> None:
+        super().__init__(message)
+        self.context = context
+        self.known = known
+        """Names of its contexts."""
+
+
+class CredentialProgramFailed(NoCredentials):
+    """The program that a kubeconfig names for credentials does not exist, or has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserContext:
+    """A context of a kubeconfig."""
+
+    configuration: Configuration
+    namespace: str
+    """That of the context, or else ``default``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +91,51 @@ class ServiceAccountFolder:
         return configuration
 
 
-async def kubeconfig(path: str | None = None, context: str | None = None) -> Configuration:
-    """Returns a user's configuration from ``path``, else ``$KUBECONFIG``, else ``~/.kube/config``.
+async def user_context(path: str | None = None, context: str | None = None) -> UserContext:
+    """Returns a user's access from ``path``, else ``$KUBECONFIG``, else ``~/.kube/config``, as kubectl does.
 
-    Raises NoCredentials.
+    ``context`` names one of its contexts; None: the current one. Raises NoCredentials.
     """
+    where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
     configuration = Configuration()
     try:
-        # persist_config: a command that only reads must not rewrite the user's kubeconfig.
-        await load_kube_config(  # type: ignore[no-untyped-call]
-            config_file=path, context=context, client_configuration=configuration, persist_config=False
-        )
-    except (ConfigException, OSError) as error:
-        where = path or os.environ.get("KUBECONFIG", "~/.kube/config")
-        raise NoCredentials(f"no usable kubeconfig in {where}: {error}") from error
-    return configuration
+        with _logged_errors() as logged:
+            # persist_config: a command that only reads must not rewrite the user's kubeconfig.
+            loader = await load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=path, context=context, client_configuration=configuration, persist_config=False
+            )
+        namespace = str((loader.current_context.get("context") or {}).get("namespace") or "default")
+    except Exception as error:
+        # The library does not check what it reads: a malformed file may raise a TypeError or a KeyError.
+        known = _contexts(path)
+        if context is not None and known and context not in known:
+            raise UnknownContext(
+                f'the kubeconfig {where} has no context "{context}"', context, known
+            ) from error
+        raise NoCredentials(f"no usable kubeconfig in {where}: {error or type(error).__name__}") from error
+    if logged and not configuration.api_key and not configuration.cert_file:
+        raise CredentialProgramFailed(f"the program that {where} names for credentials failed: {logged[-1]}")
+    return UserContext(configuration, namespace)
+
+
+def _contexts(path: str | None) -> Sequence[str]:
+    """Returns the names of a kubeconfig's contexts; empty if it cannot be read."""
+    try:
+        contexts, _ = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+        return [str(each["name"]) for each in contexts]
+    except Exception:  # noqa: BLE001  as above
+        return []
+
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """Yields what the library logs inside: it logs the error of a credential program, and continues without a token."""
+    logged: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(load_kube_config.__module__)
+    logger.addHandler(handler)
+    try:
+        yield logged
+    finally:
+        logger.removeHandler(handler)

@@ -5,11 +5,12 @@ Tests change objects through it and thereby decide what a watch sees and when.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from kubernetes.aio.client import Configuration
 
 type Object = dict[str, Any]
@@ -27,6 +28,8 @@ class FakeApi:
         """Name, merge patch and impersonated user of every edit."""
         self.refuse: int | None = None
         """Status code that every request gets."""
+        self.absent: frozenset[str] = frozenset()
+        """Resources that the server does not know."""
         self._version = 100
         self._watches: list[tuple[str, asyncio.Queue[Object | None]]] = []
         self._read: list[str] = []
@@ -68,6 +71,8 @@ class FakeApi:
         if self.refuse:
             return web.json_response({"kind": "Status", "message": "no"}, status=self.refuse)
         plural, name = request.match_info["plural"], request.match_info.get("name")
+        if plural in self.absent:
+            return web.json_response({"kind": "Status", "message": "no such resource"}, status=404)
         if name is not None:
             found = self.objects.get((plural, name))
             missing = {"kind": "Status", "message": f"{plural} {name} not found"}
@@ -75,8 +80,21 @@ class FakeApi:
         if request.query.get("watch") == "true":
             return await self._watch(request, plural)
         self.lists.append(request.query_string)
+        return web.json_response(self._page(plural, request))
+
+    def _page(self, plural: str, request: web.Request) -> Object:
         items = [item for (kind, _), item in self.objects.items() if kind == plural]
-        return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": items})
+        begin, limit = (
+            int(request.query.get("continue", 0)),
+            int(request.query.get("limit", 0)) or len(items),
+        )
+        metadata = {"resourceVersion": str(self._version)}
+        if begin + limit < len(items):
+            metadata["continue"] = str(begin + limit)
+        page = items[begin : begin + limit]
+        if "as=PartialObjectMetadataList" in request.headers["Accept"]:
+            page = [{"metadata": each["metadata"]} for each in page]
+        return {"metadata": metadata, "items": page}
 
     async def edit(self, request: web.Request) -> web.Response:
         """Merges a patch, as far as its depth is that of ``spec.retry``."""
@@ -120,9 +138,9 @@ class FakeApi:
 
 
 @asynccontextmanager
-async def serve(api: FakeApi) -> AsyncIterator[Configuration]:
+async def serve(api: FakeApi, middlewares: Sequence[Middleware] = ()) -> AsyncIterator[Configuration]:
     """A client configuration for the server, which ends with the block."""
-    app = web.Application()
+    app = web.Application(middlewares=middlewares)
     for prefix in ("/api/v1", "/apis/apps/v1", "/apis/tpu-finetune.dev/v1alpha1"):
         base = f"{prefix}/namespaces/{{namespace}}"
         app.router.add_get(f"{prefix}/{{plural}}", api.handle)

@@ -1,4 +1,4 @@
-"""``finetune cancel`` asks at a terminal, unless given ``--yes``; Ctrl-C interrupts the question."""
+"""``finetune cancel`` asks at a terminal, unless given ``--yes``; Ctrl-C and the end of the input interrupt it."""
 
 import asyncio
 import os
@@ -91,7 +91,7 @@ async def run(kubeconfig: Path, answer: bytes | signal.Signals, *options: str) -
         (b"YES\n", 0, 1),
         (b"n\n", 1, 0),
         (b"\n", 1, 0),
-        (b"\x04", 1, 0),
+        (b"\x04", 130, 0),
         (signal.SIGINT, 130, 0),
     ],
     ids=["y", "yes", "no", "nothing", "end of input", "Ctrl-C"],

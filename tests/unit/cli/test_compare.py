@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 from finetune_contract import EvaluatedRow, RunFolder
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
+from finetune_operator.cli.commands import app
 from finetune_operator.cli.compare import comparison_of, print_comparison
 from finetune_operator.cli.comparison_inputs import run_records
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.main import app
 from finetune_operator.comparison import RunRecords
 from tests import snapshots
 from tests.unit.cli.fake_api import FakeApi

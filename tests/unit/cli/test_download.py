@@ -24,7 +24,7 @@ from finetune_operator.artifacts.port import (
 )
 from finetune_operator.cli import download as download_module
 from finetune_operator.cli import transfer
-from finetune_operator.cli.main import app
+from finetune_operator.cli.commands import app
 from finetune_operator.cli.target_folder import TargetFolder
 from tests.unit.cli.exported import (
     ADAPTER,

@@ -135,7 +135,9 @@ async def test_a_kept_log_may_be_larger_than_a_record(api: FakeApi, connection: 
     uri = f"{FOLDER}/attempts/export-1/log-tail.txt"
     kept = Kept({uri: b"x" * (2 * RECORD_LIMIT)})
     assert await logs(connection, store=kept) == ["x" * (2 * RECORD_LIMIT)]
-    with pytest.raises(CliError, match=r"too large to show: gs://.*log-tail.txt: the file is larger than"):
+    with pytest.raises(
+        CliError, match=r"not readable\. gs://.*log-tail.txt cannot be read: the file is larger"
+    ):
         await logs(connection, store=Kept({uri: b"x" * (32 * RECORD_LIMIT)}))
 
 
@@ -147,7 +149,7 @@ async def test_a_kept_log_may_be_larger_than_a_record(api: FakeApi, connection: 
             "succeeded",
             LogSelection(),
             Kept(reachable=False),
-            "the stored log cannot be read: .*no response in time",
+            "not readable\\. The store does not respond: .*no response in time",
         ),
         ("pending", LogSelection(), Kept(), "has no pods and no run folder yet"),
         (
@@ -184,6 +186,30 @@ async def test_following_shows_stage_after_stage_until_the_job_ends(
         "=== Evaluate quickstart-eval-1",
     ]
     assert "hello from quickstart-eval-1-slice-0-0-abcde" in shown
+
+
+async def test_following_ends_when_nothing_reads_the_output(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.TRAIN))
+
+    def write(line: str) -> None:
+        if line.startswith("hello"):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        await show_logs(connection, "quickstart", LogSelection(), follow=True, store=Kept(), write=write)
+
+
+async def test_colors_and_control_characters_of_a_log_are_not_shown(
+    api: FakeApi, connection: Connection
+) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.TRAIN))
+    (name,) = api.logs
+    api.logs[name] = "\x1b[32mINFO\x1b[0m step 1\t2\x1b]0;title\x07\n"
+    (line,) = await logs(connection)
+    assert line.startswith("INFO step 1\t2")
+    assert not {"\x1b", "\x07"} & set(line)
 
 
 async def test_following_one_stage_ends_with_the_stage(api: FakeApi, connection: Connection) -> None:

@@ -13,7 +13,7 @@ import typer.main
 import yaml
 from typer.testing import CliRunner, Result
 
-from finetune_operator.cli.main import app
+from finetune_operator.cli.commands import app
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
@@ -600,7 +600,7 @@ def test_a_misspelt_command_gets_a_suggestion() -> None:
 
 @pytest.mark.parametrize("module", ["kubernetes", "google", "aiohttp", "kopf", "pydantic"])
 def test_help_imports_nothing_heavy(module: str) -> None:
-    code = f"import sys, finetune_operator.cli.main; sys.exit({module!r} in sys.modules)"
+    code = f"import sys, finetune_operator.cli.commands; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from finetune_operator.cli.main import app
+from finetune_operator.cli.commands import app
 from tests.snapshots import check
 
 ROOT = Path(__file__).parents[3]

@@ -17,9 +17,9 @@ from finetune_contract import RunFolder
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageUnavailable
 from finetune_operator.cli import event_files, tensorboard
+from finetune_operator.cli.commands import app
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.event_files import EventFiles
-from finetune_operator.cli.main import app
 from finetune_operator.cli.run_folder import JobRun
 from finetune_operator.cli.tensorboard import show_tensorboard
 from tests.unit.cli.exported import contents

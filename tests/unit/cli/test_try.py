@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from finetune_contract import Sample
 from finetune_operator.cli import samples
-from finetune_operator.cli.main import app
+from finetune_operator.cli.commands import app
 from tests.unit.cli.exported import ADAPTER, FILES, write_run
 from tests.unit.cli.fake_transformers import FakeTransformers
 

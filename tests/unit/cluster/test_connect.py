@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.cluster.connect import NoCredentials, ServiceAccountFolder, kubeconfig
+from finetune_operator.cluster.connect import NoCredentials, ServiceAccountFolder, user_context
 
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
 
@@ -43,4 +43,4 @@ def test_without_the_api_servers_address_it_is_said_too(folder: ServiceAccountFo
 
 async def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoCredentials, match=str(tmp_path / "none")):
-        await kubeconfig(str(tmp_path / "none"))
+        await user_context(str(tmp_path / "none"))
