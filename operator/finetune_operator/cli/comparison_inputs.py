@@ -79,7 +79,7 @@ async def run_records(name: str, connection: Connection | None, store: ObjectSto
     uri = ((job.get("status") or {}).get("resolved") or {}).get("runFolder")
     if not uri:
         return _facts(job, None, live=True)
-    return await _Reader(RunFolder(str(uri)), store).records(job)
+    return await _Reader(RunFolder(str(uri).rstrip("/")), store).records(job)
 
 
 def _facts(document: Object, uri: str | None, *, live: bool, **records: Any) -> RunRecords:
