@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import AFTER, app
+from finetune_operator.cli.app import AFTER, app, echo
 from finetune_operator.cli.options import (
     Context,
     ExportName,
@@ -61,17 +61,17 @@ def download(  # noqa: PLR0917  typer passes options by name
         folder = to or Path(f"{found.name}-{exported.name}")
         fetch(exported, folder, force=force, console=console)
     except KeyboardInterrupt:
-        typer.echo("Interrupted; the same command continues.", err=True)
+        echo("Interrupted; the same command continues.", err=True)
         raise typer.Exit(130) from None
     files = exported.manifest.files
     typer.echo(str(folder))
-    typer.echo(
+    echo(
         f"{len(files)} file{'s' if len(files) != 1 else ''}, {text.size(exported.manifest.size)}; "
         "every SHA-256 is that of the export's manifest.",
         err=True,
     )
     for line in next_commands(found, exported, folder):
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
 
 @app.command(rich_help_panel=AFTER)
@@ -106,9 +106,7 @@ def tensorboard(  # noqa: PLR0917
     options = [*([f"--port={port}"] if port is not None else []), *([f"--host={host}"] if host else [])]
     program = tensorboard_program()
     found = find_runs(names or [], runs or [], ClusterOptions(kubeconfig, context, user, namespace))
-    asyncio.run(
-        show_tensorboard(found, program, options, caller_store(), lambda line: typer.echo(line, err=True))
-    )
+    asyncio.run(show_tensorboard(found, program, options, caller_store(), lambda line: echo(line, err=True)))
 
 
 @app.command(name="try", rich_help_panel=AFTER)
@@ -159,5 +157,5 @@ def try_prompt(  # noqa: PLR0917
         what=what,
         base=base,
         console=Console(stderr=True),
-        write=typer.echo,
+        write=echo,
     )
