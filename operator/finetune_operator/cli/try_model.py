@@ -70,7 +70,7 @@ def cache_folder() -> Path:
 
 
 def _require_loadable(exported: ExportedFolder) -> None:
-    """Raises CliError if libraries would read more of the export than a model: pickles, or what PEFT is told to load.
+    """Raises CliError if libraries would read more of the export than a model: pickles, or an adapter's configuration.
 
     Names are compared as file systems do that ignore case.
     """

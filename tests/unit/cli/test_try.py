@@ -202,7 +202,7 @@ def test_a_model_with_files_that_lead_libraries_elsewhere_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     fake = installed(tmp_path, monkeypatch)
-    hostile = json.dumps({**ADAPTER, "base_model_name_or_path": "/home/person/private"}).encode()
+    hostile = json.dumps({**ADAPTER, "base_model_name_or_path": "/private/model"}).encode()
     done = ask(write_run(tmp_path / "bot-0badcafe", {"model": {**FILES, name: hostile}}), "x")
     assert done.exit_code == 1
     assert f"holds {name.lower()}, with which it could run code" in done.stderr
