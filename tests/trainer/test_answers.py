@@ -128,6 +128,26 @@ def test_code_of_a_model_is_not_executed(python: str, base: Path, tmp_path: Path
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_model_leads_to_no_other_folder(python: str, base: Path, tmp_path: Path) -> None:
+    """With PEFT installed, transformers takes the base of an adapter's configuration, of any path."""
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copyfile(base / name, hostile / name)
+    settings = {
+        "base_model_name_or_path": str(base),
+        "peft_type": "LORA",
+        "r": 4,
+        "target_modules": ["q_proj"],
+    }
+    (hostile / "adapter_config.json").write_text(json.dumps(settings))
+    refused = "ValueError: the model has an adapter_config.json, and is not loaded"
+    assert run(python, hostile) == {"error": refused}
+    shutil.copytree(base, tmp_path / "base")
+    (tmp_path / "base" / "adapter_config.json").write_text(json.dumps(settings))
+    assert run(python, hostile, base=str(tmp_path / "base")) == {"error": refused}
+
+
 class Bomb:
     def __init__(self, place: Path) -> None:
         self._place = place

@@ -123,8 +123,12 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The platform's folder, and the part below it that pods write: a run folder or, in a cache, a converted model. The
 #: first that matches. Exports have names of any depth, so there the name of the run folder is recognized by its uid.
 _WRITTEN_BY_PODS = (
-    re.compile(r"(.*?)/([^/]+-[0-9a-f]{8}/(?:evaluate|export)(?:/.*)?)"),
-    re.compile(r"(.*)/([^/]+/(?:attempts|train)(?:/[^/]+){0,2}|[^/]+/status\.json|convert(?:/[^/]+){0,2})/?"),
+    re.compile(
+        r"(.*?)/([^/]+-[0-9a-f]{8}/(?:attempts|evaluate|export|preflight|train|status\.json)(?:/.*)?)"
+    ),
+    re.compile(
+        r"(.*)/([^/]+/(?:attempts|preflight|train)(?:/[^/]+){0,2}|[^/]+/status\.json|convert(?:/[^/]+){0,2})/?"
+    ),
 )
 _TEMPORARY = ".writing-"
 #: Levels of folders below the listed one; the contract has one. Each level holds a descriptor during the walk.

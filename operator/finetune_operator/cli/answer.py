@@ -10,7 +10,7 @@ It reads a question, a JSON object, from standard input:
     adapter         the settings of the adapter, as PEFT's LoraConfig takes them
 
 and prints one JSON object to standard output, with ``answer`` or ``error``. No code of a model is ever executed, and
-weights are read from safetensors alone.
+weights are read from safetensors alone. What could lead a library out of the folder is refused.
 """
 
 from __future__ import annotations
@@ -24,20 +24,68 @@ if __name__ == "__main__":
 import json
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+MODEL_CONFIG, ADAPTER_CONFIG, _INDEX = "config.json", "adapter_config.json", "model.safetensors.index.json"
+#: What is fetched of a base model; the adapter has the tokenizer. The adapter's configuration makes it refused.
+_FILES_OF_A_BASE = [MODEL_CONFIG, ADAPTER_CONFIG, _INDEX, "generation_config.json", "model*.safetensors"]
+
+
+def fetched(base: str) -> Path:
+    """Returns the folder with a base model: ``base`` itself, or where the files of that repository are."""
+    if Path(base).is_dir():
+        return Path(base)
+    import huggingface_hub
+
+    return Path(huggingface_hub.snapshot_download(base, allow_patterns=_FILES_OF_A_BASE))
+
+
+def require_plain(folder: Path) -> None:
+    """Raises ValueError unless transformers finds in the folder a whole model, and nothing that leads out of it.
+
+    It would follow an adapter's configuration to any folder and repository, an index to weights of any name, and a
+    setting of the model to a repository with code of its own ("kernels").
+    """
+    if (folder / ADAPTER_CONFIG).exists():
+        raise ValueError(f"the model has an {ADAPTER_CONFIG}, and is not loaded")
+    settings = json.loads((folder / MODEL_CONFIG).read_bytes())
+    if (found := next(_implementations(settings), None)) is not None:
+        raise ValueError(f"{MODEL_CONFIG}: {found} chooses code outside the model, which is not loaded")
+    if (folder / _INDEX).exists():
+        for name in set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()):
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise ValueError(
+                    f"{_INDEX} names {ascii(name)[:80]}, which is no file of weights in the folder"
+                )
+
+
+def _implementations(settings: Any) -> Iterator[str]:
+    """Yields the keys, at any depth, whose value names a repository's implementation of a part of the model."""
+    if isinstance(settings, list):
+        for each in settings:
+            yield from _implementations(each)
+    elif isinstance(settings, dict):
+        for key, value in settings.items():
+            if "_implementation" in key and "/" in json.dumps(value):
+                yield key
+            yield from _implementations(value)
 
 
 def answer(question: dict[str, Any]) -> str:
     """Returns the model's answer, without special tokens."""
+    folder, base = question["folder"], question["base"]
+    whole_model = fetched(base) if base is not None else Path(folder)
+    require_plain(whole_model)
     import torch
     import transformers
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder, base = question["folder"], question["base"]
     options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
     if int(transformers.__version__.split(".")[0]) < 5:
         options["torch_dtype"] = "auto"  # later versions use the precision of the file by default
-    model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, **options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(whole_model), **options)
     if base is not None:
         import peft
 

@@ -31,15 +31,20 @@ class Commands(typer.core.TyperGroup):
             sys.exit(1)
 
 
-def print_error(error: CliError) -> None:
-    """Prints an error on stderr: what is wrong, and what to do if that is known."""
+def echo(line: str, *, nl: bool = True, err: bool = False) -> None:
+    """Prints what a command writes, which may contain text of tenants: without colors and control characters."""
     from finetune_operator.cli.text import printable
 
+    typer.echo(printable(line), nl=nl, err=err)
+
+
+def print_error(error: CliError) -> None:
+    """Prints an error on stderr: what is wrong, and what to do if that is known."""
     typer.secho("Error: ", fg="red", nl=False, err=True)
-    typer.echo(printable(error.message), err=True)
+    echo(error.message, err=True)
     if error.fix:
         typer.secho("Fix:   ", fg="green", nl=False, err=True)
-        typer.echo(printable(error.fix), err=True)
+        echo(error.fix, err=True)
 
 
 def _show_version(requested: bool) -> None:

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-import typer
-
 from finetune_contract import Stage
 from finetune_operator.cli import status_view, text
+from finetune_operator.cli.app import echo
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.edit import Write
 from finetune_operator.cli.errors import CliError
@@ -35,7 +34,7 @@ def confirmed(jobs: Sequence[Object]) -> bool:
     if not can_ask():
         return True
     for line in consequences(jobs):
-        typer.echo(line, err=True)
+        echo(line, err=True)
     number = "the job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
     return Questions().confirm(f"Cancel {number}?", default=False)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from finetune_operator.artifacts.port import ObjectStore
+from finetune_operator.cli.app import echo
 from finetune_operator.cli.compare_view import Line, comparison_lines
 from finetune_operator.cli.comparison_inputs import is_run_folder, is_run_folder_uri, run_records
 from finetune_operator.cli.connection import Connection
@@ -73,14 +74,14 @@ def show_comparison(comparison: Comparison, output: Output, *, force: bool) -> N
         case Format.TEXT:
             print_comparison(comparison, Console())
         case Format.JSON:
-            typer.echo(comparison_json(comparison))
+            echo(comparison_json(comparison))
         case Format.HTML:
             from finetune_operator.cli.compare_page import comparison_page
             from finetune_operator.cli.init import save
 
             assert output.file is not None
             save(comparison_page(comparison), output.file, force=force)
-            typer.echo(str(output.file))
+            echo(str(output.file))
 
 
 def needs_cluster(names: Sequence[str]) -> bool:
@@ -99,8 +100,32 @@ def needs_cluster(names: Sequence[str]) -> bool:
 async def records_of(
     names: Sequence[str], connection: Connection | None, store: ObjectStore
 ) -> list[RunRecords]:
-    """Returns the records of each job or run folder, one after the other. Raises CliError and ClusterError."""
-    return [await run_records(name, connection, store) for name in names]
+    """Returns the records of each job or run folder, one after the other.
+
+    Raises CliError, also if two of them are one run folder, and ClusterError.
+    """
+    found: dict[str, RunRecords] = {}
+    runs = []
+    for name in names:
+        run = await run_records(name, connection, store)
+        if run.run_folder is not None:
+            if (other := found.get(run.run_folder)) is not None:
+                raise _same_folder(other, run)
+            found[run.run_folder] = run
+        runs.append(run)
+    return runs
+
+
+def _same_folder(first: RunRecords, second: RunRecords) -> CliError:
+    """Returns the error for two runs of one folder: a job named twice, or a job and its continuation."""
+    one, other = one_line(first.name), one_line(second.name)
+    if second.spec.get("resumeFrom"):
+        said = f"{other} continues the run folder of {one}, whose records it replaces"
+    elif first.spec.get("resumeFrom"):
+        said = f"{one} continues the run folder of {other}, whose records it replaces"
+    else:
+        said = f"{one} is named twice" if one == other else f"{one} and {other} have one run folder"
+    return CliError(f"{said}: {one_line(first.run_folder)}.", fix="Compare jobs with different run folders.")
 
 
 def comparison_of(runs: Sequence[RunRecords], *, common: bool, samples: int) -> Comparison:

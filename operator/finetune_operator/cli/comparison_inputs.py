@@ -85,7 +85,7 @@ async def records_of_job(job: Object, store: ObjectStore, *, require_rows: bool 
     uri = lookup(job, "status", "resolved", "runFolder")
     if not isinstance(uri, str) or not uri:
         return _facts(job, None, live=True)
-    return await _Reader(RunFolder(uri), store, require_rows=require_rows).records(job)
+    return await _Reader(RunFolder(uri.rstrip("/")), store, require_rows=require_rows).records(job)
 
 
 async def records_at(uri: str, store: ObjectStore, *, require_rows: bool = True) -> RunRecords:

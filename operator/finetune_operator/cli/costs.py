@@ -1,6 +1,5 @@
 """``finetune costs``: chip hours and money, from the operator's ledger or from the statuses of jobs."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factor
 from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.printing import table
+from finetune_operator.cli.printing import json_text, table
 from finetune_operator.cluster.port import Rejected
 from finetune_operator.ledger.sums import CostItem, CostSum, item_of, item_of_status, summed
 from finetune_operator.reconcile.ledger_reader import LedgerReader
@@ -213,7 +212,7 @@ def _json(groups: Mapping[str, CostSum], total: CostSum, query: CostQuery, sourc
         "groups": [{"group": name, **_document(each)} for name, each in groups.items()],
         "total": _document(total),
     }
-    return json.dumps(document, indent=4, ensure_ascii=False)
+    return json_text(document)
 
 
 def _document(each: CostSum) -> Object:

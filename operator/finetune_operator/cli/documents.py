@@ -62,6 +62,10 @@ _BASES = (2, 16, 8, 10)
 _MOST_DIGITS = 64
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1
 _LARGEST_WHOLE = 2**53
+#: Nodes that the aliases of a document may add. A manifest has some hundred.
+_MOST_REPEATED = 10_000
+#: Characters of a text that count as one node.
+_LONG = 1000
 _TAG = "tag:yaml.org,2002:"
 #: Where a document begins, with the directives that belong to it.
 _BEGINNING = re.compile(r"^(?:%[^\n]*\n)*---(?=\s|$)", re.MULTILINE)
@@ -229,6 +233,7 @@ def _loaded(text: str) -> Iterator[tuple[Any, Mapping[Place, int]]]:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None
+            _require_bounded(node)
             yield loader.construct_document(node), dict(_lines(node, ()))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -238,6 +243,39 @@ def _loaded(text: str) -> Iterator[tuple[Any, Mapping[Place, int]]]:
         raise YamlError("is nested too deeply", line=1) from None
     finally:
         loader.dispose()
+
+
+def _require_bounded(document: yaml.Node) -> None:
+    """Raises MarkedYAMLError if aliases repeat so much that the document would not fit in memory."""
+    sizes: dict[yaml.Node, int] = {}
+    above: set[yaml.Node] = set()
+    repeated = 0
+
+    def size(node: yaml.Node) -> int:
+        """Returns the number of nodes with every alias written out; a long text counts as several."""
+        nonlocal repeated
+        if (known := sizes.get(node)) is not None:
+            repeated += known
+            if repeated <= _MOST_REPEATED:
+                return known
+            raise yaml.MarkedYAMLError(
+                problem=f"aliases repeat more than {_MOST_REPEATED:,} values: write them out, or repeat less",
+                problem_mark=node.start_mark,
+            )
+        if node in above:
+            raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=node.start_mark)
+        above.add(node)
+        if isinstance(node, yaml.ScalarNode):
+            total = 1 + len(node.value) // _LONG
+        elif isinstance(node, yaml.MappingNode):
+            total = 1 + sum(size(each) for pair in node.value for each in pair)
+        else:
+            total = 1 + sum(map(size, node.value))
+        above.discard(node)
+        sizes[node] = total
+        return total
+
+    size(document)
 
 
 def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from finetune_contract import Stage
-from finetune_operator.cli import status_view
+from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.printing import Object, resource_name
@@ -44,7 +44,8 @@ async def resume_jobs(connection: Connection, names: Sequence[str], *, write: Wr
             write(f"{resource_name(job)} resumed")
         elif status_view.phase_of(job) == "Suspended":
             raise CliError(
-                f"{_name(job)} is not suspended by spec.suspend: {status_view.status_of(job).get('summary', '')}",
+                f"{_name(job)} is not suspended by spec.suspend: "
+                f"{text.one_line(status_view.status_of(job).get('summary', ''))}",
                 fix=f"`finetune status {_name(job)}` shows what it waits for.",
             )
         else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import INTERVENE, app
+from finetune_operator.cli.app import INTERVENE, app, echo
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -32,7 +32,7 @@ def suspend(
     from finetune_operator.cli.edit import suspend_jobs
 
     with_connection(
-        kubeconfig, context, user, namespace, lambda cluster: suspend_jobs(cluster, names, write=typer.echo)
+        kubeconfig, context, user, namespace, lambda cluster: suspend_jobs(cluster, names, write=echo)
     )
 
 
@@ -48,7 +48,7 @@ def resume(
     from finetune_operator.cli.edit import resume_jobs
 
     with_connection(
-        kubeconfig, context, user, namespace, lambda cluster: resume_jobs(cluster, names, write=typer.echo)
+        kubeconfig, context, user, namespace, lambda cluster: resume_jobs(cluster, names, write=echo)
     )
 
 
@@ -77,7 +77,7 @@ def retry(  # noqa: PLR0917  typer passes options by name
         context,
         user,
         namespace,
-        lambda cluster: retry_jobs(cluster, names, from_stage, write=typer.echo),
+        lambda cluster: retry_jobs(cluster, names, from_stage, write=echo),
     )
 
 
@@ -96,9 +96,9 @@ def cancel(  # noqa: PLR0917  typer passes options by name
     def run[T](command: Callable[["Connection"], Awaitable[T]]) -> T:
         return with_connection(kubeconfig, context, user, namespace, command)
 
-    jobs = run(lambda cluster: jobs_to_cancel(cluster, names, write=typer.echo))
+    jobs = run(lambda cluster: jobs_to_cancel(cluster, names, write=echo))
     # Asked outside of the event loop, which would take Ctrl-C.
     if jobs and not (yes or confirmed(jobs)):
-        typer.echo("Nothing was cancelled.", err=True)
+        echo("Nothing was cancelled.", err=True)
         raise typer.Exit(1)
-    run(lambda cluster: cancel_jobs(cluster, jobs, write=typer.echo))
+    run(lambda cluster: cancel_jobs(cluster, jobs, write=echo))

@@ -5,6 +5,7 @@ other file of a run folder reaches it.
 """
 
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from finetune_operator.artifacts.port import ListingTooLarge, ObjectStore
 from finetune_operator.cli import text
@@ -16,6 +17,7 @@ from finetune_operator.cli.run_folder import JobRun, explained
 _FILES = 1000
 _BYTES = 2**30
 _PART = 4 * 2**20
+_BY_HAND = "Copy the ones that you need, and run `tensorboard --logdir FOLDER`."
 
 
 class EventFiles:
@@ -49,17 +51,28 @@ class EventFiles:
         return len(self._sizes)
 
     async def _append(self, uri: str, name: str) -> None:
-        place = self._folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
         self._sizes.setdefault(name, 0)
-        with place.open("ab") as stream:
+        with self._copy(name) as stream:
             while part := await self._store.read_part(uri, start=self._sizes[name], size=_PART):
                 if sum(self._sizes.values()) + len(part) > _BYTES:
                     raise CliError(
                         f"The event files of {self._run.name} have more than {text.size(_BYTES)}.",
-                        fix="Copy the ones that you need, and run `tensorboard --logdir FOLDER`.",
+                        fix=_BY_HAND,
                     )
                 stream.write(part)
                 self._sizes[name] += len(part)
                 if len(part) < _PART:
                     return
+
+    def _copy(self, name: str) -> BinaryIO:
+        """Opens the copy of a file to append to it. Raises CliError if the name cannot be one of a file here."""
+        place = self._folder / name
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            return place.open("ab")
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            # Objects of a bucket can have such names.
+            raise CliError(
+                f"{self._run.folder.tensorboard} holds {name}, of which a part is a file and a folder.",
+                fix=_BY_HAND,
+            ) from error

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import WHILE, app
+from finetune_operator.cli.app import WHILE, app, echo
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -54,7 +54,7 @@ def list_jobs(  # noqa: PLR0917  typer passes options by name
         user,
         namespace,
         lambda cluster: show_list(
-            cluster, everywhere=all_namespaces, selector=selector, output=output, write=typer.echo
+            cluster, everywhere=all_namespaces, selector=selector, output=output, write=echo
         ),
     )
 
@@ -74,7 +74,7 @@ def status(  # noqa: PLR0917
     from finetune_operator.cli.status import show_status
 
     with_connection(
-        kubeconfig, context, user, namespace, lambda cluster: show_status(cluster, name, output, typer.echo)
+        kubeconfig, context, user, namespace, lambda cluster: show_status(cluster, name, output, echo)
     )
 
 
@@ -96,7 +96,7 @@ def watch(
             kubeconfig, context, user, namespace, lambda cluster: watch_job(cluster, name, Console())
         )
     except KeyboardInterrupt:
-        typer.echo(f"The job continues; `finetune watch {name}` follows it again.", err=True)
+        echo(f"The job continues; `finetune watch {name}` follows it again.", err=True)
         raise
     raise typer.Exit(code)
 
@@ -123,7 +123,7 @@ def wait(  # noqa: PLR0917
         context,
         user,
         namespace,
-        lambda cluster: wait_for(cluster, names, seconds=seconds, write=typer.echo),
+        lambda cluster: wait_for(cluster, names, seconds=seconds, write=echo),
     )
     raise typer.Exit(code)
 
@@ -159,7 +159,5 @@ def logs(  # noqa: PLR0917
         context,
         user,
         namespace,
-        lambda cluster: show_logs(
-            cluster, name, selection, follow=follow, store=caller_store(), write=typer.echo
-        ),
+        lambda cluster: show_logs(cluster, name, selection, follow=follow, store=caller_store(), write=echo),
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import AFTER, BEFORE, WHILE, app
+from finetune_operator.cli.app import AFTER, BEFORE, WHILE, app, echo
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -40,7 +40,7 @@ def profiles(  # noqa: PLR0917  typer passes options by name
         context,
         user,
         namespace,
-        lambda cluster: show_profiles(cluster, name, output, typer.echo),
+        lambda cluster: show_profiles(cluster, name, output, echo),
     )
 
 
@@ -117,14 +117,14 @@ def costs(  # noqa: PLR0917  typer passes options by name
     store = ledger_store()
     if ledger is not None:
         uri = _checked("--ledger", ledger_named, ledger)
-        asyncio.run(show_ledger(store, uri, query, typer.echo))
+        asyncio.run(show_ledger(store, uri, query, echo))
         return
     with_connection(
         kubeconfig,
         context,
         user,
         namespace,
-        lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, typer.echo),
+        lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, echo),
     )
 
 
@@ -147,7 +147,7 @@ def explain(
     from finetune_operator.cli.explain import explained
 
     for line in explained(reason):
-        typer.echo(line)
+        echo(line)
 
 
 @app.command(rich_help_panel=AFTER)

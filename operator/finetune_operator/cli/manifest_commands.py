@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import BEFORE, app, print_error
+from finetune_operator.cli.app import BEFORE, app, echo, print_error
 from finetune_operator.cli.options import (
     Context,
     Kubeconfig,
@@ -152,10 +152,10 @@ def init(  # noqa: PLR0917  typer passes options by name
     else:
         text = new_manifest(given, Questions() if can_ask() else None)
     if output is None:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
     else:
         save(text, output, force=force)
-    show_next(text, output, lambda line: typer.echo(line, err=True))
+    show_next(text, output, lambda line: echo(line, err=True))
 
 
 class PlanOutput(StrEnum):
@@ -206,6 +206,7 @@ def plan(  # noqa: PLR0917
     Exit code 1 if a job would be refused."""
     from finetune_operator.cli.plan import planned_jobs, shown_plans
     from finetune_operator.cli.plan_report import KnownInputs, read_model_config
+    from finetune_operator.cli.text import plain
 
     model = None if model_config is None else read_model_config(model_config)
     found = planned_jobs(
@@ -216,11 +217,11 @@ def plan(  # noqa: PLR0917
         known=KnownInputs(model=model, rows=rows),
     )
     if found.jobs:
-        typer.echo(shown_plans(found.jobs, output.value))
+        echo(shown_plans(found.jobs, output.value))
     for error in found.errors:
         print_error(error)
     if found.skipped and output is PlanOutput.TEXT:
-        typer.echo(found.skipped, err=True)
+        echo(plain(found.skipped), err=True)
     if found.errors:
         raise typer.Exit(1)
 
@@ -235,15 +236,16 @@ def validate(
     """Check manifests without a cluster against the rules of the API server and the operator, and jobs against their
     profile if it is among the manifests. Exit code 1 if there are errors."""
     from finetune_operator.cli.checks import check_files
+    from finetune_operator.cli.text import plain
 
     checked = check_files([*files, *(more or [])], namespace, recursive=recursive)
     for problems in checked.problems.values():
         for problem in problems:
-            typer.echo(problem, err=True)
+            echo(plain(problem), err=True)
     number, faulty = len(checked.problems), checked.faulty
     valid = f"{number - faulty} of {number}" if faulty else str(number)
-    typer.echo(f"{valid} file{'s' if number > 1 else ''} valid.")
+    echo(f"{valid} file{'s' if number > 1 else ''} valid.")
     for remark in checked.remarks:
-        typer.echo(remark)
+        echo(plain(remark))
     if faulty:
         raise typer.Exit(1)

@@ -15,6 +15,8 @@ type Object = Mapping[str, Any]
 
 #: Of the files in a folder, those with another extension are left out.
 EXTENSIONS = (".json", ".yaml", ".yml")
+#: Characters of a file. An object has at most 1.5 MB.
+_MOST = 2**24
 #: Most objects that are named as skipped.
 _NAMED = 8
 
@@ -96,7 +98,7 @@ def _files(path: Path, *, recursive: bool) -> Iterator[Path | CliError]:
             yield CliError(f"{path}: contains no file that ends in {', '.join(EXTENSIONS)}{hint}")
 
 
-def _below(folder: Path, *, recursive: bool) -> Iterator[Path]:
+def _below(folder: Path, *, recursive: bool) -> Iterator[Path | CliError]:
     with os.scandir(folder) as listed:
         entries = sorted(listed, key=lambda entry: entry.name)
     for entry in entries:
@@ -104,7 +106,9 @@ def _below(folder: Path, *, recursive: bool) -> Iterator[Path]:
             if recursive:
                 yield from _below(Path(entry.path), recursive=True)
         elif entry.name.endswith(EXTENSIONS):
-            yield Path(entry.path)
+            path = Path(entry.path)
+            # A pipe would be waited for, and a device has no end.
+            yield path if path.is_file() or not path.exists() else CliError(f"{path}: is not a file")
 
 
 def _read_into(found: ManifestSet, path: Path, namespace: str | None) -> None:
@@ -160,11 +164,18 @@ def _text(path: Path) -> str:
     """Returns the text of a file or of stdin. Raises CliError if it cannot be read."""
     name = "stdin" if is_stdin(path) else path
     try:
-        return sys.stdin.read() if is_stdin(path) else path.read_text(encoding="utf-8")
+        if is_stdin(path):
+            text = sys.stdin.read(_MOST + 1)
+        else:
+            with path.open(encoding="utf-8") as stream:
+                text = stream.read(_MOST + 1)
     except OSError as error:
         raise CliError(f"{name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise CliError(f"{name}: is not UTF-8 text") from error
+    if len(text) > _MOST:
+        raise CliError(f"{name}: has more than {_MOST:,} characters, and is not read")
+    return text
 
 
 def in_namespace(job: Object, namespace: str | None) -> Object:

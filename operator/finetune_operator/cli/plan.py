@@ -13,6 +13,7 @@ from finetune_operator.cli.manifests import Manifest, Object, read_manifests, sk
 from finetune_operator.cli.plan_facts import FACTS_VERSION, facts
 from finetune_operator.cli.plan_page import page
 from finetune_operator.cli.plan_report import KnownInputs, PlanReport, report_of
+from finetune_operator.cli.text import plain
 from finetune_operator.cli.yaml_text import yaml_documents
 
 
@@ -56,7 +57,7 @@ def planned_jobs(
     beside = read_manifests([profile_file]) if profile_file is not None else found
     made = PlannedJobs(skipped=skipped(found.others, templates_of(found)))
     problems = {**found.problems, **beside.problems}
-    made.errors.extend(CliError("\n".join(each)) for each in problems.values())
+    made.errors.extend(CliError("\n".join(map(plain, each))) for each in problems.values())
     profiles = [each.content for each in beside.profiles]
     if not found.jobs and not found.problems:
         fix = "Name the jobs' manifests with -f, and the profile's with -f or --profile."

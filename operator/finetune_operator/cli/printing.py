@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from finetune_operator.cli import text
+
 type Object = Mapping[str, Any]
 
 _INDENT = 4
@@ -30,10 +32,16 @@ def item_text(item: Object, output: str) -> str:
     if output == "name":
         return resource_name(item)
     if output == "json":
-        return json.dumps(item, indent=_INDENT, ensure_ascii=False)
+        return json_text(item)
     from finetune_operator.cli.yaml_text import yaml_text
 
     return yaml_text(item).rstrip("\n")
+
+
+def json_text(value: Any) -> str:
+    """Returns a value as JSON in which control characters are escaped."""
+    written = json.dumps(value, indent=_INDENT, ensure_ascii=False)
+    return text.escaped(written, lambda each: "\\u007f" if each == "\x7f" else json.dumps(each)[1:-1])
 
 
 def list_text(items: Sequence[str], output: str) -> str:

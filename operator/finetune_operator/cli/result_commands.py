@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import AFTER, app
+from finetune_operator.cli.app import AFTER, app, echo
 from finetune_operator.cli.options import (
     Context,
     ExportName,
@@ -58,7 +58,7 @@ def report(  # noqa: PLR0917  typer passes options by name
     page = page_of(read_report(name, run, cluster, caller_store()))
     write_page(page, file, force=force)
     if file != STDOUT:
-        typer.echo(str(file))
+        echo(str(file))
 
 
 @app.command(rich_help_panel=AFTER)
@@ -93,17 +93,17 @@ def download(  # noqa: PLR0917  typer passes options by name
         folder = to or Path(f"{found.name}-{exported.name}")
         fetch(exported, folder, force=force, console=console)
     except KeyboardInterrupt:
-        typer.echo("Interrupted; the same command continues.", err=True)
+        echo("Interrupted; the same command continues.", err=True)
         raise typer.Exit(130) from None
     files = exported.manifest.files
-    typer.echo(str(folder))
-    typer.echo(
+    echo(str(folder))
+    echo(
         f"{len(files)} file{'s' if len(files) != 1 else ''}, {text.size(exported.manifest.size)}; "
         "every SHA-256 is that of the export's manifest.",
         err=True,
     )
     for line in next_commands(found, exported, folder):
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
 
 @app.command(rich_help_panel=AFTER)
@@ -138,9 +138,7 @@ def tensorboard(  # noqa: PLR0917
     options = [*([f"--port={port}"] if port is not None else []), *([f"--host={host}"] if host else [])]
     program = tensorboard_program()
     found = find_runs(names or [], runs or [], ClusterOptions(kubeconfig, context, user, namespace))
-    asyncio.run(
-        show_tensorboard(found, program, options, caller_store(), lambda line: typer.echo(line, err=True))
-    )
+    asyncio.run(show_tensorboard(found, program, options, caller_store(), lambda line: echo(line, err=True)))
 
 
 @app.command(name="try", rich_help_panel=AFTER)
@@ -191,5 +189,5 @@ def try_prompt(  # noqa: PLR0917
         what=what,
         base=base,
         console=Console(stderr=True),
-        write=typer.echo,
+        write=echo,
     )

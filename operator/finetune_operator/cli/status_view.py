@@ -59,6 +59,7 @@ def ended(job: Object) -> bool:
 
 def status_lines(job: Object, now: datetime) -> list[Text]:
     """Returns the page that ``finetune status`` prints, one text per line. Durations and waits count until ``now``."""
+    job = {key: text.plain(job.get(key) or {}) for key in ("metadata", "status")}
     status = status_of(job)
     overview = [*_head(job, status), Text(), *_stages(status, now)]
     details = [

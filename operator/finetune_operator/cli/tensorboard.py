@@ -24,9 +24,10 @@ _PATIENCE = 5.0
 def tensorboard_program() -> list[str]:
     """Returns the command that runs TensorBoard: that on PATH, or else that of this environment. Raises CliError."""
     if (program := shutil.which("tensorboard")) is not None:
-        return [program]
+        return [str(Path(program).absolute())]  # It runs in another folder.
     if importlib.util.find_spec("tensorboard") is not None:
-        return [sys.executable, "-m", "tensorboard.main"]
+        # -P: a module in the caller's folder, which may be a tenant's export, is not imported.
+        return [sys.executable, "-P", "-m", "tensorboard.main"]
     raise CliError(
         "TensorBoard is not installed.", fix="`pip install tensorboard`, and run the command again."
     )
@@ -55,7 +56,7 @@ async def show_tensorboard(
             if not await source.update():
                 raise _no_metrics(run)
         try:
-            process = await asyncio.create_subprocess_exec(*program, "--logdir", folder, *options)
+            process = await asyncio.create_subprocess_exec(*program, "--logdir", folder, *options, cwd=folder)
         except OSError as error:
             raise CliError(f"{program[0]} does not start: {error.strerror}") from error
         following = asyncio.create_task(_follow(sources, write))

@@ -1,7 +1,7 @@
 """Pure functions that format numbers and times."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -105,6 +105,22 @@ def printable(value: str) -> str:
     """Returns a text of another program without colors, and control characters other than line ends and tabs."""
     plain = _ESCAPE_SEQUENCE.sub("", value)
     return "".join(each for each in plain if each.isprintable() or each in "\n\t")
+
+
+def plain(value: Any) -> Any:
+    """Returns a JSON value in which every text, and every key, is on one line and without control characters."""
+    if isinstance(value, str):
+        return value if value.isprintable() else printable(value).replace("\n", " ").replace("\t", " ")
+    if isinstance(value, Mapping):
+        return {plain(key): plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def escaped(text: str, escape: Callable[[str], str]) -> str:
+    """Returns a document with ``escape`` applied to its control characters other than line ends and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else escape(each) for each in text)
 
 
 def metric(status: Mapping[str, Any], name: str) -> object | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from finetune_operator.cli.adapter import read_adapter
+from finetune_operator.cli.answer import ADAPTER_CONFIG, MODEL_CONFIG
 from finetune_operator.cli.answering import DownloadedModel, Prompt, ask, find_python
 from finetune_operator.cli.download import download, open_exported
 from finetune_operator.cli.errors import CliError
@@ -20,6 +21,7 @@ from finetune_operator.cli.samples import recorded_samples, sample_lines
 
 #: The only file of weights that PEFT may read; without it, it would look for a pickle.
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def try_model(
@@ -45,6 +47,7 @@ def try_model(
     """
     try:
         exported = open_exported(run, what)
+        _require_loadable(exported)
         python = find_python(_packages(exported, base))
     except CliError as error:
         _show_samples(run, write)
@@ -64,6 +67,22 @@ def cache_folder() -> Path:
         given = os.environ.get("LOCALAPPDATA", "")
     root = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
     return root / "finetune" / "models"
+
+
+def _require_loadable(exported: ExportedFolder) -> None:
+    """Raises CliError if libraries would read more of the export than a model: pickles, or an adapter's configuration.
+
+    Names are compared as file systems do that ignore case.
+    """
+    names = {file.path.lower() for file in exported.manifest.files}
+    for name in sorted(names):
+        if name.endswith(_PICKLES) or (exported.name is ExportName.MODEL and name.endswith(ADAPTER_CONFIG)):
+            raise CliError(
+                f"{exported.uri} holds {name}, with which it could run code or read other files, so it is not loaded.",
+                fix="`finetune download` fetches it without loading it.",
+            )
+    if exported.name is ExportName.MODEL and MODEL_CONFIG not in names:
+        raise CliError(f"{exported.uri} holds no {MODEL_CONFIG}, so it is no model.")
 
 
 def _packages(exported: ExportedFolder, base: str | None) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ async def _live(connection: Connection, name: str, console: Console, clock: Cloc
     problem: str | None = None
 
     def page() -> RenderableType:
-        note = [Text(f"No connection, trying again: {problem}", "yellow")] if problem else []
+        note = [Text(f"No connection, trying again: {text.one_line(problem)}", "yellow")] if problem else []
         return Group(*status_view.status_lines(job, clock()), *note)
 
     def trouble(message: str | None) -> None:
@@ -76,7 +76,8 @@ async def _plain(connection: Connection, name: str, console: Console, clock: Clo
     def trouble(message: str | None) -> None:
         nonlocal troubled
         if message and not troubled:
-            console.print(f"No connection, trying again: {message}", soft_wrap=True, highlight=False)
+            line = f"No connection, trying again: {text.one_line(message)}"
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
         troubled = message is not None
 
     async for state in job_states(connection, name, trouble):
@@ -99,7 +100,7 @@ class TransitionPrinter:
         """Yields a line for each change in this state, with the time since the job was created."""
         age = text.elapsed(job.get("metadata", {}).get("creationTimestamp"), None, at)
         clock = text.duration(age.total_seconds()) if age else ""
-        for line in self._lines(status_view.status_of(job), at):
+        for line in self._lines(text.plain(status_view.status_of(job)), at):
             yield text.printable(f"{clock:>12}  {line}")
 
     def _lines(self, status: Object, at: datetime) -> Iterator[str]:

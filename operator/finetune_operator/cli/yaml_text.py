@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from finetune_operator.cli import text
 from finetune_operator.cli.documents import is_text
 
 
@@ -16,13 +17,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-#: Line ends that parsers treat differently where they are not escaped.
-_RARE_LINE_ENDS = frozenset("\x85\u2028\u2029")
+def _quoted(dumper: _Dumper, value: str) -> yaml.Node:
+    # Control characters, and line ends that parsers treat differently, are escaped, which only these quotes allow.
+    style = '"' if text.escaped(value, lambda _each: "") != value else None if is_text(value) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
-def _quoted(dumper: _Dumper, text: str) -> yaml.Node:
-    style = '"' if not _RARE_LINE_ENDS.isdisjoint(text) else None if is_text(text) else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+def _escape(character: str) -> str:
+    return f"\\u{ord(character):04x}" if ord(character) < 2**16 else f"\\U{ord(character):08x}"
 
 
 _Dumper.add_representer(str, _quoted)
@@ -36,7 +38,7 @@ def yaml_text(content: Any) -> str:
 def yaml_documents(contents: Sequence[Any]) -> str:
     """Returns documents with a line ``---`` between them."""
     written = [
-        str(yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True))
+        text.escaped(yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True), _escape)
         for each in contents
     ]
     return "---\n".join(written)

@@ -179,6 +179,33 @@ async def test_links_in_a_run_folder_lead_nowhere(root: Path, run: Path) -> None
     assert not (other.parents[1] / "status.json").exists()
 
 
+@pytest.mark.parametrize("name", ["demo-0badcafe", "demo"])
+@pytest.mark.parametrize("linked", ["preflight", "attempts", "train"])
+async def test_no_folder_of_a_run_can_be_a_link(root: Path, name: str, linked: str) -> None:
+    secret = root / "secret" / "train-1"
+    secret.mkdir(parents=True)
+    (secret / "report.json").write_text("secret")
+    (root / "team-a" / name).mkdir(parents=True)
+    (root / "team-a" / name / linked).symlink_to(root / "secret")
+    uri = f"file://{root}/team-a/{name}/{linked}"
+    store = FileStore()
+    assert await store.read(f"{uri}/train-1/report.json") is None
+    assert await store.list(uri) == []
+    assert await store.list(f"{uri}/train-1") == []
+    with pytest.raises(StorageError):
+        await store.write(f"{uri}/x.json", b"{}")
+    assert [each.name for each in (root / "secret").iterdir()] == ["train-1"]
+
+
+async def test_a_link_far_below_a_run_folder_is_not_followed(root: Path, run: Path) -> None:
+    (root / "secret").mkdir()
+    (root / "secret" / "x.tfevents").write_text("secret")
+    (run / "train" / "tensorboard" / "a").mkdir(parents=True)
+    (run / "train" / "tensorboard" / "a" / "b").symlink_to(root / "secret")
+    uri = f"file://{run}/train/tensorboard/a/b/x.tfevents"
+    assert await FileStore().read_part(uri, start=0, size=8) is None
+
+
 async def test_links_in_an_export_lead_nowhere(root: Path, run: Path) -> None:
     (root / "secret").mkdir()
     (root / "secret" / "key").write_text("secret")

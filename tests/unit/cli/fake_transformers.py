@@ -1,6 +1,7 @@
-"""Packages torch, transformers and peft with the calls that answers need, and of their behavior what the tests observe.
+"""Packages torch, transformers, huggingface_hub and peft with the calls that answers need.
 
-Each call of from_pretrained is appended to ``calls.jsonl`` beside the packages. The answer is "answer to <prompt>".
+Of their behavior they have what the tests observe. Each call is appended to ``calls.jsonl`` beside the packages. The
+answer is "answer to <prompt>".
 """
 
 import json
@@ -83,6 +84,17 @@ class PeftModel:
         record("adapter", folder, settings=config.settings)
         return model
 """
+_HUB = """
+import pathlib
+from transformers import record
+
+def snapshot_download(repository, allow_patterns):
+    record("snapshot", repository, patterns=allow_patterns)
+    folder = pathlib.Path(__file__).parents[1] / "hub" / repository
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+"""
 
 
 class FakeTransformers:
@@ -91,10 +103,18 @@ class FakeTransformers:
     def __init__(self, folder: Path, *, peft: bool = True, generate: str = "pass") -> None:
         """``generate`` is a statement that runs before an answer is returned."""
         self.folder = folder
-        packages = {"torch": _TORCH, "transformers": _TRANSFORMERS.replace("MODE", generate)}
+        packages = {
+            "torch": _TORCH,
+            "transformers": _TRANSFORMERS.replace("MODE", generate),
+            "huggingface_hub": _HUB,
+        }
         for name, code in (packages | ({"peft": _PEFT} if peft else {})).items():
             (folder / name).mkdir(parents=True)
             (folder / name / "__init__.py").write_text(code)
+
+    def base(self, repository: str) -> Path:
+        """The folder to which the files of a repository are fetched."""
+        return self.folder / "hub" / repository
 
     def calls(self, what: str) -> list[dict[str, Any]]:
         """The recorded calls of one kind."""

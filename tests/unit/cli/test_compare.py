@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from finetune_contract import EvaluatedRow, RunFolder
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.compare import comparison_of, print_comparison
+from finetune_operator.cli.compare import comparison_of, print_comparison, records_of
 from finetune_operator.cli.comparison_inputs import run_records
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
@@ -172,8 +173,9 @@ def test_the_output_is_the_same_each_time(three: list[str]) -> None:
     assert compare(*three).stdout == compare(*three).stdout
 
 
-def test_a_run_is_identical_to_itself(three: list[str]) -> None:
-    done = compare(three[0], three[0])
+def test_a_run_is_identical_to_its_copy(three: list[str], tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "support-bot", tmp_path / "copy")
+    done = compare(three[0], f"file://{tmp_path}/copy")
     assert "+0.0000 [+0.0000, +0.0000]  identical to A on each of the 200 rows" in done.stdout
     assert "Configuration and data: what differs\nnothing" in done.stdout
 
@@ -193,6 +195,42 @@ def test_values_that_are_not_finite_are_valid_json(tmp_path: Path) -> None:
 
 
 # --- what is read
+
+
+@pytest.mark.parametrize("again", ["", "/"])
+def test_one_run_folder_is_not_compared_with_itself(three: list[str], again: str) -> None:
+    done = compare(three[0], three[1], f"{three[0]}{again}")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"support-bot is named twice: {three[0]}." in done.stderr
+
+
+@pytest.mark.parametrize(
+    "order", [("first", "second"), ("second", "first"), ("first", "uri"), ("uri", "second")]
+)
+async def test_a_job_is_not_compared_with_its_continuation(
+    three: list[str], api: FakeApi, connection: Connection, order: tuple[str, str], tmp_path: Path
+) -> None:
+    resumes = {"resumeFrom": {"runFolder": three[0]}}
+    specs: dict[str, dict[str, Any]] = {"first": {}, "second": resumes}
+    for name, spec in specs.items():
+        live = {
+            "apiVersion": "tpu-finetune.dev/v1alpha1",
+            "kind": "FineTuneJob",
+            "metadata": {"name": name, "namespace": "team-a"},
+            "spec": spec,
+            "status": status(resolved={"runFolder": f"{three[0]}/"}),
+        }
+        await api.put("finetunejobs", live)
+    names = (
+        ["first", "second"] if "uri" not in order else [{"uri": three[0]}.get(each, each) for each in order]
+    )
+    with pytest.raises(CliError) as refused:
+        await records_of(names, connection, FileStore())
+    assert three[0] in refused.value.message
+    if "uri" not in order:
+        assert refused.value.message.startswith(
+            "second continues the run folder of first, whose records it replaces"
+        )
 
 
 async def test_jobs_and_run_folders_are_mixed(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from finetune_operator.cli.commands import app
 from finetune_operator.cli.compare_page import comparison_page
 from finetune_operator.cli.compare_view import comparison_lines
-from finetune_operator.cli.main import app
 from finetune_operator.comparison import Comparison, RunRecords, compared
 from finetune_operator.pages.markup import clean
 from tests.pages.hostile import HOSTILE

@@ -1,6 +1,7 @@
 """The commands as people type them: output, exit codes, errors without tracebacks, quick help."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -560,6 +561,34 @@ def test_a_folder_that_cannot_be_read_and_a_link_into_nothing_are_named(tmp_path
     assert done.exit_code == 1
     assert f"{tmp_path}/gone.yaml: No such file or directory" in done.stderr
     assert "1 of 2 files valid." in done.stdout
+
+
+def test_pipes_and_devices_in_a_folder_are_named_and_not_read(tmp_path: Path) -> None:
+    folder_with(tmp_path, a_yaml=[JOB, STRICT])
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    for command in ("validate", "plan"):
+        done = finetune(command, "-f", tmp_path)
+        assert done.exit_code == 1
+        for name in ("pipe.yaml", "zero.yaml"):
+            assert f"{tmp_path}/{name}: is not a file" in done.stderr
+
+
+def test_a_file_without_end_is_not_read_whole() -> None:
+    done = finetune("validate", "-f", "/dev/zero")
+    assert done.exit_code == 1
+    assert "/dev/zero: has more than 16,777,216 characters" in done.stderr
+
+
+def test_texts_of_a_manifest_change_no_terminal_and_begin_no_line(tmp_path: Path) -> None:
+    hostile = "\x1b[2J\x9b31m\u202e\n::error::red"
+    other = {"kind": hostile, "metadata": {"name": hostile}}
+    file = written(tmp_path, JOB, STRICT, changed(JOB, **{hostile: hostile}), other)
+    for command in ("validate", "plan"):
+        shown = finetune(command, "-f", file).output
+        assert "red" in shown
+        assert all(each.isprintable() or each == "\n" for each in shown)
+        assert "\n::error" not in shown
 
 
 @pytest.mark.parametrize("command", ["status", "watch", "logs"])

@@ -37,7 +37,7 @@ def plan(
         "kind": "FineTuneJob",
         "metadata": {"name": "bot", "namespace": "team-a"},
         "spec": {
-            "model": {"huggingFace": {"repo": "Qwen/Qwen3-14B"}},
+            "model": {"huggingFace": {"repo": "Qwen/Qwen3-unpublished"}},
             "datasets": {"train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}]},
             "method": {"type": "SFT"},
             **spec,

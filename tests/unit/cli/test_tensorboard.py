@@ -48,6 +48,7 @@ class Files:
         self.called = asyncio.Event()
         """A part was read."""
         self.fails = False
+        self.names: Sequence[str] = ()
         self._files = FileStore()
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
@@ -123,6 +124,47 @@ async def test_event_files_are_bounded_in_size_and_number(
     monkeypatch.setattr(event_files, "_FILES", 1)
     with pytest.raises(CliError, match="holds more than 1 files"):
         await EventFiles(run, tmp_path / "out2", Files()).update()
+
+
+async def test_a_name_that_is_a_file_and_a_folder_is_an_error(tmp_path: Path) -> None:
+    class Bucket(Files):
+        async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+            return self.names
+
+        async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
+            return b"x"
+
+    for number, names in enumerate(
+        (["a.tfevents", "a.tfevents/b.tfevents"], ["c.tfevents/d.tfevents", "c.tfevents"])
+    ):
+        bucket = Bucket()
+        bucket.names = names
+        source = EventFiles(run_at(tmp_path / f"run{number}"), tmp_path / f"out{number}", bucket)
+        with pytest.raises(CliError, match=f"holds {names[1]}, of which a part is a file and a folder"):
+            await source.update()
+
+
+def test_no_module_of_the_caller_s_folder_is_executed(tmp_path: Path) -> None:
+    packages, here, executed = tmp_path / "packages", tmp_path / "here", tmp_path / "executed"
+    (packages / "tensorboard").mkdir(parents=True)
+    (packages / "tensorboard" / "__init__.py").touch()
+    report = "import numpy, os, sys; print('started', os.getcwd() == sys.argv[2])"
+    (packages / "tensorboard" / "main.py").write_text(report)
+    (packages / "numpy.py").touch()
+    (here / "tensorboard").mkdir(parents=True)
+    for name in ("tensorboard/__init__", "tensorboard/main", "numpy", "json"):
+        (here / f"{name}.py").write_text(f"open({str(executed)!r}, 'w')")
+    run_at(tmp_path / "a-0badcafe")
+    done = subprocess.run(
+        [FINETUNE, "tensorboard", "--run", f"file://{tmp_path}/a-0badcafe"],
+        cwd=here,
+        env={"PATH": str(tmp_path / "nothing"), "PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started True\n", "")
+    assert not executed.exists()
 
 
 async def shown(

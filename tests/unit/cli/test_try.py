@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_an_adapter_is_loaded_on_its_base_model(tmp_path: Path, monkeypatch: pyt
     assert "Base model: Qwen/Qwen3-0.6B" in done.stderr
     (base,) = fake.calls("model")
     assert (base["folder"], base["trust_remote_code"], base["use_safetensors"]) == (
-        "Qwen/Qwen3-0.6B",
+        str(fake.base("Qwen/Qwen3-0.6B")),
         False,
         True,
     )
@@ -156,10 +157,14 @@ def test_a_base_model_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     fake = installed(tmp_path, monkeypatch)
     run = adapter_run(tmp_path, base_model_name_or_path="gs://models/base")
     (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert ask(run, "x", "--base", "base").exit_code == 0
     assert ask(run, "x", "--base", "Qwen/Qwen3-4B").exit_code == 0
-    assert [each["folder"] for each in fake.calls("model")] == [str(tmp_path / "base"), "Qwen/Qwen3-4B"]
+    assert [each["folder"] for each in fake.calls("model")] == [
+        str(tmp_path / "base"),
+        str(fake.base("Qwen/Qwen3-4B")),
+    ]
     refused = ask(model_run(tmp_path / "other"), "x", "--base", "base")
     assert "--base is for adapters" in refused.stderr
 
@@ -167,7 +172,8 @@ def test_a_base_model_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("config", "weights", "message"),
     [
-        ({}, "adapter_model.bin", "holds no adapter_model.safetensors"),
+        ({}, "adapter_model.bin", "holds adapter_model.bin, with which it could run code"),
+        ({}, "other.safetensors", "holds no adapter_model.safetensors"),
         (
             {"peft_type": "XLORA"},
             "adapter_model.safetensors",
@@ -185,6 +191,97 @@ def test_an_adapter_that_is_not_one_of_ours_is_not_loaded(
     assert done.exit_code == 1
     assert message in done.stderr
     assert not (fake.folder / "calls.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adapter_config.json", "Adapter_Config.JSON", "sub/adapter_config.json"]
+    + [f"weights.{end}" for end in ("bin", "pt", "pth", "pkl", "pickle", "ckpt", "BIN")],
+)
+def test_a_model_with_files_that_lead_libraries_elsewhere_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fake = installed(tmp_path, monkeypatch)
+    hostile = json.dumps({**ADAPTER, "base_model_name_or_path": "/private/model"}).encode()
+    done = ask(write_run(tmp_path / "bot-0badcafe", {"model": {**FILES, name: hostile}}), "x")
+    assert done.exit_code == 1
+    assert f"holds {name.lower()}, with which it could run code" in done.stderr
+    assert not (fake.folder / "calls.jsonl").exists()
+    assert not (tmp_path / "cache").exists(), "it is not downloaded"
+
+
+def test_a_model_without_its_configuration_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = installed(tmp_path, monkeypatch)
+    done = ask(write_run(tmp_path / "bot-0badcafe", {"model": {"model.safetensors": b""}}), "x")
+    assert (done.exit_code, "holds no config.json" in done.stderr) == (1, True), done.stderr
+    assert not (fake.folder / "calls.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config.json": {"attn_implementation": "evil/kernel"}}, "config.json: attn_implementation chooses"),
+        (
+            {"config.json": {"text_config": {"_experts_implementation": {"": "evil/kernel"}}}},
+            "config.json: _experts_implementation chooses",
+        ),
+        (
+            {"model.safetensors.index.json": {"weight_map": {"w": "../other/w.safetensors"}}},
+            "index.json names",
+        ),
+        ({"model.safetensors.index.json": {"weight_map": {"w": "model.gguf"}}}, "index.json names"),
+        ({"config.json": []}, None),
+    ],
+)
+def test_a_model_s_own_files_lead_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any], message: str | None
+) -> None:
+    fake = installed(tmp_path, monkeypatch)
+    written = {name: json.dumps(content).encode() for name, content in files.items()}
+    done = ask(write_run(tmp_path / "bot-0badcafe", {"model": {**FILES, **written}}), "x")
+    if message is None:  # It is transformers' task to refuse it.
+        assert done.exit_code == 0
+        return
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert not (fake.folder / "calls.jsonl").exists()
+
+
+def test_of_a_base_model_only_configuration_and_safetensors_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = installed(tmp_path, monkeypatch)
+    assert ask(adapter_run(tmp_path), "x").exit_code == 0
+    (fetched,) = fake.calls("snapshot")
+    chosen = [
+        name
+        for name in (
+            "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+            "pytorch_model.bin", "modeling_evil.py", "evil.pkl", "original/consolidated.00.pth",
+        )
+        if any(fnmatch(name, pattern) for pattern in fetched["patterns"])
+    ]  # fmt: skip
+    assert chosen == [
+        "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [(), ("--base", "base")])
+def test_a_base_model_that_is_itself_an_adapter_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    fake = installed(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for folder in (fake.base("Qwen/Qwen3-0.6B"), tmp_path / "base"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    done = ask(adapter_run(tmp_path), "x", *given)
+    assert done.exit_code == 1
+    assert "the model has an adapter_config.json, and is not loaded" in done.stderr
+    assert not (fake.folder / "calls.jsonl").exists() or not fake.calls("model")
 
 
 def test_without_transformers_the_recorded_samples_are_shown_and_how_to_get_answers(tmp_path: Path) -> None:
@@ -235,7 +332,7 @@ def test_samples_are_bounded_and_harmless(tmp_path: Path, monkeypatch: pytest.Mo
     hostile = Sample(prompt="\x1b[2J\x07\u202eevil", tuned="y" * 100_000)
     write_samples(run, hostile, *[SAMPLE] * 50, garbage=b"\xff\xfe\n{\n[]\n" + b"[" * 5000 + b"\n")
     shown = ask(run, "x").stdout
-    assert "[2Jevil" in shown
+    assert "evil" in shown
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
     assert max(map(len, shown.splitlines())) < 2100
     assert shown.count("Prompt:") == 5
@@ -277,7 +374,7 @@ def test_a_model_that_fails_is_one_line(
 
 def test_an_answer_controls_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
-    assert ask(model_run(tmp_path), "\x1b[2J\nx").stdout == "answer to user:[2J\nx\n"
+    assert ask(model_run(tmp_path), "\x1b[2J\nx").stdout == "answer to user:\nx\n"
 
 
 def test_ctrl_c_ends_the_model_without_a_word(tmp_path: Path) -> None:

@@ -195,6 +195,37 @@ def test_anchors_are_merged() -> None:
     assert document.content["other"] == {"x": 2, "z": 1}
 
 
+def test_aliases_that_repeat_too_much_are_one_error() -> None:
+    text = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
+    for above, name in zip("abcdefgh", "bcdefghi", strict=True):
+        text += f"{name}: &{name} [{', '.join([f'*{above}'] * 9)}]\n"
+    problem = only(HEAD + "---\n" + text)
+    assert "aliases repeat more than 10,000 values" in problem.message
+    merged = "a: &a {x: 1}\n" + "".join(
+        f"{name}: &{name} {{<<: [{', '.join([f'*{above}'] * 9)}]}}\n"
+        for above, name in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    assert "aliases repeat more than 10,000 values" in only(HEAD + "---\n" + merged).message
+
+
+def test_a_long_text_that_is_repeated_counts_as_many_values() -> None:
+    text = f"a: &a {'x' * 1_000_000}\nb: [{', '.join(['*a'] * 20)}]\n"
+    assert "aliases repeat more than 10,000 values" in only(HEAD + "---\n" + text).message
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: *a}\n", "&a [[*a]]\n"])
+def test_an_alias_that_contains_itself_is_an_error(text: str) -> None:
+    (problem,) = (each for each in problems(text) if "alias" in each.message)
+    assert problem.message == "is not valid YAML: an alias contains itself"
+    assert problem.line == 1
+
+
+@given(st.integers(1, 2000))
+def test_a_document_without_aliases_has_any_number_of_values(number: int) -> None:
+    (document,) = read_documents(f"a: &a [{'1, ' * number}]\nb: *a\n")
+    assert document.content["b"] == [1] * number
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [

@@ -50,6 +50,7 @@ def test_an_adapter_of_some_modules_is_narrower() -> None:
         ({"hidden_size": 0}, "hidden_size: 0, expected an integer from 1"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected an integer from 1 to 1000"),
         ({"vocab_size": float("nan")}, "vocab_size: nan, expected an integer"),
+        ({"vocab_size": 10**400}, "vocab_size: 1000000000"),
         ({"vocab_size": True}, "vocab_size: True, expected an integer"),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config: expected an object"),
     ],

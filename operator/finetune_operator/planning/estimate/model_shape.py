@@ -265,9 +265,8 @@ class _Reader:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)
+            or not least <= value <= most  # First: larger integers cannot be converted.
             or value != int(value)
-            or not least <= value <= most
         ):
             raise UnknownModelShape(f"{name}: {str(value)[:40]}, expected an integer from {least} to {most}")
         return int(value)

@@ -5,12 +5,25 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from finetune_contract import Sample
+from finetune_contract import Sample, Stage
+from finetune_operator.cli.documents import read_documents
 from tests.unit.cli.bad_input.rows import DONE, FAILED, ROWS, RUNNING, CommandRow
-from tests.unit.cli.bad_input.runs import COMMANDS, ESCAPE, FINETUNE, every, job, run
+from tests.unit.cli.bad_input.runs import (
+    COMMANDS,
+    ESCAPE,
+    FINETUNE,
+    JOBS,
+    PHASES,
+    every,
+    in_a_cluster,
+    job,
+    run,
+)
 from tests.unit.cli.stand_in import StandIn
 
 
@@ -51,7 +64,7 @@ def test_a_pipe_that_closes_is_no_error(row: CommandRow, folder: Path, server: S
     os.close(reader)
     stdout = io.TextIOWrapper(io.FileIO(writer, "w"), "utf-8", write_through=True)
     done = run(row.arguments(folder, server.kubeconfig), stdout)
-    stdout.detach()
+    stdout.detach().close()
     if row.command == "tensorboard":  # It prints nothing itself.
         return
     assert (done.code, "Traceback" in done.stderr, "Error" in done.stderr) == (1, False, False), done
@@ -90,22 +103,60 @@ def test_a_sample_has_no_control_characters(folder: Path, server: StandIn) -> No
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words", [("status",), ("watch",), ("list", "-o", "wide"), ("wait",), ("logs",)], ids=str
-)
-def test_texts_of_a_status_do_not_change_the_terminal(
-    words: tuple[str, ...], folder: Path, server: StandIn
+#: Commands to a terminal in 7 and 8 bits, the direction of text, a line that would overwrite another, a second line.
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\x7f\r\x08\nred"
+#: Members of a status that commands compare, or that lead to the run folder; schemas allow no other text there.
+FIXED = {"phase", "stage", "jobSet", "runFolder", "uri", "digest", "status", "startTime", "completionTime"}
+
+
+def hostile(value: Any, key: str = "") -> Any:
+    """A status with HOSTILE in every text that a tenant or a program of a tenant may write, and in metrics' names."""
+    if isinstance(value, dict):
+        names = key in {"result", "baseline"}
+        return {f"{name}{HOSTILE}" if names else name: hostile(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [hostile(each, key) for each in value]
+    fixed = key in FIXED or not isinstance(value, str) or value in [*Stage, "Valid", "loss"]
+    return value if fixed or re.fullmatch(r"[-0-9.:TZ]+(Mi)?", value) else f"{value}{HOSTILE}"
+
+
+def harmless(text: str) -> bool:
+    return all(each.isprintable() or each in "\n\t" for each in text)
+
+
+@in_a_cluster
+def test_texts_of_a_status_do_not_change_the_terminal(row: CommandRow, folder: Path, server: StandIn) -> None:
+    for name in PHASES:
+        loaded = job(name, folder)
+        server.put("finetunejobs", loaded | {"status": hostile(loaded["status"])})
+    for log in (folder / DONE / "attempts").glob("*/log-tail.txt"):
+        log.write_text(HOSTILE)
+    done = run(row.arguments(folder, server.kubeconfig))
+    assert harmless(done.stdout), done
+    assert harmless(done.stderr), done
+
+
+@pytest.mark.parametrize("words", [("status",), ("list", "-o", "wide"), ("resume",), ("suspend",)], ids=str)
+@pytest.mark.parametrize("phase", [path.stem for path in sorted(JOBS.glob("*.yaml"))])
+def test_texts_of_any_phase_do_not_change_the_terminal(
+    words: tuple[str, ...], phase: str, folder: Path, server: StandIn
 ) -> None:
-    hostile = job(DONE, folder)
-    status = hostile["status"]
-    status["summary"] = f"{ESCAPE}\r\n"
-    status["resolved"]["model"]["source"] = ESCAPE
-    status["artifacts"][0]["type"] = ESCAPE
-    status["stages"][1]["cache"] = {"result": "Miss", "missBecause": [ESCAPE]}
-    server.put("finetunejobs", hostile)
-    (folder / DONE / "attempts" / "export-1" / "log-tail.txt").write_text(f"{ESCAPE}\n")
+    loaded = yaml.safe_load((JOBS / f"{phase}.yaml").read_text())
+    loaded["metadata"]["name"] = DONE
+    server.put("finetunejobs", loaded | {"status": hostile(loaded["status"])})
     name = [] if words[0] == "list" else [DONE]
     done = run([*words, *name, "--kubeconfig", str(server.kubeconfig)])
-    assert done.code == 0, done
-    assert "red" in done.stdout
-    assert "\x1b" not in done.stdout
+    assert done.stdout or done.stderr
+    assert harmless(done.stdout + done.stderr), done
+    assert not re.search(r"^red", done.stdout + done.stderr, re.MULTILINE), "no text begins a line of its own"
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_an_object_that_is_printed_is_the_same_object(output: str, folder: Path, server: StandIn) -> None:
+    loaded = job(DONE, folder)
+    loaded["status"] = hostile(loaded["status"])
+    server.put("finetunejobs", loaded)
+    done = run(["status", DONE, "-o", output, "--kubeconfig", str(server.kubeconfig)])
+    assert harmless(done.stdout)
+    (document,) = read_documents(done.stdout)
+    assert document.content == loaded
