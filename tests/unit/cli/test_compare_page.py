@@ -57,7 +57,7 @@ ELEMENTS = {
         "figcaption",
     ),
     *("table", "caption", "thead", "tbody", "tr", "th", "td"),
-    *("svg", "desc", "line", "polyline", "circle", "rect", "text"),
+    *("a", "nav", "pre", "code", "svg", "desc", "line", "polyline", "circle", "rect", "text"),
 }
 ATTRIBUTES = {
     *("lang", "charset", "http-equiv", "name", "content", "id", "class", "scope", "role", "aria-labelledby"),
@@ -76,7 +76,7 @@ ATTRIBUTES = {
         "cx",
         "cy",
     ),
-    *("r", "points", "text-anchor"),
+    *("r", "points", "text-anchor", "href", "aria-label"),
 }
 
 
@@ -96,6 +96,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.add(tag)
         self.attributes |= {name for name, _ in attrs}
+        assert all((value or "").startswith("#") for name, value in attrs if name == "href"), attrs
         self.identifiers += [value or "" for name, value in attrs if name == "id"]
         if tag not in VOID:
             self.open.append(tag)

@@ -63,7 +63,7 @@ async def test_other_formats_are_one_document(many: FakeApi, connection: Connect
 async def test_a_name_that_does_not_exist_reads_names_alone(many: FakeApi, connection: Connection) -> None:
     with pytest.raises(CliError) as error:
         await connection.job("bot-0500")
-    assert error.value.fix.startswith("Did you mean bot-05000")
+    assert error.value.fix.startswith("Did you mean bot-0")
     assert pages(many) == [PAGE_OF_NAMES] * (NUMBER // PAGE_OF_NAMES)
 
 
