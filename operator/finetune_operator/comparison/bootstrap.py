@@ -30,8 +30,8 @@ _SEED = 20_151_127
 MOST_UNITS = 1000
 #: Fewer different rows have no interval: their spread is not known well enough.
 FEWEST_ROWS = 10
-#: If fewer different rows differ between the models, the interval is extended to 0: even if all of them differ in the same direction, a sign test at
-#: 5 % finds no difference (2 · 0.5⁵ = 0.06), whereas resampling would.
+#: If fewer different rows differ between the models, the interval is extended to 0: even if all of them differ in the
+#: same direction, a sign test at 5 % finds no difference (2 · 0.5⁵ = 0.06), whereas resampling would.
 FEWEST_DIFFERING = 6
 
 #: Differences of scores that are 0 or 1, or 0.5 for a tie.
