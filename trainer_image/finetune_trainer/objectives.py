@@ -120,7 +120,7 @@ class Preference:
         return {
             "nats": losses * there,
             # A tie is half right: a model that equals its reference prefers neither answer.
-            "reward_accuracy": (0.5 + 0.5 * jnp.sign(better - worse)) * there,
+            "reward_accuracy": jnp.where(better == worse, 0.5, better > worse) * there,
             "reward_margin": (better - worse) * there,
         }
 

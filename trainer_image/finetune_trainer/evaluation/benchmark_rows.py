@@ -67,8 +67,9 @@ def recorded_rows(benchmark: LoadedBenchmark) -> Iterator[RecordedRows]:
 def benchmark_keys(benchmark: LoadedBenchmark) -> Iterator[RowKey]:
     """Yields the rows of a benchmark that has been evaluated.
 
-    A row's digest covers its columns, and the prompts and options with which the model is asked. The chat template is in
-    the prompts, so its content covers the columns and, in place of the prompts, the task's name and revision.
+    A row's digest covers its columns, and the prompts and options with which the model is asked. The chat template is
+    in the prompts, so its content covers the columns and, in place of the prompts, the task's name and revision; it is
+    None without a revision, as the prompts are then unknown.
     """
     spec, by_row = benchmark.spec, defaultdict(list)
     for each in benchmark.task.instances:
@@ -77,7 +78,9 @@ def benchmark_keys(benchmark: LoadedBenchmark) -> Iterator[RowKey]:
         asked = sorted(by_row[row], key=lambda each: int(each.idx))
         yield RowKey(
             digest=_sha256([[each.doc, each.args] for each in asked]),
-            content=_sha256([spec.name, spec.revision, *(each.doc for each in asked)]),
+            content=_sha256([spec.name, spec.revision, *(each.doc for each in asked)])
+            if spec.revision
+            else None,
             question=row,
         )
 
