@@ -309,7 +309,6 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert steps[-1]["reward_margin"] > 0.01
     assert steps[-1]["reward_accuracy"] == 1.0
     if method["type"] == "DPO":  # before the first update, the model equals its reference
-        assert steps[0]["reward_accuracy"] == 0.5
         assert steps[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
     # some of the rows again, in a dataset of the same name, with a gate
     (same,) = pairs["validation"]
