@@ -87,19 +87,16 @@ def _generation(a: StageRequest, b: StageRequest) -> Iterator[str]:
 
 
 def _base_model(run: RunRecords) -> str:
-    """Returns what identifies the model that training starts from: a commit, or the digest of a folder.
+    """Returns what identifies the model that training starts from: repository and commit, or the digest of a folder.
 
-    Only without either, the address counts: a folder and its copy are one model.
+    A folder's address counts only without a digest: a folder and its copy are one model.
     """
-    found, source = run.preflight.model if run.preflight else None, run.request.model if run.request else None
-    if found is not None:
-        address, revision = found.source, found.revision
-    elif source is not None:
-        address = source.address
-        revision = source.hugging_face.revision if source.hugging_face else source.digest or ""
-    else:
-        return "unknown"
-    if _CONTENT.fullmatch(revision):
+    model = run.request.model if run.request else None
+    address = model.address if model else ""
+    revision = (model.hugging_face.revision if model.hugging_face else model.digest or "") if model else ""
+    if not _CONTENT.fullmatch(revision) and run.preflight:
+        address, revision = run.preflight.model.source, run.preflight.model.revision
+    if "://" in address and _CONTENT.fullmatch(revision):
         return revision
     return f"{address[:64]} at {revision[:64]}" if revision else address[:64]
 

@@ -383,6 +383,7 @@ FOLDERS = ("gs://a/export/model", "gs://b/export/model")
     [
         ((BASE, COMMITS[0]), (BASE, COMMITS[0]), True),
         ((BASE, COMMITS[0]), (BASE, COMMITS[1]), False),
+        ((BASE, COMMITS[0]), ("acme/support", COMMITS[0]), False),
         ((BASE, COMMITS[0]), (FOLDERS[0], "sha256:" + "1" * 64), False),
         ((FOLDERS[0], "sha256:" + "1" * 64), (FOLDERS[1], "sha256:" + "1" * 64), True),
         ((FOLDERS[0], "sha256:" + "1" * 64), (FOLDERS[0], "sha256:" + "2" * 64), False),
@@ -398,8 +399,13 @@ def test_rewards_need_equal_reference_models(
     ]
 
     def relative(source: str, revision: str, method: dict[str, Any]) -> RunRecords:
-        at = {"uri": source, "digest": revision}
-        model = at if "://" in source else {"hugging_face": {"repo": source, "revision": revision}}
+        # Otherwise preflight alone has found out the commit or the digest.
+        at = {"uri": source, "digest": revision if by_request else None}
+        model = (
+            at
+            if "://" in source
+            else {"hugging_face": {"repo": source, "revision": revision if by_request else "main"}}
+        )
         asked = request(method=method, model=model, **UNPACKED)
         checked = preflight()
         identity = checked.model.model_copy(update={"source": source, "revision": revision})
