@@ -102,7 +102,10 @@ def row_keys(data: Dataset | None, questions: Sequence[Question] = ()) -> Iterat
             examples = [data.rows.tokens.read(example) for example in range(begin, past)]
             asked = _numbered(questions, number)
             yield RowKey(
-                digest=_digest(examples, asked), content=asked and asked.content, row=row, question=number
+                digest=_digest(examples, asked),
+                content=asked.content if asked else None,
+                row=row,
+                question=number,
             )
     for number in by_place.values():
         asked = questions[number]
