@@ -26,6 +26,8 @@ class _Method(Record):
 
     metrics: ClassVar[tuple[str, ...]]
     """Names of the metrics on the validation rows, loss first."""
+    reference: ClassVar[bool] = False
+    """Whether loss and metrics compare the model with the one that training starts from."""
 
     lora: LoraSpec | None = None
     """None for full fine-tuning."""
@@ -53,6 +55,8 @@ class SftMethod(_Method):
 
 class DpoMethod(PreferenceMethod):
     """Direct preference optimization."""
+
+    reference: ClassVar = True
 
     type: Literal["DPO"] = "DPO"
     beta: float

@@ -32,6 +32,9 @@ class EvaluatedRow(Record):
     """sha256 of what the model is measured on, whatever the set's name, the row's place in it and the model's answers:
     the row's token ids with a mask of those that count, if its loss is measured; the prompt's token ids and the
     reference, if an answer is scored; of a benchmark, the row's columns and the prompts."""
+    content: Sha256 | None = None
+    """sha256 of what is asked before a chat template renders it: the question and its reference; of a benchmark, the
+    row's columns. Equal for models with different templates or tokenizers. None if no answer is scored."""
     baseline: RowMeasures | None = None
     """The base model. None if it is not measured."""
     tuned: RowMeasures

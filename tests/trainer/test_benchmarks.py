@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,26 @@ def test_each_row_has_the_scores_that_are_means(case: Case, tmp_path: Path) -> N
         keys = list(benchmark_keys(benchmark))
         assert [key.question for key in keys] == [0, 1, 2, 3]
         digests += [key.digest for key in keys]
+        assert {key.content for key in keys} == {
+            None
+        }  # without a revision, other prompts may belong to the name
     assert len(set(digests)) == 8
+
+
+def test_the_content_of_a_row_does_not_depend_on_the_chat_template(case: Case, tmp_path: Path) -> None:
+    rows = [{"country": country, "said": said} for country, said in zip(COUNTRIES, SAID, strict=True)]
+    folder = described(tmp_path / "task", rows, output_type="loglikelihood", doc_to_target="{{said}}")
+    found = []
+    for revision, chat in (("sha256:1", True), ("sha256:1", False), ("sha256:2", True)):
+        benchmark = benchmarks.load(spec(folder, limit=4), open_store(), tmp_path / f"{revision}-{chat}")
+        benchmark = replace(benchmark, spec=benchmark.spec.model_copy(update={"revision": revision}))
+        benchmarks.scores(benchmark, case.harness(), chat=chat)
+        found.append(list(benchmark_keys(benchmark)))
+    templated, plain, other = ([key.content for key in keys] for keys in found)
+    assert templated == plain
+    assert len(set(templated)) == 4
+    assert not set(templated) & set(other)
+    assert not {key.digest for key in found[0]} & {key.digest for key in found[1]}
 
 
 def test_a_continuation_has_the_probability_of_its_tokens(case: Case, tmp_path: Path) -> None:

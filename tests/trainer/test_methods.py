@@ -27,7 +27,7 @@ def test_the_objective_measures_what_the_contract_announces(kind: str) -> None:
     objective = made.objective(None)
     beside = ("perplexity",) if objective.per_token else ()
     assert ("loss", *beside, *objective.metrics) == METHODS[kind].metrics
-    assert objective.relative == made.reference
+    assert objective.relative == made.reference == METHODS[kind].reference
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSpec, EvaluatedRow, Outcome
+from finetune_trainer import objectives
 from finetune_trainer.data.dataset import SourceSubset, assemble
 from finetune_trainer.data.preference import (
     PairReader,
@@ -176,6 +177,20 @@ def test_dpo_is_tunixs(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> Non
     assert float((better - worse).mean()) == float(told["rewards/margin"])
 
 
+@pytest.mark.parametrize("gap", [0.0, 1.0, -1.0, float("nan")])
+def test_a_tie_of_rewards_is_half_right(gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that equals its reference prefers neither answer. A row that only fills the batch counts nothing."""
+    answers = jnp.asarray([-3.0, -3.0])
+    monkeypatch.setattr(objectives, "log_probabilities", lambda *_: (answers + gap, answers))
+    made = method_of(asked_method({"type": "DPO", "beta": 0.3}))
+    assert isinstance(made, PreferenceTraining)
+    batch = {
+        "chosen_mask": jnp.asarray([[1], [0]]), "reference_chosen": answers, "reference_rejected": answers,
+    }  # fmt: skip
+    expected = {0.0: 0.5, 1.0: 1.0}.get(gap, 0.0)
+    assert made.objective(None).parts(None, batch)["reward_accuracy"].tolist() == [expected, 0.0]
+
+
 def orpo(weight: float) -> PreferenceTraining:
     made = method_of(asked_method({"type": "ORPO", "weight": weight}))
     assert isinstance(made, PreferenceTraining)
@@ -314,6 +329,8 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert evaluated.tuned.method_metrics["reward_accuracy"] == 1.0
     assert evaluated.tuned.perplexity is None
     assert evaluated.baseline.loss > evaluated.tuned.loss
+    if method["type"] == "DPO":
+        assert evaluated.baseline.method_metrics["reward_accuracy"] == 0.5
     (scores,) = evaluated.datasets
     assert scores.rows == 10
     assert scores.tuned.keys() == {"loss", "reward_accuracy", "reward_margin"}

@@ -28,7 +28,7 @@ from finetune_trainer.objectives import SftLoss
 from finetune_trainer.sharding import shard_batch
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.weights import open_weights
-from tests.trainer.test_template import CHATML, tokenizer
+from tests.trainer.test_template import CHATML, GEMMA, tokenizer
 
 LENGTH, BATCH = 32, 4
 TEXTS = ["x" * 100, "short", "y" * 31, "z" * 63, "a", "words of a row", "w" * 40, "last"]
@@ -166,11 +166,42 @@ def test_another_reference_has_another_digest(tmp_path: Path) -> None:
     rows = [{"prompt": "Peru?", "completion": answer} for answer in ("Lima", "Lima.")]
     assert len(digests(tmp_path, rows)) == 2
     one, two = (
-        Question(place=each.place, prompt=each.prompt, text=each.text, reference=reference)
+        Question(
+            place=each.place, prompt=each.prompt, text=each.text, reference=reference, content=each.content
+        )
         for each in asked(written(tmp_path, rows[:1]), tmp_path)
         for reference in ("Lima", "Lima \ud800")
     )
     assert len({each.digest for some in ([one], [two]) for each in row_keys(None, some)}) == 2
+
+
+def contents(uri: str, folder: Path, template: str) -> tuple[list[str], list[str | None]]:
+    """Returns digests and contents of the rows as a template renders them."""
+    spec = DatasetSpec(path="spec.evaluation.datasets[0]", name="faq", uri=uri)
+    made = Renderer(tokenizer(template), train_on_prompt=False)
+    keys = list(row_keys(None, questions(spec, made, open_store(), folder)))
+    return [each.digest for each in keys], [each.content for each in keys]
+
+
+def test_the_content_of_a_question_does_not_depend_on_the_template(tmp_path: Path) -> None:
+    pairs = [{"prompt": "Peru?", "completion": answer} for answer in ("Lima", "Cusco")]
+    for number, rows in enumerate((TALK, pairs)):
+        uri = written(tmp_path / str(number), rows)
+        first, same = contents(uri, tmp_path, CHATML)
+        other, again = contents(uri, tmp_path, GEMMA)
+        assert not set(first) & set(other)
+        assert same == again
+        assert None not in same
+        assert len(set(same)) == len(set(first))
+
+
+def test_content_is_known_of_rows_with_a_question(tmp_path: Path) -> None:
+    uri = written(tmp_path, TALK)
+    asked_rows = asked(uri, tmp_path)
+    found = [each.content for each in row_keys(dataset(source(uri, tmp_path)), asked_rows)]
+    expected = [each.content for each in asked_rows]
+    assert found == [expected[0], expected[1], None, expected[3], expected[2]]
+    assert {each.content for each in row_keys(dataset(source(uri, tmp_path)))} == {None}
 
 
 def test_records_hold_what_both_models_measure(tmp_path: Path) -> None:
@@ -184,6 +215,7 @@ def test_records_hold_what_both_models_measure(tmp_path: Path) -> None:
     write_rows(tmp_path / "out", sets, baseline=[MeasuredRows(losses=sums)], tuned=[rows])
     read = [EvaluatedRow.model_validate_json(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [each.digest for each in read] == [key.digest for key in keys]
+    assert [each.content for each in read] == [key.content for key in keys]
     assert [each.tuned.loss for each in read] == [*sums.sums["nats"].tolist(), None]
     assert [each.tuned.tokens for each in read] == [*sums.weights.tolist(), 0]
     assert [each.tuned.scores.get("exact_match") for each in read[:3]] == [0.0, 1.0, None]

@@ -119,7 +119,8 @@ class Preference:
         there = (batch["chosen_mask"][:, 0] != 0).astype(jnp.float32)
         return {
             "nats": losses * there,
-            "reward_accuracy": (better > worse) * there,
+            # A tie is half right: a model that equals its reference prefers neither answer.
+            "reward_accuracy": jnp.where(better == worse, 0.5, better > worse) * there,
             "reward_margin": (better - worse) * there,
         }
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from finetune_operator.cli.compare_view import (
     NOT_SET,
     UNKNOWN,
+    about_text,
     contrast_text,
     costs_and_times,
-    direction_text,
     value_text,
 )
 from finetune_operator.cli.text import count, number
@@ -77,10 +77,9 @@ def _facts(job: ComparedJob) -> Iterator[tuple[str, str]]:
 
 
 def _metric(metric: MetricComparison) -> Mapping[str, object]:
-    rows = [] if metric.rows is None else [f"{metric.rows:,} row{'' if metric.rows == 1 else 's'}"]
     return {
         "name": metric.name,
-        "about": ", ".join([*rows, direction_text(metric.direction)]),
+        "about": about_text(metric),
         "chart": interval_chart(list(_differences(metric)), title=f"Differences from A: {metric.name}"),
         "values": [_metric_value(each, metric) for each in metric.values],
     }

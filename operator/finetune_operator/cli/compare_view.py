@@ -103,10 +103,9 @@ def _metrics(comparison: Comparison) -> Iterator[Line]:
 
 
 def _metric(metric: MetricComparison) -> Iterator[Line]:
-    rows = [_rows(metric.rows)] if metric.rows is not None else []
     title = Text()
     title.append(one_line(metric.name)[:_NAME], "bold")
-    title.append(f"  {', '.join([*rows, direction_text(metric.direction)])}", "dim")
+    title.append(f"  {about_text(metric)}", "dim")
     yield Line(title)
     # As shown: the same model gives slightly different values on another slice.
     bases = {value_text(each.baseline) for each in metric.values if each.baseline is not None}
@@ -152,9 +151,12 @@ def contrast_text(contrast: Contrast, other: str, rows: int | None) -> Text:
     return line
 
 
-def direction_text(direction: Direction) -> str:
-    """Returns whether lower or higher values are better."""
-    return _DIRECTIONS[direction]
+def about_text(metric: MetricComparison) -> str:
+    """Returns how many rows a metric is over, and whether lower or higher values are better."""
+    parts = [] if metric.rows is None else [_rows(metric.rows)]
+    if metric.different_rows != metric.rows:
+        parts.append(f"{metric.different_rows:,} different")
+    return ", ".join([*parts, _DIRECTIONS[metric.direction]])
 
 
 def _rows(number: int) -> str:

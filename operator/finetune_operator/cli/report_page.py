@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from finetune_operator.cli import text
-from finetune_operator.cli.compare_view import contrast_text, direction_text, value_text
+from finetune_operator.cli.compare_view import about_text, contrast_text, value_text
 from finetune_operator.cli.report_data import data_summary, datasets
 from finetune_operator.cli.report_usage import chips, costs, money, speed, time_chart
 from finetune_operator.comparison.model import ChangeKind, MetricComparison, Verdict
@@ -123,11 +123,10 @@ def _results(report: Report) -> Iterator[tuple[str, str]]:
 
 def _metric(metric: MetricComparison) -> Mapping[str, str]:
     value = metric.values[0]
-    rows = f"{metric.rows:,} rows, " if metric.rows is not None else ""
     contrast = value.from_baseline
     return {
         "name": metric.name,
-        "about": f"{rows}{direction_text(metric.direction)}",
+        "about": about_text(metric),
         "base": "–" if value.baseline is None else value_text(value.baseline),
         "tuned": value_text(value.value),
         "difference": contrast_text(contrast, "base", metric.rows).plain.strip() if contrast else "–",

@@ -10,7 +10,7 @@ from finetune_operator.comparison.jobs import compared_job
 from finetune_operator.comparison.metrics import metric_comparisons
 from finetune_operator.comparison.model import Comparison, SetRows, SettingDifference
 from finetune_operator.comparison.pairing import CommonRows, common_rows
-from finetune_operator.comparison.records import RunRecords
+from finetune_operator.comparison.records import RunRecords, text_at
 
 #: Maximum number of runs.
 MOST_RUNS = 10
@@ -21,6 +21,8 @@ _DECIDES_ROWS = (
     "evaluation.datasets", "evaluation.benchmarks", "model.", "resolved.datasets.validation",
     "resolved.datasets.evaluation",
 )  # fmt: skip
+#: Function with which chat templates print the date, and the variable that Llama's print instead if it is set.
+_NOW, _DATE = "strftime_now", "date_string"
 #: Numbers of settings and of sets that a message names.
 _MOST_NAMED, _MOST_SETS = 3, 5
 
@@ -46,7 +48,7 @@ def compared(runs: Sequence[RunRecords], *, common: bool = False, samples: int =
     differences = setting_differences(labeled)
     rows = common_rows(measured) if measured else CommonRows(rows=(), sets=())
     if compares:
-        _check_rows(rows, differences, common=common)
+        _check_rows(rows, differences, _dates(evaluated), common=common)
         _check_hashes(evaluated)
     return Comparison(
         jobs=[compared_job(label, run) for label, run in labeled.items()],
@@ -59,12 +61,16 @@ def compared(runs: Sequence[RunRecords], *, common: bool = False, samples: int =
     )
 
 
-def _check_rows(rows: CommonRows, differences: Sequence[SettingDifference], *, common: bool) -> None:
-    """Refuses runs with different rows."""
+def _check_rows(
+    rows: CommonRows, differences: Sequence[SettingDifference], dates: str | None, *, common: bool
+) -> None:
+    """Refuses runs with different rows. ``dates``: the result of :func:`_dates`."""
     if rows.complete or (common and rows.rows):
         return
     causes = [each.path for each in differences if each.path.startswith(_DECIDES_ROWS)]
     why = f" Settings that differ: {_listed(causes)}." if causes else ""
+    # The date is in every row of a set, or in none.
+    why += f" {dates}" if dates and not all(each.common for each in rows.sets) else ""
     labels = dict.fromkeys(label for each in rows.sets for label in each.others)
     sets = [_only(each) for each in rows.sets if each.others]
     more = f"; and {len(sets) - _MOST_SETS} more sets" if len(sets) > _MOST_SETS else ""
@@ -94,11 +100,12 @@ def _check_hashes(evaluated: Runs) -> None:
         before, after = (each.evaluation.dataset_hash if each.evaluation else None for each in (first, run))
         if (first.rows and run.rows) or before is None or after is None or before == after:
             continue
+        dates = _dates({REFERENCE: first, label: run})
         without = [name for name, each in ((REFERENCE, first), (label, run)) if not each.rows]
         raise NotComparableError(
             f"The evaluations of {REFERENCE} and {label} measure different rows: datasetHash {before[:12]} and "
             f"{after[:12]}. Which rows differ is unknown, since {' and '.join(without)} "
-            f"{'have' if len(without) > 1 else 'has'} no evaluate/rows.jsonl.",
+            f"{'have' if len(without) > 1 else 'has'} no evaluate/rows.jsonl.{f' {dates}' if dates else ''}",
             fix=f"Evaluate {REFERENCE} and {label} on the same rows: equal validation sets and evaluation.datasets.",
         )
 
@@ -117,19 +124,48 @@ def _notes(evaluated: Runs, rows: CommonRows, measured: Sequence[str]) -> Iterat
         for theirs, ours in list(renamed)[: 2 * _MOST_NAMED]:
             if theirs != ours:
                 yield f"Rows of {label}'s set {theirs[:64]} are compared with those of {REFERENCE}'s set {ours[:64]}."
+    unlike = {
+        label: sum(each[position].digest != each[0].digest for each in rows.rows)
+        for position, label in enumerate(measured)
+    }
     first = evaluated[REFERENCE].request
     for label, run in evaluated.items():
         other = run.request
-        if (
-            first
-            and other
-            and (first.data.chat_template, first.data.chat_template_arguments)
-            != (
-                other.data.chat_template,
-                other.data.chat_template_arguments,
-            )
-        ):
+        settings = [
+            (each.data.chat_template, each.data.chat_template_arguments) for each in (first, other) if each
+        ]
+        if len(settings) == 2 and settings[0] != settings[1]:
             yield f"{REFERENCE} and {label} have different chat templates: each is measured with its own."
+        elif unlike.get(label):
+            yield (
+                f"{REFERENCE} and {label} are asked {unlike[label]:,} of the questions with other tokens (tokenizer or "
+                "chat template): each is measured with its own."
+            )
+            if dates := _dates({REFERENCE: evaluated[REFERENCE], label: run}):
+                yield dates
+    best = [
+        label for label in measured if text_at(evaluated[label].status, "resolved", "checkpoint") == "Best"
+    ]
+    if best and any(each.kind == "Validation" for each in rows.sets):
+        yield (
+            f"{' and '.join(best)}: the evaluated checkpoint was chosen by its loss on the validation rows, which "
+            "favors it in the metrics of these rows, most of all against its base model. Metrics of "
+            "evaluation.datasets and benchmarks are not affected."
+        )
+
+
+def _dates(runs: Runs) -> str | None:
+    """Returns that chat templates may have printed different dates, with what to do about it; None if they did not."""
+    data = [run.request.data for run in runs.values() if run.request]
+    days = sorted({each.chat_template_date for each in data if each.chat_template_date})
+    prints = [each for each in data if each.chat_template is None or _NOW in each.chat_template]
+    if len(days) < 2 or not prints or all(_DATE in each.chat_template_arguments for each in data):
+        return None
+    return (
+        f"A chat template that prints the date printed that of each job's creation ({days[0]} to {days[-1]}): to make "
+        f"prompts equal, set the same datasets.chatTemplate.arguments: {{{_DATE}: ...}} (Llama) in all jobs, or an "
+        "inline template without the date."
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

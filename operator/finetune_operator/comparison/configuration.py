@@ -16,7 +16,7 @@ _NOT_SETTINGS = frozenset(
     {
         "version", "requires", "job", "stage", "attempt", "restart", "run_folder", "cache", "use_cache", "memory",
         "smoke", "fingerprint", "converted", "converted_files_digest", "train_step", "profiling", "path",
-        "max_seq_length_explicit", "token_variable",
+        "max_seq_length_explicit", "token_variable", "chat_template_date",
     }
 )  # fmt: skip
 #: Fields of a request whose keys are not names of fields.
@@ -25,7 +25,6 @@ _MAPS = frozenset({"columns", "role_map", "engine_overrides", "tuning", "chat_te
 _SPEC_PATHS = (
     ("data.check", "preflight.dataset"),
     ("data.chatTemplateArguments", "datasets.chatTemplate.arguments"),
-    ("data.chatTemplateDate", "datasets.chatTemplate.date"),
     ("data.chatTemplate", "datasets.chatTemplate.inline"),
     ("data.", "datasets."),
     ("evaluation.maxNewTokens", "evaluation.generation.maxNewTokens"),

@@ -16,7 +16,6 @@ from finetune_operator.comparison.pairing import CommonRows
 from finetune_operator.comparison.records import RunRecords
 from finetune_operator.comparison.row_metrics import (
     MetricRows,
-    column,
     mean,
     metric_rows,
     row_metrics,
@@ -71,6 +70,7 @@ def metric_comparisons(
             kind=table.metric.kind,
             direction=direction_of(table.metric.name),
             rows=table.rows,
+            different_rows=table.different,
             values=[value(number, table, label) for label in runs],
         )
         for number, table in enumerate(tables)
@@ -82,6 +82,7 @@ def metric_comparisons(
             kind=None,
             direction=direction_of(name),
             rows=None,
+            different_rows=None,
             values=[
                 _value_of_means(name, runs, label, reference, same_rows=common.complete) for label in runs
             ],
@@ -96,9 +97,9 @@ def metric_comparisons(
 def _columns(number: int, table: MetricRows, runs: Mapping[str, RunRecords], reference: str) -> Columns:
     """Returns the differences of each run from the reference, and from its base model."""
     found: Columns = {}
-    for label, values in table.tuned.items():
+    for label in table.tuned:
         if label in table.baseline:
-            found[number, label, True] = column(table.baseline[label], values)
+            found[number, label, True] = table.from_baseline(label)
         if label == reference or reference not in table.tuned:
             continue
         why = why_not_comparable(
@@ -107,7 +108,7 @@ def _columns(number: int, table: MetricRows, runs: Mapping[str, RunRecords], ref
             pairs=table.pairs,
             benchmark=table.metric.kind == "Benchmark",
         )
-        found[number, label, False] = why or column(table.tuned[reference], values)
+        found[number, label, False] = why or table.from_reference(reference, label)
     return found
 
 
@@ -115,7 +116,8 @@ def _contrast(differences: Column, interval: Interval | None, direction: Directi
     difference, differing = differences.mean, differences.differing
     reason = None
     if interval is None:
-        reason = f"an interval needs {FEWEST_ROWS} rows"
+        equal = differences.different < len(differences.differences)
+        reason = f"an interval needs {FEWEST_ROWS} {'different ' if equal else ''}rows"
     elif 0 < differing < FEWEST_DIFFERING:
         reason = f"only {differing} row{'s differ' if differing > 1 else ' differs'}"
     return Contrast(

@@ -104,6 +104,8 @@ class MetricComparison(ComparisonPart):
     """Whether lower or higher is better."""
     rows: int | None
     """Number of rows that the means are over. Null if there are no values of single rows."""
+    different_rows: int | None
+    """Number of those with different content: equal rows are one observation. Null if ``rows`` is."""
     values: Sequence[MetricValue]
     """One entry for each evaluated job."""
 

@@ -34,8 +34,8 @@ class CommonRows:
 def common_rows(files: Mapping[str, Rows]) -> CommonRows:
     """Returns the rows that all runs have. ``files``: rows by the run's label, the reference first.
 
-    Rows correspond if kind and digest are equal, and rows that occur several times in their order. A row of the same
-    set is preferred to one of a set with another name.
+    Rows correspond if kind and digest are equal, or else their content, which is known of rows with scores; rows that
+    occur several times in their order. A row of the same set is preferred to one of a set with another name.
 
     Raises:
         NotComparableError: the files name more sets than any job can have.
@@ -61,11 +61,14 @@ def _partners(first: Rows, second: Rows) -> list[int | None]:
     keys: Sequence[Callable[[EvaluatedRow], Hashable]] = (
         lambda row: (row.kind, row.name, row.digest),
         lambda row: (row.kind, row.digest),
+        lambda row: row.content and (row.kind, row.name, row.content),
+        lambda row: row.content and (row.kind, row.content),
     )
     for key in keys:
         places: defaultdict[Hashable, deque[int]] = defaultdict(deque)
         for place in free:
-            places[key(second[place])].append(place)
+            if (wanted := key(second[place])) is not None:
+                places[wanted].append(place)
         for number, row in enumerate(first):
             if partners[number] is None and (found := places.get(key(row))):
                 partners[number] = place = found.popleft()

@@ -17,6 +17,8 @@ _MOST_METRICS = 256
 _LARGEST = 1e100
 
 type Kind = Literal["Validation", "Dataset", "Benchmark"]
+type Named = tuple[str, Sequence[tuple[float, float]]]
+"""Name of a model, with its value and weight of each row that has a value."""
 _KINDS: Sequence[Kind] = ("Validation", "Dataset", "Benchmark")
 
 
@@ -51,20 +53,53 @@ class RowMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRows:
-    """Value and weight of one metric on the rows that all runs with the metric have in common."""
+    """Value and weight of one metric on the rows that all runs have in common."""
 
     metric: RowMetric
     pairs: bool
     """Whether the rows are preference pairs."""
+    contents: Sequence[str]
+    """Digest of each row that has a value in any run."""
     tuned: Mapping[str, Sequence[tuple[float, float]]]
     """By label of the run, without runs that do not measure the metric."""
     baseline: Mapping[str, Sequence[tuple[float, float]]]
-    """The same of the base model, without runs that do not measure it on each of these rows."""
+    """The same of the base model."""
+    unlike: Mapping[str, int]
+    """By label of the run, number of rows whose digest is not the first run's: their tokens are others."""
 
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return len(next(iter(self.tuned.values())))
+        return len(self.contents)
+
+    @property
+    def different(self) -> int:
+        """Number of rows with different content."""
+        return len(set(self.contents))
+
+    def from_baseline(self, label: str) -> Column | str:
+        """Returns the differences of a run from its base model; the reason in words if there are none."""
+        return self._column((f"{label}'s base model", self.baseline[label]), (label, self.tuned[label]))
+
+    def from_reference(self, reference: str, label: str) -> Column | str:
+        """Returns the differences of a run from the first one; the reason in words if there are none."""
+        if self.metric.score == LOSS and (unlike := self.unlike[label]):
+            return (
+                f"the tokens of {unlike:,} row{'s' if unlike > 1 else ''} differ: "
+                "another tokenizer, chat template or maxSeqLength"
+            )
+        return self._column((reference, self.tuned[reference]), (label, self.tuned[label]))
+
+    def _column(self, first: Named, second: Named) -> Column | str:
+        # A model that lacks values chooses the rows: those that it got wrong may be missing.
+        lacking = [
+            f"{self.rows - len(values):,} of {name}'s {self.rows:,} rows have no value"
+            for name, values in (first, second)
+            if len(values) < self.rows
+        ]
+        if lacking:
+            return " and ".join(lacking)
+        return column(first[1], second[1], self.contents, score=self.metric.score != LOSS)
 
 
 def mean(values: Sequence[tuple[float, float]]) -> float | None:
@@ -73,11 +108,18 @@ def mean(values: Sequence[tuple[float, float]]) -> float | None:
     return sum(value for value, _ in values) / weight if weight else None
 
 
-def column(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Column | str:
-    """Returns the differences of ``second`` from ``first``; the reason in words if they are not comparable."""
+def column(
+    first: Sequence[tuple[float, float]],
+    second: Sequence[tuple[float, float]],
+    contents: Sequence[str],
+    *,
+    score: bool,
+) -> Column | str:
+    """Returns the differences of ``second`` from ``first``; the reason in words if they are not comparable.
+
+    ``contents`` identifies the content of each row; ``score``: whether the values are scores, not losses.
+    """
     numbers = [*first, *second]
-    if not numbers:
-        return "no row has a value in both"
     if unusable := sum(1 for value, _ in numbers if not abs(value) < _LARGEST):
         return f"{unusable:,} value{'s are' if unusable > 1 else ' is'} not a finite number"
     if any(a[1] != b[1] for a, b in zip(first, second, strict=True)):
@@ -85,6 +127,8 @@ def column(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, f
     return Column(
         differences=[after - before for (before, _), (after, _) in zip(first, second, strict=True)],
         weights=[weight for _, weight in first],
+        contents=contents,
+        score=score and all(0 <= value <= 1 for value, _ in numbers),
     )
 
 
@@ -125,14 +169,24 @@ def metric_rows(metric: RowMetric, common: CommonRows, labels: Sequence[str]) ->
     rows = [each for each in common.rows if metric.selects(each[0])]
     tuned = {label: [metric.of(each[at].tuned) for each in rows] for at, label in enumerate(labels)}
     base = {label: [metric.of(each[at].baseline) for each in rows] for at, label in enumerate(labels)}
-    # A run that does not measure the metric at all takes no rows from the others.
     measuring = [label for label in labels if any(tuned[label])]
-    kept = [at for at in range(len(rows)) if all(tuned[label][at] for label in measuring)]
-    chosen = {label: [value for at in kept if (value := tuned[label][at])] for label in measuring}
-    based = {label: [value for at in kept if (value := base[label][at])] for label in measuring}
+    kept = [
+        at
+        for at in range(len(rows))
+        if any(each[at] for label in labels for each in (tuned[label], base[label]))
+    ]
+
+    def known(values: Sequence[tuple[float, float] | None]) -> list[tuple[float, float]]:
+        return [value for at in kept if (value := values[at])]
+
     return MetricRows(
         metric=metric,
         pairs=any("reward_accuracy" in row.tuned.scores for each in rows for row in each),
-        tuned=chosen,
-        baseline={label: values for label, values in based.items() if kept and len(values) == len(kept)},
+        contents=[rows[at][0].digest for at in kept],
+        tuned={label: known(tuned[label]) for label in measuring},
+        baseline={label: known(base[label]) for label in measuring if any(base[label])},
+        unlike={
+            label: sum(rows[place][at].digest != rows[place][0].digest for place in kept)
+            for at, label in enumerate(labels)
+        },
     )

@@ -1,5 +1,6 @@
 """Which metrics two runs measure in the same way, by the settings of their evaluations."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 from finetune_contract import StageRequest
@@ -7,6 +8,8 @@ from finetune_contract.method import PreferenceMethod
 from finetune_operator.comparison.model import Direction
 from finetune_operator.comparison.records import RunRecords
 
+#: A commit, or a digest over files: equal ones mean equal models.
+_CONTENT = re.compile(r"(sha256:)?[0-9a-f]{40,64}")
 #: Scores of generated answers to the questions of evaluation.datasets.
 _ANSWER_SCORES = frozenset({"exact_match", "token_f1", "rouge_l"})
 #: Metrics of preference pairs that depend on the method's own settings.
@@ -49,6 +52,8 @@ def incomparable_settings(first: RunRecords, second: RunRecords) -> Mapping[str,
         found["answers"] = f"answers are generated with different settings: {', '.join(differing)}"
     if (before := _objective(a)) != (after := _objective(b)):
         found["pairs"] = f"the methods compute it differently: {before}, {after}"
+    elif a.method.reference and (before := _base_model(first)) != (after := _base_model(second)):
+        found["pairs"] = f"it is relative to different reference models: {before}, {after}"
     return found
 
 
@@ -79,6 +84,21 @@ def _generation(a: StageRequest, b: StageRequest) -> Iterator[str]:
         greedy = path == "topK" and not (a.evaluation.temperature or b.evaluation.temperature)
         if before != after and not greedy:
             yield f"evaluation.generation.{path} {before} and {after}"
+
+
+def _base_model(run: RunRecords) -> str:
+    """Returns what identifies the model that training starts from: repository and commit, or the digest of a folder.
+
+    A folder's address counts only without a digest: a folder and its copy are one model.
+    """
+    model = run.request.model if run.request else None
+    address = model.address if model else ""
+    revision = (model.hugging_face.revision if model.hugging_face else model.digest or "") if model else ""
+    if not _CONTENT.fullmatch(revision) and run.preflight:
+        address, revision = run.preflight.model.source, run.preflight.model.revision
+    if "://" in address and _CONTENT.fullmatch(revision):
+        return revision
+    return f"{address[:64]} at {revision[:64]}" if revision else address[:64]
 
 
 def _objective(request: StageRequest) -> str:

@@ -37,14 +37,17 @@ def row(
     name: str = "validation-0",
     scores: dict[str, float] | None = None,
     base_scores: dict[str, float] | None = None,
+    asked: object = None,
 ) -> EvaluatedRow:
-    """``loss`` and ``base`` are the tuned and the base model's sums over ``tokens``."""
+    """``loss`` and ``base`` are the tuned and the base model's sums over ``tokens``; ``asked`` is what no template has
+    rendered."""
     measured = base is not None or base_scores is not None
     count = tokens if loss is not None else 0
     return EvaluatedRow(
         kind=kind,
         name=name,
         digest=digest(content),
+        content=None if asked is None else digest(asked),
         baseline=RowMeasures(loss=base, tokens=count, scores=base_scores or {}) if measured else None,
         tuned=RowMeasures(loss=loss, tokens=count, scores=scores or {}),
     )

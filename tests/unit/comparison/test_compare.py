@@ -12,7 +12,7 @@ from finetune_contract import DatasetScores, EvaluatedRow, EvaluateOutcome
 from finetune_operator.comparison import Comparison, NotComparableError, RunRecords, compared
 from finetune_operator.comparison.model import Contrast, Direction, MetricComparison, Verdict
 from finetune_operator.comparison.settings import direction_of
-from tests.unit.comparison.runs import digest, request, results, row, rows, run, status
+from tests.unit.comparison.runs import Kind, digest, preflight, request, results, row, rows, run, status
 
 PAIRS = {"type": "DPO", "beta": 0.1, "label_smoothing": 0.0, "max_prompt_length": 512}
 UNPACKED = {"data__packing": False}
@@ -160,7 +160,48 @@ def test_a_metric_on_different_rows_of_a_set_is_not_compared() -> None:
     first = [row(at, kind="Dataset", name="faq", scores={"m": 1.0} if at < 2 else {}) for at in range(4)]
     second = [row(at, kind="Dataset", name="faq", scores={"m": 1.0} if at >= 2 else {}) for at in range(4)]
     found = contrast(compared([measured(first), measured(second)]), "faq/m")
-    assert (found.verdict, found.reason) == (Verdict.NOT_COMPARABLE, "no row has a value in both")
+    assert (found.verdict, found.reason) == (
+        Verdict.NOT_COMPARABLE,
+        "2 of A's 4 rows have no value and 2 of B's 4 rows have no value",
+    )
+
+
+def test_a_model_without_values_of_some_rows_is_not_compared_and_takes_no_rows_from_others() -> None:
+    """The rows without a value may be those that the model got wrong."""
+    whole = scored([0.0, 1.0] * 50)
+    partial = [each if each.tuned.scores["exact_match"] else row(at, kind="Dataset", name="faq")
+               for at, each in enumerate(whole)]  # fmt: skip
+    found = compared([measured(whole), measured(partial), measured(scored([1.0] * 100))])
+    score = metrics(found)["faq/exact_match"]
+    assert score.rows == 100
+    assert contrast(found, "faq/exact_match").verdict is Verdict.NOT_COMPARABLE
+    assert contrast(found, "faq/exact_match").reason == "50 of B's 100 rows have no value"
+    assert contrast(found, "faq/exact_match", "C").difference == 0.5
+
+
+def test_a_base_model_without_values_of_some_rows_is_not_compared() -> None:
+    some = [row(at, kind="Dataset", name="faq", scores={"m": 1.0}, base_scores={"m": 0.0} if at % 2 else {})
+            for at in range(40)]  # fmt: skip
+    (value,) = metrics(compared([measured(some)]))["faq/m"].values
+    assert value.from_baseline is not None
+    assert value.from_baseline.verdict is Verdict.NOT_COMPARABLE
+    assert value.from_baseline.reason == "20 of A's base model's 40 rows have no value"
+
+
+def test_equal_rows_are_one_observation() -> None:
+    """Of 12 different rows, five differ: however often each occurs, that is no difference."""
+    right = [float(at < 5) for at in range(12)]
+
+    def repeated(values: Sequence[float], times: int) -> RunRecords:
+        return measured([each for each in scored(values) for _ in range(times)])
+
+    found = compared([repeated([0.0] * 12, 5), repeated(right, 5)])
+    score = metrics(found)["faq/exact_match"]
+    assert (score.rows, score.different_rows) == (60, 12)
+    assert contrast(found, "faq/exact_match").verdict is Verdict.NO_DIFFERENCE
+    assert contrast(found, "faq/exact_match").reason == "only 5 rows differ"
+    few = contrast(compared([repeated([0.0] * 9, 5), repeated([1.0] * 9, 5)]), "faq/exact_match")
+    assert (few.verdict, few.reason) == (Verdict.TOO_FEW_ROWS, "an interval needs 10 different rows")
 
 
 def test_a_metric_without_values_of_single_rows_is_compared_by_its_recorded_value() -> None:
@@ -332,10 +373,159 @@ def test_losses_per_token_need_equal_tokens() -> None:
     assert "different numbers of tokens" in found.reason
 
 
-def test_different_chat_templates_are_noted() -> None:
+BASE = "Qwen/Qwen3-0.6B"
+COMMITS = ("c" * 40, "d" * 40)
+FOLDERS = ("gs://a/export/model", "gs://b/export/model")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "comparable"),
+    [
+        ((BASE, COMMITS[0]), (BASE, COMMITS[0]), True),
+        ((BASE, COMMITS[0]), (BASE, COMMITS[1]), False),
+        ((BASE, COMMITS[0]), ("acme/support", COMMITS[0]), False),
+        ((BASE, COMMITS[0]), (FOLDERS[0], "sha256:" + "1" * 64), False),
+        ((FOLDERS[0], "sha256:" + "1" * 64), (FOLDERS[1], "sha256:" + "1" * 64), True),
+        ((FOLDERS[0], "sha256:" + "1" * 64), (FOLDERS[0], "sha256:" + "2" * 64), False),
+        ((BASE, "main"), ("acme/support", "main"), False),
+    ],
+)
+@pytest.mark.parametrize("by_request", [False, True])
+def test_rewards_need_equal_reference_models(
+    first: tuple[str, str], second: tuple[str, str], comparable: bool, by_request: bool
+) -> None:
+    pairs = [
+        row(at, 0.5, tokens=1, scores={"reward_accuracy": 1.0, "reward_margin": 0.2}) for at in range(20)
+    ]
+
+    def relative(source: str, revision: str, method: dict[str, Any]) -> RunRecords:
+        # Otherwise preflight alone has found out the commit or the digest.
+        at = {"uri": source, "digest": revision if by_request else None}
+        model = (
+            at
+            if "://" in source
+            else {"hugging_face": {"repo": source, "revision": revision if by_request else "main"}}
+        )
+        asked = request(method=method, model=model, **UNPACKED)
+        checked = preflight()
+        identity = checked.model.model_copy(update={"source": source, "revision": revision})
+        known = None if by_request else checked.model_copy(update={"model": identity})
+        return measured(pairs, request=asked, preflight=known)
+
+    found = compared([relative(*first, PAIRS), relative(*second, PAIRS)])
+    for name in ("loss", "reward_accuracy", "reward_margin"):
+        assert (contrast(found, name).verdict is Verdict.IDENTICAL) is comparable
+        assert ("different reference models" in (contrast(found, name).reason or "")) is not comparable
+    without = {"type": "ORPO", "weight": 0.1, "max_prompt_length": 512}
+    found = compared([relative(*first, without), relative(*second, without)])
+    assert contrast(found, "reward_margin").verdict is Verdict.IDENTICAL
+
+
+def rendered(template: str, kind: Kind = "Dataset") -> list[EvaluatedRow]:
+    """Rows of a dataset or benchmark as a template renders them, so with digests of their own."""
+    return [
+        row(f"{template} {at}", 5.0 if kind == "Dataset" else None, kind=kind, name="faq",
+            scores={"exact_match": float(at % 2)}, asked=at)
+        for at in range(20)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Dataset", "Benchmark"])
+def test_scores_of_models_with_different_templates_are_compared_and_their_losses_are_not(kind: Kind) -> None:
     other = request(data__chat_template="{{ messages }}")
-    found = compared([run("a", rows(20, seed=1)), run("b", rows(20, seed=2), request=other)])
+    found = compared([measured(rendered("llama", kind)), measured(rendered("qwen", kind), request=other)])
     assert found.notes == ["A and B have different chat templates: each is measured with its own."]
+    assert contrast(found, "faq/exact_match").verdict is Verdict.IDENTICAL
+    if kind == "Dataset":
+        loss = contrast(found, "faq/loss")
+        assert loss.verdict is Verdict.NOT_COMPARABLE
+        assert loss.reason is not None
+        assert loss.reason.startswith("the tokens of 20 rows differ")
+
+
+def test_other_tokens_of_the_tokenizers_own_template_are_noted() -> None:
+    found = compared([measured(rendered("llama")), measured(rendered("qwen"))])
+    assert len(found.notes) == 1
+    assert "asked 20 of the questions with other tokens" in found.notes[0]
+
+
+def test_validation_rows_under_different_templates_are_refused_and_scores_compared_with_common() -> None:
+    def both(template: str) -> RunRecords:
+        return measured([*(row(f"{template} loss {at}", 5.0) for at in range(20)), *rendered(template)])
+
+    with pytest.raises(NotComparableError) as error:
+        compared([both("llama"), both("qwen")])
+    assert error.value.fix == "--common compares the 20 rows that all have."
+    found = compared([both("llama"), both("qwen")], common=True)
+    assert contrast(found, "faq/exact_match").verdict is Verdict.IDENTICAL
+    assert "loss" not in metrics(found)
+
+
+# --- chat templates that print the date
+
+
+def dated(day: str, **changes: Any) -> Any:
+    return request(data__chat_template_date=day, **changes)
+
+
+LLAMA = "{{ date_string or strftime_now('%d %b %Y') }}{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, True),
+        ({"data__chat_template": LLAMA}, True),
+        ({"data__chat_template": "{{ messages }}"}, False),
+        ({"data__chat_template_arguments": {"date_string": "26 Jul 2024"}}, False),
+    ],
+)
+def test_a_printed_date_is_named_where_rows_differ(changes: dict[str, Any], named: bool) -> None:
+    first, second = ([row(f"{day} {at}", 1.0) for at in range(20)] for day in ("one", "two"))
+    with pytest.raises(NotComparableError) as error:
+        compared(
+            [
+                measured(first, request=dated("2026-11-18", **changes)),
+                measured(second, request=dated("2026-11-19", **changes)),
+            ]
+        )
+    assert ("datasets.chatTemplate.arguments: {date_string: ...}" in error.value.message) is named
+    assert ("2026-11-18 to 2026-11-19" in error.value.message) is named
+
+
+def test_days_of_creation_are_no_difference_where_rows_are_equal() -> None:
+    same = rows(20, seed=1)
+    found = compared(
+        [run("a", same, request=dated("2026-11-18")), run("b", same, request=dated("2026-11-19"))]
+    )
+    assert found.configuration == []
+    assert found.notes == []
+
+
+def test_scores_of_questions_with_another_printed_date_are_compared_and_noted() -> None:
+    found = compared(
+        [
+            measured(rendered("18 Nov"), request=dated("2026-11-18")),
+            measured(rendered("19 Nov"), request=dated("2026-11-19")),
+        ]
+    )
+    assert contrast(found, "faq/exact_match").verdict is Verdict.IDENTICAL
+    assert len(found.notes) == 2
+    assert "date_string" in found.notes[1]
+
+
+# --- the best checkpoint
+
+
+@pytest.mark.parametrize(("checkpoint", "noted"), [("Best", True), ("Last", False)])
+def test_validation_metrics_of_the_best_checkpoint_are_noted(checkpoint: str, noted: bool) -> None:
+    chosen = status(resolved={"checkpoint": checkpoint})
+    found = compared([run("a", rows(20, seed=1)), run("b", rows(20, seed=2), status=chosen)])
+    assert [
+        each.startswith("B: the evaluated checkpoint was chosen by its loss") for each in found.notes
+    ] == ([True] if noted else [])
+    answers = [each for each in rows(20, seed=1) if each.kind == "Dataset"]
+    assert compared([measured(answers, status=chosen), measured(answers, status=chosen)]).notes == []
 
 
 # --- runs without an evaluation

@@ -67,12 +67,23 @@ def recorded_rows(benchmark: LoadedBenchmark) -> Iterator[RecordedRows]:
 def benchmark_keys(benchmark: LoadedBenchmark) -> Iterator[RowKey]:
     """Yields the rows of a benchmark that has been evaluated.
 
-    A row's digest covers its columns, and the prompts and options with which the model is asked.
+    A row's digest covers its columns, and the prompts and options with which the model is asked. The chat template is
+    in the prompts, so its content covers the columns and, in place of the prompts, the task's name and revision; it is
+    None without a revision, as the prompts are then unknown.
     """
-    by_row = defaultdict(list)
+    spec, by_row = benchmark.spec, defaultdict(list)
     for each in benchmark.task.instances:
         by_row[each.doc_id].append(each)
     for row in range(benchmark.rows):
         asked = sorted(by_row[row], key=lambda each: int(each.idx))
-        content = json.dumps([[each.doc, each.args] for each in asked], sort_keys=True, default=str)
-        yield RowKey(digest=hashlib.sha256(content.encode()).hexdigest(), question=row)
+        yield RowKey(
+            digest=_sha256([[each.doc, each.args] for each in asked]),
+            content=_sha256([spec.name, spec.revision, *(each.doc for each in asked)])
+            if spec.revision
+            else None,
+            question=row,
+        )
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,5 +1,7 @@
 """Turns a dataset's rows into questions with reference answers."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ class Question:
     """Text of the last message before the answer."""
     reference: str
     """Reference answer as text without special tokens, as a correct answer decodes."""
+    content: str
+    """sha256 of question and reference before a chat template renders them."""
 
 
 def questions(source: DatasetSpec, renderer: Renderer, store: StorageClient, scratch: Path) -> list[Question]:
@@ -52,6 +56,7 @@ def question(example: Example, renderer: Renderer) -> Question | None:
             prompt=renderer.prompt(example.prompt),
             text=example.prompt,
             reference=example.completion.strip(),
+            content=_content([example.prompt, example.completion.strip()]),
         )
     turns: Sequence[Any] = example.messages
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
@@ -67,4 +72,11 @@ def question(example: Example, renderer: Renderer) -> Question | None:
             if answer.get("tool_calls")
             else str(answer["content"]).strip()
         ),
+        content=_content([before, answer, example.tools]),
     )
+
+
+def _content(asked: object) -> str:
+    """Returns a digest of plain JSON."""
+    text = json.dumps(asked, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -54,9 +54,11 @@ class RowSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKey:
-    """A row of a set: its digest, and its number among the dataset's rows and among the questions."""
+    """A row of a set: its digests, and its number among the dataset's rows and among the questions."""
 
     digest: str
+    content: str | None = None
+    """Digest of what is asked before a chat template renders it. None if no answer is scored."""
     row: int | None = None
     """None if its loss is not measured."""
     question: int | None = None
@@ -98,9 +100,16 @@ def row_keys(data: Dataset | None, questions: Sequence[Question] = ()) -> Iterat
         ):
             number = by_place.pop(place, None)
             examples = [data.rows.tokens.read(example) for example in range(begin, past)]
-            yield RowKey(digest=_digest(examples, _numbered(questions, number)), row=row, question=number)
+            asked = _numbered(questions, number)
+            yield RowKey(
+                digest=_digest(examples, asked),
+                content=asked.content if asked else None,
+                row=row,
+                question=number,
+            )
     for number in by_place.values():
-        yield RowKey(digest=_digest((), questions[number]), question=number)
+        asked = questions[number]
+        yield RowKey(digest=_digest((), asked), content=asked.content, question=number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,7 @@ def write_rows(
                     kind=rows.kind,
                     name=rows.name,
                     digest=key.digest,
+                    content=key.content,
                     baseline=before.of(key) if before is not None else None,
                     tuned=after.of(key),
                 )
