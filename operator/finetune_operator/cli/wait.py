@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.watch import EXIT_CODES, job_states
 from finetune_operator.cluster.port import ClusterError
 
@@ -20,7 +20,11 @@ def seconds_of(duration: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", duration):
         return float(duration)
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", duration):
-        raise CliError(f"--timeout {duration}: is not a duration.", fix="For example 90s, 30m or 1h30m.")
+        raise CliError(
+            f"--timeout {duration}: is not a duration.",
+            fix="For example 90s, 30m or 1h30m.",
+            code=WRONG_ARGUMENT,
+        )
     parts = re.findall(r"([\d.]+)([smhd])", duration)
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.listing import show_list
 from finetune_operator.cli.status import show_status
 from finetune_operator.cli.wait import TIMED_OUT, seconds_of, wait_for
@@ -149,6 +149,12 @@ async def test_a_job_that_is_deleted_ends_the_wait_with_an_error(
     await api.delete("finetunejobs", "first")
     with pytest.raises(CliError, match="first was deleted"):
         await waiting
+
+
+def test_a_timeout_that_is_no_duration_is_a_wrong_argument() -> None:
+    with pytest.raises(CliError, match="is not a duration") as error:
+        seconds_of("banana")
+    assert error.value.code == WRONG_ARGUMENT
 
 
 async def test_a_name_that_does_not_exist_is_an_error_at_once(api: FakeApi, connection: Connection) -> None:
