@@ -62,7 +62,9 @@ def costs(  # noqa: PLR0917  typer passes options by name
     ] = "30d",
     until: Annotated[
         str | None,
-        typer.Option("--until", help="Last day (UTC), included; written as --since. Default: today.", metavar="DAY"),
+        typer.Option(
+            "--until", help="Last day (UTC), included; written as --since. Default: today.", metavar="DAY"
+        ),
     ] = None,
     ledger: Annotated[
         str | None,

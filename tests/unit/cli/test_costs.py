@@ -257,7 +257,9 @@ async def test_statuses_say_that_they_have_no_days_and_leave_out_jobs_created_la
     written: list[str] = []
     period = query(until=date(2026, 11, 10))
     await show_costs(connection, FileStore(), "finetune-system", False, period, written.append)
-    assert written[0].startswith("Statuses of the existing jobs of namespace team-a, created by 2026-11-10 (UTC)")
+    assert written[0].startswith(
+        "Statuses of the existing jobs of namespace team-a, created by 2026-11-10 (UTC)"
+    )
     assert "usage of these jobs before and after these days is included" in written[0]
     assert written[-1].split()[:2] == ["TOTAL", "1"]
 

@@ -46,8 +46,14 @@ def least_step_seconds(plan: Plan, model: ModelShape) -> float | None:
     None if the rate is not published. Recomputation, memory and network are left out, and attention in layers with a
     sliding window.
     """
-    chip = families()[plan.placement.shape.family].chip
-    return None if chip is None else _step_flops(plan, model) / (chip.bf16_flops * plan.chips)
+    seconds = least_step_chip_seconds(plan, model, plan.placement.shape.family)
+    return None if seconds is None else seconds / plan.chips
+
+
+def least_step_chip_seconds(plan: Plan, model: ModelShape, family: str) -> float | None:
+    """As :func:`least_step_seconds`, for all chips of a slice of the family together: any number of them."""
+    chip = families()[family].chip
+    return None if chip is None else _step_flops(plan, model) / chip.bf16_flops
 
 
 def _step_flops(plan: Plan, model: ModelShape) -> float:
