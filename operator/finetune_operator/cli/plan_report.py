@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from finetune_contract import ModelIdentity, Stage
+from finetune_operator.api.numbers import decimal
 from finetune_operator.cli.checks import PlannedJob
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.text import size
-from finetune_operator.api.numbers import decimal
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.considered import ConsideredSlice, considered_slices

@@ -251,18 +251,16 @@ LONG = {
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        ({"maxCost": 1}, r"BudgetTooSmall: training takes at least [\d.]+ USD for 20,000 steps, and "
-         r"spec\.budget\.maxCost is 1\."),
-        ({"maxChipHours": 0.5}, r"BudgetTooSmall: training takes at least [\d.]+ chip hours for 20,000 steps, and "
-         r"spec\.budget\.maxChipHours is 0\.5\."),
+        ({"maxCost": 1}, r" USD for 20,000 steps, and spec\.budget\.maxCost is 1\."),
+        ({"maxChipHours": 0.5}, r" chip hours for 20,000 steps, and spec\.budget\.maxChipHours is 0\.5\."),
     ],
-)  # fmt: skip
+)
 def test_a_budget_below_the_least_cost_is_refused(
     where: dict[str, Any], budget: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     done = plan(tmp_path, "-o", "json", budget=budget, **LONG, **where, **model("Qwen/Qwen3-4B"))
     assert done.exit_code == 1
-    assert re.search(said, done.stderr)
+    assert re.search(r"BudgetTooSmall: training takes at least [\d.]+" + said, done.stderr)
     assert "Train fewer steps, or raise spec.budget." in done.stderr
     (found,) = json.loads(done.stdout)["plans"]
     assert found["cost"]["training"]["low"] > 1

@@ -13,9 +13,9 @@ from finetune_contract import RunFolder, Stage
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
 from finetune_operator.cli import report as report_module
+from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.commands import app
 from finetune_operator.cli.report import page_of, records_by_name
 from tests.pages.hostile import HOSTILE
 from tests.pages.reports import report_hostile
