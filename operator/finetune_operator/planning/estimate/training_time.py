@@ -34,7 +34,9 @@ def step_count(plan: Plan, rows: int | None) -> StepCount | None:
     if rows is None or any(source.format == "Text" for source in data.train):
         return None
     if data.split_from_train is not None:
-        rows -= max(1, math.floor(round(data.split_from_train.fraction * rows, 9)))
+        held = max(1, math.floor(round(data.split_from_train.fraction * rows, 9)))
+        most = data.split_from_train.max_examples
+        rows -= held if most is None else min(held, most * len(data.train))
     # As the trainer's data/batches.py counts them: the last batch is filled with rows of the next epoch.
     shown = math.ceil(round(max(1, rows) * (numbers.epochs or 1.0), 9))
     return StepCount(steps=max(1, math.ceil(shown / numbers.global_batch_size)), at_most=data.packing)
