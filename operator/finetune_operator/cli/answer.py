@@ -7,7 +7,10 @@ It reads a question, a JSON object, from standard input:
     maxNewTokens    limit of the answer
     temperature     0: greedy
     base            the base model of an adapter, a repository or a folder; null: the folder is a whole model
+    revision        commit of the base model's repository; null: the newest
     adapter         the settings of the adapter, as PEFT's LoraConfig takes them
+    arguments       variables of the chat template, by name
+    date            day that the chat template prints as the current one, as 2026-11-21; null: today
 
 and prints one JSON object to standard output, with ``answer`` or ``error``. No code of a model is ever executed, and
 weights are read from safetensors alone.
@@ -21,9 +24,12 @@ import sys
 if __name__ == "__main__":
     sys.path.pop(0)
 
+import inspect
 import json
 import os
 import signal
+from collections.abc import Container
+from datetime import datetime, timezone
 from typing import Any
 
 
@@ -37,6 +43,8 @@ def answer(question: dict[str, Any]) -> str:
     options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
     if int(transformers.__version__.split(".")[0]) < 5:
         options["torch_dtype"] = "auto"  # later versions use the precision of the file by default
+    if question["revision"] is not None:
+        options["revision"] = question["revision"]
     model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, **options)
     if base is not None:
         import peft
@@ -50,7 +58,11 @@ def answer(question: dict[str, Any]) -> str:
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": question["prompt"]}]
         asked = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            turns,
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            **template_variables(question, inspect.signature(tokenizer.apply_chat_template).parameters),
         )
     else:
         asked = tokenizer(question["prompt"], return_tensors="pt")
@@ -64,6 +76,15 @@ def answer(question: dict[str, Any]) -> str:
     with torch.no_grad():
         whole = model.generate(**asked, max_new_tokens=question["maxNewTokens"], **sampling)
     return str(tokenizer.decode(whole[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
+
+
+def template_variables(question: dict[str, Any], own: Container[str]) -> dict[str, Any]:
+    """Returns the variables of the chat template that training has set. ``own`` are names that are none."""
+    variables = {name: each for name, each in question["arguments"].items() if name not in own}
+    if question["date"] is not None:
+        midnight = datetime.fromisoformat(question["date"]).replace(tzinfo=timezone.utc)  # noqa: UP017  Python 3.10
+        variables["strftime_now"] = midnight.strftime
+    return variables
 
 
 def main() -> None:
