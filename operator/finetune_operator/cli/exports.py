@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from finetune_contract import ExportOutcome
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import status_view, text
+from finetune_operator.cli.cancel import run_folder
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.model_manifest import (
     MANIFEST,
@@ -152,7 +153,7 @@ def _failed(job: Object, failure: Mapping[str, object]) -> CliError:
             f"{name} failed{where} ({reason}) and has exported nothing.",
             fix=f"`finetune status {name}` shows what to change; then `finetune retry {name}`.",
         )
-    folder = _folder_of(status_view.status_of(job))
+    folder = run_folder(job)
     return CliError(
         f"{name} was cancelled{where} and has exported nothing.",
         fix="A cancelled job cannot be retried; another job continues it with spec.resumeFrom.runFolder"

@@ -102,6 +102,8 @@ def test_a_cancelled_job_is_not_advised_to_retry() -> None:
     error = why_not_exported(cancelled)
     assert error.message == "quickstart was cancelled in Train and has exported nothing."
     assert error.fix.endswith("spec.resumeFrom.runFolder: gs://a/b")
+    del cancelled["status"]["resolved"]
+    assert why_not_exported(cancelled).fix.endswith("spec.resumeFrom.runFolder.")
 
 
 def test_a_job_without_a_run_folder_says_what_to_look_at() -> None:
