@@ -97,7 +97,8 @@ def test_why_a_job_has_exported_nothing(phase: str, status: dict[str, Any], mess
 
 def test_a_cancelled_job_is_not_advised_to_retry() -> None:
     failure = {"reason": "Cancelled", "stage": "Train"}
-    cancelled = job("failed", failure=failure, resolved={"runFolder": "gs://a/b"})
+    resolved, attempts = {"runFolder": "gs://a/b"}, {"total": 1}
+    cancelled = job("failed", failure=failure, resolved=resolved, attempts=attempts)
     cancelled["spec"]["cancel"] = True
     error = why_not_exported(cancelled)
     assert error.message == "quickstart was cancelled in Train and has exported nothing."
