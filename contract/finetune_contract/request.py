@@ -120,7 +120,7 @@ class SplitSpec(Record):
     fraction: Annotated[float, Field(gt=0, lt=1)]
     seed: int
     max_examples: int | None = None
-    """Maximum number of validation rows per source: the first ones of those held back."""
+    """Maximum number of rows to hold back of each source."""
 
 
 class DataSpec(Record):

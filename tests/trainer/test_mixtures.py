@@ -194,13 +194,31 @@ def test_rows_are_held_back_by_content_whatever_their_order(
     assert sides([answers[i] for i in order]) == (kept, held)
 
 
-def test_of_the_rows_held_back_no_more_are_measured_than_asked_for(tmp_path: Path) -> None:
-    source = prepared(tmp_path / "a.jsonl", [f"a{i}" for i in range(20)])
-    whole, cut = (
-        split_validation([source], SplitSpec(fraction=0.5, seed=1, max_examples=most)) for most in (None, 3)
-    )
-    assert [piece.chosen.tolist() for piece in cut[0]] == [piece.chosen.tolist() for piece in whole[0]]
-    assert cut[1][0].chosen.tolist() == whole[1][0].chosen.tolist()[:3]
+def test_no_more_rows_are_held_back_than_are_measured(tmp_path: Path) -> None:
+    answers = [f"a{i}" for i in range(40)]
+    split = SplitSpec(fraction=0.5, seed=1, max_examples=3)
+
+    def sides(some: list[str]) -> tuple[list[int], list[int], set[int]]:
+        source = prepared(tmp_path / "a.jsonl", some)
+        (kept,), (held,) = split_validation([source], split)
+        content = {int(each) for each in source.index.content[held.chosen]}
+        return kept.chosen.tolist(), held.chosen.tolist(), content
+
+    kept, held, content = sides(answers)
+    assert sorted(kept + held) == list(range(40))
+    assert len(held) == 3
+    assert max(held) >= 20  # chosen from the whole file
+    assert sides(answers[::-1])[2] == content
+
+
+def test_rows_of_one_content_count_each_towards_the_most(tmp_path: Path) -> None:
+    source = prepared(tmp_path / "a.jsonl", [f"a{i // 4}" for i in range(24)])
+    for most, held_back in ((9, 8), (4, 4), (2, 2)):
+        split = SplitSpec(fraction=0.5, seed=1, max_examples=most)
+        (kept,), (held,) = split_validation([source], split)
+        assert len(held.chosen) == held_back
+        contents = [set(source.index.content[each.chosen].tolist()) for each in (kept, held)]
+        assert not contents[0] & contents[1]
 
 
 def test_one_row_cannot_be_on_both_sides(tmp_path: Path) -> None:

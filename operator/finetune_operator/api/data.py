@@ -135,7 +135,8 @@ class SplitFromTrain(ApiModel):
     """Rows held back from training for validation."""
 
     fraction: ProperFraction
-    """Share of the training rows to hold back, above 0 and below 1, for example 0.02."""
+    """Share of the training rows to hold back, above 0 and below 1, for example 0.02; of each source at most
+    evaluation.maxExamples rows."""
     seed: NonNegative | None = None
     """Seed of the selection of rows. Default: hyperparameters.seed."""
 

@@ -7,7 +7,10 @@ It reads a question, a JSON object, from standard input:
     maxNewTokens    limit of the answer
     temperature     0: greedy
     base            the base model of an adapter, a repository or a folder; null: the folder is a whole model
+    revision        commit of the base model's repository; null: the newest
     adapter         the settings of the adapter, as PEFT's LoraConfig takes them
+    arguments       variables of the chat template, by name
+    date            day that the chat template prints as the current one, as 2026-11-21; null: today
 
 and prints one JSON object to standard output, with ``answer`` or ``error``. No code of a model is ever executed, and
 weights are read from safetensors alone. What could lead a library out of the folder is refused.
@@ -21,10 +24,12 @@ import sys
 if __name__ == "__main__":
     sys.path.pop(0)
 
+import inspect
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +38,13 @@ MODEL_CONFIG, ADAPTER_CONFIG, _INDEX = "config.json", "adapter_config.json", "mo
 _FILES_OF_A_BASE = [MODEL_CONFIG, ADAPTER_CONFIG, _INDEX, "generation_config.json", "model*.safetensors"]
 
 
-def fetched(base: str) -> Path:
+def fetched(base: str, revision: str | None) -> Path:
     """Returns the folder with a base model: ``base`` itself, or where the files of that repository are."""
     if Path(base).is_dir():
         return Path(base)
     import huggingface_hub
 
-    return Path(huggingface_hub.snapshot_download(base, allow_patterns=_FILES_OF_A_BASE))
+    return Path(huggingface_hub.snapshot_download(base, revision=revision, allow_patterns=_FILES_OF_A_BASE))
 
 
 def require_plain(folder: Path) -> None:
@@ -76,7 +81,7 @@ def _implementations(settings: Any) -> Iterator[str]:
 def answer(question: dict[str, Any]) -> str:
     """Returns the model's answer, without special tokens."""
     folder, base = question["folder"], question["base"]
-    whole_model = fetched(base) if base is not None else Path(folder)
+    whole_model = fetched(base, question["revision"]) if base is not None else Path(folder)
     require_plain(whole_model)
     import torch
     import transformers
@@ -98,7 +103,11 @@ def answer(question: dict[str, Any]) -> str:
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": question["prompt"]}]
         asked = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            turns,
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            **template_variables(question, inspect.signature(tokenizer.apply_chat_template).parameters),
         )
     else:
         asked = tokenizer(question["prompt"], return_tensors="pt")
@@ -112,6 +121,15 @@ def answer(question: dict[str, Any]) -> str:
     with torch.no_grad():
         whole = model.generate(**asked, max_new_tokens=question["maxNewTokens"], **sampling)
     return str(tokenizer.decode(whole[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
+
+
+def template_variables(question: dict[str, Any], own: Container[str]) -> dict[str, Any]:
+    """Returns the variables of the chat template that training has set. ``own`` are names that are none."""
+    variables = {name: each for name, each in question["arguments"].items() if name not in own}
+    if question["date"] is not None:
+        midnight = datetime.fromisoformat(question["date"]).replace(tzinfo=timezone.utc)  # noqa: UP017  Python 3.10
+        variables["strftime_now"] = midnight.strftime
+    return variables
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ class DownloadedModel:
     base: str | None = None
     """The base model of an adapter: a repository or a folder. None: ``folder`` is a whole model."""
     adapter: AdapterConfig | None = None
+    revision: str | None = None
+    """Commit of the base model's repository. None: the newest."""
+    template_arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Variables of the chat template."""
+    template_date: date | None = None
+    """Day that the chat template prints as the current one. None: today."""
 
 
 def find_python(packages: Sequence[str]) -> str:
@@ -121,6 +128,9 @@ def _asked(model: DownloadedModel, prompt: Prompt) -> Mapping[str, Any]:
         "maxNewTokens": prompt.max_new_tokens,
         "temperature": prompt.temperature,
         "base": model.base,
+        "revision": model.revision,
+        "arguments": dict(model.template_arguments),
+        "date": model.template_date.isoformat() if model.template_date else None,
         "adapter": None
         if adapter is None
         else {

@@ -13,20 +13,21 @@ from finetune_operator.cli.questions import Questions, can_ask
 
 
 async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write: Write) -> list[Object]:
-    """Returns the jobs that are not cancelled yet, and reports the others.
+    """Returns the jobs that can be cancelled, and reports those that have ended or are cancelled already.
 
-    Raises CliError if a job has ended otherwise or does not exist.
+    Raises CliError if one does not exist; nothing is reported then.
     """
     jobs = [await connection.job(name) for name in dict.fromkeys(names)]
+    found = []
     for job in jobs:
         if status_view.ended(job) and not _ended_as_cancelled(job):
-            raise CliError(
-                f"{_name(job)} has ended ({status_view.phase_of(job)}), so there is nothing to cancel."
-            )
-    for job in jobs:
-        if job["spec"].get("cancel"):
+            phase = status_view.phase_of(job)
+            write(f"{resource_name(job)} has ended ({phase}), so there is nothing to cancel")
+        elif job["spec"].get("cancel"):
             write(f"{resource_name(job)} is cancelled already")
-    return [job for job in jobs if not job["spec"].get("cancel")]
+        else:
+            found.append(job)
+    return found
 
 
 def confirmed(jobs: Sequence[Object]) -> bool:

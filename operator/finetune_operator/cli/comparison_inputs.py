@@ -121,6 +121,21 @@ def _section(document: Object, name: str) -> Object:
     return found if isinstance(found, dict) else {}
 
 
+async def last_request(reader: RecordReader, folder: RunFolder) -> StageRequest | None:
+    """Returns the request of the newest attempt of the last stage that ran, one with a result if there is one."""
+    names = await reader.names(folder.attempts)
+    attempts: dict[tuple[int, int, int], set[str]] = {}
+    for match in filter(None, map(_REQUEST.fullmatch, names)):
+        stage, number, restart, kind = match.groups()
+        place = _STAGE_ORDER.index(stage), int(number), int(restart or 0)
+        attempts.setdefault(place, set()).add(kind)
+    started = [place for place, kinds in attempts.items() if "request" in kinds]
+    if not started:
+        return None
+    stage, number, restart = max(started, key=lambda place: (place[0], "result" in attempts[place], place))
+    return await reader.record(folder.request(_STAGE_ORDER[stage], number, restart), StageRequest)
+
+
 class _Reader:
     """Reads the records of one run folder."""
 
@@ -134,7 +149,7 @@ class _Reader:
         folder = self._folder
         document = await self._status() if job is None else job
         request, preflight, progress = await asyncio.gather(
-            self._request(),
+            last_request(self._reader, folder),
             self._reader.record(folder.preflight_report, PreflightOutcome),
             self._reader.record(folder.progress, Progress, PROGRESS_LIMIT),
         )
@@ -174,24 +189,6 @@ class _Reader:
             self._reader.unreadable.append(f"{self._folder.status} is not the record of a job.")
             return None
         return job
-
-    async def _request(self) -> StageRequest | None:
-        """Returns the request of the newest attempt of the last stage that ran, one with a result if there is one."""
-        names = await self._reader.names(self._folder.attempts)
-        attempts: dict[tuple[int, int, int], set[str]] = {}
-        for match in filter(None, map(_REQUEST.fullmatch, names)):
-            stage, number, restart, kind = match.groups()
-            place = _STAGE_ORDER.index(stage), int(number), int(restart or 0)
-            attempts.setdefault(place, set()).add(kind)
-        started = [place for place, kinds in attempts.items() if "request" in kinds]
-        if not started:
-            return None
-        stage, number, restart = max(
-            started, key=lambda place: (place[0], "result" in attempts[place], place)
-        )
-        return await self._reader.record(
-            self._folder.request(_STAGE_ORDER[stage], number, restart), StageRequest
-        )
 
     async def _rows(self) -> Sequence[EvaluatedRow]:
         uri = self._folder.evaluation_rows

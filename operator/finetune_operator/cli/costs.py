@@ -43,7 +43,7 @@ class CostQuery:
     since: date
     """First day (UTC)."""
     until: date
-    """Last day (UTC)."""
+    """Last day (UTC), included."""
     namespace: str | None = None
     """The only namespace; None: all."""
     output: str | None = None
@@ -65,8 +65,8 @@ def parse_by(value: str) -> str:
     raise ValueError(f"{value!r} is not one of {', '.join(map(repr, _FIELDS))}, 'label=KEY'.")
 
 
-def first_day(value: str, today: date) -> date:
-    """Returns the first day of ``--since``: a date, or a number of days before today. Raises ValueError."""
+def day_named(value: str, today: date) -> date:
+    """Returns a day of ``--since`` or ``--until``: a date, or a number of days before today. Raises ValueError."""
     if days := re.fullmatch(r"([0-9]{1,4})d", value):
         return today - timedelta(days=int(days[1]))
     try:
@@ -140,13 +140,14 @@ async def show_costs(  # noqa: PLR0917  as the command passes them
     items = [
         item
         async for job in connection.jobs(everywhere=scope is None)
-        if _used_since(job, query.since) and (item := item_of_status(job)) is not None
+        if _may_have_used(job, query) and (item := item_of_status(job)) is not None
     ]
     where = f"namespace {scope}" if scope else "all namespaces"
     source = {"source": "statuses", "namespace": scope, "why": why}
     head = (
-        f"Statuses of the existing jobs of {where} that ran since {query.since}. Deleted jobs are missing, and older "
-        f"usage of these jobs is included, because {why}."
+        f"Statuses of the existing jobs of {where}, created by {query.until} (UTC), that ran since {query.since}. "
+        "A status has no days: deleted jobs are missing, and usage of these jobs before and after these days is "
+        f"included, because {why}."
     )
     _show(items, query, source, head, write)
 
@@ -186,10 +187,13 @@ async def _operators_ledger(connection: Connection, namespace: str) -> str | Non
     return ledgers[0] if ledgers else None
 
 
-def _used_since(job: Object, since: date) -> bool:
+def _may_have_used(job: Object, query: CostQuery) -> bool:
+    """Whether a job existed and ran in the period, or ran after it: a status does not tell on which days."""
     active = (job.get("status") or {}).get("activeTime") or {}
-    at = text.instant(active.get("asOf"))
-    return at is not None and at.date() >= since
+    last = text.instant(active.get("asOf"))
+    created = text.instant((job.get("metadata") or {}).get("creationTimestamp"))
+    began = created is None or created.date() <= query.until
+    return last is not None and last.date() >= query.since and began
 
 
 def _show(items: list[CostItem], query: CostQuery, source: Object, head: str, write: Write) -> None:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from finetune_contract import ExportOutcome
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import status_view, text
+from finetune_operator.cli.cancel import run_folder
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.model_manifest import (
     MANIFEST,
@@ -123,18 +124,14 @@ def why_not_exported(job: Object) -> CliError:
     """Returns why a job has exported nothing, and what to do."""
     name, phase, status = job["metadata"]["name"], status_view.phase_of(job), status_view.status_of(job)
     failure = status.get("failure") or {}
-    if phase == "Failed" and failure.get("reason") == "GateNotMet":
+    if phase == "Failed" and failure.get("reason") == "GateNotMet" and not job["spec"].get("cancel"):
         return CliError(
             f"{name} has not met its gates, so nothing was exported.",
             fix=f"`finetune status {name}` shows them. To export it nevertheless, set spec.export.onGateFailure: "
             f"Export and run `finetune retry {name} --from-stage Export`.",
         )
     if phase == "Failed":
-        where = f" in {failure['stage']}" if failure.get("stage") else ""
-        return CliError(
-            f"{name} failed{where} ({text.one_line(failure.get('reason') or 'no reason')}) and has exported nothing.",
-            fix=f"`finetune status {name}` shows what to change; then `finetune retry {name}`.",
-        )
+        return _failed(job, failure)
     if phase == "Planned":
         return CliError(f"{name} is only planned.", fix="Create a job of another name without spec.planOnly.")
     if phase == "Suspended":
@@ -145,6 +142,22 @@ def why_not_exported(job: Object) -> CliError:
     return CliError(
         f"{name} has exported nothing yet: it is {phase}{stage}.",
         fix=f"`finetune wait {name}` returns when it has ended; `finetune status {name}` shows how far it is.",
+    )
+
+
+def _failed(job: Object, failure: Mapping[str, object]) -> CliError:
+    name, reason = job["metadata"]["name"], text.one_line(failure.get("reason") or "no reason")
+    where = f" in {failure['stage']}" if failure.get("stage") else ""
+    if not job["spec"].get("cancel"):
+        return CliError(
+            f"{name} failed{where} ({reason}) and has exported nothing.",
+            fix=f"`finetune status {name}` shows what to change; then `finetune retry {name}`.",
+        )
+    folder = run_folder(job)
+    return CliError(
+        f"{name} was cancelled{where} and has exported nothing.",
+        fix="A cancelled job cannot be retried; another job continues it with spec.resumeFrom.runFolder"
+        f"{f': {folder}' if folder else '.'}",
     )
 
 

@@ -60,6 +60,12 @@ def costs(  # noqa: PLR0917  typer passes options by name
         str,
         typer.Option("--since", help="First day (UTC): 2026-11-01, or 30d before today.", metavar="DAY"),
     ] = "30d",
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", help="Last day (UTC), included; written as --since. Default: today.", metavar="DAY"
+        ),
+    ] = None,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -98,7 +104,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
 
     from finetune_operator.cli.costs import (
         CostQuery,
-        first_day,
+        day_named,
         ledger_named,
         ledger_store,
         parse_by,
@@ -107,10 +113,14 @@ def costs(  # noqa: PLR0917  typer passes options by name
     )
 
     today = datetime.now(UTC).date()
+    first = _checked("--since", lambda value: day_named(value, today), since)
+    last = today if until is None else _checked("--until", lambda value: day_named(value, today), until)
+    if last < first:
+        raise typer.BadParameter(f"{last} is before --since, {first}.", param_hint="--until")
     query = CostQuery(
         by=_checked("--by", parse_by, by),
-        since=_checked("--since", lambda value: first_day(value, today), since),
-        until=today,
+        since=first,
+        until=last,
         namespace=namespace,
         output=output,
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from finetune_contract import METHODS as EVALUATED
 from finetune_operator.api import API_VERSION, MethodType
 from finetune_operator.api.job import MAX_NAME_LENGTH
 from finetune_operator.api.method import Quantization
@@ -33,6 +34,10 @@ _ROWS = {
     MethodType.DPO: ("prompt, chosen and rejected", "{chosen: better, rejected: worse}"),
     MethodType.ORPO: ("prompt, chosen and rejected", "{chosen: better, rejected: worse}"),
 }
+
+
+#: That any chat model answers.
+_PROMPT = "What can you help me with?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +127,11 @@ def _spec(new: NewJob) -> Iterator[str]:
     yield f"  # learningRate: {rate:g}"
     yield "# Default: the cheapest slice of the profile on which the training fits."
     yield "# resources: {tpu: v6e-4}"
-    yield "# Prompts that the base model and the tuned model answer, to compare them:"
-    yield '# evaluation: {prompts: ["…"]}'
+    yield "evaluation:"
+    yield f"  # On the held-back rows, Evaluate measures {', '.join(EVALUATED[new.method.value].metrics)} of the base"
+    yield "  # model and the tuned one, which `finetune compare` needs. Both answer these prompts: name some of yours."
+    yield "  # It holds the slice for some minutes; without prompts, datasets, benchmarks and gates it does not run."
+    yield from _lines({"prompts": [_PROMPT]}, "  ")
 
 
 def _lines(content: Object, indent: str = "") -> Iterator[str]:

@@ -158,5 +158,6 @@ def _cost(report: PlanReport) -> dict[str, Any]:
         "source": "chipHourPrice",
         "currency": plan.currency,
         "perHour": None if price is None else str(exact(price) * plan.chips),
-        "training": {"low": low, "high": most},
+        # A budget below the least cost is no upper end: the training does not start.
+        "training": {"low": low, "high": None if most is None or (low or 0.0) > most else most},
     }

@@ -7,15 +7,22 @@ from functools import partial
 from pathlib import Path
 
 from finetune_contract import ModelIdentity, Stage
+from finetune_operator.api.numbers import decimal
 from finetune_operator.cli.checks import PlannedJob
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.text import size
 from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.considered import ConsideredSlice, considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape, UnknownModelShape
 from finetune_operator.planning.estimate.published_models import published_model
 from finetune_operator.planning.estimate.training_memory import TrainingMemory, candidates_memory
-from finetune_operator.planning.estimate.training_time import StepCount, least_step_seconds, step_count
+from finetune_operator.planning.estimate.training_time import (
+    StepCount,
+    least_step_chip_seconds,
+    least_step_seconds,
+    step_count,
+)
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import CpuPoolTooSmall
@@ -110,12 +117,16 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
     model = known.model
     identity = _identity(plan, model) if model else None
     steps, memory = step_count(plan, known.rows), candidates_memory(plan, model) if model else {}
-    found = _refusals(plan, model, identity, memory) if model and identity else ()
+    considered = considered_slices(job.admission.job, job.admission.snapshot, plan)
+    found: list[CliError] = []
+    if model and identity:
+        found += _refusals(plan, model, identity, memory)
+        found += _unaffordable(plan, model, steps, [each for each in considered if each.chosen or each.next])
     return PlanReport(
         job=job,
         model=model,
         published=model is not None and model is published,
-        considered=considered_slices(job.admission.job, job.admission.snapshot, plan),
+        considered=considered,
         memory=memory,
         cpu=[_needs(plan, stage, model, identity) for stage in plan.stages if STAGES[stage].cpu],
         rows=known.rows,
@@ -147,6 +158,45 @@ def _refusals(
             f"{size(least.usable or 0)} of a chip{' on the largest slice' if len(memory) > 1 else ''}.",
             fix="Use LoRA or a larger slice.",
         )
+
+
+def _unaffordable(
+    plan: Plan, model: ModelShape, steps: StepCount | None, slices: Sequence[ConsideredSlice]
+) -> Iterator[CliError]:
+    """Yields the limits that the training exceeds by arithmetic alone, on each of the slices that it may get.
+
+    Only where preflight's estimate, which is higher, keeps the training from starting.
+    """
+    estimated = plan.memory is not None and plan.memory.source == "Compile"
+    if steps is None or steps.at_most or not estimated or plan.plan_only or plan.resumes:
+        return
+    hours, costs = list[float](), list[float]()
+    for each in slices:
+        seconds = least_step_chip_seconds(plan, model, each.shape.family) if each.shape else None
+        if seconds is None or each.shape is None:
+            return
+        hours.append(seconds * steps.steps / 3600)
+        if each.hourly_price is not None:
+            costs.append(hours[-1] * float(each.hourly_price) / (each.shape.chips * plan.mesh.slices))
+    if not hours:
+        return
+    limits: list[tuple[SpendingLimit | None, float, str]] = [
+        (plan.budget.chip_hours, min(hours), " chip hours"),
+        (plan.budget.cost, min(costs) if len(costs) == len(hours) else 0.0, f" {plan.currency}"),
+    ]
+    for limit, least, unit in limits:
+        if limit is not None and least > limit.most:
+            yield CliError(
+                f"BudgetTooSmall: training takes at least {decimal(least)}{unit} for {steps.steps:,} steps, "
+                f"and {limit.path} is {decimal(limit.most)}.",
+                fix=f"Train fewer steps, or {_higher(limit)}.",
+            )
+
+
+def _higher(limit: SpendingLimit) -> str:
+    if limit.path.startswith("spec."):
+        return f"raise {limit.path}"
+    return "ask the profile's owner to raise it"
 
 
 def _identity(plan: Plan, model: ModelShape) -> ModelIdentity:

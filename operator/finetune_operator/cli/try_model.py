@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,8 @@ from finetune_operator.cli.model_manifest import sha256_of
 from finetune_operator.cli.options import ExportName
 from finetune_operator.cli.run_folder import JobRun, caller_store
 from finetune_operator.cli.samples import recorded_samples, sample_lines
+from finetune_operator.cli.text import one_line
+from finetune_operator.cli.trained_with import trained_with
 
 #: The only file of weights that PEFT may read; without it, it would look for a pickle.
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -54,9 +57,20 @@ def try_model(
         raise error from None
     folder = cache_folder() / sha256_of(exported.content)[:32]
     download(exported, folder, force=True, console=console)
-    model = _downloaded(exported, folder, base)
+    trained = asyncio.run(trained_with(run, caller_store()))
+    for each in trained.unreadable:
+        said = f"Asked without what the training's records name: {one_line(each)}"
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+    model = replace(
+        _downloaded(exported, folder, base),
+        template_arguments=trained.template_arguments,
+        template_date=trained.template_date,
+    )
     if model.base is not None:
-        console.print(f"Base model: {model.base}", highlight=False, markup=False, soft_wrap=True)
+        if base is None and model.base == trained.model:
+            model = replace(model, revision=trained.revision)
+        revision = f" at {model.revision}" if model.revision else ""
+        console.print(f"Base model: {model.base}{revision}", highlight=False, markup=False, soft_wrap=True)
     write(asyncio.run(ask(python, model, prompt, terminal=console.is_terminal)))
 
 

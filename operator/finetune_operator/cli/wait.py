@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.watch import EXIT_CODES, job_states
 from finetune_operator.cluster.port import ClusterError
 
@@ -20,7 +20,11 @@ def seconds_of(duration: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", duration):
         return float(duration)
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", duration):
-        raise CliError(f"--timeout {duration}: is not a duration.", fix="For example 90s, 30m or 1h30m.")
+        raise CliError(
+            f"--timeout {duration}: is not a duration.",
+            fix="For example 90s, 30m or 1h30m.",
+            code=WRONG_ARGUMENT,
+        )
     parts = re.findall(r"([\d.]+)([smhd])", duration)
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
@@ -28,9 +32,11 @@ def seconds_of(duration: str) -> float:
 async def wait_for(
     connection: Connection, names: Sequence[str], *, seconds: float | None, write: Callable[[str], None]
 ) -> int:
-    """Prints one line for each job when it ends. Returns the exit code. Raises CliError if one does not exist."""
-    # Raises an error with similar names.
-    phases = {name: status_view.phase_of(await connection.job(name)) for name in dict.fromkeys(names)}
+    """Prints one line for each job when it ends. Returns the exit code; once ``seconds`` have passed, TIMED_OUT.
+
+    Raises CliError if one does not exist, and ClusterError.
+    """
+    phases = dict.fromkeys(names, "the cluster has not responded")
     codes: dict[str, int] = {}
 
     async def one(name: str) -> None:
@@ -44,10 +50,17 @@ async def wait_for(
                     )
                 )
 
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds):
+        async with limit:
+            for name in phases:
+                # Raises an error with similar names.
+                phases[name] = status_view.phase_of(await connection.job(name))
             await _all(one, phases)
-    except TimeoutError:
+    except (TimeoutError, CliError, ClusterError, OSError):
+        # What a request raises while it is cancelled is no error of the jobs.
+        if not limit.expired():
+            raise
         # Without a request: the server may be away.
         for name, phase in phases.items():
             if name not in codes:

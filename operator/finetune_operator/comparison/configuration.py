@@ -34,7 +34,7 @@ _SPEC_PATHS = (
     ("checkpointing.keepBest", "checkpointing.keep.best"),
 )
 #: Fields of the spec that steer a job and do not decide its result.
-_STEERING = frozenset({"suspend", "retry", "childTTLSecondsAfterFinished", "cache", "budget"})
+_STEERING = frozenset({"suspend", "retry", "cancel", "childTTLSecondsAfterFinished", "cache", "budget"})
 #: Facts of ``status.resolved`` that requests do not contain, and explanations in them.
 _RESOLVED, _EXPLANATIONS = ("profile", "resources", "images", "checkpoint"), frozenset({"why"})
 #: Numbers of the data report.

@@ -11,6 +11,8 @@ _CURRENCY = re.compile(r"[A-Z]{3}")
 _STAGES = tuple(Stage)
 #: Phases of a job that has ended.
 _ENDED = ("Succeeded", "Failed", "Planned")
+#: Reason of the end of a job with ``spec.cancel``.
+_CANCELLED = "Cancelled"
 
 
 def compared_job(label: str, run: RunRecords) -> ComparedJob:
@@ -89,6 +91,8 @@ def without_evaluation(run: RunRecords) -> str:
     if phase == "Failed":
         reason = text_at(run.status, "failure", "reason") or "see its status"
         stage = text_at(run.status, "failure", "stage")
+        if reason == _CANCELLED:
+            return f"it was cancelled{f' in {stage}' if stage else ''}: {_retried(run)}."
         return f"it failed{f' in {stage}' if stage else ''} ({reason}). Mend the cause, then {_retried(run)}."
     if phase == "Planned":
         return "it only plans (planOnly). Create a job without planOnly."
@@ -111,11 +115,19 @@ def _requested(run: RunRecords) -> bool:
 
 
 def _retried(run: RunRecords) -> str:
-    return f"`finetune retry {run.name}`" if run.live else "create a job that continues it (spec.resumeFrom)"
+    if _retries(run):
+        return f"`finetune retry {run.name}`"
+    return "create a job that continues it (spec.resumeFrom)"
+
+
+def _retries(run: RunRecords) -> bool:
+    """Whether the job can be retried: a cancelled one cannot."""
+    cancelled = lookup(run.spec, "cancel") is True or text_at(run.status, "failure", "reason") == _CANCELLED
+    return run.live and not cancelled
 
 
 def _again(run: RunRecords) -> str:
     """Returns how to repeat the evaluation."""
-    if run.live:
+    if _retries(run):
         return f"`finetune retry {run.name} --from-stage Evaluate`"
     return "create a job that continues this run folder (spec.resumeFrom)"

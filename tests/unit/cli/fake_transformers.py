@@ -59,7 +59,9 @@ class AutoModelForCausalLM:
 
 class Tokenizer:
     chat_template = "{{ messages }}"
-    def apply_chat_template(self, turns, add_generation_prompt, return_tensors, return_dict):
+    def apply_chat_template(self, turns, add_generation_prompt, return_tensors, return_dict, **variables):
+        now = variables.pop("strftime_now", None)
+        record("template", "", variables=variables, today=now and now("%d %b %Y"))
         assert add_generation_prompt and return_dict and return_tensors == "pt"
         return Batch(input_ids=Ids([turn["role"] + ":" + turn["content"] for turn in turns]))
     def decode(self, ids, skip_special_tokens):
@@ -88,8 +90,8 @@ _HUB = """
 import pathlib
 from transformers import record
 
-def snapshot_download(repository, allow_patterns):
-    record("snapshot", repository, patterns=allow_patterns)
+def snapshot_download(repository, revision, allow_patterns):
+    record("snapshot", repository, revision=revision, patterns=allow_patterns)
     folder = pathlib.Path(__file__).parents[1] / "hub" / repository
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")

@@ -1,5 +1,6 @@
 """``finetune costs``: what is summed, from where, and what a caller without access gets."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from datetime import date
@@ -19,7 +20,7 @@ from finetune_operator.artifacts.port import (
 )
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.costs import CostQuery, first_day, ledger_named, parse_by, show_costs, show_ledger
+from finetune_operator.cli.costs import CostQuery, day_named, ledger_named, parse_by, show_costs, show_ledger
 from finetune_operator.cli.errors import CliError
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import LedgerRecord
@@ -185,7 +186,11 @@ def deployment(uri: str, name: str = "finetune-operator") -> dict[str, Any]:
 
 
 def job(
-    name: str, namespace: str = "team-a", hours: str = "2", as_of: str = "2026-11-20T10:00:00Z"
+    name: str,
+    namespace: str = "team-a",
+    hours: str = "2",
+    as_of: str = "2026-11-20T10:00:00Z",
+    created: str = "2026-10-01T00:00:00Z",
 ) -> dict[str, Any]:
     status = {
         "cost": {"chipHours": hours, "amount": "3", "currency": "USD"},
@@ -197,7 +202,8 @@ def job(
             "resources": {"capacity": "Spot"},
         },
     }
-    return {"metadata": {"name": name, "namespace": namespace, "uid": name}, "status": status}
+    metadata = {"name": name, "namespace": namespace, "uid": name, "creationTimestamp": created}
+    return {"metadata": metadata, "status": status}
 
 
 async def shown(connection: Connection, store: RecordStore, **values: Any) -> Any:
@@ -243,6 +249,21 @@ async def test_without_access_to_the_ledger_the_statuses_are_summed_and_named_so
     assert (found["total"]["chipHours"], found["total"]["jobs"], found["total"]["attempts"]) == ("2.25", 2, 6)
 
 
+async def test_statuses_say_that_they_have_no_days_and_leave_out_jobs_created_later(
+    api: FakeApi, connection: Connection
+) -> None:
+    await api.put("finetunejobs", job("one"))
+    await api.put("finetunejobs", job("later", created="2026-11-11T00:00:00Z"))
+    written: list[str] = []
+    period = query(until=date(2026, 11, 10))
+    await show_costs(connection, FileStore(), "finetune-system", False, period, written.append)
+    assert written[0].startswith(
+        "Statuses of the existing jobs of namespace team-a, created by 2026-11-10 (UTC)"
+    )
+    assert "usage of these jobs before and after these days is included" in written[0]
+    assert written[-1].split()[:2] == ["TOTAL", "1"]
+
+
 async def test_a_ledger_that_is_away_is_not_replaced_by_statuses(
     api: FakeApi, connection: Connection
 ) -> None:
@@ -270,14 +291,14 @@ async def test_a_caller_who_may_not_read_deployments_gets_the_statuses(
     ("given", "day"),
     [("30d", date(2026, 10, 22)), ("0d", TODAY), ("2026-11-01", SINCE)],
 )
-def test_the_first_day_is_a_date_or_days_before_today(given: str, day: date) -> None:
-    assert first_day(given, TODAY) == day
+def test_a_day_is_a_date_or_days_before_today(given: str, day: date) -> None:
+    assert day_named(given, TODAY) == day
 
 
 @pytest.mark.parametrize("given", ["", "30", "-1d", "2026-13-01", "2027-01-01", "99999d", "30 d", "٣d"])
 def test_any_other_day_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match=given or "neither"):
-        first_day(given, TODAY)
+        day_named(given, TODAY)
 
 
 def test_groupings_and_uris_are_checked() -> None:
@@ -291,6 +312,16 @@ def test_groupings_and_uris_are_checked() -> None:
             ledger_named(wrong)
 
 
+def test_the_last_day_is_included_and_later_ones_are_not(tmp_path: Path) -> None:
+    uri = asyncio.run(ledger(tmp_path))
+    period = ["--since", "2026-10-01", "--until", "2026-10-31"]
+    result = CliRunner().invoke(app, ["costs", "--ledger", uri, "-o", "json", *period])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["since"], found["until"]) == ("2026-10-01", "2026-10-31")
+    assert found["total"]["chipHours"] == "1000"
+
+
 def test_the_command_needs_no_cluster_with_a_ledger(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/ledger"
     result = CliRunner().invoke(app, ["costs", "--ledger", uri, "-o", "json"], env={"KUBECONFIG": "/none"})
@@ -299,7 +330,16 @@ def test_the_command_needs_no_cluster_with_a_ledger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--by", "team"], ["--since", "soon"], ["--ledger", "nowhere"], ["-o", "xml"]]
+    "arguments",
+    [
+        ["--by", "team"],
+        ["--since", "soon"],
+        ["--until", "soon"],
+        ["--until", "2999-01-01"],
+        ["--since", "2026-10-01", "--until", "2026-09-30"],
+        ["--ledger", "nowhere"],
+        ["-o", "xml"],
+    ],
 )
 def test_a_wrong_argument_has_exit_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, ["costs", *arguments], env={"KUBECONFIG": "/none"}).exit_code == 2

@@ -197,13 +197,26 @@ def test_what_a_cancellation_does_depends_on_the_stage(phase: str, stage: str | 
     assert "finetune suspend" in last
 
 
-async def test_no_job_is_cancelled_if_one_of_them_has_ended(
+async def test_jobs_that_have_ended_are_reported_and_the_others_cancelled(
     api: FakeApi, connection: Connection, written: list[str]
 ) -> None:
     await api.put("finetunejobs", job("running"))
     await api.put("finetunejobs", job("succeeded", "other"))
-    with pytest.raises(CliError, match=r"other has ended \(Succeeded\), so there is nothing to cancel"):
-        await cancel(connection, "quickstart", "other", write=written.append)
+    await cancel(connection, "other", "quickstart", write=written.append)
+    assert [name for name, *_ in api.edits] == ["quickstart"]
+    assert written[0] == (
+        "finetunejob.tpu-finetune.dev/other has ended (Succeeded), so there is nothing to cancel"
+    )
+    assert written[1].startswith(CANCELLED)
+
+
+async def test_no_job_is_cancelled_if_one_of_them_does_not_exist(
+    api: FakeApi, connection: Connection, written: list[str]
+) -> None:
+    await api.put("finetunejobs", job("running"))
+    await api.put("finetunejobs", job("succeeded", "other"))
+    with pytest.raises(CliError, match="no FineTuneJob"):
+        await cancel(connection, "other", "quickstart", "third", write=written.append)
     assert (api.edits, written) == ([], [])
 
 

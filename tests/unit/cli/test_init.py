@@ -1,5 +1,6 @@
 """``finetune init``: what it writes is valid, it asks only on a terminal, and a copy takes only what it may."""
 
+import json
 import os
 import pty
 import re
@@ -66,6 +67,22 @@ def test_a_manifest_of_each_method_is_valid(
     spec = parse_job(yaml.safe_load(text)).spec
     assert spec.method.type is method
     assert (spec.method.lora is not None) is lora
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("method", MethodType)
+def test_a_job_of_a_new_manifest_is_evaluated_so_that_it_can_be_compared(
+    method: MethodType, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    new = NewJob(name="bot", model="Qwen/Qwen3-4B", datasets=["gs://my-project-data/team-a/a"], method=method)
+    file.write_text(manifest_text(new))
+    profile = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
+    done = CliRunner().invoke(
+        app, ["plan", "-f", str(file), "--profile", str(profile), "-n", "team-a", "-o", "json"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "Evaluate" in json.loads(done.stdout)["plans"][0]["stages"]
 
 
 @pytest.mark.parametrize("method", MethodType)
@@ -98,6 +115,7 @@ def test_flags_become_a_manifest_that_names_what_to_set_next() -> None:
             },
             "method": {"type": "SFT", "lora": {"rank": 16}},
             "hyperparameters": {"epochs": 1},
+            "evaluation": {"prompts": ["What can you help me with?"]},
         },
     }
     assert "# learningRate: 0.0002" in done.stdout

@@ -5,17 +5,18 @@ import copy
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import pytest
 import yaml
 
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.listing import show_list
 from finetune_operator.cli.status import show_status
 from finetune_operator.cli.wait import TIMED_OUT, seconds_of, wait_for
+from finetune_operator.cluster.port import Unavailable
 from tests.unit.cli.fake_api import FakeApi
 
 NOW = datetime(2026, 11, 21, 12, 5, tzinfo=UTC)
@@ -126,6 +127,40 @@ async def test_a_timeout_names_what_has_not_ended(api: FakeApi, connection: Conn
     assert written[-1] == "second has not ended after 0.5 s: Running"
 
 
+class Silent:
+    """A connection whose requests take for ever, and raise ``error`` when they are cancelled."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    async def job(self, _name: str) -> Any:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if self._error is None:
+                raise
+            raise self._error from None
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("no response"), TimeoutError()])
+async def test_the_timeout_includes_the_first_requests_and_decides_the_exit_code(
+    error: Exception | None,
+) -> None:
+    code, written = await waited(cast("Connection", Silent(error)), "first", seconds=0.01)
+    assert (code, written) == (
+        TIMED_OUT, ["first has not ended after 0.01 s: the cluster has not responded"]
+    )  # fmt: skip
+
+
+async def test_a_request_that_times_out_is_no_timeout_of_the_command() -> None:
+    class Slow(Silent):
+        async def job(self, _name: str) -> Any:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await waited(cast("Connection", Slow(None)), "first")
+
+
 async def test_a_job_that_was_edited_has_not_ended(api: FakeApi, connection: Connection) -> None:
     edited = job("failed")
     edited["metadata"]["generation"] = 2
@@ -149,6 +184,12 @@ async def test_a_job_that_is_deleted_ends_the_wait_with_an_error(
     await api.delete("finetunejobs", "first")
     with pytest.raises(CliError, match="first was deleted"):
         await waiting
+
+
+def test_a_timeout_that_is_no_duration_is_a_wrong_argument() -> None:
+    with pytest.raises(CliError, match="is not a duration") as error:
+        seconds_of("banana")
+    assert error.value.code == WRONG_ARGUMENT
 
 
 async def test_a_name_that_does_not_exist_is_an_error_at_once(api: FakeApi, connection: Connection) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.costs import CostQuery, first_day, ledger_store, show_costs
+from finetune_operator.cli.costs import CostQuery, day_named, ledger_store, show_costs
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.listing import show_list
 from tests.unit.cli.fake_api import FakeApi
@@ -82,7 +82,7 @@ async def test_neither_list_nor_costs_holds_the_jobs(api: FakeApi, connection: C
     """The jobs have 60 MB of JSON; what is kept of them is a fraction."""
     used = {"activeTime": {"asOf": "2026-11-21T12:04:58Z"}, "cost": {"chipHours": "0.5"}}
     fill(api, RUNNING["status"] | used, annotations={"note": "x" * 4096})
-    query = CostQuery(by="namespace", since=first_day("30d", NOW.date()), until=NOW.date())
+    query = CostQuery(by="namespace", since=day_named("30d", NOW.date()), until=NOW.date())
     tracemalloc.start()
     try:
         lines: list[str] = []

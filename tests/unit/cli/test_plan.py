@@ -240,6 +240,55 @@ def test_packing_makes_the_steps_an_upper_bound(tmp_path: Path) -> None:
     assert found["time"]["secondsPerStep"]["low"] > 0
 
 
+#: Of about 2.5 chip hours at least, and 6.8 USD.
+LONG = {
+    "hyperparameters": {"steps": 20_000, "globalBatchSize": 8},
+    "method": {"type": "SFT", "lora": {"rank": 16}},
+}
+
+
+@pytest.mark.parametrize("where", [{}, {"resources": {"tpu": "v6e-4"}}], ids=["chosen by Preflight", "named"])
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ({"maxCost": 1}, r" USD for 20,000 steps, and spec\.budget\.maxCost is 1\."),
+        ({"maxChipHours": 0.5}, r" chip hours for 20,000 steps, and spec\.budget\.maxChipHours is 0\.5\."),
+    ],
+)
+def test_a_budget_below_the_least_cost_is_refused(
+    where: dict[str, Any], budget: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    done = plan(tmp_path, "-o", "json", budget=budget, **LONG, **where, **model("Qwen/Qwen3-4B"))
+    assert done.exit_code == 1
+    assert re.search(r"BudgetTooSmall: training takes at least [\d.]+" + said, done.stderr)
+    assert "Train fewer steps, or raise spec.budget." in done.stderr
+    (found,) = json.loads(done.stdout)["plans"]
+    assert found["cost"]["training"]["low"] > 1
+    assert found["cost"]["training"]["high"] is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"budget": {"maxCost": 100}},
+        {"budget": {"maxCost": 1}, "planOnly": True},
+        {"budget": {"maxCost": 1}, "preflight": {"memory": "Off"}},
+    ],
+    ids=["enough", "nothing is trained", "nothing estimates the training"],
+)
+def test_a_budget_that_lets_the_job_start_is_accepted(spec: dict[str, Any], tmp_path: Path) -> None:
+    assert plan(tmp_path, **spec, **LONG, **model("Qwen/Qwen3-4B")).exit_code == 0
+
+
+def test_a_budget_below_an_upper_bound_of_the_steps_is_accepted(tmp_path: Path) -> None:
+    long = {"hyperparameters": {"epochs": 1}, "budget": {"maxCost": 1}, **model("Qwen/Qwen3-4B")}
+    assert plan(tmp_path, "--rows", "1000000", **long).exit_code == 0
+    exact = plan(tmp_path, "--rows", "1000000", **long | {"datasets": {
+        "train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}], "packing": False}})  # fmt: skip
+    assert exact.exit_code == 1
+    assert "BudgetTooSmall" in exact.stderr
+
+
 def test_each_slice_shows_its_price_and_whether_the_state_fits(tmp_path: Path) -> None:
     done = plan(
         tmp_path,

@@ -95,6 +95,18 @@ def test_why_a_job_has_exported_nothing(phase: str, status: dict[str, Any], mess
     assert fix in error.fix
 
 
+def test_a_cancelled_job_is_not_advised_to_retry() -> None:
+    failure = {"reason": "Cancelled", "stage": "Train"}
+    resolved, attempts = {"runFolder": "gs://a/b"}, {"total": 1}
+    cancelled = job("failed", failure=failure, resolved=resolved, attempts=attempts)
+    cancelled["spec"]["cancel"] = True
+    error = why_not_exported(cancelled)
+    assert error.message == "quickstart was cancelled in Train and has exported nothing."
+    assert error.fix.endswith("spec.resumeFrom.runFolder: gs://a/b")
+    del cancelled["status"]["resolved"]
+    assert why_not_exported(cancelled).fix.endswith("spec.resumeFrom.runFolder.")
+
+
 def test_a_job_without_a_run_folder_says_what_to_look_at() -> None:
     with pytest.raises(CliError, match="has no run folder yet") as caught:
         run_of(job("pending"))

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from finetune_contract import Sample
+from finetune_contract import RunFolder, Sample
 from finetune_operator.cli import samples
 from finetune_operator.cli.commands import app
 from tests.unit.cli.exported import ADAPTER, FILES, write_run
 from tests.unit.cli.fake_transformers import FakeTransformers
+from tests.unit.comparison.runs import preflight, request
 
 FINETUNE = Path(sys.executable).with_name("finetune")
 
@@ -111,6 +112,69 @@ def test_an_adapter_is_loaded_on_its_base_model(tmp_path: Path, monkeypatch: pyt
         "task_type": "CAUSAL_LM", "inference_mode": True, "r": 8, "lora_alpha": 16.0,
         "target_modules": ["q_proj", "v_proj"], "exclude_modules": None, "use_rslora": False,
     }  # fmt: skip
+
+
+def write_records(
+    run: Path, *, revision: str = "c1899de289a04d12100db370d81485cdf75e47ca", **data: Any
+) -> None:
+    asked = request(**{f"data__{name}": value for name, value in data.items()})
+    model = preflight().model.model_copy(update={"source": "Qwen/Qwen3-0.6B", "revision": revision})
+    folder = RunFolder(f"file://{run}")
+    for uri, record in (
+        (folder.request("train", 1, 0), asked),
+        (folder.preflight_report, preflight().model_copy(update={"model": model})),
+    ):
+        path = Path(uri.removeprefix("file://"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(record.to_json())
+
+
+def test_the_template_and_the_base_are_those_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, run = installed(tmp_path, monkeypatch), adapter_run(tmp_path)
+    hostile = {"turns": "other", "return_tensors": "np", "add_generation_prompt": False}
+    arguments = {"enable_thinking": False, **hostile}
+    write_records(run, chat_template_arguments=arguments, chat_template_date="2026-07-04")
+    done = ask(run, "x")
+    assert done.stdout == "answer to user:x\n", done.output
+    (template,) = fake.calls("template")
+    assert (template["variables"], template["today"]) == ({"enable_thinking": False}, "04 Jul 2026")
+    (base,) = fake.calls("snapshot")
+    assert base["revision"] == "c1899de289a04d12100db370d81485cdf75e47ca"
+    assert f"Base model: Qwen/Qwen3-0.6B at {base['revision']}" in done.stderr
+
+
+@pytest.mark.parametrize("revision", ["main", "../../x", "sha256:" + "0" * 64, ""])
+def test_what_is_no_commit_is_not_used_as_a_revision(
+    revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, run = installed(tmp_path, monkeypatch), adapter_run(tmp_path)
+    write_records(run, revision=revision)
+    assert ask(run, "x").exit_code == 0
+    assert fake.calls("snapshot")[0]["revision"] is None
+
+
+def test_a_base_that_the_caller_names_has_no_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, run = installed(tmp_path, monkeypatch), adapter_run(tmp_path)
+    write_records(run)
+    assert ask(run, "x", "--base", "acme/other").exit_code == 0
+    assert fake.calls("snapshot")[0]["revision"] is None
+
+
+def test_records_that_are_unreadable_are_named_and_the_model_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, run = installed(tmp_path, monkeypatch), model_run(tmp_path)
+    write_records(run)
+    path = Path(RunFolder(f"file://{run}").request("train", 1, 0).removeprefix("file://"))
+    path.write_bytes(b"\xff\x1b[2J")
+    done = ask(run, "x")
+    assert done.stdout == "answer to user:x\n", done.output
+    assert "request.json is not a valid record" in done.stderr
+    assert fake.calls("template")[0] | {"variables": {}, "today": None} == fake.calls("template")[0]
 
 
 def test_of_an_adapter_s_configuration_only_known_settings_are_used(

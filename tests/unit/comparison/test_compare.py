@@ -547,6 +547,17 @@ def test_validation_metrics_of_the_best_checkpoint_are_noted(checkpoint: str, no
             "B has no evaluation: it failed in Train (OutOfMemory). Mend the cause, then `finetune retry b`.",
         ),
         (
+            {
+                "status": status(phase="Failed", failure={"stage": "Train", "reason": "Cancelled"}),
+                "spec": {"cancel": True},
+            },
+            "B has no evaluation: it was cancelled in Train: create a job that continues it (spec.resumeFrom).",
+        ),
+        (
+            {"status": status(phase="Failed", failure={"reason": "OutOfMemory"}), "spec": {"cancel": True}},
+            "B has no evaluation: it failed (OutOfMemory). Mend the cause, then create a job that continues it",
+        ),
+        (
             {"spec": {}, "request": None},
             f"B has no evaluation: {NOTHING_ASKED}, then `finetune retry b --from-stage Evaluate`.",
         ),

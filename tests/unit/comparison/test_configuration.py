@@ -84,6 +84,7 @@ def test_specs_are_compared_as_written_if_a_run_has_started_nothing() -> None:
     first = {
         "model": {"huggingFace": {"repo": "acme/m"}},
         "suspend": True,
+        "cancel": True,
         "evaluation": {"prompts": ["a", "b"]},
     }
     second = {"model": {"huggingFace": {"repo": "acme/n"}}, "evaluation": {"prompts": ["a"]}}

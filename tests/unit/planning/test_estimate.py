@@ -183,6 +183,12 @@ def test_a_state_that_no_slice_holds_is_too_small_on_each_candidate() -> None:
         ({"datasets": {"packing": False}}, 1001, StepCount(steps=126)),
         ({"datasets": {"packing": False}, "hyperparameters": {"epochs": 2}}, 1001, StepCount(steps=251)),
         ({"datasets": {"packing": False, "splitFromTrain": {"fraction": 0.1}}}, 1000, StepCount(steps=113)),
+        # At most 500 rows of the source are held back.
+        (
+            {"datasets": {"packing": False, "splitFromTrain": {"fraction": 0.1}}},
+            100_000,
+            StepCount(steps=12438),
+        ),
         ({"method": {"type": "DPO"}}, 1, StepCount(steps=1)),
         ({"datasets": {"train": [{"uri": "gs://my-project-data/team-a/a.txt", "format": "Text"}]}}, 9, None),
     ],

@@ -136,8 +136,10 @@ def split_validation(
 ) -> tuple[list[SourceSubset], list[SourceSubset]]:
     """Splits each source into rows for training and rows held out for validation, in the same proportion.
 
-    Each side has at least one row. The choice is a function of seed and content: rows with the same content are on the
-    same side, and the order of the rows does not matter. For a text that is split into several examples, the first one
+    At most ``split.max_examples`` rows of a source are held out, and the rest is trained on. Each side has at least one
+    row. The choice is a function of seed and content, by rank over the whole source: rows with the same content are on
+    the same side, and the order of the rows does not matter. If even the rows of one content are more than
+    ``max_examples``, the first of them are measured. For a text that is split into several examples, the first one
     determines the side of all. Raises ``StageError`` 65 if all rows of a source have the same content.
     """
     kept, held = [], []
@@ -155,17 +157,25 @@ def split_validation(
             )
         rows = np.unique(owners)
         rank = _mixed(source.index.content, split.seed)
-        different = np.unique(rank[rows])
-        wanted = max(1, math.floor(round(split.fraction * len(rows), 9)))
-        limit = np.sort(rank[rows])[min(wanted, len(rows)) - 1]
-        limit = min(limit, different[-2])
-        out = rank <= limit
+        out = rank <= _highest_rank(rank[rows], split)
         kept.append(SourceSubset(source=source, chosen=np.flatnonzero(~out[owners])))
         first = np.flatnonzero(out & (owners == np.arange(len(owners))))[: split.max_examples]
         held.append(
             SourceSubset(source=source, chosen=np.flatnonzero(np.isin(owners, first)), counts_dropped=False)
         )
     return kept, held
+
+
+def _highest_rank(ranks: Digests, split: SplitSpec) -> np.uint64:
+    """Returns the highest rank of a row that is held out; rows with the same content have the same rank."""
+    different, counts = np.unique(ranks, return_counts=True)
+    rows = np.cumsum(counts)
+    wanted = max(1, math.floor(round(split.fraction * len(ranks), 9)))
+    last = int(np.searchsorted(rows, wanted))
+    if split.max_examples is not None:
+        last = min(last, int(np.searchsorted(rows, split.max_examples, side="right")) - 1)
+    highest: np.uint64 = different[min(max(last, 0), len(different) - 2)]
+    return highest
 
 
 def _mixed(content: Digests, seed: int) -> Digests:

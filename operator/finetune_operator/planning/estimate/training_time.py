@@ -34,7 +34,9 @@ def step_count(plan: Plan, rows: int | None) -> StepCount | None:
     if rows is None or any(source.format == "Text" for source in data.train):
         return None
     if data.split_from_train is not None:
-        rows -= max(1, math.floor(round(data.split_from_train.fraction * rows, 9)))
+        held = max(1, math.floor(round(data.split_from_train.fraction * rows, 9)))
+        most = data.split_from_train.max_examples
+        rows -= held if most is None else min(held, most * len(data.train))
     # As the trainer's data/batches.py counts them: the last batch is filled with rows of the next epoch.
     shown = math.ceil(round(max(1, rows) * (numbers.epochs or 1.0), 9))
     return StepCount(steps=max(1, math.ceil(shown / numbers.global_batch_size)), at_most=data.packing)
@@ -46,8 +48,14 @@ def least_step_seconds(plan: Plan, model: ModelShape) -> float | None:
     None if the rate is not published. Recomputation, memory and network are left out, and attention in layers with a
     sliding window.
     """
-    chip = families()[plan.placement.shape.family].chip
-    return None if chip is None else _step_flops(plan, model) / (chip.bf16_flops * plan.chips)
+    seconds = least_step_chip_seconds(plan, model, plan.placement.shape.family)
+    return None if seconds is None else seconds / plan.chips
+
+
+def least_step_chip_seconds(plan: Plan, model: ModelShape, family: str) -> float | None:
+    """As :func:`least_step_seconds`, for all chips of a slice of the family together: any number of them."""
+    chip = families()[family].chip
+    return None if chip is None else _step_flops(plan, model) / chip.bf16_flops
 
 
 def _step_flops(plan: Plan, model: ModelShape) -> float:
