@@ -29,7 +29,7 @@ from finetune_operator.comparison import (
 _NARROWEST = 20
 
 
-class Format(StrEnum):
+class ComparisonFormat(StrEnum):
     """Output formats of ``compare``."""
 
     TEXT = "text"
@@ -41,7 +41,7 @@ class Format(StrEnum):
 class Output:
     """Where the comparison is printed or written."""
 
-    format: Format
+    format: ComparisonFormat
     file: Path | None = None
     """The file of an HTML page; None for text and JSON, which are printed."""
 
@@ -53,29 +53,29 @@ def output_named(text: str, *, force: bool) -> Output:
     for pages are not installed.
     """
     name, _, file = text.partition("=")
-    if name == Format.HTML and file:
+    if name == ComparisonFormat.HTML and file:
         from finetune_operator.cli.html_page import require_pages
         from finetune_operator.cli.init import refuse_existing
 
         require_pages()
         if not force:
             refuse_existing(Path(file))
-        return Output(Format.HTML, Path(file))
-    if text not in (Format.TEXT, Format.JSON):
+        return Output(ComparisonFormat.HTML, Path(file))
+    if text not in (ComparisonFormat.TEXT, ComparisonFormat.JSON):
         raise typer.BadParameter(
             f"{text[:128]!r} is not one of 'text', 'json', 'html=FILE'.", param_hint="--output"
         )
-    return Output(Format(text))
+    return Output(ComparisonFormat(text))
 
 
 def show_comparison(comparison: Comparison, output: Output, *, force: bool) -> None:
     """Prints the comparison, or writes its page and prints the file's name. Raises CliError."""
     match output.format:
-        case Format.TEXT:
+        case ComparisonFormat.TEXT:
             print_comparison(comparison, Console())
-        case Format.JSON:
+        case ComparisonFormat.JSON:
             echo(comparison_json(comparison))
-        case Format.HTML:
+        case ComparisonFormat.HTML:
             from finetune_operator.cli.compare_page import comparison_page
             from finetune_operator.cli.init import save
 

@@ -14,8 +14,8 @@ from finetune_operator.pages.markup import Markup, element
 from finetune_operator.report.model import (
     Answer,
     AttemptReport,
-    Curve,
     GateReport,
+    MetricCurve,
     Report,
 )
 
@@ -146,17 +146,17 @@ def _gate(gate: GateReport) -> Mapping[str, object]:
     }
 
 
-def _speed_curve(report: Report) -> Iterator[Curve]:
+def _speed_curve(report: Report) -> Iterator[MetricCurve]:
     if report.throughput and report.throughput.curve:
         yield report.throughput.curve
 
 
-def _chart(curve: Curve) -> Markup:
+def _chart(curve: MetricCurve) -> Markup:
     series = [Series(name=each.name, points=each.points) for each in curve.series]
     return line_chart(series, title=curve.title, x="step", y=curve.unit or curve.title)
 
 
-def _not_finite(curve: Curve) -> Iterator[str]:
+def _not_finite(curve: MetricCurve) -> Iterator[str]:
     for each in curve.series:
         if each.not_finite:
             yield (

@@ -6,7 +6,7 @@ from finetune_operator.cli import text
 from finetune_operator.pages.axis import number_text
 from finetune_operator.pages.bars import Bar, bar_chart
 from finetune_operator.pages.markup import Markup
-from finetune_operator.report.model import Throughput, Usage
+from finetune_operator.report.model import Throughput, TimeAndCost
 
 
 def speed(found: Throughput) -> Iterator[tuple[str, str]]:
@@ -32,7 +32,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 60 else text.duration(seconds)
 
 
-def costs(usage: Usage, *, ended: bool) -> Iterator[tuple[str, str]]:
+def costs(usage: TimeAndCost, *, ended: bool) -> Iterator[tuple[str, str]]:
     """Yields name and value of the totals. ``ended``: whether the job has ended."""
     if usage.cost:
         yield "Cost", money(usage.cost, usage.currency)
@@ -53,7 +53,7 @@ def money(amount: str, currency: str | None) -> str:
     return f"{amount} {currency}" if currency else amount
 
 
-def time_chart(usage: Usage) -> Markup:
+def time_chart(usage: TimeAndCost) -> Markup:
     """Returns the parts of the time as bars."""
     whole = sum(part.seconds for part in usage.parts)
     bars = [
@@ -67,7 +67,7 @@ def time_chart(usage: Usage) -> Markup:
     return bar_chart(bars, title="Where the time went")
 
 
-def chips(usage: Usage) -> Iterator[Mapping[str, str]]:
+def chips(usage: TimeAndCost) -> Iterator[Mapping[str, str]]:
     """Yields chip hours and cost of each part that has held chips, of the rest, and of all."""
     parts = [part for part in usage.parts if part.chip_hours is not None]
     if not parts or usage.chip_hours is None:

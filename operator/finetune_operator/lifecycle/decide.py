@@ -91,7 +91,7 @@ def _decide(observation: Observation) -> Decision:
 
 def _next_step(observation: Observation) -> NextStep:
     if _being_deleted(observation.job):
-        # A finalizer of somebody else may keep the job, and its JobSets with it: nothing may run on without limits.
+        # A finalizer of another client may keep the job, and its JobSets with it: nothing may run on without limits.
         return NextStep(action=stop(observation.jobsets))
     ended = finished(observation.job) and not retry.revived(observation)
     generation = retry.requested_generation(observation)

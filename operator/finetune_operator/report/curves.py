@@ -7,7 +7,7 @@ from finetune_contract.method import PreferenceMethod
 from finetune_operator.comparison import RunRecords
 from finetune_operator.comparison.records import decimal_at, lookup, whole_at
 from finetune_operator.report.metrics import TrainingMetrics
-from finetune_operator.report.model import Curve, Series, Throughput
+from finetune_operator.report.model import MetricCurve, NamedPoints, Throughput
 
 #: Points of the throughput.
 _WINDOWS = 200
@@ -22,7 +22,7 @@ _KNOWN = frozenset(
 )  # fmt: skip
 
 
-def loss_curve(run: RunRecords, metrics: TrainingMetrics | None) -> Curve | None:
+def loss_curve(run: RunRecords, metrics: TrainingMetrics | None) -> MetricCurve | None:
     """Returns the chart of training and validation losses; without metrics.jsonl the thinned curve in the progress."""
     lines = list(_losses(metrics)) if metrics else []
     if not any(line.points for line in lines):
@@ -30,10 +30,10 @@ def loss_curve(run: RunRecords, metrics: TrainingMetrics | None) -> Curve | None
     shown = [line for line in lines if line.points][:_MOST_LINES]
     if not shown:
         return None
-    return Curve(title="Loss", unit=_unit(run), series=shown)
+    return MetricCurve(title="Loss", unit=_unit(run), series=shown)
 
 
-def other_curves(metrics: TrainingMetrics | None) -> list[Curve]:
+def other_curves(metrics: TrainingMetrics | None) -> list[MetricCurve]:
     """Returns the charts of gradient norm, learning rate and the method's own metrics, as far as they were measured."""
     if metrics is None:
         return []
@@ -46,7 +46,7 @@ def other_curves(metrics: TrainingMetrics | None) -> list[Curve]:
     ):
         line = _series(title, metrics.column(name).points())
         if line.points:
-            found.append(Curve(title=title, unit="", series=[line]))
+            found.append(MetricCurve(title=title, unit="", series=[line]))
     return found
 
 
@@ -76,7 +76,7 @@ def _unit(run: RunRecords) -> str:
     return "nats per pair" if isinstance(run.request.method, PreferenceMethod) else "nats per token"
 
 
-def _losses(metrics: TrainingMetrics) -> Iterator[Series]:
+def _losses(metrics: TrainingMetrics) -> Iterator[NamedPoints]:
     yield _series("training loss", metrics.column("loss").points())
     yield _series("validation loss", metrics.column("evaluation_loss").points())
     for name, column in metrics.columns.items():
@@ -96,9 +96,9 @@ def _thinned(run: RunRecords) -> list[tuple[int, float]]:
     return sorted(found)
 
 
-def _series(name: str, points: Sequence[tuple[int, float]]) -> Series:
+def _series(name: str, points: Sequence[tuple[int, float]]) -> NamedPoints:
     others = [step for step, value in points if not math.isfinite(value)]
-    return Series(
+    return NamedPoints(
         name=name[:128],
         points=points,
         not_finite=len(others),
@@ -106,7 +106,7 @@ def _series(name: str, points: Sequence[tuple[int, float]]) -> Series:
     )
 
 
-def _speed(metrics: TrainingMetrics) -> Curve | None:
+def _speed(metrics: TrainingMetrics) -> MetricCurve | None:
     """Returns tokens per second: sums over groups of consecutive steps, since single steps vary."""
     tokens = dict(metrics.column("tokens").finite())
     steps = [
@@ -127,8 +127,8 @@ def _speed(metrics: TrainingMetrics) -> Curve | None:
         return None
     each = -(-len(steps) // groups)
     name = "tokens per second" if each == 1 else f"tokens per second, mean of {each} steps"
-    line = Series(name=name, points=points)
-    return Curve(title="Throughput", unit="tokens per second", series=[line])
+    line = NamedPoints(name=name, points=points)
+    return MetricCurve(title="Throughput", unit="tokens per second", series=[line])
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float | None:

@@ -18,7 +18,7 @@ _MOST_STEP = 2**53
 
 
 @dataclass(slots=True)
-class Column:
+class MetricColumn:
     """One metric: its values, which may be NaN or infinite, and their steps, in the order of the steps."""
 
     steps: "array[int]" = field(default_factory=lambda: array("q"))
@@ -36,28 +36,28 @@ class Column:
         """Returns step and value of each measurement that is a finite number."""
         return [point for point in self.points() if math.isfinite(point[1])]
 
-    def ordered(self) -> "Column":
+    def ordered(self) -> "MetricColumn":
         """Returns the column with ascending steps; of several values at one step the last."""
         if all(a < b for a, b in zip(self.steps, self.steps[1:], strict=False)):
             return self
         latest = dict(zip(self.steps, self.values, strict=True))
         steps = sorted(latest)
-        return Column(array("q", steps), array("d", (latest[step] for step in steps)))
+        return MetricColumn(array("q", steps), array("d", (latest[step] for step in steps)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMetrics:
     """The columns by the names of their metrics: ``loss``, ``evaluation_loss``, ``seconds``, ``reward_margin`` …"""
 
-    columns: dict[str, Column]
+    columns: dict[str, MetricColumn]
     rejected: int = 0
     """Number of lines that are not valid."""
     first_fault: str = ""
     """Number of the first of them and what is wrong with it; empty if there is none."""
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> MetricColumn:
         """Returns a column; an empty one if nothing of that name was measured."""
-        return self.columns.get(name) or Column()
+        return self.columns.get(name) or MetricColumn()
 
 
 def training_metrics(content: bytes, *, most_lines: int) -> TrainingMetrics:
@@ -68,7 +68,7 @@ def training_metrics(content: bytes, *, most_lines: int) -> TrainingMetrics:
     """
     if content.count(b"\n") > most_lines:
         raise ValueError(f"more than {most_lines:,} lines")
-    columns: dict[str, Column] = {}
+    columns: dict[str, MetricColumn] = {}
     rejected, first_fault = 0, ""
     for number, line in numbered_lines(content, _LINE_BYTES):
         try:
@@ -82,7 +82,7 @@ def training_metrics(content: bytes, *, most_lines: int) -> TrainingMetrics:
             if column is None:
                 if len(columns) == _MOST_METRICS or len(name) > _NAME:
                     continue
-                column = columns[name] = Column()
+                column = columns[name] = MetricColumn()
             column.append(step, value)
     ordered = {name: column.ordered() for name, column in columns.items()}
     return TrainingMetrics(columns=ordered, rejected=rejected, first_fault=first_fault)

@@ -64,7 +64,7 @@ class TimePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class TimeAndCost:
     """Where time and money went."""
 
     parts: Sequence[TimePart]
@@ -84,7 +84,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class NamedPoints:
     """One line of a chart."""
 
     name: str
@@ -97,13 +97,13 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class MetricCurve:
     """A chart over the steps of the training."""
 
     title: str
     unit: str
     """Unit of the values; empty for a number without unit."""
-    series: Sequence[Series]
+    series: Sequence[NamedPoints]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Throughput:
     """Model FLOPs utilization, as a share."""
     peak_memory_bytes: int | None
     compilations: int | None
-    curve: Curve | None
+    curve: MetricCurve | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,10 +289,10 @@ class Report:
     waiting: Waiting | None = None
     failure: FailureReport | None = None
     stages: Sequence[StageReport] = ()
-    usage: Usage | None = None
-    loss: Curve | None = None
+    usage: TimeAndCost | None = None
+    loss: MetricCurve | None = None
     throughput: Throughput | None = None
-    curves: Sequence[Curve] = ()
+    curves: Sequence[MetricCurve] = ()
     data: DataSummary | None = None
     evaluation: EvaluationReport | None = None
     answers: Answers | None = None

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from finetune_contract import Stage
 from finetune_operator.comparison.records import Object, decimal_at, instant_at, lookup, text_at, whole_at
-from finetune_operator.report.model import StageReport, TimePart, Usage
+from finetune_operator.report.model import StageReport, TimeAndCost, TimePart
 from finetune_operator.report.records import ReportRecords
 
 #: Times that the training measures itself, as parts of the status and of the progress record.
@@ -20,7 +20,7 @@ _MEASURED = (
 _TOLERANCE = 1.02
 
 
-def usage(records: ReportRecords, stages: Sequence[StageReport], written: datetime) -> Usage | None:
+def usage(records: ReportRecords, stages: Sequence[StageReport], written: datetime) -> TimeAndCost | None:
     """Returns the usage; None if nothing is known.
 
     Chip hours of a part are its seconds times the chips of the slice. They are left out if that contradicts the
@@ -41,7 +41,7 @@ def usage(records: ReportRecords, stages: Sequence[StageReport], written: dateti
     elif total > 0:
         amount = _number(decimal_at(status, "cost", "amount"))
         parts = [_priced(part, amount, total) for part in parts]
-    found = Usage(
+    found = TimeAndCost(
         parts=[part for part in parts if part.seconds > 0],
         seconds=whole,
         running_seconds=whole_at(status, "activeTime", "seconds"),
