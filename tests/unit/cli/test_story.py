@@ -142,7 +142,7 @@ def test_the_counts_of_a_stage_fit_40_columns() -> None:
             "12/37 tensors  1.9 of 6.2 GiB",
             "converting the weights, as of 4 min 00 s ago",
         ),
-        ({"doing": "a\x1b[31mb\n\u202ec", "totalBytes": None, "unit": "\x07"}, "", "a[31mb c"),
+        ({"doing": "a\x1b[31mb\n\u202ec", "totalBytes": None, "unit": "\x07"}, "", "ab c"),
     ],
 )
 def test_what_is_unknown_about_an_activity_is_left_out(
