@@ -39,7 +39,7 @@ def test_a_terminal_of_forty_columns(
     narrow = run(row.arguments(folder, server.kubeconfig))
     assert narrow.code == wide.code == row.code, narrow
     # These show more on a terminal, or the time, or versions of objects.
-    if row.command not in {"watch", "compare", "download", "costs"} and "json" not in row.words:
+    if row.command not in {"watch", "compare", "download", "costs", "report"} and "json" not in row.words:
         # Several jobs are watched at the same time, in any order.
         assert sorted(words_of(narrow.stdout)) == sorted(words_of(wide.stdout))
 
