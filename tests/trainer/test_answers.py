@@ -51,6 +51,9 @@ def run(python: str, folder: Path, **asked: Any) -> dict[str, Any]:
         "maxNewTokens": 12,
         "temperature": 0,
         "base": None,
+        "revision": None,
+        "arguments": {},
+        "date": None,
         "adapter": None,
     }
     done = subprocess.run(
