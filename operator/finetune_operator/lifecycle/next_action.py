@@ -20,7 +20,7 @@ from finetune_operator.lifecycle.job_state import JobPhase, JobState, waits_for_
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, seconds_of_wait
+from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, must_stop, seconds_of_wait
 from finetune_operator.lifecycle.stages.preflight_memory import too_small
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded, budget_exceeded
@@ -143,8 +143,7 @@ def _of_live(
         return live.stop_leftover(observation, stages, attempt, refused)
     if stop:
         return live.stop_on_request(observation, stages, attempt, refused, stop)
-    month = monthly_stop(stages)
-    spent = over or (month if month and month.stops else None)
+    spent = over or must_stop(stages)
     if spent and attempt.key.stage.on_tpu:
         return live.stop_spending(observation, stages, attempt, spent)
     unknown = observation.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None

@@ -29,7 +29,7 @@ from finetune_operator.lifecycle.job_state import ForcedSuspension, JobPhase, Jo
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState
-from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, seconds_to_limit
+from finetune_operator.lifecycle.stages.monthly_budget import must_stop, seconds_to_limit
 from finetune_operator.lifecycle.stages.spending import seconds_left, used_up
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.plan import TimeLimits
@@ -154,8 +154,7 @@ def _state(  # noqa: PLR0911  one per case
         return stop, replace(suspending, phase=JobPhase.CANCELLING) if cancelled else suspending
     if left is not None and left <= 0:
         return deadlines.active_exceeded(limits.active), active
-    month = monthly_stop(stages)
-    spent = over or (month if month and month.stops else None)
+    spent = over or must_stop(stages)
     if spent and live.key.stage.on_tpu:
         return budget_stop(spent.message), replace(suspending, over=spent)
     if unseen_left is not None and unseen_left <= 0:

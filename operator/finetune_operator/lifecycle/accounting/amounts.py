@@ -1,9 +1,11 @@
 """Chip hours and money, exact to six decimals, as ``status.cost`` and the ledger contain them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal, InvalidOperation
 
 from finetune_operator.api.status_stages import CostStatus, LedgerStatus
+from finetune_operator.ledger.record import LedgerRecord
 
 _NOTHING = Decimal(0)
 _UNIT = Decimal("0.000001")
@@ -24,6 +26,16 @@ class Amounts:
         if reported is None:
             return cls()
         return cls(chip_hours=amount(reported.chip_hours), cost=amount(reported.amount))
+
+    @classmethod
+    def of_document(cls, reported: Mapping[str, object]) -> "Amounts":
+        """Returns the amounts of ``cost`` or ``ledger`` in a status as it is stored; what is absent is 0."""
+        return cls(chip_hours=amount(reported.get("chipHours")), cost=amount(reported.get("amount")))
+
+    @classmethod
+    def of_record(cls, record: LedgerRecord) -> "Amounts":
+        """Returns the amounts of a record of the ledger."""
+        return cls(chip_hours=record.chip_hours, cost=record.cost or _NOTHING)
 
     def __bool__(self) -> bool:
         return bool(self.chip_hours or self.cost)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.placement import Capacity
-from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
+from finetune_operator.lifecycle.accounting.amounts import Amounts
 from finetune_operator.lifecycle.decision import Object
 
 
@@ -28,8 +28,7 @@ def usage_increment(job: Object, status: FineTuneJobStatus) -> UsageIncrement | 
     if resolved is None or resolved.profile is None or resolved.resources is None:
         return None
     stored = job.get("status") or {}
-    cost = stored.get("cost") or {}
-    before = Amounts(chip_hours=amount(cost.get("chipHours")), cost=amount(cost.get("amount")))
+    before = Amounts.of_document(stored.get("cost") or {})
     capacity = ((stored.get("resolved") or {}).get("resources") or {}).get("capacity")
     return UsageIncrement(
         namespace=job["metadata"]["namespace"],

@@ -8,7 +8,7 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.api.timestamps import parse, whole_second
 from finetune_operator.ledger.month import Month
-from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
+from finetune_operator.lifecycle.accounting.amounts import Amounts
 
 type Object = Mapping[str, Any]
 
@@ -50,23 +50,20 @@ def job_usage(job: Object) -> JobUsage | None:
     ledger = status.get("ledger") or {}
     if _is(status, "Finished") and not ledger.get("pending"):
         return None
-    used, recorded = _amounts(status.get("cost") or {}), _amounts(ledger)
+    cost = status.get("cost") or {}
+    used, recorded = Amounts.of_document(cost), Amounts.of_document(ledger)
     chips = int((resolved.get("resources") or {}).get("chips") or 0) if _runs_on_tpu(status) else 0
     if not chips and not used - recorded:
         return None
     return JobUsage(
         namespace=job["metadata"]["namespace"],
         profile=profile,
-        currency=str((status.get("cost") or {}).get("currency") or ""),
+        currency=str(cost.get("currency") or ""),
         used=used,
         recorded=recorded,
         as_of=whole_second(parse(reported)),
         chips=chips,
     )
-
-
-def _amounts(reported: Object) -> Amounts:
-    return Amounts(chip_hours=amount(reported.get("chipHours")), cost=amount(reported.get("amount")))
 
 
 def _runs_on_tpu(status: Object) -> bool:

@@ -73,7 +73,7 @@ class MonthUsage:
     def written(self, record: LedgerRecord) -> None:
         """Takes a record that the ledger contains, or will contain."""
         if self._count(record) and (known := self._recorded.get(record.uid)) is not None:
-            self._recorded[record.uid] = known + _amounts(record)
+            self._recorded[record.uid] = known + Amounts.of_record(record)
 
     def read(self, record: LedgerRecord) -> None:
         """Takes a record that the ledger contained before this process wrote to it."""
@@ -151,9 +151,5 @@ class MonthUsage:
             return False
         records.names.add(name)
         records.by_profile[record.profile].add(item_of(record))
-        records.by_job[record.uid] += _amounts(record)
+        records.by_job[record.uid] += Amounts.of_record(record)
         return True
-
-
-def _amounts(record: LedgerRecord) -> Amounts:
-    return Amounts(chip_hours=record.chip_hours, cost=record.cost or Decimal(0))

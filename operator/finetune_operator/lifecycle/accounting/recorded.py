@@ -1,7 +1,6 @@
 """``status.ledger``: what the ledger contains of a job."""
 
 from collections.abc import Sequence
-from decimal import Decimal
 
 from finetune_contract import Stage
 from finetune_operator.api import ConditionStatus, ConditionType, FineTuneJobStatus
@@ -36,7 +35,7 @@ def with_records(
     kept = status.ledger.pending_day if status.ledger and not due else None
     day = min((each.day for each in left), default=kept)
     for record in written:
-        recorded += Amounts(chip_hours=record.chip_hours, cost=record.cost or Decimal(0))
+        recorded += Amounts.of_record(record)
         if record.ends_attempt:
             key = AttemptKey(record.stage, record.number, record.restart)
             known[record.stage] = max(key, known.get(record.stage, key))

@@ -10,7 +10,6 @@ same records are decided again under the same names, and the amounts that are st
 """
 
 from datetime import date, datetime
-from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -73,9 +72,7 @@ def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
 
     None if it lacks none. ``found`` was written before a crash, for less usage.
     """
-    rest = Amounts(chip_hours=due.chip_hours, cost=due.cost or Decimal(0)) - Amounts(
-        chip_hours=found.chip_hours, cost=found.cost or Decimal(0)
-    )
+    rest = Amounts.of_record(due) - Amounts.of_record(found)
     if not rest:
         return None
     cost = None if due.cost is None else rest.cost

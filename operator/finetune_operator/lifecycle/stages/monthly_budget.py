@@ -50,6 +50,12 @@ def monthly_stop(stages: JobStages) -> MonthlyStop | None:
     return _stop(limit, stages.plan)
 
 
+def must_stop(stages: JobStages) -> MonthlyStop | None:
+    """Returns why what runs must stop; None if it may continue, as it does while the usage is unknown."""
+    month = monthly_stop(stages)
+    return month if month and month.stops else None
+
+
 def monthly_shortage(stages: JobStages) -> MonthlyStop | None:
     """Returns the same for the condition WithinBudget, which also shows for a job on CPU what will prevent its next
     stage, and nothing for a job that has ended, or continues although the usage is unknown."""
