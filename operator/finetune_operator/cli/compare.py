@@ -55,7 +55,7 @@ def output_named(text: str, *, force: bool) -> Output:
     name, _, file = text.partition("=")
     if name == ComparisonFormat.HTML and file:
         from finetune_operator.cli.html_page import require_pages
-        from finetune_operator.cli.init import refuse_existing
+        from finetune_operator.cli.output_file import refuse_existing
 
         require_pages()
         if not force:
@@ -77,7 +77,7 @@ def show_comparison(comparison: Comparison, output: Output, *, force: bool) -> N
             echo(comparison_json(comparison))
         case ComparisonFormat.HTML:
             from finetune_operator.cli.compare_page import comparison_page
-            from finetune_operator.cli.init import save
+            from finetune_operator.cli.output_file import save
 
             assert output.file is not None
             save(comparison_page(comparison), output.file, force=force)

@@ -1,9 +1,7 @@
 """``finetune init``: writes the manifest of a new job, or of one that is like another."""
 
-import os
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,27 +197,6 @@ def _refuse_faults(text: str, namespace: str | None) -> None:
     if found := faults(text, namespace):
         code = WRONG_ARGUMENT if all(where.startswith("--") for where, _ in found) else 1
         raise CliError("\n".join(f"{where}: {said}" for where, said in found), code=code)
-
-
-def refuse_existing(file: Path) -> None:
-    """Raises CliError if there is something at the path."""
-    if os.path.lexists(file):
-        raise CliError(f"{file} exists already.", fix="Choose another file, or replace it with --force.")
-
-
-def save(text: str, file: Path, *, force: bool) -> None:
-    """Writes the whole file, or nothing. Raises CliError if it exists and ``force`` is false, or cannot be written."""
-    if not force:
-        refuse_existing(file)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(file)
-    except OSError as error:
-        raise CliError(f"{file}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def show_next(text: str, file: Path | None, write: Callable[[str], None]) -> None:

@@ -123,14 +123,8 @@ def init(  # noqa: PLR0917  typer passes options by name
     user: User = None,
 ) -> None:
     """Write the manifest of a job: from flags, by asking where model or data are not given, or from another job."""
-    from finetune_operator.cli.init import (
-        GivenFlags,
-        cloned_manifest,
-        new_manifest,
-        refuse_existing,
-        save,
-        show_next,
-    )
+    from finetune_operator.cli.init import GivenFlags, cloned_manifest, new_manifest, show_next
+    from finetune_operator.cli.output_file import refuse_existing, save
     from finetune_operator.cli.questions import Questions, can_ask
 
     given = GivenFlags(

@@ -8,8 +8,8 @@ from pathlib import Path
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli.comparison_inputs import records_at, records_of_job
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.init import save
 from finetune_operator.cli.options import with_connection
+from finetune_operator.cli.output_file import save
 from finetune_operator.cli.report_inputs import report_records
 from finetune_operator.cli.run_folder import ClusterOptions, existing_job, run_at
 from finetune_operator.report import Report, ReportRecords, report_of

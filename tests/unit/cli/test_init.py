@@ -25,8 +25,9 @@ from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.init import GivenFlags, cloned_manifest, new_manifest, save
+from finetune_operator.cli.init import GivenFlags, cloned_manifest, new_manifest
 from finetune_operator.cli.new_job import NewJob, faults, manifest_text, name_for
+from finetune_operator.cli.output_file import save
 from finetune_operator.cli.questions import Questions
 from finetune_operator.cli.yaml_text import yaml_text
 from tests.unit.api.documents import following
