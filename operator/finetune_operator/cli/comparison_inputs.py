@@ -17,12 +17,13 @@ from finetune_contract import (
     Progress,
     RunFolder,
     Sample,
+    Stage,
     StageRequest,
 )
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.record_reader import RecordReader
+from finetune_operator.cli.record_reader import RecordReader, files_by_attempt
 from finetune_operator.cli.text import one_line
 from finetune_operator.comparison import RunRecords
 from finetune_operator.comparison.records import lookup
@@ -33,9 +34,8 @@ type Object = Mapping[str, Any]
 _STATUS_LIMIT = 2 * 2**20
 #: Bytes of a line of the rows' measurements and of the answers.
 _ROW_BYTES, _SAMPLE_BYTES = 16 * 2**10, 2**20
-#: An attempt's request, by the folder's name: stage, number, restart.
-_REQUEST = re.compile(r"(prep|conv|train|eval)-([0-9]{1,3})(?:\.([0-9]{1,6}))?/(request|result)\.json")
-_STAGE_ORDER = ("prep", "conv", "train", "eval")
+#: Stages whose requests name the settings that a comparison shows.
+_MEASURED = tuple(stage for stage in Stage if stage is not Stage.EXPORT)
 
 
 def is_run_folder(name: str) -> bool:
@@ -124,16 +124,14 @@ def _section(document: Object, name: str) -> Object:
 async def last_request(reader: RecordReader, folder: RunFolder) -> StageRequest | None:
     """Returns the request of the newest attempt of the last stage that ran, one with a result if there is one."""
     names = await reader.names(folder.attempts)
-    attempts: dict[tuple[int, int, int], set[str]] = {}
-    for match in filter(None, map(_REQUEST.fullmatch, names)):
-        stage, number, restart, kind = match.groups()
-        place = _STAGE_ORDER.index(stage), int(number), int(restart or 0)
-        attempts.setdefault(place, set()).add(kind)
+    attempts = {place: kinds for place, kinds in files_by_attempt(names).items() if place[0] in _MEASURED}
     started = [place for place, kinds in attempts.items() if "request" in kinds]
     if not started:
         return None
-    stage, number, restart = max(started, key=lambda place: (place[0], "result" in attempts[place], place))
-    return await reader.record(folder.request(_STAGE_ORDER[stage], number, restart), StageRequest)
+    stage, number, restart = max(
+        started, key=lambda place: (place[0].order, "result" in attempts[place], *place[1:])
+    )
+    return await reader.record(folder.request(stage.short, number, restart), StageRequest)
 
 
 class _Reader:

@@ -3,10 +3,12 @@
 Tenants write run folders: every read has a limit, and a record that is unreadable is noted instead of raised.
 """
 
+import re
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
 
+from finetune_contract import Stage
 from finetune_operator.artifacts.port import (
     RECORD_LIMIT,
     ListingTooLarge,
@@ -19,6 +21,25 @@ from finetune_operator.comparison import ParsedLines, parsed_lines
 
 #: Bytes of a file with one record per line, and its lines. 100,000 evaluation rows have 30 MB.
 LINES_LIMIT, MOST_LINES = 64 * 2**20, 500_000
+#: A record of an attempt: its folder's name, of stage, number and restart, and what it is.
+_ATTEMPT = re.compile(
+    f"({'|'.join(stage.short for stage in Stage)})-([0-9]{{1,3}})(?:\\.([0-9]{{1,6}}))?/(request|result|failure)\\.json"
+)
+
+type AttemptPlace = tuple[Stage, int, int]
+"""Stage, number of the JobSet, and restart."""
+
+
+def files_by_attempt(names: Sequence[str]) -> dict[AttemptPlace, set[str]]:
+    """Returns which of ``request``, ``result`` and ``failure`` each attempt has, by the names below ``attempts/``.
+
+    Names of anything else are ignored.
+    """
+    found: dict[AttemptPlace, set[str]] = {}
+    for match in filter(None, map(_ATTEMPT.fullmatch, names)):
+        short, number, restart, kind = match.groups()
+        found.setdefault((Stage.from_short(short), int(number), int(restart or 0)), set()).add(kind)
+    return found
 
 
 class RecordReader:

@@ -5,16 +5,20 @@ Tenants write run folders, so every read is bounded, and an unreadable record is
 
 import asyncio
 import hashlib
-import re
-from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from finetune_contract import DataReport, ExportOutcome, Failure, RunFolder, Stage, StageResult
+from finetune_contract import DataReport, ExportOutcome, Failure, RunFolder, StageResult
 from finetune_operator.artifacts.port import RECORD_LIMIT, ObjectStore
 from finetune_operator.cli.model_manifest import MANIFEST, MANIFEST_LIMIT, ManifestError, ModelManifest
 from finetune_operator.cli.options import ExportName
-from finetune_operator.cli.record_reader import LINES_LIMIT, MOST_LINES, RecordReader
+from finetune_operator.cli.record_reader import (
+    LINES_LIMIT,
+    MOST_LINES,
+    AttemptPlace,
+    RecordReader,
+    files_by_attempt,
+)
 from finetune_operator.comparison import RunRecords
 from finetune_operator.report import AttemptRecords, ExportedFile, ExportManifest, ReportRecords
 from finetune_operator.report.attempts import MOST_ATTEMPTS
@@ -24,10 +28,6 @@ from finetune_operator.report.metrics import TrainingMetrics, training_metrics
 _DATA_LIMIT = 8 * 2**20
 #: Records that are read at the same time.
 _AT_ONCE = 16
-_ATTEMPT = re.compile(r"([a-z]{4,6})-([0-9]{1,6})(?:\.([0-9]{1,6}))?/(request|result|failure)\.json")
-_STAGES = {stage.short: stage for stage in Stage}
-
-type Key = tuple[Stage, int, int]
 
 
 async def report_records(run: RunRecords, store: ObjectStore) -> ReportRecords:
@@ -51,7 +51,7 @@ class _Reader:
             self._reader.names(folder.attempts),
             self._reader.record(folder.export_manifest, ExportOutcome),
         )
-        found = _attempts(names)
+        found = files_by_attempt(names)
         newest = sorted(found, key=lambda key: (key[0].order, *key[1:]))[-MOST_ATTEMPTS:]
         manifests = {name: await self._manifest(name) for name in ExportName} if export else {}
         return ReportRecords(
@@ -79,7 +79,7 @@ class _Reader:
         self._reader.note_rejected(uri, found.rejected, found.first_fault)
         return found
 
-    async def _attempt(self, key: Key, kinds: set[str]) -> AttemptRecords:
+    async def _attempt(self, key: AttemptPlace, kinds: set[str]) -> AttemptRecords:
         stage, number, restart = key
         place = stage.short, number, restart
 
@@ -112,13 +112,3 @@ class _Reader:
             digest=digest,
             files=[ExportedFile(path=each.path, size=each.size, sha256=each.sha256) for each in files],
         )
-
-
-def _attempts(names: Sequence[str]) -> dict[Key, set[str]]:
-    """Returns the attempts by the names of the files in the folder, each with its records."""
-    found: dict[Key, set[str]] = {}
-    for match in filter(None, map(_ATTEMPT.fullmatch, names)):
-        short, number, restart, kind = match.groups()
-        if short in _STAGES:
-            found.setdefault((_STAGES[short], int(number), int(restart or 0)), set()).add(kind)
-    return found
