@@ -152,7 +152,7 @@ def _trained(model: Model) -> str:
         return tuple(-(-size // SHARES) if i == axis else size for i, size in enumerate(shape))
 
     def values(
-        _: Any, parameter: Any, shape: tuple[int, ...], axis: int, dtype: np.dtype
+        _: Any, parameter: Any, shape: tuple[int, ...], axis: int, dtype: np.dtype, progress: Any
     ) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
         chunk = share(shape, single=parameter.stack_axes(len(shape), axis))
         drawn = np.random.default_rng(3).standard_normal(chunk).astype(dtype)

@@ -8,10 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 from finetune_operator.artifacts.port import RecordStore, StorageDenied, StorageError
-from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factories
 from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.ledger import is_ledger, ledger_errors
 from finetune_operator.cli.printing import json_text, table
 from finetune_operator.cluster.port import Rejected
 from finetune_operator.ledger.sums import CostItem, CostSum, item_of, item_of_status, summed
@@ -23,7 +23,6 @@ type Write = Callable[[str], None]
 #: Labels of the chart's Deployment.
 _OPERATOR = "app.kubernetes.io/name=finetune-operator,app.kubernetes.io/component=operator"
 _VARIABLE = "FINETUNE_LEDGER"
-_LEDGER = re.compile(r"gs://[a-z0-9]\S*|file:///\S+")
 _FIELDS: Mapping[str, Callable[[CostItem], str]] = {
     "namespace": lambda item: item.namespace,
     "profile": lambda item: item.profile,
@@ -78,31 +77,11 @@ def day_named(value: str, today: date) -> date:
     return found
 
 
-def ledger_named(uri: str) -> str:
-    """Checks the URI of a ledger and returns it. Raises ValueError."""
-    if not _LEDGER.fullmatch(uri):
-        raise ValueError(f"{uri!r} is not the URI of a folder: gs://bucket/folder or file:///folder.")
-    return uri.rstrip("/")
-
-
-def ledger_store() -> RecordStore:
-    """Returns a store with the caller's credentials, for many small reads of one bucket."""
-    # All calls are of one tenant, which has an eighth of the threads.
-    return SchemeRouter(
-        store_factories(threads=256, advice="Ask for roles/storage.objectViewer on the ledger.")
-    )
-
-
 async def show_ledger(store: RecordStore, ledger: str, query: CostQuery, write: Write) -> None:
     """Prints the sums of a ledger. Raises CliError."""
-    try:
+    advice = "Without a ledger, finetune costs sums the statuses of existing jobs."
+    with ledger_errors(advice):
         await _show_ledger(store, ledger, query, write)
-    except StorageError as error:
-        raise CliError(
-            f"The ledger cannot be read: {error}",
-            fix="Check its URI and your credentials (gcloud auth application-default login). Without a ledger, "
-            "finetune costs sums the statuses of existing jobs.",
-        ) from error
 
 
 async def show_costs(  # noqa: PLR0917  as the command passes them
@@ -178,7 +157,7 @@ async def _operators_ledger(connection: Connection, namespace: str) -> str | Non
         for variable in container.get("env") or ()
         if variable.get("name") == _VARIABLE
     }
-    ledgers = sorted(uri.rstrip("/") for uri in found if _LEDGER.fullmatch(uri))
+    ledgers = sorted(uri.rstrip("/") for uri in found if is_ledger(uri))
     if len(ledgers) > 1:
         raise CliError(
             f"The operators in namespace {namespace} have several ledgers: {', '.join(ledgers)}.",

@@ -105,12 +105,11 @@ def costs(  # noqa: PLR0917  typer passes options by name
     from finetune_operator.cli.costs import (
         CostQuery,
         day_named,
-        ledger_named,
-        ledger_store,
         parse_by,
         show_costs,
         show_ledger,
     )
+    from finetune_operator.cli.ledger import ledger_named, ledger_store
 
     today = datetime.now(UTC).date()
     first = _checked("--since", lambda value: day_named(value, today), since)

@@ -23,6 +23,7 @@ from finetune_operator.cli.options import (
 if TYPE_CHECKING:
     from finetune_operator.api import MethodType
     from finetune_operator.api.method import Quantization
+    from finetune_operator.planning.estimate.past_runs import PastTrainings
 
 
 def method_named(text: str) -> "MethodType":
@@ -186,6 +187,14 @@ def plan(  # noqa: PLR0917
         int | None,
         typer.Option("--rows", min=1, help="Number of training rows: adds the number of steps.", metavar="N"),
     ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            "--ledger",
+            help="The operator's ledger, which is then read: adds time and cost of past runs of the same shape.",
+            metavar="URI",
+        ),
+    ] = None,
     output: Annotated[
         PlanOutput,
         typer.Option(
@@ -203,12 +212,13 @@ def plan(  # noqa: PLR0917
     from finetune_operator.cli.text import plain
 
     model = None if model_config is None else read_model_config(model_config)
+    past = None if ledger is None else _past_trainings(ledger)
     found = planned_jobs(
         [*files, *(more or [])],
         profile,
         namespace,
         recursive=recursive,
-        known=KnownInputs(model=model, rows=rows),
+        known=KnownInputs(model=model, rows=rows, past=past),
     )
     if found.jobs:
         echo(shown_plans(found.jobs, output.value))
@@ -218,6 +228,20 @@ def plan(  # noqa: PLR0917
         echo(plain(found.skipped), err=True)
     if found.errors:
         raise typer.Exit(1)
+
+
+def _past_trainings(ledger: str) -> "PastTrainings":
+    # No other use of the command needs these modules, some of which are slow to import.
+    import asyncio
+    from datetime import UTC, datetime
+
+    from finetune_operator.cli.ledger import ledger_named, ledger_store, past_trainings
+
+    try:
+        uri = ledger_named(ledger)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--ledger") from None
+    return asyncio.run(past_trainings(ledger_store(), uri, datetime.now(UTC).date()))
 
 
 @app.command(rich_help_panel=BEFORE)

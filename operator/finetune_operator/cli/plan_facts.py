@@ -77,6 +77,7 @@ def facts(report: PlanReport) -> dict[str, Any]:
             "source": "Arithmetic",
             "secondsPerStep": _interval(report.step_seconds),
             "trainingSeconds": _interval(_least(report, report.training_seconds)),
+            "pastRuns": _past(report),
         },
         "cost": _cost(report),
         "unknown": [{"what": each.what, "learn": each.learn} for each in report.unknown],
@@ -143,6 +144,26 @@ def _considered(each: ConsideredSlice, report: PlanReport) -> dict[str, Any]:
 def _least(report: PlanReport, value: float | None) -> float | None:
     """Returns a lower bound that holds for the known number of steps; None if there may be fewer."""
     return None if report.steps is None or report.steps.at_most else value
+
+
+def _past(report: PlanReport) -> dict[str, Any] | None:
+    """Returns what past trainings of the shape took, by the ledger; None if it contains none or is not read."""
+    past, total = report.past, report.past_seconds
+    if past is None:
+        return None
+    return {
+        "attempts": past.attempts,
+        "jobs": past.jobs,
+        "secondsPerStep": _range(past.low, past.median, past.high),
+        "trainingSeconds": _range(*total) if total else None,
+        "chipHours": _range(*(seconds * report.plan.chips / 3600 for seconds in total)) if total else None,
+    }
+
+
+def _range(low: float, median: float, high: float) -> dict[str, float]:
+    return {
+        name: float(f"{value:.6g}") for name, value in {"low": low, "median": median, "high": high}.items()
+    }
 
 
 def _interval(low: float | None) -> dict[str, float | None]:

@@ -73,6 +73,7 @@ def page(report: PlanReport) -> Iterator[str]:
             "Smoke test", f"{tried.steps} steps on {tried.examples} rows of each source, within Preflight"
         )
     yield from _time(report)
+    yield from _rows("Past runs", _past(report))
     yield from _money(report)
     yield _row("Run folder", _of_any_uid(plan.run_folder.uri))
     yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
@@ -182,6 +183,28 @@ def _time(report: PlanReport) -> Iterator[str]:
             else f"{step}, {total} for all of them"
         )
     yield _row("Time", f"{step}: the arithmetic at the chips' published rate; training alone")
+
+
+def _past(report: PlanReport) -> Iterator[str]:
+    past, total, plan = report.past, report.past_seconds, report.plan
+    same = "with this model, method, length, batch and slice"
+    if report.past_days is None:
+        return
+    if past is None:
+        yield f"none of the last {report.past_days} days in the ledger {same}"
+        return
+    yield f"{_seconds(past.median)} a step ({_seconds(past.low)} to {_seconds(past.high)})"
+    if total is not None and report.steps is not None:
+        low, middle, high = map(duration, total)
+        most = "at most " if report.steps.at_most else ""
+        yield f"{middle} ({low} to {high}) for {most}{report.steps.steps:,} steps"
+    if total is not None and (price := plan.placement.chip_hour_price) is not None:
+        low, middle, high = (f"{seconds * plan.chips / 3600 * price:,.2f}" for seconds in total)
+        yield f"{middle} {plan.currency} ({low} to {high}): that time at the profile's chipHourPrice"
+    attempts = f"{past.attempts} attempt{'' if past.attempts == 1 else 's'}"
+    jobs = f"{past.jobs} job{'' if past.jobs == 1 else 's'}"
+    yield f"median and range of {attempts} of {jobs} {same} in the ledger, of the last {report.past_days} days;"
+    yield "the whole running time of an attempt, with start, compilation and checkpoints, is divided by its steps"
 
 
 def _seconds(value: float) -> str:

@@ -15,6 +15,7 @@ from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.considered import ConsideredSlice, considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape, UnknownModelShape
+from finetune_operator.planning.estimate.past_runs import PastRuns, PastTrainings, past_runs
 from finetune_operator.planning.estimate.published_models import published_model
 from finetune_operator.planning.estimate.training_memory import TrainingMemory, candidates_memory
 from finetune_operator.planning.estimate.training_time import (
@@ -41,6 +42,8 @@ class KnownInputs:
     model: ModelShape | None = None
     rows: int | None = None
     """Number of training rows of all sources together."""
+    past: PastTrainings | None = None
+    """None if no ledger is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,10 @@ class PlanReport:
     steps: StepCount | None
     step_seconds: float | None
     """What no step is faster than. None if it is not known."""
+    past: PastRuns | None
+    """Past trainings of the same shape. None: no ledger is read, or it contains none."""
+    past_days: int | None
+    """Number of days before today that the ledger is read of; None if none is read."""
     unknown: Sequence[UnknownValue]
     refusals: Sequence[CliError]
     """Why preflight would certainly refuse the job, whose model is known."""
@@ -108,6 +115,15 @@ class PlanReport:
         """Chip hours of :attr:`training_seconds`."""
         return None if self.training_seconds is None else self.training_seconds * self.plan.chips / 3600
 
+    @property
+    def past_seconds(self) -> tuple[float, float, float] | None:
+        """What all steps together take at the least, median and most seconds that a step has taken in past trainings.
+        None if there are none, or the number of steps is not known."""
+        if self.steps is None or self.past is None:
+            return None
+        each = self.past
+        return each.low * self.steps.steps, each.median * self.steps.steps, each.high * self.steps.steps
+
 
 def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
     """Returns the report. ``where`` is the job's place for messages."""
@@ -132,6 +148,8 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
         rows=known.rows,
         steps=steps,
         step_seconds=least_step_seconds(plan, model) if model else None,
+        past=past_runs(plan, known.past.records) if known.past else None,
+        past_days=known.past.days if known.past else None,
         unknown=list(_unknown(plan, known, steps, monthly=_monthly(job) is not None)),
         refusals=[CliError(f"{where}: {plan.job.name}: {each.message}", fix=each.fix) for each in found],
     )
@@ -252,6 +270,11 @@ def _unknown(
             what="what is left of the namespace's chip hours of this month", learn="finetune profiles"
         )
     yield UnknownValue(what="exact memory, and the upper end of time and cost", learn=_PLAN_ONLY)
+    if known.past is None:
+        yield UnknownValue(
+            what="how long such trainings have taken",
+            learn="--ledger URI, if you may read the operator's ledger",
+        )
 
 
 def read_model_config(file: Path) -> ModelShape:

@@ -42,12 +42,35 @@ class LedgerOutcome(StrEnum):
     """Usage that became known after the job's last attempt had been recorded."""
 
 
-class LedgerRecord(BaseModel):
-    """One record. Readers ignore keys that they do not know."""
+#: Outcomes of records that do not end an attempt.
+UNFINISHED: Final = (LedgerOutcome.RUNNING, LedgerOutcome.CORRECTION)
+
+
+class _Stored(BaseModel):
+    """Readers ignore keys that they do not know."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
     )
+
+
+class TrainedSteps(_Stored):
+    """The optimizer steps of an attempt of Train, and what determines their size. With the model, the slice and the
+    running time of its records, it says how long a step of such a training takes."""
+
+    steps: Annotated[int, Field(ge=0)]
+    """Steps from the first to the last one of the attempt, as the trainer reports them."""
+    method: Annotated[str, Field(max_length=32)]
+    lora: bool
+    """Whether an adapter is trained; else all weights are."""
+    quantization: Annotated[str, Field(max_length=32)] = ""
+    """Format of the base model in fewer bits; empty if there is none."""
+    max_seq_length: Annotated[int, Field(ge=1)]
+    global_batch_size: Annotated[int, Field(ge=1)]
+
+
+class LedgerRecord(_Stored):
+    """One record."""
 
     version: Literal[1] = 1
     day: date
@@ -88,11 +111,13 @@ class LedgerRecord(BaseModel):
     chip_hours: Amount = Decimal(0)
     cost: Amount | None = None
     """None if the job's cost is unknown, because the profile has no price."""
+    trained: TrainedSteps | None = None
+    """Set in the record that ends an attempt of Train whose steps are known."""
 
     @property
     def ends_attempt(self) -> bool:
         """Whether the attempt has ended; there is at most one such record of each attempt."""
-        return self.outcome not in (LedgerOutcome.RUNNING, LedgerOutcome.CORRECTION)
+        return self.outcome not in UNFINISHED
 
     def to_json(self) -> bytes:
         """Returns the record as it is stored."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import date, timedelta
 
+from finetune_contract import Stage
 from finetune_operator.artifacts.port import ObjectTooLarge, RecordStore
 from finetune_operator.ledger.layout import day_folder
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerRecord
@@ -32,9 +33,10 @@ class LedgerReader:
         """Number of objects that are no records of a version that this release reads."""
 
     async def records(
-        self, since: date, until: date, namespace: str | None = None
+        self, since: date, until: date, namespace: str | None = None, *, stage: Stage | None = None
     ) -> AsyncIterator[LedgerRecord]:
-        """Yields the records of the days from ``since`` to ``until``, of all namespaces or of one. Raises StorageError.
+        """Yields the records of the days from ``since`` to ``until``, of all namespaces and stages or of one. Raises
+        StorageError.
 
         Of an attempt that was recorded on several days, because the status of its job was lost, the last end counts.
         """
@@ -48,7 +50,7 @@ class LedgerReader:
                 *(self._store.list(folder, limit=_MOST_OF_A_DAY) for folder in folders)
             )
             for folder, names in zip(folders, listed, strict=True):
-                async for record in self._of_day(folder, names):
+                async for record in self._of_day(folder, _of_stage(names, stage)):
                     if record.ends_attempt:
                         key = record.uid, f"{record.stage}-{record.number}.{record.restart}"
                         if key in ended:
@@ -73,6 +75,13 @@ class LedgerReader:
         except ObjectTooLarge:
             return None
         return LedgerRecord.parse(content) if content is not None else None
+
+
+def _of_stage(names: Sequence[str], stage: Stage | None) -> Sequence[str]:
+    """Returns the names of records of the stage; all if it is None."""
+    if stage is None:
+        return names
+    return [name for name in names if name.rpartition("/")[2].startswith(f"{stage.short}-")]
 
 
 def _days(since: date, until: date) -> Iterator[date]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from finetune_operator.cli.commands import app
+from finetune_operator.ledger.layout import record_uri
 from tests.snapshots import check
+from tests.unit.ledger.test_record import record
 
 ROOT = Path(__file__).parents[3]
 CLOUD = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
@@ -364,6 +367,68 @@ def test_one_models_config_is_not_used_for_another_model(tmp_path: Path) -> None
     done = CliRunner().invoke(app, ["plan", "-f", str(file), "--model-config", config(tmp_path)])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "--model-config is for jobs of one model" in done.stderr
+
+
+def past_ledger(folder: Path, *seconds: int) -> str:
+    """Returns the URI of a ledger with attempts of 100 steps of the job that ``plan`` plans, which took so long."""
+    found = facts(folder, hyperparameters={"globalBatchSize": 16})
+    trained = {"steps": 100, "method": "SFT", "lora": False, "max_seq_length": 1024, "global_batch_size": 16}
+    for number, each in enumerate(seconds):
+        kept = record(
+            day=datetime.now(UTC).date(), number=number, model="Qwen/Qwen3-unpublished", seconds=each,
+            tpu=found["resources"]["tpu"], chips=found["resources"]["chips"], trained=trained,
+        )  # fmt: skip
+        file = Path(record_uri(str(folder / "ledger"), kept))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(kept.to_json())
+    return f"file://{folder}/ledger"
+
+
+def test_past_runs_of_the_shape_in_the_ledger_add_time_and_cost(tmp_path: Path) -> None:
+    uri = past_ledger(tmp_path, 1000, 1200, 3000)
+    options: dict[str, Any] = {"hyperparameters": {"globalBatchSize": 16, "steps": 500}}
+    done = plan(tmp_path, "--ledger", uri, **options)
+    assert row(done, "Past runs") == "12 s a step (10 s to 30 s)"
+    assert "1 h 40 min (1 h 23 min to 4 h 10 min) for 500 steps" in done.stdout
+    assert "median and range of 3 attempts of 1 job with this model" in done.stdout
+    assert "how long such trainings have taken" not in done.stdout
+    (found,) = json.loads(plan(tmp_path, "--ledger", uri, "-o", "json", **options).stdout)["plans"]
+    past, chips = found["time"]["pastRuns"], found["resources"]["chips"]
+    assert (past["attempts"], past["jobs"]) == (3, 1)
+    assert past["secondsPerStep"] == {"low": 10.0, "median": 12.0, "high": 30.0}
+    assert past["trainingSeconds"] == {"low": 5000.0, "median": 6000.0, "high": 15000.0}
+    hours = {
+        name: pytest.approx(each * chips / 3600, rel=1e-4) for name, each in past["trainingSeconds"].items()
+    }
+    assert past["chipHours"] == hours
+
+
+def test_without_past_runs_the_plan_is_as_without_a_ledger(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"hyperparameters": {"globalBatchSize": 32}}
+    done = plan(tmp_path, "--ledger", past_ledger(tmp_path, 1000), **options)
+    assert row(done, "Past runs").startswith("none of the last 90 days in the ledger with this model, method")
+
+
+def test_without_the_number_of_steps_past_runs_tell_the_time_of_a_step(tmp_path: Path) -> None:
+    uri = past_ledger(tmp_path, 1000)
+    done = plan(tmp_path, "--ledger", uri, "-o", "json", hyperparameters={"globalBatchSize": 16})
+    (found,) = json.loads(done.stdout)["plans"]
+    past = found["time"]["pastRuns"]
+    assert past["secondsPerStep"]["median"] == 10.0
+    assert past["trainingSeconds"] is past["chipHours"] is None
+
+
+@pytest.mark.parametrize("uri", ["http://ledger", "gs://", "/ledger"])
+def test_a_ledger_that_is_no_folder_is_a_wrong_argument(tmp_path: Path, uri: str) -> None:
+    done = plan(tmp_path, "--ledger", uri)
+    assert done.exit_code == 2
+    assert "is not the URI of a folder" in done.stderr
+
+
+def test_a_plan_without_the_option_reads_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``plan`` opens no socket: the variable of ``finetune costs`` is not used."""
+    monkeypatch.setenv("FINETUNE_LEDGER", past_ledger(tmp_path, 1000))
+    assert facts(tmp_path, hyperparameters={"globalBatchSize": 16})["time"]["pastRuns"] is None
 
 
 @pytest.mark.parametrize("name", ["bare", "known"])

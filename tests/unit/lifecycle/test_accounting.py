@@ -8,7 +8,7 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
+from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord, TrainedSteps
 from finetune_operator.lifecycle import decide
 from finetune_operator.lifecycle.accounting.amounts import amount, text_of
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
@@ -329,3 +329,38 @@ def test_a_record_is_on_the_day_of_the_last_stored_usage() -> None:
     world.wait(timedelta(days=3).total_seconds())
     world.reconcile()
     assert [each.day for each in of(world, Stage.TRAIN)] == [reported]
+
+
+def test_the_record_of_a_training_says_how_many_steps_it_made_and_of_which_shape() -> None:
+    world = made()
+    name = world.until(Stage.TRAIN)
+    work(world, name, 2)
+    assert [each.trained for each in of(world, Stage.TRAIN)] == []
+    world.succeed(name)
+    world.to_the_end()
+    (found,) = of(world, Stage.TRAIN)
+    numbers = world.status["resolved"]["hyperparameters"]
+    (entry,) = (each for each in world.status["attempts"]["history"] if each["stage"] == "Train")
+    assert found.trained == TrainedSteps(
+        steps=entry["endStep"] - entry["startStep"],
+        method="SFT",
+        lora="loraRank" in world.status["resolved"]["method"],
+        max_seq_length=numbers["maxSeqLength"],
+        global_batch_size=numbers["globalBatchSize"],
+    )
+    assert all(
+        each.trained is None for each in (world.ledger or {}).values() if each.stage is not Stage.TRAIN
+    )
+
+
+def test_a_record_of_the_day_has_no_steps_which_the_last_record_has() -> None:
+    world = made()
+    name = world.until(Stage.TRAIN)
+    for _ in range(3):
+        work(world, name, 12)
+    world.succeed(name)
+    world.to_the_end()
+    *days, last = of(world, Stage.TRAIN)
+    assert days
+    assert all(each.trained is None for each in days)
+    assert last.trained is not None

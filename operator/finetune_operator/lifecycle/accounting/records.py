@@ -13,12 +13,12 @@ from datetime import date, datetime
 from itertools import islice
 from typing import Any
 
-from finetune_contract import FailureClass
+from finetune_contract import FailureClass, Stage
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.placement import Capacity
 from finetune_operator.api.status_stages import AttemptRecord
 from finetune_operator.api.timestamps import parse, whole_second
-from finetune_operator.ledger.record import MOST_LABELS, LedgerOutcome, LedgerRecord
+from finetune_operator.ledger.record import MOST_LABELS, UNFINISHED, LedgerOutcome, LedgerRecord, TrainedSteps
 from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
 from finetune_operator.lifecycle.accounting.recorded import (
     has_ended,
@@ -76,7 +76,12 @@ def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
     if not rest:
         return None
     cost = None if due.cost is None else rest.cost
-    changes = {"outcome": LedgerOutcome.CORRECTION, "chip_hours": rest.chip_hours, "cost": cost}
+    changes = {
+        "outcome": LedgerOutcome.CORRECTION,
+        "chip_hours": rest.chip_hours,
+        "cost": cost,
+        "trained": None,
+    }
     return due.model_copy(update=changes)
 
 
@@ -226,7 +231,26 @@ def _record(
         currency=cost.currency if cost else None,
         chip_hours=own.chip_hours,
         cost=own.cost if cost and cost.amount is not None else None,
+        trained=None if values["outcome"] in UNFINISHED else _trained(status, key),
         **values,
+    )
+
+
+def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
+    """Returns the steps that the status reports of an attempt of Train that has ended; None if it reports none."""
+    entry, resolved = history(status).get(key), status.resolved
+    if key.stage is not Stage.TRAIN or entry is None or entry.start_step is None or entry.end_step is None:
+        return None
+    method, numbers = (resolved.method, resolved.hyperparameters) if resolved else (None, None)
+    if method is None or numbers is None or not numbers.max_seq_length or not numbers.global_batch_size:
+        return None
+    return TrainedSteps(
+        steps=max(0, entry.end_step - entry.start_step),
+        method=method.type,
+        lora=method.lora_rank is not None,
+        quantization=method.quantization or "",
+        max_seq_length=numbers.max_seq_length,
+        global_batch_size=numbers.global_batch_size,
     )
 
 

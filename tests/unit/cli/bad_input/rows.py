@@ -49,6 +49,10 @@ ROWS = [
     CommandRow(words=("init", "--from", DONE), job=DONE),
     CommandRow(words=("init", "--model", "a/b", "--dataset", "gs://a/b.jsonl"), cluster=False),
     CommandRow(words=("plan", "-f", QUICKSTART, "--profile", LOCAL), cluster=False),
+    CommandRow(
+        words=("plan", "-f", QUICKSTART, "--profile", LOCAL, "--ledger", f"file://{FOLDER}/ledger"),
+        cluster=False, store=True,
+    ),
     CommandRow(words=("validate", "-f", QUICKSTART), cluster=False),
     CommandRow(words=("profiles",), whole_cluster=True),
     CommandRow(words=("costs",)),

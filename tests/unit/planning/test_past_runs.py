@@ -1,0 +1,94 @@
+"""Past trainings of a plan's shape, by records of the ledger."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord, TrainedSteps
+from finetune_operator.planning import Plan, admit
+from finetune_operator.planning.estimate.past_runs import LEAST_STEPS, PastRuns, past_runs
+from tests.unit.ledger.test_record import UID, record
+from tests.unit.lifecycle.world import job, profile
+
+OTHER = "11111111-8d0e-4c39-a7d6-1f1f0c1d2e3f"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return admit(job(), [profile()]).plan
+
+
+def ended(plan: Plan, trained: Mapping[str, Any] | None = None, **values: Any) -> LedgerRecord:
+    """The record of an attempt of the plan's shape that made 100 steps in 1,000 seconds, but for these fields."""
+    lora = plan.method.lora
+    shape: dict[str, Any] = {
+        "steps": 100,
+        "method": plan.method.type,
+        "lora": lora is not None,
+        "quantization": (lora.quantization if lora else None) or "",
+        "max_seq_length": plan.data.max_seq_length,
+        "global_batch_size": plan.hyperparameters.global_batch_size,
+    }
+    fields: dict[str, Any] = {
+        "model": plan.model.address,
+        "tpu": plan.placement.shape.name,
+        "chips": plan.chips,
+        "seconds": 1000,
+        "trained": TrainedSteps.model_validate(shape | dict(trained or {})),
+    }
+    return record(**fields | values)
+
+
+def test_median_and_range_of_several_attempts(plan: Plan) -> None:
+    found = past_runs(
+        plan,
+        [
+            ended(plan, number=1, seconds=1000),
+            ended(plan, number=2, seconds=1200),
+            ended(plan, number=1, uid=OTHER, seconds=3000),
+        ],
+    )
+    assert found == PastRuns(attempts=3, jobs=2, low=10, median=12, high=30)
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_the_time_of_an_attempt_over_several_days_is_that_of_all_its_records(
+    plan: Plan, newest_first: bool
+) -> None:
+    day = ended(plan, outcome=LedgerOutcome.RUNNING, seconds=4000, failure_class=None)
+    records = [day.model_copy(update={"trained": None}), ended(plan, seconds=1000)]
+    found = past_runs(plan, records[::-1] if newest_first else records)
+    assert found == PastRuns(attempts=1, jobs=1, low=50, median=50, high=50)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "Qwen/Qwen3-32B"},
+        {"tpu": "v6e-64"},
+        {"chips": 4096},
+        {"trained": {"max_seq_length": 131072}},
+        {"trained": {"global_batch_size": 4096}},
+        {"trained": {"method": "ORPO"}},
+        {"trained": {"quantization": "INT8"}},
+        {"trained": {"steps": LEAST_STEPS - 1}},
+        {"seconds": 0},
+        {"outcome": LedgerOutcome.CORRECTION},
+    ],
+    ids=str,
+)
+def test_attempts_of_another_shape_or_with_few_steps_do_not_count(plan: Plan, values: dict[str, Any]) -> None:
+    assert past_runs(plan, [ended(plan, **values)]) is None
+
+
+def test_an_adapter_is_no_training_of_all_weights(plan: Plan) -> None:
+    assert past_runs(plan, [ended(plan, {"lora": plan.method.lora is None})]) is None
+
+
+def test_records_of_earlier_releases_do_not_count(plan: Plan) -> None:
+    assert past_runs(plan, [ended(plan).model_copy(update={"trained": None})]) is None
+
+
+def test_all_namespaces_count(plan: Plan) -> None:
+    assert past_runs(plan, [ended(plan, namespace="team-z", uid=UID)]) is not None
