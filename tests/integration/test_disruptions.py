@@ -98,11 +98,16 @@ def test_a_disruption_is_repaired_inside_the_jobset(
     assert charged(done) == PREEMPTED
     assert uid_of(training, namespace, "job-train-1") == uid
     assert "job-train-2" not in jobsets(training, namespace)
+    # The taint manager may delete a pod that is scheduled before it observes that the taint is gone. The first host of
+    # the fake trainer may have succeeded by then, as it waits for no other: JobSet restarts, and nothing is charged.
     train = trained(done)
-    assert (train["attempt"], train["jobSet"], train["restart"]) == (2, "job-train-1", 1)
+    restart = train["restart"]
+    assert (train["attempt"], train["jobSet"]) == (restart + 1, "job-train-1")
+    assert restart == 1 or disrupt is a_node_is_tainted
     await_file(run.result("train", 1, 1), seconds=0)
     ended = done["status"]["attempts"]["history"]
-    assert [each["reason"] for each in ended if each["stage"] == "Train"] == ["Preempted", "Succeeded"]
+    reasons = [each["reason"] for each in ended if each["stage"] == "Train"]
+    assert reasons == ["Preempted", *["Succeeded"] * restart]
 
 
 @pytest.mark.parametrize(("fault", "budget"), ANEW)
