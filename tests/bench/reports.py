@@ -101,7 +101,7 @@ def main() -> None:
             ]
             size = file.stat().st_size / 1e3
             print(
-                f"| {steps:,} | {len(metrics) / 1e6:.1f} MB | {size:.0f} kB | {seconds:.1f} s | {' | '.join(times)} |",
+                f"| {steps:,} | {len(metrics) / 1e6:.2f} MB | {size:.0f} kB | {seconds:.1f} s | {' | '.join(times)} |",
                 flush=True,
             )
         browser.close()
