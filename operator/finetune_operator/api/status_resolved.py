@@ -247,6 +247,25 @@ class Resolved(ApiModel):
     """URI of the cache of converted models and prepared data."""
 
 
+class PastRunsStatus(ApiModel):
+    """Time and cost of the training steps by what a step has taken in past trainings of the same shape: the namespace's
+    attempts of the last 90 days with the same model, method, sequence length, batch and slices, in the operator's
+    ledger. As known before the training began."""
+
+    attempts: Whole
+    """Number of those attempts."""
+    jobs: Whole
+    """Number of their jobs."""
+    duration_seconds: SecondsRange | None = None
+    """Running time of all steps by the fastest and the slowest attempt, in seconds."""
+    median_seconds: Whole | None = None
+    """Running time of all steps by the median of the attempts, in seconds."""
+    chip_hours: Decimal | None = None
+    """TPU chip hours of that median."""
+    cost: Decimal | None = None
+    """Cost of those chip hours in the profile's currency."""
+
+
 class Estimate(ApiModel):
     """Expected time and cost of the training steps, from the roofline of the compiled step."""
 
@@ -256,3 +275,5 @@ class Estimate(ApiModel):
     """Upper bound of TPU chip hours."""
     cost: Decimal | None = None
     """Cost of those chip hours in the profile's currency."""
+    past_runs: PastRunsStatus | None = None
+    """The same by past trainings. Absent: none are known."""

@@ -4,17 +4,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, timedelta
-from typing import Final
 
 from finetune_contract import Stage
 from finetune_operator.artifacts.port import RecordStore, StorageError
 from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factories
 from finetune_operator.cli.errors import CliError
-from finetune_operator.planning.estimate.past_runs import PastTrainings
+from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 
-#: Older trainings may have run with another release or price.
-_PAST_DAYS: Final = 90
 _LEDGER = re.compile(r"gs://[a-z0-9]\S*|file:///\S+")
 
 
@@ -54,6 +51,5 @@ async def past_trainings(store: RecordStore, ledger: str, today: date) -> PastTr
     """Returns the trainings of all namespaces. Raises CliError."""
     reader = LedgerReader(store, ledger)
     with ledger_errors("Without --ledger, finetune plan shows no past runs."):
-        since = today - timedelta(days=_PAST_DAYS)
-        records = [each async for each in reader.records(since, today, stage=Stage.TRAIN)]
-    return PastTrainings(days=_PAST_DAYS, records=records)
+        since = today - timedelta(days=DAYS)
+        return PastTrainings([each async for each in reader.records(since, today, stage=Stage.TRAIN)])

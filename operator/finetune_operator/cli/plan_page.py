@@ -10,6 +10,7 @@ from finetune_operator.cli.plan_report import PlanReport
 from finetune_operator.cli.printing import Object
 from finetune_operator.cli.text import count, duration, money, size
 from finetune_operator.planning import Plan
+from finetune_operator.planning.estimate.past_runs import DAYS
 from finetune_operator.planning.estimate.training_memory import MEDIAN_ERROR, TrainingMemory
 from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
@@ -188,10 +189,10 @@ def _time(report: PlanReport) -> Iterator[str]:
 def _past(report: PlanReport) -> Iterator[str]:
     past, total, plan = report.past, report.past_seconds, report.plan
     same = "with this model, method, length, batch and slice"
-    if report.past_days is None:
+    if not report.reads_past:
         return
     if past is None:
-        yield f"none of the last {report.past_days} days in the ledger {same}"
+        yield f"none of the last {DAYS} days in the ledger {same}"
         return
     yield f"{_seconds(past.median)} a step ({_seconds(past.low)} to {_seconds(past.high)})"
     if total is not None and report.steps is not None:
@@ -203,7 +204,7 @@ def _past(report: PlanReport) -> Iterator[str]:
         yield f"{middle} {plan.currency} ({low} to {high}): that time at the profile's chipHourPrice"
     attempts = f"{past.attempts} attempt{'' if past.attempts == 1 else 's'}"
     jobs = f"{past.jobs} job{'' if past.jobs == 1 else 's'}"
-    yield f"median and range of {attempts} of {jobs} {same} in the ledger, of the last {report.past_days} days;"
+    yield f"median and range of {attempts} of {jobs} {same} in the ledger, of the last {DAYS} days;"
     yield "the whole running time of an attempt, with start, compilation and checkpoints, is divided by its steps"
 
 

@@ -15,7 +15,7 @@ from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.considered import ConsideredSlice, considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape, UnknownModelShape
-from finetune_operator.planning.estimate.past_runs import PastRuns, PastTrainings, past_runs
+from finetune_operator.planning.estimate.past_runs import PastRuns, PastTrainings, TrainingShape
 from finetune_operator.planning.estimate.published_models import published_model
 from finetune_operator.planning.estimate.training_memory import TrainingMemory, candidates_memory
 from finetune_operator.planning.estimate.training_time import (
@@ -82,8 +82,8 @@ class PlanReport:
     """What no step is faster than. None if it is not known."""
     past: PastRuns | None
     """Past trainings of the same shape. None: no ledger is read, or it contains none."""
-    past_days: int | None
-    """Number of days before today that the ledger is read of; None if none is read."""
+    reads_past: bool
+    """Whether a ledger is read."""
     unknown: Sequence[UnknownValue]
     refusals: Sequence[CliError]
     """Why preflight would certainly refuse the job, whose model is known."""
@@ -148,8 +148,8 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
         rows=known.rows,
         steps=steps,
         step_seconds=least_step_seconds(plan, model) if model else None,
-        past=past_runs(plan, known.past.records) if known.past else None,
-        past_days=known.past.days if known.past else None,
+        past=known.past.runs().get(TrainingShape.of_plan(plan)) if known.past else None,
+        reads_past=known.past is not None,
         unknown=list(_unknown(plan, known, steps, monthly=_monthly(job) is not None)),
         refusals=[CliError(f"{where}: {plan.job.name}: {each.message}", fix=each.fix) for each in found],
     )
@@ -272,8 +272,7 @@ def _unknown(
     yield UnknownValue(what="exact memory, and the upper end of time and cost", learn=_PLAN_ONLY)
     if known.past is None:
         yield UnknownValue(
-            what="how long such trainings have taken",
-            learn="--ledger URI, if you may read the operator's ledger",
+            what="how long such trainings have taken", learn=f"--ledger URI if you may read it, or {_PLAN_ONLY}"
         )
 
 

@@ -244,6 +244,22 @@ def _expected(status: Object) -> Iterator[Text]:
         if (cost := expected.get("cost")) and cost != "0":
             parts.append(f"cost {text.number(cost, 2)}")
         yield _row("Estimate", ", ".join(parts))
+    if past := expected.get("pastRuns"):
+        yield _row("Past runs", _past_runs(past))
+
+
+def _past_runs(past: Object) -> str:
+    parts = []
+    if (seconds := past.get("durationSeconds")) and (middle := past.get("medianSeconds")) is not None:
+        low, high = text.duration(seconds["low"]), text.duration(seconds["high"])
+        parts.append(f"training {text.duration(middle)} ({low} to {high})")
+    if hours := past.get("chipHours"):
+        parts.append(f"{text.number(hours)} chip hours")
+    if (cost := past.get("cost")) and cost != "0":
+        parts.append(f"cost {text.number(cost, 2)}")
+    attempts, jobs = past.get("attempts", 0), past.get("jobs", 0)
+    of = f"{attempts} attempt{'' if attempts == 1 else 's'} of {jobs} job{'' if jobs == 1 else 's'}"
+    return f"{', '.join(parts)}; by {of} of the same shape"
 
 
 def _memory_parts(need: str, state: str | None, limit: str) -> str:

@@ -8,7 +8,7 @@ statuses that the watch delivers, so that no reconcile reads the ledger.
 import asyncio
 import logging
 from asyncio import sleep
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from finetune_operator.artifacts.port import RecordStore, StorageError
@@ -18,8 +18,10 @@ from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, ProfileUsage
 from finetune_operator.planning import Refused, read_stored_plan
+from finetune_operator.planning.estimate.past_runs import PastRuns, TrainingShape
 from finetune_operator.planning.merge import lookup
 from finetune_operator.reconcile.ledger_reader import LedgerReader
+from finetune_operator.reconcile.training_times import TrainingTimes
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Budgets:
         store: where the ledger is.
         uri: the ledger's folder; None if the operator keeps none. What is used is then unknown.
         utc_now: the wall clock.
+        times: takes the records of past trainings; None: they are not read.
     """
 
     def __init__(
@@ -46,11 +49,13 @@ class Budgets:
         uri: str | None,
         *,
         utc_now: Callable[[], datetime],
+        times: TrainingTimes | None = None,
     ) -> None:
         self._store = store
         self._uri = uri
         self._utc_now = utc_now
         self._usage = MonthUsage()
+        self._times = times
         self._limits: dict[str, float | None] = {}
         """By existing profile; None: it sets none."""
         self._namespaces: dict[str, bool] = {}
@@ -82,6 +87,8 @@ class Budgets:
     def recorded(self, record: LedgerRecord) -> None:
         """Takes a record that is in the ledger, or waits to be written to it."""
         self._usage.written(record)
+        if self._times is not None:
+            self._times.recorded(record)
 
     # What decisions and metrics read.
 
@@ -99,6 +106,10 @@ class Budgets:
         if name is None or limit is None:
             return None
         return self._usage.budget(job, name, limit, self._utc_now())
+
+    def past_runs(self, namespace: str) -> Mapping[TrainingShape, PastRuns]:
+        """Returns what steps have taken in the namespace's past trainings, as far as it is known."""
+        return self._times.of(namespace) if self._times else {}
 
     def totals(self) -> Iterable[ProfileUsage]:
         """Returns what each namespace has used in the present month under each profile, as far as it is known."""
@@ -126,7 +137,10 @@ class Budgets:
         reader, places = LedgerReader(self._store, self._uri), asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(self._follow(await self._found.get(), reader, places, known))
+                namespace = await self._found.get()
+                group.create_task(self._follow(namespace, reader, places, known))
+                if self._times is not None:
+                    group.create_task(self._times.read(namespace, reader, self._utc_now().date(), places))
 
     async def _follow(
         self, namespace: str, reader: LedgerReader, places: asyncio.Semaphore, known: Callable[[str], None]

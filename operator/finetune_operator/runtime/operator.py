@@ -21,6 +21,7 @@ from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
 from finetune_operator.reconcile.reconciler import Decide, ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.training_times import TrainingTimes
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
@@ -156,6 +157,7 @@ class Operator:
             months,
             settings.ledger,
             utc_now=self._clock.now,
+            times=TrainingTimes(),
         )
         ledger = (
             Ledger(

@@ -6,6 +6,9 @@ from typing import Any, override
 import pytest
 
 from finetune_contract import MemoryOutcome, MeshSpec, ModelIdentity, PreflightOutcome, Stage, StageRequest
+from finetune_operator.api.numbers import decimal
+from finetune_operator.planning import admit
+from finetune_operator.planning.estimate.past_runs import PastRuns, TrainingShape
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 from tests.unit.rendering.models import MODELS
 
@@ -137,6 +140,55 @@ def test_the_status_has_peak_limit_and_estimate() -> None:
         "chipHours": "0.222222",
         "cost": "0.6",
     }
+
+
+def past(world: World, seconds: float) -> None:
+    """Past trainings of the job's shape took about so many seconds for a step."""
+    shape = TrainingShape.of_plan(admit(world.job, world.profiles).plan)
+    world.past_runs = {shape: PastRuns(attempts=3, jobs=2, low=seconds / 2, median=seconds, high=seconds * 2)}
+
+
+def test_the_estimate_says_what_past_trainings_of_the_shape_took() -> None:
+    world = Proving(found=PROVED)
+    past(world, 4)
+    world.until(Stage.TRAIN)
+    assert world.status["estimate"]["pastRuns"] == {
+        "attempts": 3,
+        "jobs": 2,
+        "durationSeconds": {"low": 2 * TOTAL_STEPS, "high": 8 * TOTAL_STEPS},
+        "medianSeconds": 4 * TOTAL_STEPS,
+        "chipHours": decimal(4 * TOTAL_STEPS * 4 / 3600),
+    }
+
+
+def test_past_trainings_are_reported_as_first_known() -> None:
+    """Otherwise each end of a training would have the statuses of all waiting jobs written again."""
+    world = Proving(found=PROVED)
+    past(world, 4)
+    name = world.until(Stage.TRAIN)
+    first = world.status["estimate"]
+    past(world, 400)
+    world.run(name)
+    world.reconcile()
+    assert world.status["estimate"] == first
+
+
+def test_past_trainings_that_become_known_during_the_training_are_not_reported() -> None:
+    """The job's own earlier attempts may be among them."""
+    world = Proving(found=PROVED)
+    name = world.until(Stage.TRAIN)
+    world.run(name)
+    world.reconcile()
+    past(world, 4)
+    world.reconcile()
+    assert "pastRuns" not in world.status["estimate"]
+
+
+def test_past_trainings_are_reported_where_no_step_was_compiled() -> None:
+    world = Proving(found=None)
+    past(world, 4)
+    world.until(Stage.TRAIN)
+    assert set(world.status["estimate"]) == {"pastRuns"}
 
 
 def test_a_step_that_does_not_fit_fails_the_job_before_claiming_a_slice() -> None:

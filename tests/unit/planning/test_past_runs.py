@@ -1,13 +1,21 @@
 """Past trainings of a plan's shape, by records of the ledger."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from finetune_contract import Stage
 from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord, TrainedSteps
 from finetune_operator.planning import Plan, admit
-from finetune_operator.planning.estimate.past_runs import LEAST_STEPS, PastRuns, past_runs
+from finetune_operator.planning.estimate.past_runs import (
+    DAYS,
+    LEAST_STEPS,
+    PastRuns,
+    PastTrainings,
+    TrainingShape,
+)
 from tests.unit.ledger.test_record import UID, record
 from tests.unit.lifecycle.world import job, profile
 
@@ -38,6 +46,10 @@ def ended(plan: Plan, trained: Mapping[str, Any] | None = None, **values: Any) -
         "trained": TrainedSteps.model_validate(shape | dict(trained or {})),
     }
     return record(**fields | values)
+
+
+def past_runs(plan: Plan, records: Sequence[LedgerRecord]) -> PastRuns | None:
+    return PastTrainings(records).runs().get(TrainingShape.of_plan(plan))
 
 
 def test_median_and_range_of_several_attempts(plan: Plan) -> None:
@@ -92,3 +104,29 @@ def test_records_of_earlier_releases_do_not_count(plan: Plan) -> None:
 
 def test_all_namespaces_count(plan: Plan) -> None:
     assert past_runs(plan, [ended(plan, namespace="team-z", uid=UID)]) is not None
+
+
+def test_a_record_that_is_given_twice_counts_once(plan: Plan) -> None:
+    """It is read from the ledger, and written again after an error."""
+    assert past_runs(plan, [ended(plan)] * 2) == past_runs(plan, [ended(plan)])
+
+
+def test_what_is_known_follows_new_records(plan: Plan) -> None:
+    trainings, shape = PastTrainings(), TrainingShape.of_plan(plan)
+    assert trainings.runs() == {}
+    trainings.add(ended(plan, number=1))
+    assert trainings.runs()[shape].attempts == 1
+    trainings.add(ended(plan, number=2))
+    assert trainings.runs()[shape].attempts == 2
+
+
+def test_old_trainings_are_forgotten(plan: Plan) -> None:
+    new = ended(plan, number=2)
+    old = ended(plan, number=1, seconds=9000, day=new.day - timedelta(days=DAYS + 1))
+    assert past_runs(plan, [old, new]) == past_runs(plan, [new])
+    edge = old.model_copy(update={"day": new.day - timedelta(days=DAYS)})
+    assert past_runs(plan, [edge, new]) == PastRuns(attempts=2, jobs=1, low=10, median=50, high=90)
+
+
+def test_other_stages_are_no_trainings(plan: Plan) -> None:
+    assert past_runs(plan, [ended(plan, stage=Stage.EVALUATE)]) is None

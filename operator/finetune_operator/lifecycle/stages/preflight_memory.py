@@ -14,7 +14,7 @@ type Object = Mapping[str, Any]
 
 _HOUR = 3600
 #: No training lasts longer; a larger number is an error in the record.
-_MOST_SECONDS = 2**31 - 1
+MOST_SECONDS = 2**31 - 1
 
 
 def found(plan: Plan, findings: Findings) -> MemoryOutcome | None:
@@ -52,4 +52,4 @@ def estimated_seconds(plan: Plan, findings: Findings) -> tuple[float, float] | N
     if outcome is None or outcome.step_seconds is None or findings.preflight is None:
         return None
     low, high = (each * findings.preflight.steps for each in outcome.step_seconds)
-    return (low, high) if 0 <= low <= high <= _MOST_SECONDS else None
+    return (low, high) if 0 <= low <= high <= MOST_SECONDS else None

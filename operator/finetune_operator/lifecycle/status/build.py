@@ -3,6 +3,7 @@
 from finetune_contract import Stage
 from finetune_operator.api import FineTuneJobStatus, Phase, WaitingReason
 from finetune_operator.api.status import WaitingStatus
+from finetune_operator.api.status_resolved import Estimate
 from finetune_operator.api.status_stages import (
     ActiveTime,
     CostStatus,
@@ -24,7 +25,7 @@ from finetune_operator.lifecycle.status.cost import cost_status
 from finetune_operator.lifecycle.status.fitting import fit_schema
 from finetune_operator.lifecycle.status.monthly_budget import monthly_budget_status
 from finetune_operator.lifecycle.status.progress import goodput_status, progress_status
-from finetune_operator.lifecycle.status.resolved import estimate_status, resolved_status
+from finetune_operator.lifecycle.status.resolved import estimate_status, past_runs_status, resolved_status
 from finetune_operator.lifecycle.status.results import (
     artifacts_status,
     checkpoints_status,
@@ -34,6 +35,7 @@ from finetune_operator.lifecycle.status.results import (
 from finetune_operator.lifecycle.status.stage_progress import with_stage_progress
 from finetune_operator.lifecycle.status.stage_status import stages_status
 from finetune_operator.lifecycle.status.summary import summarize
+from finetune_operator.planning.estimate.past_runs import TrainingShape
 
 #: Seconds between two reports of the usage while nothing else in the status changes.
 _USAGE_SECONDS = 60.0
@@ -106,7 +108,7 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
         update={
             "stage": stages.live.key.stage if stages.live else stages.current.stage,
             "resolved": resolved_status(stages.plan, findings),
-            "estimate": estimate_status(stages.plan, findings),
+            "estimate": _estimate(observation, stages),
             "stages": stages_status(observation, state, stages),
             # Before admission the run folder has not been read, so the cluster may not show all attempts.
             "attempts": attempts_status(stages, previous.attempts, observation.folder.progress)
@@ -117,6 +119,17 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
             "start_time": previous.start_time or whole_second(observation.now),
         }
     )
+
+
+def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:
+    """Past runs are those known before the training began, and stay as they were first reported: later ones would have
+    the status of each waiting job written again."""
+    previous = observation.status.estimate
+    shown = previous.past_runs if previous else None
+    if shown is None and all(attempt.key.stage is not Stage.TRAIN for attempt in stages.attempts):
+        past = observation.past_runs.get(TrainingShape.of_plan(stages.plan))
+        shown = past_runs_status(stages.plan, stages.findings, past) if past else None
+    return estimate_status(stages.plan, stages.findings, shown)
 
 
 def _phase(state: JobState, stages: JobStages | None) -> Phase:

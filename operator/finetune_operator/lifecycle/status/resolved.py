@@ -20,6 +20,7 @@ from finetune_operator.api.status_resolved import (
     Estimate,
     HostRequests,
     ModelLineage,
+    PastRunsStatus,
     Resolved,
     ResolvedBenchmark,
     ResolvedDataset,
@@ -33,8 +34,9 @@ from finetune_operator.api.status_resolved import (
     ResolvedServiceAccounts,
     SecondsRange,
 )
-from finetune_operator.lifecycle.stages.preflight_memory import estimated_seconds, found
+from finetune_operator.lifecycle.stages.preflight_memory import MOST_SECONDS, estimated_seconds, found
 from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.estimate.past_runs import PastRuns
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.planning.stored_plan import plan_name
 from finetune_operator.rendering.memory import memory_wanted
@@ -105,19 +107,42 @@ def memory_status(plan: Plan, findings: Findings) -> ResolvedMemory:
     )
 
 
-def estimate_status(plan: Plan, findings: Findings) -> Estimate | None:
-    """Returns ``status.estimate`` from the roofline of the compiled step; None if preflight has compiled nothing."""
+def estimate_status(plan: Plan, findings: Findings, past: PastRunsStatus | None) -> Estimate | None:
+    """Returns ``status.estimate`` from the roofline of the compiled step, and past runs; None if neither is known."""
     seconds = estimated_seconds(plan, findings)
     if seconds is None:
-        return None
+        return Estimate.model_construct(past_runs=past) if past else None
     low, high = seconds
     hours = high * plan.chips / _HOUR
-    price = plan.placement.chip_hour_price
     return Estimate.model_construct(
         duration_seconds=SecondsRange.model_construct(low=floor(low), high=ceil(high)),
         chip_hours=decimal(hours),
-        cost=None if price is None else decimal(hours * price),
+        cost=_cost(plan, hours),
+        past_runs=past,
     )
+
+
+def past_runs_status(plan: Plan, findings: Findings, past: PastRuns) -> PastRunsStatus | None:
+    """Returns what all steps take by past runs of the plan's shape; None if preflight has not counted the steps."""
+    if findings.preflight is None:
+        return None
+    low, middle, high = (each * findings.preflight.steps for each in (past.low, past.median, past.high))
+    if high > MOST_SECONDS:
+        return None
+    hours = middle * plan.chips / _HOUR
+    return PastRunsStatus.model_construct(
+        attempts=past.attempts,
+        jobs=past.jobs,
+        duration_seconds=SecondsRange.model_construct(low=floor(low), high=ceil(high)),
+        median_seconds=round(middle),
+        chip_hours=decimal(hours),
+        cost=_cost(plan, hours),
+    )
+
+
+def _cost(plan: Plan, chip_hours: float) -> str | None:
+    price = plan.placement.chip_hour_price
+    return None if price is None else decimal(chip_hours * price)
 
 
 def _datasets(preflight: PreflightOutcome) -> tuple[ResolvedDataset, ...]:

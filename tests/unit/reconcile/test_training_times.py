@@ -1,0 +1,79 @@
+"""Past trainings are read from the ledger once for each namespace, and nothing waits for them."""
+
+import asyncio
+from datetime import date, timedelta
+
+from finetune_contract import Stage
+from finetune_operator.artifacts.port import StorageUnavailable
+from finetune_operator.ledger.layout import record_uri
+from finetune_operator.ledger.record import LedgerRecord, TrainedSteps
+from finetune_operator.planning.estimate.past_runs import DAYS, PastRuns, TrainingShape
+from finetune_operator.reconcile.ledger_reader import LedgerReader
+from finetune_operator.reconcile.training_times import TrainingTimes
+from tests.unit.ledger.test_record import record
+from tests.unit.reconcile.fakes import FakeStore
+from tests.unit.runtime.virtual_time import run_in_virtual_time
+
+URI, TODAY = "gs://ledger", date(2026, 11, 21)
+TRAINED = TrainedSteps(steps=100, method="SFT", lora=True, max_seq_length=1024, global_batch_size=8)
+
+
+def training(**values: object) -> LedgerRecord:
+    fields = {"model": "a/b", "tpu": "v6e-4", "chips": 4, "seconds": 1000, "trained": TRAINED, "day": TODAY}
+    return record(**fields | values)
+
+
+def shape() -> TrainingShape:
+    found = TrainingShape.of_record(training())
+    assert found is not None
+    return found
+
+
+def store_with(*records: LedgerRecord) -> FakeStore:
+    store = FakeStore()
+    for each in records:
+        store.files[record_uri(URI, each)] = each.to_json()
+    return store
+
+
+async def read(times: TrainingTimes, store: FakeStore, namespace: str = "team-a") -> None:
+    await times.read(namespace, LedgerReader(store, URI), TODAY, asyncio.Semaphore(8))
+
+
+def test_the_trainings_of_the_last_days_are_read() -> None:
+    oldest = TODAY - timedelta(days=DAYS)
+    kept = (training(number=1), training(number=2, day=oldest, seconds=3000))
+    others = (
+        training(number=3, day=oldest - timedelta(days=1)),
+        training(number=4, namespace="team-b"),
+        record(stage=Stage.EVALUATE, day=TODAY),
+    )
+    times, store = TrainingTimes(), store_with(*kept, *others)
+    run_in_virtual_time(read(times, store))
+    assert times.of("team-a") == {shape(): PastRuns(attempts=2, jobs=1, low=10, median=20, high=30)}
+    assert times.of("team-b") == {}
+    assert not [call for call in store.calls if call.startswith("read") and "eval-" in call]
+
+
+def test_a_written_record_adds_to_what_was_read() -> None:
+    times = TrainingTimes()
+    run_in_virtual_time(read(times, store_with(training(number=1))))
+    times.recorded(training(number=1))
+    assert times.of("team-a")[shape()].attempts == 1
+    times.recorded(training(number=2, seconds=2000))
+    assert times.of("team-a")[shape()].high == 20
+
+
+def test_a_ledger_that_is_away_is_read_again() -> None:
+    times, store = TrainingTimes(), store_with(training())
+    faults = iter([StorageUnavailable(URI, "away"), None])
+    store.fault = lambda moment, call: next(faults, None) if moment == "before" and "list" in call else None
+    run_in_virtual_time(read(times, store))
+    assert times.of("team-a")[shape()].attempts == 1
+
+
+def test_a_fault_of_the_operator_while_reading_ends_nothing() -> None:
+    times, store = TrainingTimes(), store_with(training())
+    store.fault = lambda moment, _call: ValueError("a bug") if moment == "before" else None
+    run_in_virtual_time(read(times, store))
+    assert times.of("team-a") == {}
