@@ -272,7 +272,8 @@ def _unknown(
     yield UnknownValue(what="exact memory, and the upper end of time and cost", learn=_PLAN_ONLY)
     if known.past is None:
         yield UnknownValue(
-            what="how long such trainings have taken", learn=f"--ledger URI if you may read it, or {_PLAN_ONLY}"
+            what="how long such trainings have taken",
+            learn=f"--ledger URI if you may read it, or {_PLAN_ONLY}",
         )
 
 
