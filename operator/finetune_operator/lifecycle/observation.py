@@ -26,7 +26,7 @@ from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import Workload
-from finetune_operator.planning.estimate.past_runs import PastRuns, TrainingShape
+from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
 type Object = Mapping[str, Any]
@@ -205,8 +205,8 @@ class Observation:
     month: MonthlyBudget | None = None
     """Budget of the job's namespace under its profile for the present month; None if the profile sets none, or the job
     is not admitted."""
-    past_runs: Mapping[TrainingShape, PastRuns] = field(default_factory=dict)
-    """What steps have taken in past trainings of the namespace, as far as the ledger contains them and is read."""
+    past_trainings: PastTrainings | None = None
+    """Past trainings of the namespace, as far as the ledger contains them and is read; None if there is no ledger."""
     cached: bool = False
     """Whether job, JobSets and pods come from watches, so that they may be behind the API server's."""
     live_jobs: int = 1

@@ -8,7 +8,7 @@ statuses that the watch delivers, so that no reconcile reads the ledger.
 import asyncio
 import logging
 from asyncio import sleep
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from finetune_operator.artifacts.port import RecordStore, StorageError
@@ -18,7 +18,7 @@ from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, ProfileUsage
 from finetune_operator.planning import Refused, read_stored_plan
-from finetune_operator.planning.estimate.past_runs import PastRuns, TrainingShape
+from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.merge import lookup
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 from finetune_operator.reconcile.training_times import TrainingTimes
@@ -107,9 +107,9 @@ class Budgets:
             return None
         return self._usage.budget(job, name, limit, self._utc_now())
 
-    def past_runs(self, namespace: str) -> Mapping[TrainingShape, PastRuns]:
-        """Returns what steps have taken in the namespace's past trainings, as far as it is known."""
-        return self._times.of(namespace) if self._times else {}
+    def past_trainings(self, namespace: str) -> PastTrainings | None:
+        """Returns the namespace's past trainings, as far as they are known; None if they are not read."""
+        return self._times.of(namespace) if self._times else None
 
     def totals(self) -> Iterable[ProfileUsage]:
         """Returns what each namespace has used in the present month under each profile, as far as it is known."""

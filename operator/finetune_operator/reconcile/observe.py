@@ -176,7 +176,7 @@ class Observer:
             job_texts=texts,
             ledger=self._ledger,
             month=self._budgets.of(job, snapshot) if self._budgets else None,
-            past_runs=self._budgets.past_runs(key.namespace) if self._budgets else {},
+            past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
             cached=from_cache,
             live_jobs=self._jobs(),
         )

@@ -3,14 +3,13 @@
 import logging
 from asyncio import Semaphore, sleep
 from collections import defaultdict
-from collections.abc import Mapping
 from datetime import date, timedelta
 
 from finetune_contract import Stage
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.ledger.record import LedgerRecord
-from finetune_operator.planning.estimate.past_runs import DAYS, PastRuns, PastTrainings, TrainingShape
+from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 
 log = logging.getLogger(__name__)
@@ -29,10 +28,9 @@ class TrainingTimes:
         """Takes a record that is in the ledger, or waits to be written to it."""
         self._namespaces[record.namespace].add(record)
 
-    def of(self, namespace: str) -> Mapping[TrainingShape, PastRuns]:
-        """Returns what is known of the namespace's past trainings by their shape."""
-        found = self._namespaces.get(namespace)
-        return found.runs() if found else {}
+    def of(self, namespace: str) -> PastTrainings:
+        """Returns the namespace's past trainings, as far as they are known."""
+        return self._namespaces[namespace]
 
     async def read(self, namespace: str, reader: LedgerReader, today: date, places: Semaphore) -> None:
         """Reads the namespace's trainings of the last days, once. Nothing waits for them."""

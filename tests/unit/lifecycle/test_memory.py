@@ -1,6 +1,6 @@
 """Results of preflight about memory, in the status and in the requests of later stages."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, override
 
 import pytest
@@ -8,7 +8,8 @@ import pytest
 from finetune_contract import MemoryOutcome, MeshSpec, ModelIdentity, PreflightOutcome, Stage, StageRequest
 from finetune_operator.api.numbers import decimal
 from finetune_operator.planning import admit
-from finetune_operator.planning.estimate.past_runs import PastRuns, TrainingShape
+from finetune_operator.planning.estimate.past_runs import PastTrainings, TrainingShape
+from tests.unit.ledger.test_record import record
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 from tests.unit.rendering.models import MODELS
 
@@ -144,8 +145,15 @@ def test_the_status_has_peak_limit_and_estimate() -> None:
 
 def past(world: World, seconds: float) -> None:
     """Past trainings of the job's shape took about so many seconds for a step."""
-    shape = TrainingShape.of_plan(admit(world.job, world.profiles).plan)
-    world.past_runs = {shape: PastRuns(attempts=3, jobs=2, low=seconds / 2, median=seconds, high=seconds * 2)}
+    shape = asdict(TrainingShape.of_plan(admit(world.job, world.profiles).plan))
+    model, tpu, chips = (shape.pop(field) for field in ("model", "tpu", "chips"))
+    world.past_trainings = PastTrainings(
+        record(
+            uid=uid, number=number, model=model, tpu=tpu, chips=chips, seconds=int(100 * each),
+            trained={"steps": 100, **shape},
+        )
+        for number, (uid, each) in enumerate((("one", seconds / 2), ("one", seconds), ("two", seconds * 2)))
+    )  # fmt: skip
 
 
 def test_the_estimate_says_what_past_trainings_of_the_shape_took() -> None:

@@ -6,7 +6,7 @@ a trainer writes its request first and its result before it exits.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -67,7 +67,7 @@ from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.observation import in_order, since
 from finetune_operator.lifecycle.status.events import transitions
 from finetune_operator.lifecycle.status.fitting import read_status
-from finetune_operator.planning.estimate.past_runs import PastRuns, TrainingShape
+from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
 from tests.unit.lifecycle.writes import writes
@@ -207,8 +207,8 @@ class World:
     ledger_away: bool = False
     budget: Callable[[Object, datetime], MonthlyBudget | None] = lambda _job, _now: None
     """The budget of the job's namespace for the month."""
-    past_runs: Mapping[TrainingShape, PastRuns] = field(default_factory=dict)
-    """What steps have taken in past trainings of the namespace."""
+    past_trainings: PastTrainings | None = None
+    """Past trainings of the namespace."""
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class World:
             live_jobs=self.live_jobs,
             ledger=None if self.ledger is None else LEDGER,
             month=self.budget(self.job, self.now) if self.config_map else None,
-            past_runs=self.past_runs,
+            past_trainings=self.past_trainings,
         )
 
     def _view(self) -> RunFolderView:

@@ -49,7 +49,7 @@ def ended(plan: Plan, trained: Mapping[str, Any] | None = None, **values: Any) -
 
 
 def past_runs(plan: Plan, records: Sequence[LedgerRecord]) -> PastRuns | None:
-    return PastTrainings(records).runs().get(TrainingShape.of_plan(plan))
+    return PastTrainings(records).of(TrainingShape.of_plan(plan))
 
 
 def test_median_and_range_of_several_attempts(plan: Plan) -> None:
@@ -113,17 +113,20 @@ def test_a_record_that_is_given_twice_counts_once(plan: Plan) -> None:
 
 def test_what_is_known_follows_new_records(plan: Plan) -> None:
     trainings, shape = PastTrainings(), TrainingShape.of_plan(plan)
-    assert trainings.runs() == {}
-    trainings.add(ended(plan, number=1))
-    assert trainings.runs()[shape].attempts == 1
-    trainings.add(ended(plan, number=2))
-    assert trainings.runs()[shape].attempts == 2
+    assert trainings.of(shape) is None
+    for number in (1, 2):
+        trainings.add(ended(plan, number=number))
+        found = trainings.of(shape)
+        assert found is not None
+        assert found.attempts == number
 
 
 def test_old_trainings_are_forgotten(plan: Plan) -> None:
     new = ended(plan, number=2)
     old = ended(plan, number=1, seconds=9000, day=new.day - timedelta(days=DAYS + 1))
     assert past_runs(plan, [old, new]) == past_runs(plan, [new])
+    other = new.model_copy(update={"model": "a/b"})
+    assert past_runs(plan, [old, other]) is None
     edge = old.model_copy(update={"day": new.day - timedelta(days=DAYS)})
     assert past_runs(plan, [edge, new]) == PastRuns(attempts=2, jobs=1, low=10, median=50, high=90)
 

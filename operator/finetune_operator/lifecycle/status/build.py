@@ -127,7 +127,8 @@ def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:
     previous = observation.status.estimate
     shown = previous.past_runs if previous else None
     if shown is None and all(attempt.key.stage is not Stage.TRAIN for attempt in stages.attempts):
-        past = observation.past_runs.get(TrainingShape.of_plan(stages.plan))
+        known = observation.past_trainings
+        past = known.of(TrainingShape.of_plan(stages.plan)) if known else None
         shown = past_runs_status(stages.plan, stages.findings, past) if past else None
     return estimate_status(stages.plan, stages.findings, shown)
 

@@ -1,11 +1,11 @@
 """How long a step has taken in past trainings of the same shape, by the records of the ledger. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 from statistics import median
-from types import MappingProxyType
+from threading import Lock
 from typing import Final, Self
 
 from finetune_contract import Stage
@@ -76,14 +76,19 @@ class PastRuns:
 
 
 class PastTrainings:
-    """The trainings among the records that it is given, in any order. A record may be given several times."""
+    """The trainings among the records that it is given, in any order. A record may be given several times.
+
+    Threads may share it: decisions about large jobs run in one of their own.
+    """
 
     def __init__(self, records: Iterable[LedgerRecord] = ()) -> None:
         self._seconds: defaultdict[_Attempt, dict[tuple[date, LedgerOutcome], int]] = defaultdict(dict)
         """Of each record of an attempt: one that runs past midnight has several."""
-        self._ended: dict[_Attempt, tuple[TrainingShape, int, date]] = {}
-        """Shape, steps, and day of the end."""
-        self._runs: Mapping[TrainingShape, PastRuns] | None = None
+        self._steps: defaultdict[TrainingShape, dict[_Attempt, int]] = defaultdict(dict)
+        """Of the attempts that have ended."""
+        self._known: dict[TrainingShape, PastRuns | None] = {}
+        self._newest = date.min
+        self._lock = Lock()
         for record in records:
             self.add(record)
 
@@ -91,40 +96,54 @@ class PastTrainings:
         """Takes a record; those of other stages are ignored."""
         if record.stage is not Stage.TRAIN:
             return
+        with self._lock:
+            self._add(record)
+
+    def _add(self, record: LedgerRecord) -> None:
         key = record.uid, record.number, record.restart
         self._seconds[key][record.day, record.outcome] = record.seconds
         shape = TrainingShape.of_record(record)
         if shape is not None and record.trained is not None:
-            self._ended[key] = shape, record.trained.steps, record.day
-        self._runs = None
-
-    def runs(self) -> Mapping[TrainingShape, PastRuns]:
-        """Returns what is known of each shape; attempts with few steps are left out."""
-        if self._runs is None:
+            self._steps[shape][key] = record.trained.steps
+            self._known.pop(shape, None)
+        if record.day > self._newest:
+            self._newest = record.day
             self._forget_old()
-            found: defaultdict[TrainingShape, dict[_Attempt, float]] = defaultdict(dict)
-            for key, (shape, steps, _) in self._ended.items():
-                seconds = sum(self._seconds[key].values())
-                if steps >= LEAST_STEPS and seconds:
-                    found[shape][key] = seconds / steps
-            self._runs = MappingProxyType({shape: _summary(attempts) for shape, attempts in found.items()})
-        return self._runs
+
+    def of(self, shape: TrainingShape) -> PastRuns | None:
+        """Returns the past trainings of a shape, without attempts of few steps; None if there are none."""
+        with self._lock:
+            if shape not in self._steps:
+                return None
+            if shape not in self._known:
+                self._known[shape] = self._summary(shape)
+            return self._known[shape]
+
+    def _summary(self, shape: TrainingShape) -> PastRuns | None:
+        found: dict[_Attempt, float] = {}
+        for key, steps in self._steps[shape].items():
+            seconds = sum(self._seconds[key].values())
+            if steps >= LEAST_STEPS and seconds:
+                found[key] = seconds / steps
+        if not found:
+            return None
+        return PastRuns(
+            attempts=len(found),
+            jobs=len({uid for uid, _, _ in found}),
+            low=min(found.values()),
+            median=median(found.values()),
+            high=max(found.values()),
+        )
 
     def _forget_old(self) -> None:
-        newest = max((day for days in self._seconds.values() for day, _ in days), default=date.min)
-        if newest <= date.min + timedelta(days=DAYS):
-            return
-        oldest = newest - timedelta(days=DAYS)
-        for key in [key for key, days in self._seconds.items() if max(day for day, _ in days) < oldest]:
+        """Forgets attempts whose newest record is too old, once a day."""
+        oldest = self._newest.toordinal() - DAYS
+        old = {key for key, days in self._seconds.items() if max(day for day, _ in days).toordinal() < oldest}
+        for key in old:
             del self._seconds[key]
-            self._ended.pop(key, None)
-
-
-def _summary(attempts: Mapping[_Attempt, float]) -> PastRuns:
-    return PastRuns(
-        attempts=len(attempts),
-        jobs=len({uid for uid, _, _ in attempts}),
-        low=min(attempts.values()),
-        median=median(attempts.values()),
-        high=max(attempts.values()),
-    )
+        for shape, steps in list(self._steps.items()):
+            if gone := old & steps.keys():
+                self._known.pop(shape, None)
+                self._steps[shape] = {key: count for key, count in steps.items() if key not in gone}
+                if not self._steps[shape]:
+                    del self._steps[shape]
