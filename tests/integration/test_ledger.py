@@ -2,13 +2,15 @@
 
 import json
 import time
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from devcluster.testing import LocalCluster
 from finetune_contract import Stage
-from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
+from finetune_operator.ledger.layout import record_uri
+from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord, TrainedSteps
 from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, job_path, phase
 from tests.integration.test_cli import finetune
@@ -101,3 +103,29 @@ def test_a_deletion_that_no_operator_observes_is_counted_at_the_next_start(
     assert missed.value >= 1
     assert records(double, namespace) == before
     assert [each.stage for each in before] == [Stage.PREFLIGHT]
+
+
+def test_a_job_shows_what_past_trainings_of_its_namespace_took(double: LocalCluster, namespace: str) -> None:
+    trained = TrainedSteps(steps=100, method="SFT", lora=False, max_seq_length=64, global_batch_size=8)
+    past = LedgerRecord(
+        day=datetime.now(UTC).date(), namespace=namespace, job="earlier", uid="earlier", stage=Stage.TRAIN, number=1,
+        outcome=LedgerOutcome.SUCCEEDED, end=datetime.now(UTC), model="file:///models/tiny", tpu="v6e-8", chips=8,
+        seconds=500, trained=trained,
+    )  # fmt: skip
+    file = Path(record_uri(str(double.state.ledger), past))
+    file.parent.mkdir(parents=True)
+    file.write_bytes(past.to_json())
+    # The operator reads a namespace's trainings when it observes the first job of it.
+    double.apply(fake_trainer.job(namespace, "first", PROFILE, suspend=True))
+    double.wait(job_path(namespace, "first"), phase("Suspended"))
+    resources, numbers = {"tpu": "v6e-8"}, {"globalBatchSize": 8}
+    double.apply(
+        fake_trainer.job(
+            namespace, "second", PROFILE, planOnly=True, resources=resources, hyperparameters=numbers
+        )
+    )
+    planned = double.wait(job_path(namespace, "second"), phase("Planned"), seconds=60)
+    found = planned["status"]["estimate"]["pastRuns"]
+    total = 5 * fake_trainer.STEPS
+    assert (found["attempts"], found["medianSeconds"]) == (1, total)
+    assert found["durationSeconds"] == {"low": total, "high": total}
