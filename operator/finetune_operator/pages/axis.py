@@ -49,7 +49,9 @@ def axis(values: Iterable[float], *, ticks: int = 5, whole: bool = False) -> Axi
 
 
 def number_text(value: float) -> str:
-    """Returns a finite value with about four digits: ``0.0123``, ``12,345``, ``1.5e9``."""
+    """Returns a value with about four digits: ``0.0123``, ``12,345``, ``1.5e9``; ``nan`` and ``inf`` of others."""
+    if not math.isfinite(value):
+        return str(value)
     if value == 0 or 1e-4 <= abs(value) < 1e4:
         return f"{value:,.4g}" if value else "0"
     if abs(value) < 1e7 and abs(value) >= 1:

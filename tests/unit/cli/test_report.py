@@ -21,7 +21,7 @@ from tests.pages.hostile import HOSTILE
 from tests.pages.reports import report_hostile
 from tests.unit.cli.fake_api import FakeApi
 from tests.unit.cli.reported import Page, job, lines, manifest_digest, place, write_records
-from tests.unit.comparison.runs import row
+from tests.unit.comparison.runs import progress, row
 from tests.unit.report.records import data_report, failure, finished, metrics_lines, reported, result, sample
 
 JOBS = Path(__file__).parent / "jobs"
@@ -222,6 +222,18 @@ def test_times_that_no_calendar_has_are_left_out(folder: Path) -> None:
     record = json.loads(result(Stage.TRAIN).to_json()) | {"started": "0001-01-01T00:00:00+23:59"}
     place(RunFolder(uri).result("train", 1, 1), record)
     assert "Train 1.1 Succeeded" in page(uri).text("attempts")
+
+
+def test_numbers_of_records_that_are_not_finite_are_shown_as_such(folder: Path) -> None:
+    report_of_data = json.loads(data_report().to_json())
+    report_of_data["epochs_shown"] = "Infinity"
+    source = report_of_data["train"][0]["report"]
+    source |= {"epoch_sequences": 10, "sequences": 10, "weight": "NaN"}
+    measured = json.loads(progress().to_json()) | {"mfu": 1.7e308, "tokens_per_second": "-Infinity"}
+    found = page(write_records(folder, data_report=report_of_data, progress=measured))
+    assert "which is inf epochs of 2,400" in found.text("data")
+    assert "10 of 10 sequences, weight nan" in found.text("data")
+    assert "MFU inf %" in found.text("training")
 
 
 def test_garbage_in_the_folder_of_attempts_is_ignored(folder: Path) -> None:

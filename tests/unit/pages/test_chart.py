@@ -287,3 +287,8 @@ def test_any_difference_is_drawn_inside_or_not_at_all(
     assert bool(markup) == all(map(math.isfinite, [value, *(interval or ())]))
     if markup:
         assert all(0 <= x <= 420 for x, _ in dots(parsed(markup)))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_number_that_is_not_finite_has_a_text(value: float) -> None:
+    assert number_text(value) == str(value)

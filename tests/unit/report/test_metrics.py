@@ -1,12 +1,16 @@
 """``train/metrics.jsonl`` as columns: what is kept of any content."""
 
+import json
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finetune_operator.report.curves import loss_curve
 from finetune_operator.report.metrics import training_metrics
+from tests.unit.comparison.runs import run
 from tests.unit.report.records import metrics
 
 
@@ -80,3 +84,20 @@ def test_steps_ascend_and_the_last_value_of_a_step_counts(points: list[tuple[int
         f'{{"step": {step}, "loss": {value!r}}}\n'.replace("inf", "Infinity") for step, value in points
     )
     assert parsed(content.encode()).get("loss", []) == sorted(dict(points).items())
+
+
+def test_validation_sets_beyond_those_that_are_drawn_take_no_more_memory() -> None:
+    def peak(sets: int) -> int:
+        values = {f"set-{number}/loss": 1.5 for number in range(sets)}
+        lines = (json.dumps({"step": step, **values}) for step in range(2000))
+        found = training_metrics("\n".join(lines).encode(), most_lines=2000)
+        tracemalloc.start()
+        try:
+            curve = loss_curve(run(), found)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            assert curve is not None
+            assert len(curve.series) == 9
+
+    assert peak(60) < 1.2 * peak(9)
