@@ -16,8 +16,10 @@ from finetune_contract import FailureClass, Stage
 from finetune_operator.api.common import DnsLabel
 from finetune_operator.api.placement import Capacity
 
-#: Maximum size of a record in bytes. Records of the operator have at most 12 KiB, most of it labels.
+#: Maximum size of a record in bytes. Records of the operator have at most 15.5 KiB, most of it labels.
 RECORD_BYTES: Final = 16 * 2**10
+#: Maximum size of a model's address in a record, in UTF-8, before quotes in it are escaped.
+MODEL_BYTES: Final = 1024
 #: Maximum number of a job's labels in a record, in the order of their keys.
 MOST_LABELS: Final = 32
 

@@ -8,10 +8,11 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord, TrainedSteps
+from finetune_operator.ledger.record import RECORD_BYTES, LedgerOutcome, LedgerRecord, TrainedSteps
 from finetune_operator.lifecycle import decide
 from finetune_operator.lifecycle.accounting.amounts import amount, text_of
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
+from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.simulated_jobs import DISRUPTED, PRICES
@@ -351,6 +352,18 @@ def test_the_record_of_a_training_says_how_many_steps_it_made_and_of_which_shape
     assert all(
         each.trained is None for each in (world.ledger or {}).values() if each.stage is not Stage.TRAIN
     )
+
+
+def test_a_record_can_be_read_whatever_address_and_labels_the_job_has() -> None:
+    world = made()
+    work(world, world.until(Stage.TRAIN), 2)
+    world.job["metadata"]["labels"] = {f"{n:02d}{'k' * 251}/{'n' * 63}": "v" * 63 for n in range(40)}
+    for character in ("\N{GRINNING FACE}", '"'):
+        world.status["resolved"]["model"]["source"] = f"file:///{character * 1016}"
+        (found,) = closing_records(world.job | {"status": world.status}, world.now)
+        assert LedgerRecord.parse(found.to_json()) == found
+        assert len(found.to_json()) < RECORD_BYTES
+        assert found.model.startswith(f"file:///{character * 200}")
 
 
 def test_a_record_of_the_day_has_no_steps_which_the_last_record_has() -> None:

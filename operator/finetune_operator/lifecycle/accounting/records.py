@@ -18,7 +18,14 @@ from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.placement import Capacity
 from finetune_operator.api.status_stages import AttemptRecord
 from finetune_operator.api.timestamps import parse, whole_second
-from finetune_operator.ledger.record import MOST_LABELS, UNFINISHED, LedgerOutcome, LedgerRecord, TrainedSteps
+from finetune_operator.ledger.record import (
+    MODEL_BYTES,
+    MOST_LABELS,
+    UNFINISHED,
+    LedgerOutcome,
+    LedgerRecord,
+    TrainedSteps,
+)
 from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
 from finetune_operator.lifecycle.accounting.recorded import (
     has_ended,
@@ -224,7 +231,7 @@ def _record(
         uid=metadata["uid"],
         labels=dict(islice(sorted(labels.items()), MOST_LABELS)),
         profile=resolved.profile.name if resolved and resolved.profile else "",
-        model=resolved.model.source[:1024] if resolved and resolved.model else "",
+        model=_model(resolved.model.source) if resolved and resolved.model else "",
         stage=key.stage,
         number=key.number,
         restart=key.restart,
@@ -234,6 +241,11 @@ def _record(
         trained=None if values["outcome"] in UNFINISHED else _trained(status, key),
         **values,
     )
+
+
+def _model(source: str) -> str:
+    """Returns the model's address, cut where its bytes would make the record too large to be read."""
+    return source.encode()[:MODEL_BYTES].decode(errors="ignore")
 
 
 def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
