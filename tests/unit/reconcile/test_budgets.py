@@ -1,6 +1,7 @@
 """The ledger is read once for each namespace and month; from then on nothing is read to know what is used."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from finetune_contract import Stage
 from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
 from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.layout import record_uri
@@ -355,3 +357,19 @@ async def test_metrics_of_the_month_are_the_same_after_a_restart(bench: Bench) -
             ("finetune_month_cost", "team", "another", "USD"): 1,
         }
     )
+
+
+@virtual
+async def test_attempts_that_have_used_no_chips_take_no_memory(bench: Bench) -> None:
+    # Any number of them costs a tenant nothing.
+    free = of_team(stage=Stage.PREFLIGHT, capacity=None, chip_hours=Decimal(0), cost=None)
+    records = [free.model_copy(update={"uid": f"uid-{number}"}) for number in range(2000)]
+    bench.budgets.recorded(free)
+    tracemalloc.start()
+    try:
+        for each in records:
+            bench.budgets.recorded(each)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 50 * len(records)

@@ -144,12 +144,19 @@ class MonthUsage:
         return records.by_job.get(uid, Amounts()) if records else Amounts()
 
     def _count(self, record: LedgerRecord) -> bool:
-        """Adds a record to the sums of its month. Returns whether it was new."""
-        records = self._records[record.namespace, Month.of(record.day)]
+        """Adds a record to the sums of its month. Returns whether it was new.
+
+        Most records are of stages on CPU and have no amounts. A tenant can have any number of them for nothing, so they
+        take no memory.
+        """
+        records, amounts = self._records[record.namespace, Month.of(record.day)], Amounts.of_record(record)
+        by_profile = records.by_profile[record.profile]
+        if not amounts:
+            return False
         name = record_uri("", record)
         if name in records.names:
             return False
         records.names.add(name)
-        records.by_profile[record.profile].add(item_of(record))
-        records.by_job[record.uid] += Amounts.of_record(record)
+        by_profile.add(item_of(record))
+        records.by_job[record.uid] += amounts
         return True
