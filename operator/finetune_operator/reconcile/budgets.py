@@ -82,7 +82,7 @@ class Budgets:
 
     def gone(self, namespace: str, uid: str) -> None:
         """Takes note that a job is deleted."""
-        self._usage.gone(namespace, uid)
+        self._usage.gone(namespace, uid, self._utc_now())
 
     def recorded(self, record: LedgerRecord) -> None:
         """Takes a record that is in the ledger, or waits to be written to it."""

@@ -406,7 +406,7 @@ def test_the_usage_of_a_month_is_that_of_its_records_whatever_happens_to_the_job
     followed.take()
     metadata, month = followed.world.job["metadata"], Month.of(followed.world.now)
     if followed.deleted:
-        followed.usage.gone(metadata["namespace"], metadata["uid"])
+        followed.usage.gone(metadata["namespace"], metadata["uid"], followed.world.now)
     followed.usage.complete(metadata["namespace"], month)
     ledger = (followed.world.ledger or {}).values()
     in_month = sum((each.chip_hours for each in ledger if Month.of(each.day) == month), Decimal(0))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
+from finetune_operator.api.timestamps import stamp
 from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
 from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.layout import record_uri
@@ -373,3 +374,44 @@ async def test_attempts_that_have_used_no_chips_take_no_memory(bench: Bench) -> 
     finally:
         tracemalloc.stop()
     assert held < 50 * len(records)
+
+
+@virtual
+async def test_jobs_that_are_deleted_before_each_report_of_their_usage_use_up_the_budget(
+    bench: Bench,
+) -> None:
+    bench.budgets.profile("local", profile(100))
+    async with bench.reading():
+        for number in range(10):
+            began = stamp(bench.now())
+            short = used(f"short-{number}", "0", runs=True, activeTime={"seconds": 0, "asOf": began})
+            bench.budgets.job(short)
+            await asyncio.sleep(360)
+            bench.ledger.close(short)
+            bench.budgets.gone("team", f"uid-of-short-{number}")
+        found = bench.of(job("next"))
+    assert found is not None
+    assert (found.others, found.chips) == (pytest.approx(8), 0)
+    # A deletion may be observed late.
+    bench.budgets.job(used("late", "0", runs=True))
+    bench.budgets.gone("team", "uid-of-late")
+    found = bench.of(job("next"))
+    assert found is not None
+    assert found.others == pytest.approx(8 + 8 / 4)
+
+
+@virtual
+async def test_a_job_that_a_finalizer_keeps_uses_its_chips_no_longer(bench: Bench) -> None:
+    bench.budgets.profile("local", profile(100))
+    kept = used(hours="2", runs=True)
+    kept["metadata"]["deletionTimestamp"] = "2026-11-21T13:00:00Z"
+    bench.budgets.job(kept)
+    async with bench.reading():
+        await asyncio.sleep(1800)
+        during = bench.of(job("next"))
+        await asyncio.sleep(5 * 24 * 3600)
+        later = bench.of(job("next"))
+    assert during is not None
+    assert later is not None
+    assert (during.others, during.chips) == (2 + 8 / 2, 8)
+    assert (later.others, later.chips) == (pytest.approx(2 + 8 * 65 / 60), 0)

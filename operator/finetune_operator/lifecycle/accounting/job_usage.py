@@ -6,13 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from finetune_contract import Stage
-from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.api.timestamps import after, parse, whole_second
 from finetune_operator.ledger.month import Month
 from finetune_operator.lifecycle.accounting.amounts import Amounts
 
 type Object = Mapping[str, Any]
 
 _HOUR = 3600
+#: Longest time in which pods save and end after their job is deleted.
+_ENDING_SECONDS = 300.0
 _TPU_STAGES = frozenset(stage.value for stage in Stage if stage.on_tpu)
 
 
@@ -29,14 +31,23 @@ class JobUsage:
     """``status.ledger``: the part of it that the ledger contains."""
     as_of: datetime
     """Time of this report."""
+    month: Month
+    """Month of this report."""
     chips: int
     """Chips on which its processes ran then; 0 if none ran."""
+    until: datetime | None
+    """When the last of them have ended, since the job is being deleted; None if it is not."""
 
-    def since(self, month: Month, now: datetime) -> float:
-        """Returns the chip hours since this report that count in that month, if the same chips have been used until
-        ``now``."""
-        begin, end = max(self.as_of, month.begin), min(now, month.end)
-        return self.chips * max(0.0, (end - begin).total_seconds()) / _HOUR
+    def since(self, begin: datetime, end: datetime) -> float:
+        """Returns the chip hours since this report, from ``begin`` to ``end``, if the same chips have been used."""
+        if not self.chips:
+            return 0.0
+        last = end if self.until is None else min(end, self.until)
+        return self.chips * max(0.0, (last - max(self.as_of, begin)).total_seconds()) / _HOUR
+
+    def chips_at(self, now: datetime) -> int:
+        """Returns the chips that are still used now."""
+        return self.chips if self.until is None or now < self.until else 0
 
 
 def job_usage(job: Object) -> JobUsage | None:
@@ -55,14 +66,19 @@ def job_usage(job: Object) -> JobUsage | None:
     chips = int((resolved.get("resources") or {}).get("chips") or 0) if _runs_on_tpu(status) else 0
     if not chips and not used - recorded:
         return None
+    metadata, as_of = job["metadata"], whole_second(parse(reported))
+    deleted = metadata.get("deletionTimestamp")
     return JobUsage(
-        namespace=job["metadata"]["namespace"],
+        namespace=metadata["namespace"],
         profile=profile,
         currency=str(cost.get("currency") or ""),
         used=used,
         recorded=recorded,
-        as_of=whole_second(parse(reported)),
+        as_of=as_of,
+        month=Month.of(as_of),
         chips=chips,
+        # A finalizer may keep the job, and its last status, for any time after its JobSets are deleted.
+        until=after(parse(deleted), _ENDING_SECONDS) if deleted else None,
     )
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from finetune_operator.api.timestamps import after
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
@@ -19,6 +20,9 @@ from finetune_operator.lifecycle.accounting.amounts import Amounts
 from finetune_operator.lifecycle.accounting.job_usage import JobUsage, job_usage
 
 type Object = Mapping[str, Any]
+
+#: Longest time since the last report of a running job: its deletion may be observed later than it happened.
+_OLDEST_REPORT_SECONDS = 900.0
 
 
 @dataclass(slots=True)
@@ -30,6 +34,8 @@ class _Records:
     by_profile: defaultdict[str, CostSum] = field(default_factory=lambda: defaultdict(CostSum))
     by_job: defaultdict[str, Amounts] = field(default_factory=lambda: defaultdict(Amounts))
     """By UID."""
+    deleted: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By profile: chip hours that jobs have used after the last report of their usage until they were deleted."""
     complete: bool = False
     """Whether all that the ledger contained at some time are among them."""
 
@@ -54,26 +60,42 @@ class MonthUsage:
         """Jobs with usage that is not recorded, by namespace and UID."""
         self._recorded: dict[str, Amounts] = {}
         """What is known to be recorded of each of these jobs."""
+        self._open: dict[str, Amounts] = {}
+        """What each of them has used and no record contains."""
 
     def job(self, job: Object) -> None:
         """Takes the newest status of a job."""
         uid, found = job["metadata"]["uid"], job_usage(job)
         if found is None:
-            self.gone(job["metadata"]["namespace"], uid)
+            self._forget(job["metadata"]["namespace"], uid)
             return
         self._jobs[found.namespace][uid] = found
         known = self._recorded.get(uid, Amounts())
-        self._recorded[uid] = known.at_least(found.recorded).at_least(self._listed(found, uid))
+        self._know(uid, found, known.at_least(found.recorded).at_least(self._listed(found, uid)))
 
-    def gone(self, namespace: str, uid: str) -> None:
-        """Forgets a job. What is left to record of it has been given to :meth:`written`, if there is a ledger."""
+    def gone(self, namespace: str, uid: str, now: datetime) -> None:
+        """Forgets a deleted job. What its status reports of it has been given to :meth:`written`, if there is a ledger.
+
+        What it has used since that report is in no record. It counts here until the month ends or another process
+        takes over: jobs that are deleted before each report would use nothing.
+        """
+        job, month = self._jobs[namespace].get(uid), Month.of(now)
+        if job is not None:
+            end = min(now, after(job.as_of, _OLDEST_REPORT_SECONDS))
+            self._records[namespace, month].deleted[job.profile] += job.since(month.begin, end)
+        self._forget(namespace, uid)
+
+    def _forget(self, namespace: str, uid: str) -> None:
         self._jobs[namespace].pop(uid, None)
         self._recorded.pop(uid, None)
+        self._open.pop(uid, None)
 
     def written(self, record: LedgerRecord) -> None:
         """Takes a record that the ledger contains, or will contain."""
         if self._count(record) and (known := self._recorded.get(record.uid)) is not None:
-            self._recorded[record.uid] = known + Amounts.of_record(record)
+            self._know(
+                record.uid, self._jobs[record.namespace][record.uid], known + Amounts.of_record(record)
+            )
 
     def read(self, record: LedgerRecord) -> None:
         """Takes a record that the ledger contained before this process wrote to it."""
@@ -87,7 +109,7 @@ class MonthUsage:
         records = self._records[namespace, month]
         records.complete = True
         for uid, job in self._jobs[namespace].items():
-            self._recorded[uid] = self._recorded[uid].at_least(self._listed(job, uid))
+            self._know(uid, job, self._recorded[uid].at_least(self._listed(job, uid)))
         for key in [key for key in self._records if key[0] == namespace and key[1] < month.previous]:
             del self._records[key]
 
@@ -102,11 +124,14 @@ class MonthUsage:
         """
         metadata, month = job["metadata"], Month.of(now)
         records = self._records.get((metadata["namespace"], month))
-        others, chips = 0.0, 0
+        begin, end, own = month.begin, min(now, month.end), metadata["uid"]
+        others, chips = records.deleted.get(profile, 0.0) if records else 0.0, 0
         for uid, each in self._jobs[metadata["namespace"]].items():
-            if uid != metadata["uid"] and each.profile == profile:
-                others += float(self._open(uid, each, month).chip_hours) + each.since(month, now)
-                chips += each.chips
+            if uid != own and each.profile == profile:
+                if each.month == month:
+                    others += float(self._open[uid].chip_hours)
+                others += each.since(begin, end)
+                chips += each.chips_at(now)
         return MonthlyBudget(
             profile=profile,
             month=month,
@@ -114,7 +139,7 @@ class MonthUsage:
             recorded=float(records.by_profile[profile].chip_hours) if records and records.complete else None,
             others=others,
             chips=chips,
-            own=float(self._recorded.get(metadata["uid"], Amounts()).chip_hours),
+            own=float(self._recorded.get(own, Amounts()).chip_hours),
         )
 
     def totals(self, month: Month) -> Iterator[ProfileUsage]:
@@ -125,7 +150,8 @@ class MonthUsage:
             hours = {name: each.chip_hours for name, each in records.by_profile.items()}
             costs = {name: dict(each.cost) for name, each in records.by_profile.items()}
             for uid, job in self._jobs[namespace].items():
-                left = self._open(uid, job, month)
+                # Its record will have the day of the report.
+                left = self._open[uid] if job.month == month else Amounts()
                 hours[job.profile] = hours.get(job.profile, Decimal(0)) + left.chip_hours
                 cost = costs.setdefault(job.profile, {})
                 if left.cost:
@@ -133,14 +159,13 @@ class MonthUsage:
             for name, used in sorted(hours.items()):
                 yield ProfileUsage(namespace=namespace, profile=name, chip_hours=used, cost=costs[name])
 
-    def _open(self, uid: str, job: JobUsage, month: Month) -> Amounts:
-        """Returns what the job has used in the month and no record contains; its record will have the day of the
-        report."""
-        return job.used - self._recorded[uid] if Month.of(job.as_of) == month else Amounts()
+    def _know(self, uid: str, job: JobUsage, recorded: Amounts) -> None:
+        """Takes note of what is recorded of a job. Every reconcile in its namespace reads what is left."""
+        self._recorded[uid], self._open[uid] = recorded, job.used - recorded
 
     def _listed(self, job: JobUsage, uid: str) -> Amounts:
         """Returns the records of a job in the month of its last report: all that there are, if it began in it."""
-        records = self._records.get((job.namespace, Month.of(job.as_of)))
+        records = self._records.get((job.namespace, job.month))
         return records.by_job.get(uid, Amounts()) if records else Amounts()
 
     def _count(self, record: LedgerRecord) -> bool:
