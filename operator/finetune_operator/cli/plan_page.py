@@ -127,8 +127,12 @@ def _length(report: PlanReport) -> str:
     if steps is None:
         return f"{epochs}; Preflight counts the steps"
     most = "at most " if steps.at_most else ""
-    packed = "; fewer where short rows are packed into one" if steps.at_most else ""
-    return f"{most}{steps.steps:,} steps, {epochs} of {report.rows:,} rows{packed}"
+    packed = "; fewer where short rows are packed into one" if plan.data.packing else ""
+    limited = any(source.max_examples for source in plan.data.train)
+    read = " that maxExamples allows" if limited and steps.rows != report.rows else ""
+    if limited and steps.at_most and not plan.data.packing:
+        packed = "; fewer if a source has more rows than its maxExamples"
+    return f"{most}{steps.steps:,} steps, {epochs} of {steps.rows:,} rows{read}{packed}"
 
 
 def _memory_parts(report: PlanReport) -> Iterator[str]:
