@@ -30,9 +30,9 @@ _ATTENTION = re.compile(
 _EXPERTS = re.compile(r"%t?gmm\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}")
 _ROWS = re.compile(r"(?:bf16|f32)\[((?:\d+,)+\d+)\]")
 _MATRICES = re.compile(r"(?:bf16|f32)\[((?:\d+,){2,}\d+)\]")
-#: With a sliding window the attention kernel's first operand, ``[heads, blocks, blocks]``, is the grid of the blocks that
-#: it visits, and the last, ``[masks, size, size]``, the masks of those that are visited in part. Without a window the grid
-#: has all blocks, and the kernel computes the causal mask itself.
+#: With a sliding window the attention kernel's first operand, ``[heads, blocks, blocks]``, is the grid of the blocks
+#: that it visits, and the last, ``[masks, size, size]``, the masks of those that are visited in part. Without a window
+#: the grid has all blocks, and the kernel computes the causal mask itself.
 _GRID = re.compile(r"[su]\d+\[\d+,(\d+),(\d+)\]")
 _PARTIAL = re.compile(r"(?:[su]\d+|pred)\[\d+,(\d+),(\d+)\]\{[\d,]*\}$")
 #: Number of products of queries by keys, or of that size: forward, backward to queries, backward to keys and values.
@@ -99,8 +99,8 @@ class _Counter:
 
 
 def _attention(line: str) -> float:
-    """Operations of an attention kernel, which skips the half that a causal mask hides, and what is outside of a sliding
-    window. 0 for any other line."""
+    """Operations of an attention kernel, which skips the half that a causal mask hides, and what is outside of a
+    sliding window. 0 for any other line."""
     match = _ATTENTION.search(line)
     if match is None:
         return 0.0

@@ -46,12 +46,14 @@ def step_count(plan: Plan, rows: int | None) -> StepCount | None:
     # As the trainer's data/batches.py counts them: the last batch is filled with rows of the next epoch.
     shown = math.ceil(round(max(1, rows) * (numbers.epochs or 1.0), 9))
     return StepCount(
-        steps=max(1, math.ceil(shown / numbers.global_batch_size)), at_most=data.packing or not exact, rows=given
+        steps=max(1, math.ceil(shown / numbers.global_batch_size)),
+        at_most=data.packing or not exact,
+        rows=given,
     )
 
 
 def _read_rows(rows: int, limits: Sequence[int | None]) -> tuple[int, bool]:
-    """Returns how many of ``rows`` are read at most, by the ``maxExamples`` of each source, and whether that is exact."""
+    """Returns how many of ``rows`` are read at most, by each source's ``maxExamples``, and whether that is exact."""
     known = [limit for limit in limits if limit is not None]
     if len(known) == len(limits):
         rows = min(rows, sum(known))
