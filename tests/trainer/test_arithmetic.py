@@ -1,5 +1,6 @@
 """Counts of operations for published models, compared with sums computed by hand."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,20 @@ def test_latent_attention_has_narrower_values() -> None:
     plan = families.resolve(made)
     in_one, in_two = (forward_flops(plan, rows=rows, length=8192 // rows) for rows in (1, 2))
     assert in_one - in_two == 27 * 16 * (192 + 128) * (8192**2 - 2 * 4096**2)
+
+
+@pytest.mark.parametrize(("name", "whole"), [("gemma-3-1b-it", 4), ("gemma-2-2b-it", 13)])
+def test_attention_in_a_window_is_to_the_tokens_in_it(name: str, whole: int) -> None:
+    """Gemma 3's last two layers are of an incomplete block, and have a window."""
+    config = json.loads((Path(__file__).parent / "published.json").read_text())[name]["config"]
+    plan = families.resolve(config)
+    window, long = config["sliding_window"], 32768
+    in_one, in_two = (forward_flops(plan, rows=rows, length=long // rows) for rows in (1, 2))
+    heads = config["num_attention_heads"] * 2 * config["head_dim"]
+    outside = (long - window) ** 2 - 2 * (long // 2 - window) ** 2
+    assert in_one - in_two == heads * (
+        config["num_hidden_layers"] * (long**2 // 2) - (config["num_hidden_layers"] - whole) * outside
+    )
 
 
 @pytest.mark.parametrize(

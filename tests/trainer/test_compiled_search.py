@@ -413,6 +413,38 @@ def test_attention_kernels_count_half_of_their_products(
     assert counted == pytest.approx(products * number * 4 * 256 * 256 * 128, rel=1e-6)
 
 
+#: As libtpu 0.0.44.1 compiles it: 4096 tokens in blocks of 512, of which the causal kernel's grid has all, and that of a
+#: sliding window of 512 tokens two for each block of queries (dkv: of keys).
+BLOCKS = """HloModule recorded
+
+ENTRY %main (p.0: s8[1,{grid}], p.1: bf16[2,4,4096,256], p.2: bf16[2,4,4096,256], p.3: s32[2,8,4096], p.4: {mask}) -> bf16[2,4,4096,256] {{
+  %p.0 = s8[1,{grid}] parameter(0)
+  %p.1 = bf16[2,4,4096,256] parameter(1)
+  %p.2 = bf16[2,4,4096,256] parameter(2)
+  %p.3 = s32[2,8,4096] parameter(3)
+  %p.4 = {mask} parameter(4)
+  ROOT %splash_mha_{kind}_segmented.1 = bf16[2,4,4096,256] custom-call(%p.0, %p.1, %p.2, %p.3, %p.4), custom_call_target="tpu_custom_call", operand_layout_constraints={{s8[1,{grid}]{{2,1,0}}, bf16[2,4,4096,256]{{3,2,1,0}}, bf16[2,4,4096,256]{{3,2,1,0}}, s32[2,8,4096]{{2,1,0}}, {mask}}}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "products", "grid", "mask", "share"),
+    [
+        ("fwd", 2, "8,8", "s32[4096,128]{1,0}", 1.0),
+        ("fwd", 2, "8,2", "s32[2,512,512]{2,1,0}", 1 - 0.75**2),
+        ("dkv", 4, "2,8", "s32[2,512,512]{2,1,0}", 1 - 0.75**2),
+        # A window as wide as the row hides nothing.
+        ("dq", 3, "8,8", "s32[2,512,512]{2,1,0}", 1.0),
+    ],
+)
+def test_attention_in_a_sliding_window_counts_the_blocks_that_the_kernel_visits(
+    kind: str, products: int, grid: str, mask: str, share: float
+) -> None:
+    counted = cost_of(BLOCKS.format(kind=kind, grid=grid, mask=mask)).flops
+    assert counted == pytest.approx(products * 2 * 4 * 4096**2 * 256 * share, rel=1e-6)
+
+
 #: 512 tokens of width 64, each multiplied by the 64 by 32 matrix of one of 8 experts; and the gradient of the experts.
 GROUPED = """HloModule recorded
 

@@ -1,6 +1,6 @@
 """The number of floating-point operations that a model's passes need, from its sizes alone.
 
-Two per weight of a matrix and token, and attention to all earlier tokens of the row, as if no layer had a window.
+Two per weight of a matrix and token, and attention to all earlier tokens of the row that are in the layer's window.
 """
 
 import math
@@ -40,9 +40,12 @@ def _weights(plan: ModelPlan) -> int:
 
 
 def _attention(plan: ModelPlan, length: int) -> float:
-    """Operations of attention for a row: queries by keys and weights by values, half of which a causal mask hides."""
+    """Operations of attention for a row: queries by keys and weights by values, half of which a causal mask hides, and
+    in layers with a sliding window what is outside of it."""
     values = plan.latent.value_dim if plan.latent is not None else plan.head_dim
-    return 1.0 * plan.layers * plan.heads * (plan.head_dim + values) * length**2
+    outside = max(0, length - int(str(plan.overrides.get("sliding_window_size", length))))
+    products = plan.layers * length**2 - plan.windowed_layers * outside**2
+    return 1.0 * products * plan.heads * (plan.head_dim + values)
 
 
 def _adapters(plan: ModelPlan, lora: LoraSpec) -> int:

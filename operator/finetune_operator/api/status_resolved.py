@@ -249,17 +249,17 @@ class Resolved(ApiModel):
 
 class PastRunsStatus(ApiModel):
     """Time and cost of the training steps by what a step has taken in past trainings of the same shape: the namespace's
-    attempts of the last 90 days with the same model, method, sequence length, batch and slices, in the operator's
-    ledger. As known before the training began."""
+    jobs of the last 90 days with the same model, method, sequence length, batch and slices and at least a tenth of the
+    steps, in the operator's ledger. As known before the training began."""
 
     attempts: Whole
-    """Number of those attempts."""
+    """Number of attempts of those jobs."""
     jobs: Whole
-    """Number of their jobs."""
+    """Number of those jobs."""
     duration_seconds: SecondsRange | None = None
-    """Running time of all steps by the fastest and the slowest attempt, in seconds."""
+    """Running time of all steps by the fastest and the slowest job, in seconds."""
     median_seconds: Whole | None = None
-    """Running time of all steps by the median of the attempts, in seconds."""
+    """Running time of all steps by the median of the jobs, in seconds."""
     chip_hours: Decimal | None = None
     """TPU chip hours of that median."""
     cost: Decimal | None = None

@@ -154,6 +154,7 @@ def _past(report: PlanReport) -> dict[str, Any] | None:
     return {
         "attempts": past.attempts,
         "jobs": past.jobs,
+        "steps": {"low": past.fewest_steps, "high": past.most_steps},
         "secondsPerStep": _range(past.low, past.median, past.high),
         "trainingSeconds": _range(*total) if total else None,
         "chipHours": _range(*(seconds * report.plan.chips / 3600 for seconds in total)) if total else None,

@@ -127,8 +127,12 @@ def _length(report: PlanReport) -> str:
     if steps is None:
         return f"{epochs}; Preflight counts the steps"
     most = "at most " if steps.at_most else ""
-    packed = "; fewer where short rows are packed into one" if steps.at_most else ""
-    return f"{most}{steps.steps:,} steps, {epochs} of {report.rows:,} rows{packed}"
+    packed = "; fewer where short rows are packed into one" if plan.data.packing else ""
+    limited = any(source.max_examples for source in plan.data.train)
+    read = " that maxExamples allows" if limited and steps.rows != report.rows else ""
+    if limited and steps.at_most and not plan.data.packing:
+        packed = "; fewer if a source has more rows than its maxExamples"
+    return f"{most}{steps.steps:,} steps, {epochs} of {steps.rows:,} rows{read}{packed}"
 
 
 def _memory_parts(report: PlanReport) -> Iterator[str]:
@@ -192,7 +196,8 @@ def _past(report: PlanReport) -> Iterator[str]:
     if not report.reads_past:
         return
     if past is None:
-        yield f"none of the last {DAYS} days in the ledger {same}"
+        enough = " and enough steps" if report.steps is not None else ""
+        yield f"none of the last {DAYS} days in the ledger {same}{enough}"
         return
     yield f"{_seconds(past.median)} a step ({_seconds(past.low)} to {_seconds(past.high)})"
     if total is not None and report.steps is not None:
@@ -204,8 +209,11 @@ def _past(report: PlanReport) -> Iterator[str]:
         yield f"{middle} {plan.currency} ({low} to {high}): that time at the profile's chipHourPrice"
     attempts = f"{past.attempts} attempt{'' if past.attempts == 1 else 's'}"
     jobs = f"{past.jobs} job{'' if past.jobs == 1 else 's'}"
-    yield f"median and range of {attempts} of {jobs} {same} in the ledger, of the last {DAYS} days;"
-    yield "the whole running time of an attempt, with start, compilation and checkpoints, is divided by its steps"
+    made = f"{past.fewest_steps:,}"
+    if past.most_steps != past.fewest_steps:
+        made += f" to {past.most_steps:,}"
+    yield f"median and range of {jobs} of {made} steps ({attempts}) {same} in the ledger, of the last {DAYS} days;"
+    yield "a job's running time, with starts, compilation, checkpoints and repeated steps, is divided by its steps"
 
 
 def _seconds(value: float) -> str:

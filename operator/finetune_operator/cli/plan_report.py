@@ -148,7 +148,9 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
         rows=known.rows,
         steps=steps,
         step_seconds=least_step_seconds(plan, model) if model else None,
-        past=known.past.of(TrainingShape.of_plan(plan)) if known.past else None,
+        past=known.past.of(TrainingShape.of_plan(plan), steps.steps if steps else None)
+        if known.past
+        else None,
         reads_past=known.past is not None,
         unknown=list(_unknown(plan, known, steps, monthly=_monthly(job) is not None)),
         refusals=[CliError(f"{where}: {plan.job.name}: {each.message}", fix=each.fix) for each in found],

@@ -17,9 +17,9 @@ def speed(found: Throughput) -> Iterator[tuple[str, str]]:
         more += [f"the slowest {_seconds(found.slowest_step_seconds)}"] if found.slowest_step_seconds else []
         yield "Step", ", ".join([f"{_seconds(found.median_step_seconds)} (median)", *more])
     if found.tokens_per_second is not None:
-        yield "Tokens per second", number_text(found.tokens_per_second)
+        yield "Trained tokens per second", number_text(found.tokens_per_second)
     if found.mfu is not None:
-        yield "MFU", f"{number_text(100 * found.mfu)} % of the chips' published rate"
+        yield "MFU", f"{number_text(100 * found.mfu)} % of the chips' published rate, in the last steps"
     if found.peak_memory_bytes is not None:
         yield "Peak memory", f"{text.size(found.peak_memory_bytes)} on one chip"
     if found.compilations is not None:
@@ -45,7 +45,10 @@ def costs(usage: TimeAndCost, *, ended: bool) -> Iterator[tuple[str, str]]:
     if usage.running_seconds is not None:
         yield "Of that, running", text.duration(usage.running_seconds)
     if usage.goodput_percent:
-        yield "Goodput", f"{usage.goodput_percent} % of the training's time advanced it"
+        yield (
+            "Goodput",
+            f"{usage.goodput_percent} % of the time that the training measured; saving is not among it",
+        )
 
 
 def money(amount: str, currency: str | None) -> str:

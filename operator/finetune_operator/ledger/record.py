@@ -60,8 +60,10 @@ class TrainedSteps(_Stored):
     """The optimizer steps of an attempt of Train, and what determines their size. With the model, the slice and the
     running time of its records, it says how long a step of such a training takes."""
 
-    steps: Annotated[int, Field(ge=0)]
-    """Steps from the first to the last one of the attempt, as the trainer reports them."""
+    start_step: Annotated[int, Field(ge=0)]
+    """Steps of the job that were done and saved when the attempt began."""
+    end_step: Annotated[int, Field(ge=0)]
+    """The last step of the attempt, as the trainer reports it."""
     method: Annotated[str, Field(max_length=32)]
     lora: bool
     """Whether an adapter is trained; else all weights are."""

@@ -62,7 +62,7 @@ def throughput(run: RunRecords, metrics: TrainingMetrics | None) -> Throughput |
         median_step_seconds=_percentile(seconds, 0.5) or (progress.step_time_p50 if progress else None),
         p95_step_seconds=_percentile(seconds, 0.95) or (progress.step_time_p95 if progress else None),
         slowest_step_seconds=seconds[-1] if seconds else None,
-        tokens_per_second=_finite(progress.tokens_per_second) if progress else None,
+        tokens_per_second=_mean_rate(metrics) or (_finite(progress.tokens_per_second) if progress else None),
         mfu=_finite(progress.mfu) if progress else None,
         peak_memory_bytes=progress.peak_memory_bytes if progress else None,
         compilations=progress.compilations if progress else whole_at(status, "goodput", "compilations"),
@@ -110,12 +110,7 @@ def _series(name: str, points: Sequence[tuple[int, float]]) -> NamedPoints:
 
 def _speed(metrics: TrainingMetrics) -> MetricCurve | None:
     """Returns tokens per second: sums over groups of consecutive steps, since single steps vary."""
-    tokens = dict(metrics.column("tokens").finite())
-    steps = [
-        (step, tokens[step], seconds)
-        for step, seconds in metrics.column("seconds").finite()
-        if seconds > 0 and tokens.get(step, -1) >= 0
-    ]
+    steps = _timed(metrics)
     if len(steps) < 2:
         return None
     groups = min(_WINDOWS, len(steps))
@@ -128,9 +123,25 @@ def _speed(metrics: TrainingMetrics) -> MetricCurve | None:
     if not points:
         return None
     each = -(-len(steps) // groups)
-    name = "tokens per second" if each == 1 else f"tokens per second, mean of {each} steps"
-    line = NamedPoints(name=name, points=points)
-    return MetricCurve(title="Throughput", unit="tokens per second", series=[line])
+    unit = "trained tokens per second"
+    line = NamedPoints(name=unit if each == 1 else f"{unit}, mean of {each} steps", points=points)
+    return MetricCurve(title="Throughput", unit=unit, series=[line])
+
+
+def _timed(metrics: TrainingMetrics) -> list[tuple[int, float, float]]:
+    """Returns step, trained tokens and seconds of each step whose time contains nothing else."""
+    tokens = dict(metrics.column("tokens").finite())
+    return [
+        (step, tokens[step], seconds)
+        for step, seconds in metrics.column("seconds").finite()
+        if seconds > 0 and tokens.get(step, -1) >= 0
+    ]
+
+
+def _mean_rate(metrics: TrainingMetrics | None) -> float | None:
+    """Returns the tokens per second of all steps: the progress record has those of the last ones."""
+    steps = _timed(metrics) if metrics else []
+    return _finite(sum(each[1] for each in steps) / sum(each[2] for each in steps)) if steps else None
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float | None:

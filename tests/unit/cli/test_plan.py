@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -370,13 +371,21 @@ def test_one_models_config_is_not_used_for_another_model(tmp_path: Path) -> None
 
 
 def past_ledger(folder: Path, *seconds: int) -> str:
-    """Returns the URI of a ledger with attempts of 100 steps of the job that ``plan`` plans, which took so long."""
+    """Returns the URI of a ledger with jobs of 100 steps like the one that ``plan`` plans, which took so long."""
     found = facts(folder, hyperparameters={"globalBatchSize": 16})
-    trained = {"steps": 100, "method": "SFT", "lora": False, "max_seq_length": 1024, "global_batch_size": 16}
+    chips = found["resources"]["chips"]
+    trained = {
+        "start_step": 0,
+        "end_step": 100,
+        "method": "SFT",
+        "lora": False,
+        "max_seq_length": 1024,
+        "global_batch_size": 16,
+    }
     for number, each in enumerate(seconds):
         kept = record(
-            day=datetime.now(UTC).date(), number=number, model="Qwen/Qwen3-unpublished", seconds=each,
-            tpu=found["resources"]["tpu"], chips=found["resources"]["chips"], trained=trained,
+            day=datetime.now(UTC).date(), uid=f"job-{number}", model="Qwen/Qwen3-unpublished", trained=trained,
+            tpu=found["resources"]["tpu"], chips=chips, chip_hours=round(Decimal(each * chips) / 3600, 6),
         )  # fmt: skip
         file = Path(record_uri(str(folder / "ledger"), kept))
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -390,11 +399,11 @@ def test_past_runs_of_the_shape_in_the_ledger_add_time_and_cost(tmp_path: Path) 
     done = plan(tmp_path, "--ledger", uri, **options)
     assert row(done, "Past runs") == "12 s a step (10 s to 30 s)"
     assert "1 h 40 min (1 h 23 min to 4 h 10 min) for 500 steps" in done.stdout
-    assert "median and range of 3 attempts of 1 job with this model" in done.stdout
+    assert "median and range of 3 jobs of 100 steps (3 attempts) with this model" in done.stdout
     assert "how long such trainings have taken" not in done.stdout
     (found,) = json.loads(plan(tmp_path, "--ledger", uri, "-o", "json", **options).stdout)["plans"]
     past, chips = found["time"]["pastRuns"], found["resources"]["chips"]
-    assert (past["attempts"], past["jobs"]) == (3, 1)
+    assert (past["attempts"], past["jobs"], past["steps"]) == (3, 3, {"low": 100, "high": 100})
     assert past["secondsPerStep"] == {"low": 10.0, "median": 12.0, "high": 30.0}
     assert past["trainingSeconds"] == {"low": 5000.0, "median": 6000.0, "high": 15000.0}
     hours = {

@@ -343,7 +343,8 @@ def test_the_record_of_a_training_says_how_many_steps_it_made_and_of_which_shape
     numbers = world.status["resolved"]["hyperparameters"]
     (entry,) = (each for each in world.status["attempts"]["history"] if each["stage"] == "Train")
     assert found.trained == TrainedSteps(
-        steps=entry["endStep"] - entry["startStep"],
+        start_step=entry["startStep"],
+        end_step=entry["endStep"],
         method="SFT",
         lora="loraRank" in world.status["resolved"]["method"],
         max_seq_length=numbers["maxSeqLength"],

@@ -1,6 +1,7 @@
 """Results of preflight about memory, in the status and in the requests of later stages."""
 
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from typing import Any, override
 
 import pytest
@@ -149,10 +150,11 @@ def past(world: World, seconds: float) -> None:
     model, tpu, chips = (shape.pop(field) for field in ("model", "tpu", "chips"))
     world.past_trainings = PastTrainings(
         record(
-            uid=uid, number=number, model=model, tpu=tpu, chips=chips, seconds=int(100 * each),
-            trained={"steps": 100, **shape},
+            uid=f"job-{number}", model=model, tpu=tpu, chips=chips,
+            chip_hours=round(Decimal(100 * each * chips) / 3600, 6),
+            trained={"start_step": 0, "end_step": 100, **shape},
         )
-        for number, (uid, each) in enumerate((("one", seconds / 2), ("one", seconds), ("two", seconds * 2)))
+        for number, each in enumerate((seconds / 2, seconds, seconds * 2))
     )  # fmt: skip
 
 
@@ -162,7 +164,7 @@ def test_the_estimate_says_what_past_trainings_of_the_shape_took() -> None:
     world.until(Stage.TRAIN)
     assert world.status["estimate"]["pastRuns"] == {
         "attempts": 3,
-        "jobs": 2,
+        "jobs": 3,
         "durationSeconds": {"low": 2 * TOTAL_STEPS, "high": 8 * TOTAL_STEPS},
         "medianSeconds": 4 * TOTAL_STEPS,
         "chipHours": decimal(4 * TOTAL_STEPS * 4 / 3600),

@@ -286,6 +286,22 @@ def test_an_eviction_is_recorded_and_not_charged() -> None:
     assert [each.reason for each in world.events].count("KueuePreempted") == 1
 
 
+def test_the_steps_of_an_attempt_in_the_ledger_are_those_of_all_of_its_runs() -> None:
+    """Its usage is that of all of them."""
+    world, name = evicted()
+    world.ledger = {}
+    resume(world, name)
+    assert world.progress is not None
+    world.progress = world.progress.model_copy(update={"start_step": 40})
+    world.succeed(name)
+    world.to_the_end()
+    (found,) = (each for each in world.ledger.values() if each.stage is Stage.TRAIN)
+    (*_, last) = (each for each in world.status["attempts"]["history"] if each["stage"] == "Train")
+    assert last["startStep"] == 40
+    assert found.trained is not None
+    assert (found.trained.start_step, found.trained.end_step) == (0, last["endStep"])
+
+
 def test_a_second_eviction_is_a_second_entry_and_a_second_event() -> None:
     world, name = evicted()
     resume(world, name)

@@ -2,12 +2,14 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from finetune_contract import PreferenceMethod
 from finetune_operator.planning import Plan
 from finetune_operator.planning.considered import considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape
@@ -196,7 +198,27 @@ def test_a_state_that_no_slice_holds_is_too_small_on_each_candidate() -> None:
 def test_steps_follow_from_the_rows_as_the_trainer_counts_them(
     spec: dict[str, Any], rows: int | None, steps: StepCount | None
 ) -> None:
-    assert step_count(plan(**spec), rows) == steps
+    found = step_count(plan(**spec), rows)
+    assert (found and replace(found, rows=None)) == steps
+
+
+@pytest.mark.parametrize(
+    ("limits", "rows", "expected"),
+    [
+        ([2000], 207_865, StepCount(steps=250, rows=2000)),
+        ([2000], 1000, StepCount(steps=125, rows=1000)),
+        ([2000, 600], 207_865, StepCount(steps=325, rows=2600, at_most=True)),
+        ([2000, None], 10_000, StepCount(steps=1250, rows=10_000, at_most=True)),
+    ],
+)
+def test_rows_beyond_max_examples_are_not_trained_on(
+    limits: list[int | None], rows: int, expected: StepCount
+) -> None:
+    train = [
+        {"uri": f"gs://my-project-data/team-a/{number}.jsonl"} | ({"maxExamples": limit} if limit else {})
+        for number, limit in enumerate(limits)
+    ]
+    assert step_count(plan(datasets={"train": train, "packing": False}), rows) == expected
 
 
 def test_no_step_is_faster_than_its_arithmetic() -> None:
@@ -205,7 +227,11 @@ def test_no_step_is_faster_than_its_arithmetic() -> None:
     forward = 8 * (2 * matrices * TOKENS + attention)
     rate = 918e12 * 4
     assert least_step_seconds(plan(), TINY) == pytest.approx(3 * forward / rate)
-    assert least_step_seconds(plan(method={"type": "DPO"}), TINY) == pytest.approx(2 * 4 * forward / rate)
+    # Logits of prompts are not needed.
+    pairs = plan(method={"type": "DPO"})
+    assert isinstance(pairs.method, PreferenceMethod)
+    forward_pairs = 2 * (forward - 8 * 2 * 256 * pairs.method.max_prompt_length)
+    assert least_step_seconds(pairs, TINY) == pytest.approx(4 * forward_pairs / rate)
     adapted = 8 * (TOKENS * (6 * 4 * WIDTH + 4 * matrices) + 3 * attention)
     lora = plan(method={"type": "SFT", "lora": {"rank": 4}})
     assert least_step_seconds(lora, TINY) == pytest.approx(adapted / rate)

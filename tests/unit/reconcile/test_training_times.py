@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import date, timedelta
+from decimal import Decimal
 
 from finetune_contract import Stage
 from finetune_operator.artifacts.port import StorageUnavailable
@@ -15,11 +16,16 @@ from tests.unit.reconcile.fakes import FakeStore
 from tests.unit.runtime.virtual_time import run_in_virtual_time
 
 URI, TODAY = "gs://ledger", date(2026, 11, 21)
-TRAINED = TrainedSteps(steps=100, method="SFT", lora=True, max_seq_length=1024, global_batch_size=8)
+TRAINED = TrainedSteps(
+    start_step=0, end_step=100, method="SFT", lora=True, max_seq_length=1024, global_batch_size=8
+)
 
 
-def training(**values: object) -> LedgerRecord:
-    fields = {"model": "a/b", "tpu": "v6e-4", "chips": 4, "seconds": 1000, "trained": TRAINED, "day": TODAY}
+def training(seconds: int = 1000, **values: object) -> LedgerRecord:
+    hours = round(Decimal(4 * seconds) / 3600, 6)
+    fields = {
+        "model": "a/b", "tpu": "v6e-4", "chips": 4, "chip_hours": hours, "trained": TRAINED, "day": TODAY
+    }  # fmt: skip
     return record(**fields | values)
 
 
@@ -27,6 +33,12 @@ def shape() -> TrainingShape:
     found = TrainingShape.of_record(training())
     assert found is not None
     return found
+
+
+def past(jobs: int, low: float, median: float, high: float) -> PastRuns:
+    return PastRuns(
+        attempts=jobs, jobs=jobs, fewest_steps=100, most_steps=100, low=low, median=median, high=high
+    )
 
 
 def store_with(*records: LedgerRecord) -> FakeStore:
@@ -42,7 +54,7 @@ async def read(times: TrainingTimes, store: FakeStore, namespace: str = "team-a"
 
 def test_the_trainings_of_the_last_days_are_read() -> None:
     oldest = TODAY - timedelta(days=DAYS)
-    kept = (training(number=1), training(number=2, day=oldest, seconds=3000))
+    kept = (training(uid="one"), training(uid="two", day=oldest, seconds=3000))
     others = (
         training(number=3, day=oldest - timedelta(days=1)),
         training(number=4, namespace="team-b"),
@@ -50,18 +62,18 @@ def test_the_trainings_of_the_last_days_are_read() -> None:
     )
     times, store = TrainingTimes(), store_with(*kept, *others)
     run_in_virtual_time(read(times, store))
-    assert times.of("team-a").of(shape()) == PastRuns(attempts=2, jobs=1, low=10, median=20, high=30)
+    assert times.of("team-a").of(shape()) == past(2, 10, 20, 30)
     assert times.of("team-b").of(shape()) is None
     assert not [call for call in store.calls if call.startswith("read") and "eval-" in call]
 
 
 def test_a_written_record_adds_to_what_was_read() -> None:
     times = TrainingTimes()
-    run_in_virtual_time(read(times, store_with(training(number=1))))
-    times.recorded(training(number=1))
-    assert times.of("team-a").of(shape()) == PastRuns(attempts=1, jobs=1, low=10, median=10, high=10)
-    times.recorded(training(number=2, seconds=2000))
-    assert times.of("team-a").of(shape()) == PastRuns(attempts=2, jobs=1, low=10, median=15, high=20)
+    run_in_virtual_time(read(times, store_with(training(uid="one"))))
+    times.recorded(training(uid="one"))
+    assert times.of("team-a").of(shape()) == past(1, 10, 10, 10)
+    times.recorded(training(uid="two", seconds=2000))
+    assert times.of("team-a").of(shape()) == past(2, 10, 15, 20)
 
 
 def test_a_ledger_that_is_away_is_read_again() -> None:

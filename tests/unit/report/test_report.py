@@ -132,6 +132,17 @@ def test_throughput_is_the_tokens_of_some_steps_by_their_time() -> None:
     assert {rate for _, rate in points} == {2000.0}
 
 
+def test_tokens_per_second_are_those_of_all_steps_as_the_time_of_a_step_is() -> None:
+    """After a restart shortly before the end the progress record has only what came after it."""
+    last = progress().model_copy(update={"tokens_per_second": 50.0})
+    throughput = reported(finished(run=run(progress=last))).throughput
+    assert throughput is not None
+    assert throughput.tokens_per_second == 2000.0
+    without = reported(finished(run=run(progress=last), metrics=None)).throughput
+    assert without is not None
+    assert without.tokens_per_second == 50.0
+
+
 def test_metrics_of_a_preference_method_have_charts_of_their_own() -> None:
     report = reported(finished(metrics=metrics(10, reward_margin=0.5, **{"faq/loss": 1.0})))
     assert [curve.title for curve in report.curves] == ["Gradient norm", "Learning rate", "reward_margin"]

@@ -30,6 +30,11 @@ _ATTENTION = re.compile(
 _EXPERTS = re.compile(r"%t?gmm\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}")
 _ROWS = re.compile(r"(?:bf16|f32)\[((?:\d+,)+\d+)\]")
 _MATRICES = re.compile(r"(?:bf16|f32)\[((?:\d+,){2,}\d+)\]")
+#: With a sliding window the attention kernel's first operand, ``[heads, blocks, blocks]``, is the grid of the blocks
+#: that it visits, and the last, ``[masks, size, size]``, the masks of those that are visited in part. Without a window
+#: the grid has all blocks, and the kernel computes the causal mask itself.
+_GRID = re.compile(r"[su]\d+\[\d+,(\d+),(\d+)\]")
+_PARTIAL = re.compile(r"(?:[su]\d+|pred)\[\d+,(\d+),(\d+)\]\{[\d,]*\}$")
 #: Number of products of queries by keys, or of that size: forward, backward to queries, backward to keys and values.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 
@@ -94,12 +99,23 @@ class _Counter:
 
 
 def _attention(line: str) -> float:
-    """Operations of an attention kernel, which skips the half that a causal mask hides. 0 for any other line."""
+    """Operations of an attention kernel, which skips the half that a causal mask hides, and what is outside of a
+    sliding window. 0 for any other line."""
     match = _ATTENTION.search(line)
     if match is None:
         return 0.0
     queries, keys, *_ = ([int(size) for size in sizes.split(",")] for sizes in _MATRICES.findall(match[2]))
-    return _PRODUCTS[match[1]] * math.prod(queries) * keys[-2]
+    hidden = max(0.0, 1.0 - _visited(match[2]) / (queries[-2] * keys[-2]))
+    return _PRODUCTS[match[1]] * math.prod(queries) * keys[-2] * (1.0 - hidden**2)
+
+
+def _visited(operands: str) -> float:
+    """Pairs of a query and a key in the blocks that an attention kernel visits for a head, those above the diagonal
+    included. Infinite without a window."""
+    grid, partial = _GRID.match(operands), _PARTIAL.search(operands)
+    if grid is None or partial is None:
+        return math.inf
+    return math.prod(int(size) for found in (grid, partial) for size in found.groups())
 
 
 def _experts(line: str) -> float:

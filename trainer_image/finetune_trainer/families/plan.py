@@ -199,6 +199,11 @@ class ModelPlan:
         """Number of layers that MaxText scans as one block."""
         return _BLOCK_LAYERS.get(self.family, 1)
 
+    @property
+    def windowed_layers(self) -> int:
+        """Number of layers with a sliding window: all but the last of each block."""
+        return self.layers - self.layers // self.block_layers
+
     def settings(self) -> dict[str, object]:
         """Settings for ``pyconfig.initialize(argv, **settings)``; the caller adds dtypes and layer scanning."""
         return {"model_name": self.model_name, "override_model_config": True, **self.overrides}

@@ -256,14 +256,29 @@ def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
     method, numbers = (resolved.method, resolved.hyperparameters) if resolved else (None, None)
     if method is None or numbers is None or not numbers.max_seq_length or not numbers.global_batch_size:
         return None
+    start_step = _first_start(status, entry)
+    if start_step is None:
+        return None
     return TrainedSteps(
-        steps=max(0, entry.end_step - entry.start_step),
+        start_step=start_step,
+        end_step=entry.end_step,
         method=method.type,
         lora=method.lora_rank is not None,
         quantization=method.quantization or "",
         max_seq_length=numbers.max_seq_length,
         global_batch_size=numbers.global_batch_size,
     )
+
+
+def _first_start(status: FineTuneJobStatus, entry: AttemptRecord) -> int | None:
+    """Returns the step at which the first run of an attempt began, whose usage is that of all of its runs.
+
+    Earlier runs have ended by evictions, which have entries without a JobSet. None if such a run's start is not known.
+    """
+    for each in (status.attempts.history if status.attempts else None) or ():
+        if (each.stage, each.attempt, each.job_set) == (entry.stage, entry.attempt, None):
+            return each.start_step
+    return entry.start_step
 
 
 def _day(job: Object, stored: FineTuneJobStatus, end: datetime) -> date:

@@ -128,7 +128,8 @@ def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:
     shown = previous.past_runs if previous else None
     if shown is None and all(attempt.key.stage is not Stage.TRAIN for attempt in stages.attempts):
         known = observation.past_trainings
-        past = known.of(TrainingShape.of_plan(stages.plan)) if known else None
+        counted = stages.findings.preflight.steps if stages.findings.preflight else None
+        past = known.of(TrainingShape.of_plan(stages.plan), counted) if known else None
         shown = past_runs_status(stages.plan, stages.findings, past) if past else None
     return estimate_status(stages.plan, stages.findings, shown)
 

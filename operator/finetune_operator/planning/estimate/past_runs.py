@@ -1,9 +1,14 @@
-"""How long a step has taken in past trainings of the same shape, by the records of the ledger. Pure."""
+"""How long a step has taken in past trainings of the same shape, by the records of the ledger. Pure.
+
+Whole jobs are compared: most of the time of a short attempt is its start, and an interrupted job has taken what all of
+its attempts have taken together.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from statistics import median
 from threading import Lock
 from typing import Final, Self
@@ -12,13 +17,15 @@ from finetune_contract import Stage
 from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
 from finetune_operator.planning.plan import Plan
 
-#: Attempts with fewer steps say little: most of their time is the start, compilation and the last checkpoint.
+#: Jobs with fewer steps say little: most of their time is the start, compilation and the last checkpoint.
 LEAST_STEPS: Final = 20
+#: For the same reason, the share of the steps to be estimated that a job must have made.
+LEAST_SHARE: Final = 0.1
 #: Age of records, before the newest one or before today, that still count: older trainings ran with other releases.
 DAYS: Final = 90
 
-type _Attempt = tuple[str, int, int]
-"""UID of the job, number of the JobSet, restart."""
+type _Number = tuple[int, int]
+"""Number of an attempt's JobSet, and of the restart inside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +66,111 @@ class TrainingShape:
             model=record.model,
             tpu=record.tpu,
             chips=record.chips,
-            **trained.model_dump(exclude={"steps"}),
+            **trained.model_dump(exclude={"start_step", "end_step"}),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRuns:
-    """The seconds of a step in the attempts of past trainings: the whole running time of an attempt, with start,
-    compilation, validation and checkpoints, divided by its steps."""
+    """The seconds of a step in past jobs: the running time of all attempts of a job, with start, compilation,
+    validation, checkpoints and repeated steps, divided by the steps that it got further."""
 
     attempts: int
     jobs: int
+    fewest_steps: int
+    most_steps: int
+    """Steps of the shortest and of the longest of these jobs."""
     low: float
     median: float
     high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How an attempt has ended."""
+
+    tpu: str
+    chips: int
+    shape: TrainingShape | None
+    """None if its steps are not known: for example of an attempt that was lost before its first step."""
+    start_step: int
+    end_step: int
+
+    @classmethod
+    def of(cls, record: LedgerRecord) -> Self:
+        steps = record.trained
+        return cls(
+            tpu=record.tpu,
+            chips=record.chips,
+            shape=TrainingShape.of_record(record),
+            start_step=steps.start_step if steps else 0,
+            end_step=steps.end_step if steps else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What one job has made in a shape."""
+
+    attempts: int
+    steps: int
+    seconds: int
+
+
+class _Job:
+    """The attempts of one job."""
+
+    def __init__(self) -> None:
+        self.hours: defaultdict[_Number, dict[tuple[date, LedgerOutcome], Decimal]] = defaultdict(dict)
+        """Chip hours of each record of an attempt: one that runs past midnight has several."""
+        self.ends: dict[_Number, _End] = {}
+
+    @property
+    def shapes(self) -> set[TrainingShape]:
+        return {end.shape for end in self.ends.values() if end.shape is not None}
+
+    def made(self, shape: TrainingShape) -> _Made | None:
+        """Returns how far the job has got in a shape, and in which time; None if the time is not known.
+
+        An attempt whose steps are not known counts with its time if the next one shows what it has saved. A step that
+        is made again counts once.
+        """
+        attempts, steps, hours, last = 0, 0, Decimal(0), Decimal(0)
+        reached: int | None = None
+        unknown = list[Decimal]()
+        for number, end in sorted(self.ends.items(), key=lambda item: item[0]):
+            if (end.tpu, end.chips) != (shape.tpu, shape.chips):
+                continue
+            used = sum(self.hours[number].values(), Decimal(0))
+            if end.shape is None:
+                unknown.append(used)
+                continue
+            if end.shape != shape:
+                continue
+            if unknown and (reached is not None or end.start_step == 0):
+                begun = reached or 0
+            else:
+                # The job continues another one's checkpoint, or was on another slice in between.
+                begun = max(end.start_step, reached or 0)
+                unknown.clear()
+            attempts += 1 + len(unknown)
+            steps += max(0, end.end_step - begun)
+            hours += used + sum(unknown)
+            reached, last = max(end.end_step, reached or 0), used
+            unknown.clear()
+        # The usage of attempts that were recorded late together is in the record of the last one, perhaps Evaluate's.
+        if not last:
+            return None
+        return _Made(attempts=attempts, steps=steps, seconds=round(float(hours) * 3600 / shape.chips))
+
+    def older(self, oldest: int) -> list[_Number]:
+        """Returns the attempts whose newest record is older than that ordinal of a date."""
+        return [key for key, days in self.hours.items() if _newest(days).toordinal() < oldest]
+
+    def forget(self, numbers: Iterable[_Number]) -> None:
+        for number in numbers:
+            del self.hours[number]
+            self.ends.pop(number, None)
 
 
 class PastTrainings:
@@ -82,11 +180,11 @@ class PastTrainings:
     """
 
     def __init__(self, records: Iterable[LedgerRecord] = ()) -> None:
-        self._seconds: defaultdict[_Attempt, dict[tuple[date, LedgerOutcome], int]] = defaultdict(dict)
-        """Of each record of an attempt: one that runs past midnight has several."""
-        self._steps: defaultdict[TrainingShape, dict[_Attempt, int]] = defaultdict(dict)
-        """Of the attempts that have ended."""
-        self._known: dict[TrainingShape, PastRuns | None] = {}
+        self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
+        """By UID."""
+        self._shapes: defaultdict[TrainingShape, set[str]] = defaultdict(set)
+        """UIDs of the jobs."""
+        self._known: dict[TrainingShape, list[_Made]] = {}
         self._newest = date.min
         self._lock = Lock()
         for record in records:
@@ -100,50 +198,64 @@ class PastTrainings:
             self._add(record)
 
     def _add(self, record: LedgerRecord) -> None:
-        key = record.uid, record.number, record.restart
-        self._seconds[key][record.day, record.outcome] = record.seconds
-        shape = TrainingShape.of_record(record)
-        if shape is not None and record.trained is not None:
-            self._steps[shape][key] = record.trained.steps
+        job, number = self._jobs[record.uid], (record.number, record.restart)
+        # The time is that of the chip hours: the record of usage that could not be recorded for a while has no other.
+        job.hours[number][record.day, record.outcome] = record.chip_hours
+        if record.ends_attempt:
+            job.ends[number] = _End.of(record)
+        for shape in job.shapes:
+            self._shapes[shape].add(record.uid)
             self._known.pop(shape, None)
         if record.day > self._newest:
             self._newest = record.day
             self._forget_old()
 
-    def of(self, shape: TrainingShape) -> PastRuns | None:
-        """Returns the past trainings of a shape, without attempts of few steps; None if there are none."""
+    def of(self, shape: TrainingShape, steps: int | None = None) -> PastRuns | None:
+        """Returns the past trainings of a shape; None if there are none.
+
+        Args:
+            shape: the shape.
+            steps: number of steps to be estimated. Jobs with far fewer are left out; None if it is not known.
+        """
+        least = max(LEAST_STEPS, LEAST_SHARE * (steps or 0))
         with self._lock:
-            if shape not in self._steps:
+            if shape not in self._shapes:
                 return None
             if shape not in self._known:
-                self._known[shape] = self._summary(shape)
-            return self._known[shape]
-
-    def _summary(self, shape: TrainingShape) -> PastRuns | None:
-        found: dict[_Attempt, float] = {}
-        for key, steps in self._steps[shape].items():
-            seconds = sum(self._seconds[key].values())
-            if steps >= LEAST_STEPS and seconds:
-                found[key] = seconds / steps
+                made = (self._jobs[uid].made(shape) for uid in self._shapes[shape])
+                self._known[shape] = [each for each in made if each is not None]
+            found = [each for each in self._known[shape] if each.steps >= least]
         if not found:
             return None
+        each_step = [each.seconds / each.steps for each in found]
         return PastRuns(
-            attempts=len(found),
-            jobs=len({uid for uid, _, _ in found}),
-            low=min(found.values()),
-            median=median(found.values()),
-            high=max(found.values()),
+            attempts=sum(each.attempts for each in found),
+            jobs=len(found),
+            fewest_steps=min(each.steps for each in found),
+            most_steps=max(each.steps for each in found),
+            low=min(each_step),
+            median=median(each_step),
+            high=max(each_step),
         )
 
     def _forget_old(self) -> None:
         """Forgets attempts whose newest record is too old, once a day."""
         oldest = self._newest.toordinal() - DAYS
-        old = {key for key, days in self._seconds.items() if max(day for day, _ in days).toordinal() < oldest}
-        for key in old:
-            del self._seconds[key]
-        for shape, steps in list(self._steps.items()):
-            if gone := old & steps.keys():
+        for uid, job in list(self._jobs.items()):
+            old = job.older(oldest)
+            if not old:
+                continue
+            before = job.shapes
+            job.forget(old)
+            for shape in before:
                 self._known.pop(shape, None)
-                self._steps[shape] = {key: count for key, count in steps.items() if key not in gone}
-                if not self._steps[shape]:
-                    del self._steps[shape]
+            for shape in before - job.shapes:
+                self._shapes[shape].discard(uid)
+                if not self._shapes[shape]:
+                    del self._shapes[shape]
+            if not job.hours:
+                del self._jobs[uid]
+
+
+def _newest(days: Mapping[tuple[date, LedgerOutcome], Decimal]) -> date:
+    return max(day for day, _ in days)

@@ -1,6 +1,7 @@
 """Number of steps and least time of a training, as far as they follow from sizes. Pure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finetune_contract import PreferenceMethod
@@ -15,7 +16,9 @@ class StepCount:
 
     steps: int
     at_most: bool = False
-    """Whether packing may make it smaller."""
+    """Whether packing, or how many rows a source has beyond its ``maxExamples``, may make it smaller."""
+    rows: int | None = None
+    """The rows that it follows from, those that are held back included. None if the job names its steps."""
 
 
 def step_count(plan: Plan, rows: int | None) -> StepCount | None:
@@ -23,7 +26,8 @@ def step_count(plan: Plan, rows: int | None) -> StepCount | None:
 
     Args:
         plan: the job.
-        rows: number of training rows of all sources together; None if it is not known.
+        rows: number of training rows of all sources together; None if it is not known. Of a source with ``maxExamples``
+            these may be all rows or those that are read.
 
     Rows that preflight drops and texts that become several sequences are not foreseen: of the format Text, the number
     of rows says nothing.
@@ -33,13 +37,28 @@ def step_count(plan: Plan, rows: int | None) -> StepCount | None:
         return StepCount(steps=numbers.steps)
     if rows is None or any(source.format == "Text" for source in data.train):
         return None
+    rows, exact = _read_rows(rows, [source.max_examples for source in data.train])
+    given = rows
     if data.split_from_train is not None:
         held = max(1, math.floor(round(data.split_from_train.fraction * rows, 9)))
         most = data.split_from_train.max_examples
         rows -= held if most is None else min(held, most * len(data.train))
     # As the trainer's data/batches.py counts them: the last batch is filled with rows of the next epoch.
     shown = math.ceil(round(max(1, rows) * (numbers.epochs or 1.0), 9))
-    return StepCount(steps=max(1, math.ceil(shown / numbers.global_batch_size)), at_most=data.packing)
+    return StepCount(
+        steps=max(1, math.ceil(shown / numbers.global_batch_size)),
+        at_most=data.packing or not exact,
+        rows=given,
+    )
+
+
+def _read_rows(rows: int, limits: Sequence[int | None]) -> tuple[int, bool]:
+    """Returns how many of ``rows`` are read at most, by each source's ``maxExamples``, and whether that is exact."""
+    known = [limit for limit in limits if limit is not None]
+    if len(known) == len(limits):
+        rows = min(rows, sum(known))
+    # Of several sources the rows beyond the limit of one are not known.
+    return rows, not known or len(limits) == 1
 
 
 def least_step_seconds(plan: Plan, model: ModelShape) -> float | None:
@@ -68,10 +87,13 @@ def _step_flops(plan: Plan, model: ModelShape) -> float:
         plan.method.lora,
     )
     attention = 1.0 * model.whole_context_layers * model.heads * model.head_dims * length**2
-    forward = rows * (2.0 * model.matrices * length + attention)
+    # Of a pair the compiler leaves out the logits of prompts, which no loss needs.
+    scored = length - plan.method.max_prompt_length if isinstance(plan.method, PreferenceMethod) else length
+    products = float(model.matrices - model.embedding) * length + float(model.embedding) * scored
+    forward = rows * (2.0 * products + attention)
     if lora is None:
         step = 3.0 * forward
     else:
         adapter = lora.rank * model.lora_width(lora)
-        step = rows * length * (6.0 * adapter + 4.0 * model.matrices) + 3.0 * rows * attention
+        step = rows * (6.0 * adapter * length + 4.0 * products + 3.0 * attention)
     return step + (forward if plan.method.type == "DPO" else 0.0)
