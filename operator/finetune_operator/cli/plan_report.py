@@ -133,6 +133,7 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
     model = known.model
     identity = _identity(plan, model) if model else None
     steps, memory = step_count(plan, known.rows), candidates_memory(plan, model) if model else {}
+    least, shape = least_step_seconds(plan, model) if model else None, TrainingShape.of_plan(plan)
     considered = considered_slices(job.admission.job, job.admission.snapshot, plan)
     found: list[CliError] = []
     if model and identity:
@@ -147,10 +148,8 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
         cpu=[_needs(plan, stage, model, identity) for stage in plan.stages if STAGES[stage].cpu],
         rows=known.rows,
         steps=steps,
-        step_seconds=least_step_seconds(plan, model) if model else None,
-        past=known.past.of(TrainingShape.of_plan(plan), steps.steps if steps else None)
-        if known.past
-        else None,
+        step_seconds=least,
+        past=known.past.of(shape, steps.steps if steps else None, least) if known.past else None,
         reads_past=known.past is not None,
         unknown=list(_unknown(plan, known, steps, monthly=_monthly(job) is not None)),
         refusals=[CliError(f"{where}: {plan.job.name}: {each.message}", fix=each.fix) for each in found],

@@ -12,7 +12,7 @@ from finetune_operator.ledger.record import RECORD_BYTES, LedgerOutcome, LedgerR
 from finetune_operator.lifecycle import decide
 from finetune_operator.lifecycle.accounting.amounts import amount, text_of
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
-from finetune_operator.lifecycle.accounting.records import closing_records
+from finetune_operator.lifecycle.accounting.records import closing_records, remainder
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.simulated_jobs import DISRUPTED, PRICES
@@ -378,3 +378,21 @@ def test_a_record_of_the_day_has_no_steps_which_the_last_record_has() -> None:
     assert days
     assert all(each.trained is None for each in days)
     assert last.trained is not None
+
+
+def test_a_correction_is_about_the_time_that_the_first_record_lacks() -> None:
+    world = made()
+    name = world.until(Stage.TRAIN)
+    work(world, name, 2)
+    world.succeed(name)
+    world.reconcile()
+    (due,) = of(world, Stage.TRAIN)
+    found = due.model_copy(update={"chip_hours": due.chip_hours / 2, "cost": None, "seconds": HOUR})
+    rest = remainder(due, found)
+    assert rest is not None
+    assert (rest.outcome, rest.seconds, rest.chip_hours) == (
+        LedgerOutcome.CORRECTION,
+        HOUR,
+        due.chip_hours / 2,
+    )
+    assert rest.trained is None

@@ -194,6 +194,13 @@ def test_past_trainings_that_become_known_during_the_training_are_not_reported()
     assert "pastRuns" not in world.status["estimate"]
 
 
+def test_past_trainings_that_were_faster_than_the_compiled_step_can_be_are_not_reported() -> None:
+    world = Proving(found=PROVED)
+    past(world, 0.2)
+    world.until(Stage.TRAIN)
+    assert "pastRuns" not in world.status["estimate"]
+
+
 def test_past_trainings_are_reported_where_no_step_was_compiled() -> None:
     world = Proving(found=None)
     past(world, 4)

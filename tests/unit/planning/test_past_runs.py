@@ -52,8 +52,10 @@ def ended(
     return record(**fields | values)
 
 
-def past_runs(plan: Plan, records: Sequence[LedgerRecord], steps: int | None = None) -> PastRuns | None:
-    return PastTrainings(records).of(TrainingShape.of_plan(plan), steps)
+def past_runs(
+    plan: Plan, records: Sequence[LedgerRecord], steps: int | None = None, least: float | None = None
+) -> PastRuns | None:
+    return PastTrainings(records).of(TrainingShape.of_plan(plan), steps, least)
 
 
 def of(attempts: int, steps: tuple[int, int], *range_: float) -> PastRuns:
@@ -91,6 +93,20 @@ def test_a_job_that_was_interrupted_often_took_what_its_attempts_took_together(p
     found = past_runs(plan, attempts(plan, *INTERRUPTED))
     each = (350 + 380 + 420 + 2150) / 1025
     assert found == of(4, (1025, 1025), each, each, each)
+
+
+def test_the_attempts_of_one_job_do_not_outweigh_other_jobs(plan: Plan) -> None:
+    honest = [ended(plan, uid=f"{number}{OTHER[1:]}") for number in range(2)]
+    forged = attempts(plan, *((20 * n, 20 * n + 20, 10_000) for n in range(900)))
+    found = past_runs(plan, [*honest, *forged])
+    assert found is not None
+    assert (found.jobs, found.median) == (3, 10)
+
+
+def test_a_job_that_is_faster_than_its_arithmetic_does_not_count(plan: Plan) -> None:
+    records = [ended(plan), ended(plan, {"end_step": 2**53}, uid=OTHER)]
+    assert past_runs(plan, records, least=0.5) == of(1, (100, 100), 10, 10, 10)
+    assert past_runs(plan, records, least=11.0) is None
 
 
 @pytest.mark.parametrize("lost", [1, 2])

@@ -87,6 +87,7 @@ def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
         "outcome": LedgerOutcome.CORRECTION,
         "chip_hours": rest.chip_hours,
         "cost": cost,
+        "seconds": max(0, due.seconds - found.seconds),
         "trained": None,
     }
     return due.model_copy(update=changes)

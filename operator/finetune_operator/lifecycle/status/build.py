@@ -35,7 +35,6 @@ from finetune_operator.lifecycle.status.results import (
 from finetune_operator.lifecycle.status.stage_progress import with_stage_progress
 from finetune_operator.lifecycle.status.stage_status import stages_status
 from finetune_operator.lifecycle.status.summary import summarize
-from finetune_operator.planning.estimate.past_runs import TrainingShape
 
 #: Seconds between two reports of the usage while nothing else in the status changes.
 _USAGE_SECONDS = 60.0
@@ -127,10 +126,7 @@ def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:
     previous = observation.status.estimate
     shown = previous.past_runs if previous else None
     if shown is None and all(attempt.key.stage is not Stage.TRAIN for attempt in stages.attempts):
-        known = observation.past_trainings
-        counted = stages.findings.preflight.steps if stages.findings.preflight else None
-        past = known.of(TrainingShape.of_plan(stages.plan), counted) if known else None
-        shown = past_runs_status(stages.plan, stages.findings, past) if past else None
+        shown = past_runs_status(stages.plan, stages.findings, observation.past_trainings)
     return estimate_status(stages.plan, stages.findings, shown)
 
 

@@ -36,7 +36,7 @@ from finetune_operator.api.status_resolved import (
 )
 from finetune_operator.lifecycle.stages.preflight_memory import MOST_SECONDS, estimated_seconds, found
 from finetune_operator.planning import Findings, Plan
-from finetune_operator.planning.estimate.past_runs import PastRuns
+from finetune_operator.planning.estimate.past_runs import PastTrainings, TrainingShape
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.planning.stored_plan import plan_name
 from finetune_operator.rendering.memory import memory_wanted
@@ -122,11 +122,16 @@ def estimate_status(plan: Plan, findings: Findings, past: PastRunsStatus | None)
     )
 
 
-def past_runs_status(plan: Plan, findings: Findings, past: PastRuns) -> PastRunsStatus | None:
-    """Returns what all steps take by past runs of the plan's shape; None if preflight has not counted the steps."""
-    if findings.preflight is None:
+def past_runs_status(plan: Plan, findings: Findings, known: PastTrainings | None) -> PastRunsStatus | None:
+    """Returns what all steps take by past trainings of the plan's shape; None if none are known, or preflight has not
+    counted the steps."""
+    if findings.preflight is None or known is None or not findings.preflight.steps:
         return None
-    low, middle, high = (each * findings.preflight.steps for each in (past.low, past.median, past.high))
+    seconds, steps = estimated_seconds(plan, findings), findings.preflight.steps
+    past = known.of(TrainingShape.of_plan(plan), steps, seconds[0] / steps if seconds else None)
+    if past is None:
+        return None
+    low, middle, high = (each * steps for each in (past.low, past.median, past.high))
     if high > MOST_SECONDS:
         return None
     hours = middle * plan.chips / _HOUR

@@ -210,12 +210,18 @@ class PastTrainings:
             self._newest = record.day
             self._forget_old()
 
-    def of(self, shape: TrainingShape, steps: int | None = None) -> PastRuns | None:
+    def of(
+        self, shape: TrainingShape, steps: int | None = None, least_step_seconds: float | None = None
+    ) -> PastRuns | None:
         """Returns the past trainings of a shape; None if there are none.
+
+        Trainers report the steps, and tenants can forge them. So a job counts once, however many attempts it has.
 
         Args:
             shape: the shape.
             steps: number of steps to be estimated. Jobs with far fewer are left out; None if it is not known.
+            least_step_seconds: seconds that no step can be faster than. Jobs that were faster are left out; None if
+                that is not known.
         """
         least = max(LEAST_STEPS, LEAST_SHARE * (steps or 0))
         with self._lock:
@@ -224,7 +230,9 @@ class PastTrainings:
             if shape not in self._known:
                 made = (self._jobs[uid].made(shape) for uid in self._shapes[shape])
                 self._known[shape] = [each for each in made if each is not None]
-            found = [each for each in self._known[shape] if each.steps >= least]
+            known = self._known[shape]
+        fastest = least_step_seconds or 0.0
+        found = [each for each in known if each.steps >= least and each.seconds >= fastest * each.steps]
         if not found:
             return None
         each_step = [each.seconds / each.steps for each in found]
