@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _state(command)
     command.set_defaults(run=_env)
 
-    command = commands.add_parser("supervise", help=argparse.SUPPRESS)
+    command = commands.add_parser("supervise")
     _state(command)
     command.set_defaults(run=_supervise)
     return parser
@@ -118,7 +118,9 @@ def _up(chosen: argparse.Namespace) -> None:
             "the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull"
         )
     control.up(state, options, operator=chosen.operator, extra=chosen.extra, report_progress=_say)
-    _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` stops it")
+    option = "" if chosen.state is None else f" --state {state.root}"
+    _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down{option}` stops it")
+    _say(f'For a shell with its kubectl and object store: eval "$(python -m devcluster env{option})"')
     print(f"export KUBECONFIG={state.kubeconfig}")
 
 

@@ -59,8 +59,11 @@ def main() -> None:
         sys.exit(watched.returncode)
     print(story(job, environment))
     print(f"\ntotal {time.monotonic() - started:.0f} s, cluster and inputs included.")
-    print(f"The cluster stays up: export KUBECONFIG={environment['KUBECONFIG']}")
-    print(f"Try .venv/bin/finetune status {name}; stop it with make down.")
+    print(
+        "The cluster stays up; make down stops it. For a shell with its kubectl, finetune and object store:"
+    )
+    print('  eval "$(.venv/bin/python -m devcluster env)"; export PATH=$PWD/.venv/bin:$PATH')
+    print(f"Then: finetune status {name}; finetune report {name}; finetune download {name}")
 
 
 def cluster_environment(*options: str) -> dict[str, str]:

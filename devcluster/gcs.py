@@ -58,6 +58,8 @@ def client_environment(at: str) -> dict[str, str]:
         # both prevent the search for a metadata server, which costs seconds per process
         "GCE_METADATA_HOST": "localhost:1",
         "NO_GCE_CHECK": "true",
+        # gcsfs would ask for the kind of the bucket at each access, which the emulator does not answer, and warn
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
     }
 
 

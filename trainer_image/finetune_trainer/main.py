@@ -178,6 +178,21 @@ def _end(record: Callable[[], int], otherwise: int) -> None:
         exit_now(code)
 
 
+class OnceEach(logging.Filter):
+    """Passes each text once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        fresh = said not in self._passed
+        if len(self._passed) < 1000:  # A text that differs each time fills no memory.
+            self._passed.add(said)
+        return fresh
+
+
 def _log_to_standard_error(request: StageRequest) -> None:
     """Logs this package from INFO, and libraries from WARNING."""
     logging.basicConfig(
@@ -187,6 +202,8 @@ def _log_to_standard_error(request: StageRequest) -> None:
         force=True,
     )
     logging.getLogger("finetune_trainer").setLevel(logging.INFO)
+    # Without the right to ask for the kind of a bucket, gcsfs warns at each access, hundreds of times.
+    logging.getLogger("gcsfs").addFilter(OnceEach())
     _LOG.info(
         "%s, attempt %d.%d of job %s/%s",
         request.stage,

@@ -6,7 +6,18 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
+
+#: What does the work of kubectl's verbs that are no commands here.
+_KUBECTL = {
+    "apply": "`kubectl apply -f FILE`; `finetune watch NAME` then follows the job",
+    "create": "`finetune init --output FILE`, then `kubectl apply -f FILE`",
+    "delete": "`kubectl delete finetunejob NAME`; `finetune cancel NAME` ends a job and keeps it",
+    "describe": "`finetune status NAME`",
+    "edit": "`kubectl edit finetunejob NAME`, or for another model, data, method or hyperparameters "
+    "`finetune init --from NAME`",
+    "get": "`finetune list`, or `finetune status NAME`",
+}
 
 
 class Commands(typer.core.TyperGroup):
@@ -14,6 +25,12 @@ class Commands(typer.core.TyperGroup):
 
     Typer exits with 130 after Ctrl-C, and with 1, silently, if nothing reads the output any more.
     """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and (instead := _KUBECTL.get(args[0])):
+            print_error(CliError(f'There is no command "{args[0]}".', fix=f"Use {instead}."))
+            raise typer.Exit(WRONG_ARGUMENT)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -151,7 +151,8 @@ def _failed(job: Object, failure: Mapping[str, object]) -> CliError:
     if not job["spec"].get("cancel"):
         return CliError(
             f"{name} failed{where} ({reason}) and has exported nothing.",
-            fix=f"`finetune status {name}` shows what to change; then `finetune retry {name}`.",
+            fix=f"`finetune status {name}` shows what to change, and whether in this job, before "
+            f"`finetune retry {name}`, or in a copy of it.",
         )
     folder = run_folder(job)
     return CliError(

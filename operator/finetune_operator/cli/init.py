@@ -26,6 +26,8 @@ from finetune_operator.cli.yaml_text import yaml_text
 if TYPE_CHECKING:
     from finetune_operator.cli.connection import Connection
 
+#: Flags whose values are places of models and data.
+_ADDRESSES = ("--model", "--dataset", "--validation")
 #: Valid answers, for checks of one answer alone.
 _ANY = NewJob(name="a", model="a/b", datasets=("a/b",))
 
@@ -42,6 +44,16 @@ class GivenFlags:
     method: MethodType | None = None
     lora: bool | None = None
     quantization: Quantization | None = None
+    validation: Sequence[str] = ()
+    learning_rate: float | None = None
+    steps: int | None = None
+    epochs: int | None = None
+
+    @property
+    def hyperparameters(self) -> Object:
+        """The members of ``spec.hyperparameters`` that are given."""
+        given = {"learningRate": self.learning_rate, "steps": self.steps, "epochs": self.epochs}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def tunes_fully(self) -> bool:
@@ -63,11 +75,21 @@ def new_manifest(given: GivenFlags, questions: Questions | None) -> str:
             fix="Remove --quantization or --no-lora.",
             code=WRONG_ARGUMENT,
         )
+    _refuse_two_lengths(given)
     complete = given.model and given.datasets
     new = _answered(given, questions) if questions and not complete else _as_given(given)
     text = manifest_text(new)
     _refuse_faults(text, new.namespace)
     return text
+
+
+def _refuse_two_lengths(given: GivenFlags) -> None:
+    if given.steps is not None and given.epochs is not None:
+        raise CliError(
+            "--steps and --epochs both set the length of the training.",
+            fix="Leave one out.",
+            code=WRONG_ARGUMENT,
+        )
 
 
 def _as_given(given: GivenFlags) -> NewJob:
@@ -89,6 +111,8 @@ def _as_given(given: GivenFlags) -> NewJob:
         method=method,
         lora=not given.tunes_fully,
         quantization=given.quantization,
+        validation=given.validation,
+        hyperparameters=given.hyperparameters,
     )
 
 
@@ -100,6 +124,8 @@ def _answered(given: GivenFlags, ask: Questions) -> NewJob:
         profile=given.profile,
         model=given.model or _ANY.model,
         datasets=given.datasets or _ANY.datasets,
+        validation=given.validation,
+        hyperparameters=given.hyperparameters,
     )
     _refuse_faults(manifest_text(so_far), given.namespace)
     model = given.model or ask.text(
@@ -130,6 +156,8 @@ def _answered(given: GivenFlags, ask: Questions) -> NewJob:
         method=method,
         lora=lora,
         quantization=given.quantization,
+        validation=given.validation,
+        hyperparameters=given.hyperparameters,
     )
 
 
@@ -162,6 +190,7 @@ async def cloned_manifest(connection: "Connection", source: str, given: GivenFla
             fix="Edit spec.method in the manifest.",
             code=WRONG_ARGUMENT,
         )
+    _refuse_two_lengths(given)
     job = await connection.job(source)
     name = given.name or await _free_name(connection, source)
     if given.name and await connection.has_job(given.name):
@@ -174,9 +203,13 @@ async def cloned_manifest(connection: "Connection", source: str, given: GivenFla
         replaced["profileRef"] = {"name": given.profile}
     if given.model:
         replaced["model"] = model_source(given.model)
-    if given.datasets:
-        train = [dataset_source(each) for each in given.datasets]
-        replaced["datasets"] = {**job["spec"]["datasets"], "train": train}
+    if given.datasets or given.validation:
+        replaced["datasets"] = _other_datasets(job["spec"]["datasets"], given)
+    if changed := given.hyperparameters:
+        lengths = {"steps", "epochs"} if changed.keys() & {"steps", "epochs"} else set()
+        before = job["spec"].get("hyperparameters") or {}
+        kept = {key: value for key, value in before.items() if key not in lengths}
+        replaced["hyperparameters"] = {**kept, **changed}
     manifest = cloned(job, name, **replaced)
     text = f"# As FineTuneJob {source}. Model, data, method and hyperparameters cannot be changed later.\n"
     if manifest["spec"].get("planOnly"):
@@ -184,6 +217,16 @@ async def cloned_manifest(connection: "Connection", source: str, given: GivenFla
     text += yaml_text(manifest)
     _refuse_faults(text, None)
     return text
+
+
+def _other_datasets(before: Object, given: GivenFlags) -> Object:
+    changed = dict(before)
+    if given.datasets:
+        changed["train"] = [dataset_source(each) for each in given.datasets]
+    if given.validation:
+        changed.pop("splitFromTrain", None)
+        changed["validation"] = [dataset_source(each) for each in given.validation]
+    return changed
 
 
 async def _free_name(connection: "Connection", source: str) -> str:
@@ -196,7 +239,13 @@ async def _free_name(connection: "Connection", source: str) -> str:
 def _refuse_faults(text: str, namespace: str | None) -> None:
     if found := faults(text, namespace):
         code = WRONG_ARGUMENT if all(where.startswith("--") for where, _ in found) else 1
-        raise CliError("\n".join(f"{where}: {said}" for where, said in found), code=code)
+        local = any(where in _ADDRESSES and "must be gs://" in said for where, said in found)
+        fix = (
+            "Jobs read no files of this machine: `gcloud storage cp FILE gs://BUCKET/` uploads them."
+            if local
+            else ""
+        )
+        raise CliError("\n".join(f"{where}: {said}" for where, said in found), fix=fix, code=code)
 
 
 def show_next(text: str, file: Path | None, write: Callable[[str], None]) -> None:

@@ -66,6 +66,14 @@ def init(  # noqa: PLR0917  typer passes options by name
             metavar="DATA",
         ),
     ] = None,
+    validation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--validation",
+            help="Data to measure the loss on, as --dataset. Default: rows held back from the training data.",
+            metavar="DATA",
+        ),
+    ] = None,
     method: Annotated[
         Any,
         typer.Option(
@@ -85,6 +93,16 @@ def init(  # noqa: PLR0917  typer passes options by name
             help="NF4 or INT8: LoRA on a base model in fewer bits. Default: none.",
         ),
     ] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option("--learning-rate", help="For example 1e-4. Default: by the method.", metavar="RATE"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Length of the training, instead of --epochs.", metavar="N")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", help="Passes through the data. Default: 1.", metavar="N")
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Of the job. Default: from the model.", metavar="NAME")
     ] = None,
@@ -101,7 +119,7 @@ def init(  # noqa: PLR0917  typer passes options by name
         str | None,
         typer.Option(
             "--from",
-            help="Begin with a copy of this job of the cluster.",
+            help="Begin with a copy of this job of the cluster; other flags change it.",
             metavar="JOB",
             autocompletion=complete_names,
         ),
@@ -137,6 +155,10 @@ def init(  # noqa: PLR0917  typer passes options by name
         method=method,
         lora=lora,
         quantization=quantization,
+        validation=validation or (),
+        learning_rate=learning_rate,
+        steps=steps,
+        epochs=epochs,
     )
     if output is not None and not force:
         refuse_existing(output)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_contract import METHODS as EVALUATED
@@ -25,7 +25,11 @@ _FLAGS = (
     ("metadata.name", "--name"),
     ("spec.profileRef", "--profile"),
     ("spec.model", "--model"),
+    ("spec.datasets.validation", "--validation"),
     ("spec.datasets", "--dataset"),
+    ("spec.hyperparameters.learningRate", "--learning-rate"),
+    ("spec.hyperparameters.steps", "--steps"),
+    ("spec.hyperparameters.epochs", "--epochs"),
     ("spec.method", "--method"),
 )
 #: Columns of the rows that a method learns from, and a mapping of columns as an example.
@@ -58,6 +62,10 @@ class NewJob:
     """Whether an adapter is trained instead of all weights."""
     quantization: Quantization | None = None
     """Storage of the base model during LoRA."""
+    validation: Sequence[str] = ()
+    """Data to measure the loss on, in the same forms; empty: rows held back from ``datasets``."""
+    hyperparameters: Object = field(default_factory=dict)
+    """Members of ``spec.hyperparameters`` that have no default."""
 
 
 def model_source(address: str) -> Object:
@@ -115,20 +123,27 @@ def _spec(new: NewJob) -> Iterator[str]:
     yield f"  # Rows have {rows[0]}; columns maps these names to those of the data."
     yield from _lines({"train": [dataset_source(each) for each in new.datasets]}, "  ")
     yield f"  #   columns: {rows[1]}"
-    yield "  # Rows that are held back from training to measure the loss on."
-    yield from _lines({"splitFromTrain": {"fraction": 0.05}}, "  ")
+    if new.validation:
+        yield "  # Rows to measure the loss on."
+        yield from _lines({"validation": [dataset_source(each) for each in new.validation]}, "  ")
+    else:
+        yield "  # Rows that are held back from training to measure the loss on."
+        yield from _lines({"splitFromTrain": {"fraction": 0.05}}, "  ")
     yield f"  # Longest sequence in tokens. Default: {BUILT_IN['datasets']['maxSeqLength']}."
     yield "  # maxSeqLength: 2048"
     lora = {"rank": LORA["rank"]} | ({"quantization": new.quantization.value} if new.quantization else {})
     yield from _lines({"method": {"type": new.method.value} | ({"lora": lora} if new.lora else {})})
-    yield from _lines({"hyperparameters": {"epochs": 1}})
-    rate = defaults.lora_learning_rate if new.lora else defaults.learning_rate
-    yield f"  # Default: {rate:g}."
-    yield f"  # learningRate: {rate:g}"
+    length = {} if "steps" in new.hyperparameters else {"epochs": 1}
+    yield from _lines({"hyperparameters": {**length, **new.hyperparameters}})
+    if "learningRate" not in new.hyperparameters:
+        rate = defaults.lora_learning_rate if new.lora else defaults.learning_rate
+        yield f"  # Default: {rate:g}."
+        yield f"  # learningRate: {rate:g}"
     yield "# Default: the cheapest slice of the profile on which the training fits."
     yield "# resources: {tpu: v6e-4}"
     yield "evaluation:"
-    yield f"  # On the held-back rows, Evaluate measures {', '.join(EVALUATED[new.method.value].metrics)} of the base"
+    rows_measured = "rows of validation" if new.validation else "held-back rows"
+    yield f"  # On the {rows_measured}, Evaluate measures {', '.join(EVALUATED[new.method.value].metrics)} of the base"
     yield "  # model and the tuned one, which `finetune compare` needs. Both answer these prompts: name some of yours."
     yield "  # It holds the slice for some minutes; without prompts, datasets, benchmarks and gates it does not run."
     yield from _lines({"prompts": [_PROMPT]}, "  ")

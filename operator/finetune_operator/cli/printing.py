@@ -28,9 +28,11 @@ def object_text(objects: Sequence[Object], output: str, *, single: bool = False)
 
 
 def item_text(item: Object, output: str) -> str:
-    """Returns an object as ``json``, ``yaml`` or ``name``."""
+    """Returns an object as ``json``, ``yaml`` or ``name``, as kubectl does without its managed fields."""
     if output == "name":
         return resource_name(item)
+    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    item = {**item, "metadata": metadata}
     if output == "json":
         return json_text(item)
     from finetune_operator.cli.yaml_text import yaml_text

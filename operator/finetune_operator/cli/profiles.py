@@ -80,7 +80,7 @@ def profile_lines(
     for number, profile in enumerate(usable):
         if number:
             yield ""
-        yield from _block(profile, budgets.get(profile["metadata"]["name"], ""))
+        yield from _block(profile, namespace, budgets.get(profile["metadata"]["name"], ""))
     others = [each["metadata"]["name"] for each in profiles if not serves(each, namespace)]
     if not usable:
         yield f"No profile serves namespace {namespace}."
@@ -98,7 +98,7 @@ def _strict(profile: Object) -> bool:
     return bool((profile["spec"].get("constraints") or {}).get("mode", "Strict") == "Strict")
 
 
-def _block(profile: Object, budget: str) -> Iterator[str]:
+def _block(profile: Object, namespace: str, budget: str) -> Iterator[str]:
     spec, metadata = profile["spec"], profile["metadata"]
     constraints = spec.get("constraints") or {}
     head = [metadata["name"], *(["(default)"] if is_default(profile) else []), spec.get("displayName") or ""]
@@ -112,8 +112,9 @@ def _block(profile: Object, budget: str) -> Iterator[str]:
     yield _line(
         "Models", _listed((spec.get("models") or {}).get("allow"), _listed(uris.get("read"), anything))
     )
-    yield _line("Read", _listed(uris.get("read"), f"beside the namespace's own folder: {anything}"))
-    yield _line("Write", _listed(uris.get("write"), f"beside the namespace's own folder: {anything}"))
+    own = f"{spec['storage']['artifacts'].rstrip('/')}/{namespace}"
+    yield _line("Read", f"{own}/; beside it: {_listed(uris.get('read'), anything)}")
+    yield _line("Write", f"{own}/exports/; beside it: {_listed(uris.get('write'), anything)}")
     if limits := list(_limits(constraints)):
         yield _line("Limits", "; ".join(limits))
     if budget:

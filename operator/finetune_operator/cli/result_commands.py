@@ -144,14 +144,19 @@ def tensorboard(  # noqa: PLR0917
 @app.command(name="try", rich_help_panel=AFTER)
 def try_prompt(  # noqa: PLR0917
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="NAME",
             help="Name of the FineTuneJob; with --run the PROMPT alone.",
             autocompletion=complete_names,
         ),
-    ],
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask, in quotes.")] = None,
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", help="What to ask, in quotes. Default: show the answers of Evaluate."
+        ),
+    ] = None,
     what: What = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Limit of the answer.", min=1, max=100_000)
@@ -172,17 +177,19 @@ def try_prompt(  # noqa: PLR0917
     context: Context = None,
     user: User = None,
 ) -> None:
-    """Let the exported model answer a prompt, with transformers. Without it, show the answers of Evaluate."""
+    """Let the exported model answer a prompt, with transformers. Without a prompt, or without transformers, show the
+    answers that Evaluate has recorded."""
     from rich.console import Console
 
     from finetune_operator.cli.answering import Prompt
     from finetune_operator.cli.run_folder import ClusterOptions, find_run
-    from finetune_operator.cli.try_model import try_model
+    from finetune_operator.cli.try_model import show_samples, try_model
 
     asked, text = (None, name) if run is not None and prompt is None else (name, prompt)
-    if text is None:
-        raise typer.BadParameter('give a PROMPT, too: finetune try NAME "PROMPT".')
     found = find_run(asked, run, ClusterOptions(kubeconfig, context, user, namespace))
+    if text is None:
+        show_samples(found, echo)
+        return
     try_model(
         found,
         Prompt(text=text, max_new_tokens=max_new_tokens, temperature=temperature),

@@ -40,6 +40,6 @@ def sample_lines(samples: Sequence[Sample], uri: str) -> Iterator[str]:
                 continue
             yield f"{label}:"
             shown = text.printable(value[:_CHARACTERS]) + ("…" if len(value) > _CHARACTERS else "")
-            yield from (f"  {line}" for line in shown.split("\n"))
+            yield from (f"  {line}" for line in (shown or "(empty)").split("\n"))
         yield ""
     yield f"The first {len(samples)} of {uri}." if len(samples) > 1 else f"From {uri}."

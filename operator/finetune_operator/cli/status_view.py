@@ -59,7 +59,7 @@ def ended(job: Object) -> bool:
 
 def status_lines(job: Object, now: datetime) -> list[Text]:
     """Returns the page that ``finetune status`` prints, one text per line. Durations and waits count until ``now``."""
-    job = {key: text.plain(job.get(key) or {}) for key in ("metadata", "status")}
+    job = {key: text.plain(job.get(key) or {}) for key in ("metadata", "spec", "status")}
     status = status_of(job)
     overview = [*_head(job, status), Text(), *_stages(status, now)]
     details = [
@@ -71,9 +71,10 @@ def status_lines(job: Object, now: datetime) -> list[Text]:
         *_monthly_budget(status, now),
         *_curve(status),
         *_evaluation(status),
-        *_resolved(status),
+        *_resolved(job, status),
         *_artifacts(status),
         *_failure(status),
+        *_next(job, status),
     ]
     return [*overview, Text(), *details] if details else overview
 
@@ -293,7 +294,7 @@ def _cost(status: Object) -> Iterator[Text]:
         return
     parts = [f"{text.number(cost['chipHours'])} chip hours"]
     if amount := cost.get("amount"):
-        parts.append(text.number(amount))
+        parts.append(f"{text.number(amount, 2)} {cost.get('currency') or ''}".rstrip())
     if left := cost.get("budgetRemaining"):
         parts.append(f"{text.number(left)} of the budget left")
     if percent:
@@ -345,7 +346,7 @@ def _evaluation(status: Object) -> Iterator[Text]:
         yield _row("Samples", str(uri))
 
 
-def _resolved(status: Object) -> Iterator[Text]:
+def _resolved(job: Object, status: Object) -> Iterator[Text]:
     resolved = status.get("resolved") or {}
     if model := resolved.get("model"):
         parameters = model.get("parameters")
@@ -353,13 +354,18 @@ def _resolved(status: Object) -> Iterator[Text]:
         made = model.get("fromJob") or {}
         by = f"  (produced by {made['name']} from {made['base']})" if made.get("base") else ""
         yield _row("Model", f"{model.get('source', '')}{detail}{by}")
+    split = (job["spec"].get("datasets") or {}).get("splitFromTrain")
+    seen = set()
     for dataset in resolved.get("datasets") or []:
+        # A source whose rows are split is listed twice: what trains, and what is held back.
+        held_back = ", held back" if split and dataset.get("name") in seen else ""
+        seen.add(dataset.get("name"))
         facts = [f"{text.count(float(dataset[key]))} {key}" for key in ("rows", "tokens") if dataset.get(key)]
         if dataset.get("droppedRows"):
             facts.append(f"{dataset['droppedRows']} dropped")
         if float(dataset.get("truncatedPercent") or 0) > 0:
             facts.append(f"{dataset['truncatedPercent']} % truncated")
-        yield _row("Data", f"{dataset.get('name', '')}  {', '.join(facts)}".rstrip())
+        yield _row("Data", f"{dataset.get('name', '')}{held_back}  {', '.join(facts)}".rstrip())
     if resources := resolved.get("resources"):
         shape = f"{resources.get('tpu', '')}  {resources.get('topology', '')}"
         hosts = resources.get("hosts")
@@ -396,3 +402,23 @@ def _failure(status: Object) -> Iterator[Text]:
         yield _row("Fix", str(failure["suggestion"]), "green")
     if failure.get("logsURI"):
         yield _row("Log", str(failure["logsURI"]))
+
+
+#: Reasons of an end that says itself what comes next, or that no edit of a copy would change.
+_SAID = frozenset({"Cancelled", "GateNotMet", "DeadlineExceeded", "BudgetExhausted", "BudgetTooSmall"})
+
+
+def _next(job: Object, status: Object) -> Iterator[Text]:
+    """Yields what to do where the cause may be in the spec, most of which cannot be edited."""
+    failure = status.get("failure") or {}
+    refused = failure.get("class") == "User" and failure.get("reason") not in _SAID
+    waits = (status.get("waiting") or {}).get("reason") == "WaitingForInput"
+    if not (refused or waits) or job["spec"].get("cancel"):
+        return
+    name = (job["metadata"] or {}).get("name", "NAME")
+    otherwise = f"finetune retry {name}" if refused else "it continues by itself"
+    yield _row(
+        "Next",
+        f"to change model, data, method, hyperparameters or profile: finetune init --from {name} --output FILE; "
+        f"after another correction: {otherwise}",
+    )

@@ -1,6 +1,7 @@
 """``finetune try``: the exported model answers a prompt, or its recorded samples are shown."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -71,7 +72,20 @@ def try_model(
             model = replace(model, revision=trained.revision)
         revision = f" at {model.revision}" if model.revision else ""
         console.print(f"Base model: {model.base}{revision}", highlight=False, markup=False, soft_wrap=True)
-    write(asyncio.run(ask(python, model, prompt, terminal=console.is_terminal)))
+    answer = asyncio.run(ask(python, model, prompt, terminal=console.is_terminal))
+    if not answer.strip():
+        console.print("The model's answer is empty.")
+    write(answer)
+
+
+def show_samples(run: JobRun, write: Callable[[str], None]) -> None:
+    """Prints the samples that Evaluate has recorded. Raises CliError if there are none."""
+    if not _show_recorded(run, write):
+        raise CliError(
+            f"{run.name} has no recorded answers.",
+            fix="Evaluate records them for spec.evaluation.prompts. "
+            'To ask the exported model: finetune try NAME "PROMPT".',
+        )
 
 
 def cache_folder() -> Path:
@@ -132,10 +146,14 @@ def _downloaded(exported: ExportedFolder, folder: Path, base: str | None) -> Dow
 
 
 def _show_samples(run: JobRun, write: Callable[[str], None]) -> None:
-    try:
-        samples = asyncio.run(recorded_samples(run, caller_store()))
-    except CliError:
-        return  # The error that is raised next explains more.
+    with contextlib.suppress(CliError):  # The error that is raised next explains more.
+        _show_recorded(run, write)
+
+
+def _show_recorded(run: JobRun, write: Callable[[str], None]) -> bool:
+    """Prints the recorded samples, and returns whether there are any. Raises CliError if they cannot be read."""
+    samples = asyncio.run(recorded_samples(run, caller_store()))
     if samples:
         for line in sample_lines(samples, run.folder.evaluation_samples):
             write(line)
+    return bool(samples)

@@ -66,7 +66,7 @@ class Tokenizer:
         return Batch(input_ids=Ids([turn["role"] + ":" + turn["content"] for turn in turns]))
     def decode(self, ids, skip_special_tokens):
         assert skip_special_tokens
-        return "".join(ids)
+        return ANSWER
 
 class AutoTokenizer:
     @staticmethod
@@ -102,12 +102,16 @@ def snapshot_download(repository, revision, allow_patterns):
 class FakeTransformers:
     """The packages, installed in a folder for PYTHONPATH."""
 
-    def __init__(self, folder: Path, *, peft: bool = True, generate: str = "pass") -> None:
-        """``generate`` is a statement that runs before an answer is returned."""
+    def __init__(
+        self, folder: Path, *, peft: bool = True, generate: str = "pass", empty: bool = False
+    ) -> None:
+        """``generate`` is a statement that runs before an answer is returned; ``empty``: the answer has no text."""
         self.folder = folder
         packages = {
             "torch": _TORCH,
-            "transformers": _TRANSFORMERS.replace("MODE", generate),
+            "transformers": _TRANSFORMERS.replace("MODE", generate).replace(
+                "ANSWER", '""' if empty else '"".join(ids)'
+            ),
             "huggingface_hub": _HUB,
         }
         for name, code in (packages | ({"peft": _PEFT} if peft else {})).items():

@@ -124,6 +124,37 @@ def test_flags_become_a_manifest_that_names_what_to_set_next() -> None:
         assert command in done.stderr
 
 
+def test_validation_rows_and_hyperparameters_are_flags() -> None:
+    rows = "gs://team-a/eval.jsonl"
+    spec = manifest(init(*MODEL, *DATA, "--validation", rows, "--steps", 120, "--learning-rate", "5e-3"))[
+        "spec"
+    ]
+    assert spec["datasets"] == {"train": [{"uri": "gs://team-a/chat.jsonl"}], "validation": [{"uri": rows}]}
+    assert spec["hyperparameters"] == {"steps": 120, "learningRate": 0.005}
+    assert manifest(init(*MODEL, *DATA, "--epochs", 3))["spec"]["hyperparameters"] == {"epochs": 3}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--steps", 0), "--steps: is 0, must be at least 1"),
+        (("--learning-rate", -1), "--learning-rate: is -1, must be above 0"),
+        (("--steps", 1, "--epochs", 1), "--steps and --epochs both set the length"),
+        (("--validation", "eval.jsonl"), "--validation: must be gs://"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_the_name_of_the_flag(
+    flags: Sequence[object], told: str
+) -> None:
+    done = init(*MODEL, *DATA, *flags)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert told in done.stderr
+
+
+def test_of_a_file_of_this_machine_is_said_how_a_job_can_read_it() -> None:
+    assert "gcloud storage cp" in init(*MODEL, "--dataset", "./chat.jsonl").stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "method"),
     [
@@ -243,7 +274,7 @@ def test_the_commands_of_the_quickstart_work_as_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = (ROOT / "docs" / "quickstart.md").read_text().partition("finetune init ")[2].partition("```")[0]
-    commands = [line.split() for line in f"finetune init {block}".splitlines()]
+    commands = [line.split() for line in f"finetune init {block}".replace("\\\n", " ").splitlines()]
     assert [words[1] for words in commands] == ["init", "validate", "plan"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "devcluster").symlink_to(ROOT / "devcluster")
@@ -455,6 +486,24 @@ async def test_a_copy_gets_a_free_name_and_the_given_parts(api: FakeApi, connect
     assert spec["datasets"] == {"train": [{"uri": "gs://a/new.jsonl"}], "maxSeqLength": 256}
     assert spec["profileRef"] == {"name": "gke"}
     assert api.lists == [], "a role that can get jobs is enough"
+
+
+async def test_a_copy_takes_other_hyperparameters_and_validation_rows(
+    api: FakeApi, connection: Connection
+) -> None:
+    datasets = {**SOURCE["spec"]["datasets"], "splitFromTrain": {"fraction": 0.05}}
+    before = {"epochs": 3, "learningRate": 1e-4, "globalBatchSize": 8}
+    spec = {**SOURCE["spec"], "datasets": datasets, "hyperparameters": before}
+    await api.put("finetunejobs", {**SOURCE, "spec": spec})
+    given_flags = GivenFlags(validation=("gs://a/eval.jsonl",), steps=100, learning_rate=5e-3)
+    copied = yaml.safe_load(await cloned_manifest(connection, "bot", given_flags))["spec"]
+    assert copied["hyperparameters"] == {"globalBatchSize": 8, "learningRate": 0.005, "steps": 100}
+    assert copied["datasets"]["validation"] == [{"uri": "gs://a/eval.jsonl"}]
+    assert "splitFromTrain" not in copied["datasets"]
+    rate_alone = yaml.safe_load(await cloned_manifest(connection, "bot", GivenFlags(learning_rate=1e-3)))[
+        "spec"
+    ]
+    assert rate_alone["hyperparameters"] == {**before, "learningRate": 0.001}
 
 
 @pytest.mark.parametrize(

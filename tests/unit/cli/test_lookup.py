@@ -28,7 +28,8 @@ def test_a_profile_says_what_a_job_may_use_and_whom_to_ask() -> None:
         "gke-v6e (default) TPU v6e, up to 8 chips",
         "tpu-v6e-slice 2x4; OnDemand; 2.7 USD per chip hour (flavor two-hosts)",
         "Models    Qwen/Qwen3-*, ",
-        "Read      gs://my-project-models/team-a/*, ",
+        "Read      gs://my-project-finetune-artifacts/team-a/; beside it: gs://my-project-models/team-a/*, ",
+        "Write     gs://my-project-finetune-artifacts/team-a/exports/; beside it: ",
         "hyperparameters.epochs ≤ 5",
         "Contact   ml-platform, #ml-platform",
     ):

@@ -621,6 +621,17 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert "The cluster at http://127.0.0.1:1 does not respond" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("verb", "instead"),
+    [("get", "finetune list"), ("apply", "kubectl apply -f"), ("delete", "kubectl delete")],
+)
+def test_a_verb_of_kubectl_leads_to_what_does_its_work(verb: str, instead: str) -> None:
+    done = finetune(verb, "-f", "job.yaml")
+    assert done.exit_code == 2
+    assert f'There is no command "{verb}"' in done.stderr
+    assert instead in done.stderr
+
+
 def test_a_misspelt_command_gets_a_suggestion() -> None:
     done = finetune("statsu", "x")
     assert done.exit_code == 2

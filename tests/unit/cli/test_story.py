@@ -88,15 +88,48 @@ def test_scores_and_gates_are_reported() -> None:
 def test_cost_and_the_origin_of_the_model_are_reported() -> None:
     spent = job("running")
     spent["status"] |= {
-        "cost": {"chipHours": "1.5", "amount": "4.05", "budgetRemaining": "5.95"},
+        "cost": {"chipHours": "1.5", "amount": "4.05", "currency": "USD", "budgetRemaining": "5.95"},
         "goodput": {"percent": "81.2", "seconds": {}},
     }
     spent["status"]["resolved"]["model"]["fromJob"] = {"name": "sft", "uid": "1", "base": "Qwen/Qwen3-0.6B"}
     spent["status"]["stages"][1] |= {"phase": "Skipped", "reason": "ProvidedCheckpoint", "cache": None}
     told = page(spent)
-    assert "1.500 chip hours, 4.050, 5.950 of the budget left, goodput 81.2 %" in told
+    assert "1.500 chip hours, 4.05 USD, 5.950 of the budget left, goodput 81.2 %" in told
     assert "(produced by sft from Qwen/Qwen3-0.6B)" in told
     assert "given as a MaxText checkpoint" in told
+
+
+def test_a_refused_spec_leads_to_a_copy_and_another_cause_to_a_retry() -> None:
+    told = page(job("failed"))
+    assert "finetune init --from quickstart --output FILE" in told
+    assert "finetune retry quickstart" in told
+    waiting = job("validating")
+    waiting["status"]["waiting"] = {
+        "reason": "WaitingForInput",
+        "message": "no file",
+        "since": "2026-11-21T12:00:00Z",
+    }
+    assert "finetune init --from quickstart" in page(waiting)
+    assert "it continues by itself" in page(waiting)
+
+
+@pytest.mark.parametrize("reason", ["Cancelled", "GateNotMet", "BudgetExhausted"])
+def test_an_end_that_no_other_spec_would_prevent_leads_to_no_copy(reason: str) -> None:
+    ended = job("failed")
+    ended["status"]["failure"]["reason"] = reason
+    assert "init --from" not in page(ended)
+
+
+def test_of_a_split_source_the_rows_that_are_held_back_are_named() -> None:
+    split = job("running")
+    split["spec"] = {"datasets": {"splitFromTrain": {"fraction": "0.05"}}}
+    split["status"]["resolved"]["datasets"] = [
+        {"name": "train-0", "rows": 95, "tokens": 950},
+        {"name": "train-0", "rows": 5, "tokens": 50},
+    ]
+    told = page(split)
+    assert "Data        train-0  95 rows" in told
+    assert "Data        train-0, held back  5 rows" in told
 
 
 def at_work(progress: dict[str, Any], phase: str = "Running") -> list[str]:

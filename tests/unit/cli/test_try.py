@@ -362,6 +362,32 @@ def test_without_transformers_the_recorded_samples_are_shown_and_how_to_get_answ
     assert not (tmp_path / "cache").exists(), "nothing is downloaded that is not used"
 
 
+def test_without_a_prompt_the_recorded_samples_are_shown(tmp_path: Path) -> None:
+    run = model_run(tmp_path)
+    write_samples(run, SAMPLE.model_copy(update={"baseline": ""}))
+    done = CliRunner().invoke(app, ["try", "--run", f"file://{run}"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:6] == [
+        "Prompt:",
+        "  2+2?",
+        "Base model:",
+        "  (empty)",
+        "Tuned model:",
+        "  4",
+    ]
+    (run / "evaluate" / "samples.jsonl").unlink()
+    done = CliRunner().invoke(app, ["try", "--run", f"file://{run}"])
+    assert done.exit_code == 1
+    assert "has no recorded answers" in done.stderr
+
+
+def test_an_empty_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, monkeypatch, empty=True)
+    done = ask(model_run(tmp_path), "x")
+    assert done.exit_code == 0
+    assert "The model's answer is empty." in done.stderr
+
+
 def test_an_adapter_needs_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, peft=False)
     assert "torch and transformers and peft" in ask(adapter_run(tmp_path), "x").stderr
@@ -471,7 +497,7 @@ def test_ctrl_c_ends_the_model_without_a_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("bot",), ("a", "b", "c"), ("bot", "x", "--max-new-tokens", "0"), ("bot", "x", "--run", "gs://a/b")],
+    [(), ("a", "b", "c"), ("bot", "x", "--max-new-tokens", "0"), ("bot", "x", "--run", "gs://a/b")],
 )
 def test_arguments_that_ask_nothing_are_refused_with_code_2(arguments: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, ["try", *arguments]).exit_code == 2

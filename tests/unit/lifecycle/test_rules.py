@@ -136,6 +136,13 @@ def test_bad_data_fails_the_job_before_any_tpu() -> None:
     assert {each["phase"] for each in world.status["stages"][1:]} == {"Skipped"}
 
 
+def test_a_fix_that_the_message_contains_is_said_once() -> None:
+    world = World()
+    world.fail(world.until(Stage.PREFLIGHT), ExitCode.BAD_DATA, message="Row 1 is empty. Mend it.")
+    world.reconcile()
+    assert world.status["summary"] == "Failed in Preflight: Row 1 is empty. Mend it. No TPU time was used."
+
+
 def test_plan_only_ends_after_preflight() -> None:
     world = states.planned()
     assert world.created == ["support-bot-prep-1"]

@@ -137,7 +137,9 @@ def _failed(state: JobState, stages: JobStages, progress: ProgressStatus | None)
     if failure.reason == CANCELLED:
         step = _at_step(progress) if stages.current.stage is Stage.TRAIN else ""
         what = f"Cancelled in {stages.current.stage}{step}."
-    return f"{what} {failure.fix} {_tpu_time(stages)}".replace("  ", " ").strip()
+    # The trainer's messages end with the fix.
+    fix = "" if failure.fix in what else failure.fix
+    return f"{what} {fix} {_tpu_time(stages)}".replace("  ", " ").strip()
 
 
 def _tpu_time(stages: JobStages) -> str:
