@@ -93,7 +93,9 @@ def without_evaluation(run: RunRecords) -> str:
         stage = text_at(run.status, "failure", "stage")
         if reason == _CANCELLED:
             return f"it was cancelled{f' in {stage}' if stage else ''}: {_retried(run)}."
-        return f"it failed{f' in {stage}' if stage else ''} ({reason}). Mend the cause, then {_retried(run)}."
+        # Most of a spec cannot be edited: the status says whether a copy has to be corrected.
+        cause = f"See `finetune status {run.name}`, mend the cause" if run.live else "Mend the cause"
+        return f"it failed{f' in {stage}' if stage else ''} ({reason}). {cause}, then {_retried(run)}."
     if phase == "Planned":
         return "it only plans (planOnly). Create a job without planOnly."
     named = "name datasets, benchmarks, prompts or gates in spec.evaluation"

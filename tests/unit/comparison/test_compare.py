@@ -544,7 +544,8 @@ def test_validation_metrics_of_the_best_checkpoint_are_noted(checkpoint: str, no
         ),
         (
             {"status": status(phase="Failed", failure={"stage": "Train", "reason": "OutOfMemory"})},
-            "B has no evaluation: it failed in Train (OutOfMemory). Mend the cause, then `finetune retry b`.",
+            "B has no evaluation: it failed in Train (OutOfMemory). See `finetune status b`, mend the cause, then "
+            "`finetune retry b`.",
         ),
         (
             {
@@ -555,7 +556,7 @@ def test_validation_metrics_of_the_best_checkpoint_are_noted(checkpoint: str, no
         ),
         (
             {"status": status(phase="Failed", failure={"reason": "OutOfMemory"}), "spec": {"cancel": True}},
-            "B has no evaluation: it failed (OutOfMemory). Mend the cause, then create a job that continues it",
+            "B has no evaluation: it failed (OutOfMemory). See `finetune status b`, mend the cause, then create a job",
         ),
         (
             {"spec": {}, "request": None},
