@@ -40,9 +40,10 @@ def test_twenty_steps_are_fitted_and_fifteen_others_judge() -> None:
     assert max(case["length"] for case in JUDGE) >= 32768
 
 
-def test_most_are_compiled() -> None:
-    assert len(KNOWN["fit"]) >= 19, "python -m tests.bench.memory compiles the others"
-    assert len(KNOWN["judge"]) >= 13
+def test_all_are_compiled() -> None:
+    assert (len(KNOWN["fit"]), len(KNOWN["judge"])) == (20, 15), (
+        "python -m tests.bench.memory compiles the others"
+    )
 
 
 @pytest.mark.parametrize("part", ["fit", "judge"])
@@ -64,7 +65,8 @@ def test_the_state_is_what_the_step_begins_with(case: Case) -> None:
     held, found = case["compiled"].get("arguments"), estimated(case)
     assert case["compiled"]["peak"] > found.parameters + found.optimizer + found.reference
     if held is not None:
-        assert found.parameters + found.optimizer + found.reference == pytest.approx(held, rel=0.12)
+        # The compiler pads the shards of narrow models to its tiles: 144 columns of f03 take 256.
+        assert found.parameters + found.optimizer + found.reference == pytest.approx(held, rel=0.15)
 
 
 def test_the_values_of_a_layer() -> None:
