@@ -1,8 +1,9 @@
 // What the tools that people wait with say of an object: kstatus (Flux, Helm 4, kpt) in its own words, and Argo CD
 // with the interpreter and the few libraries that it gives to a health script of argocd-cm.
 //
-// Reads one JSON document a line, {"object": …, "health": "Lua"}, and answers each with one line:
-// {"kstatus": …, "argo": …, "message": …}. An error ends it with exit code 1.
+// Reads one JSON document a line, {"object": …, "health": "Lua", "discovery": "Lua", "actions": {name: "Lua"}}, and answers
+// each with one line: {"kstatus": …, "argo": …, "message": …, "enabled": {name: bool}, "edited": {name: object}}. Without
+// discovery, the last two are left out. An error ends it with exit code 1.
 package main
 
 import (
@@ -17,14 +18,18 @@ import (
 )
 
 type question struct {
-	Object json.RawMessage `json:"object"`
-	Health string          `json:"health"`
+	Object    json.RawMessage   `json:"object"`
+	Health    string            `json:"health"`
+	Discovery string            `json:"discovery"`
+	Actions   map[string]string `json:"actions"`
 }
 
 type answer struct {
-	Kstatus string `json:"kstatus"`
-	Argo    string `json:"argo"`
-	Message string `json:"message"`
+	Kstatus string          `json:"kstatus"`
+	Argo    string          `json:"argo"`
+	Message string          `json:"message"`
+	Enabled map[string]bool `json:"enabled,omitempty"`
+	Edited  map[string]any  `json:"edited,omitempty"`
 }
 
 func main() {
@@ -60,16 +65,37 @@ func judge(line []byte) (*answer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kstatus: %w", err)
 	}
-	health, message, err := argo(object.Object, asked.Health)
+	said := &answer{Kstatus: computed.Status.String()}
+	health, err := run(object.Object, asked.Health)
 	if err != nil {
 		return nil, fmt.Errorf("health.lua: %w", err)
 	}
-	return &answer{Kstatus: computed.Status.String(), Argo: health, Message: message}, nil
+	said.Argo, said.Message = health.RawGetString("status").String(), health.RawGetString("message").String()
+	if asked.Discovery == "" {
+		return said, nil
+	}
+	found, err := run(object.Object, asked.Discovery)
+	if err != nil {
+		return nil, fmt.Errorf("discovery.lua: %w", err)
+	}
+	said.Enabled, said.Edited = map[string]bool{}, map[string]any{}
+	found.ForEach(func(name, action lua.LValue) {
+		disabled := action.(*lua.LTable).RawGetString("disabled")
+		said.Enabled[name.String()] = !lua.LVAsBool(disabled)
+	})
+	for name, script := range asked.Actions {
+		edited, err := run(object.Object, script)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		said.Edited[name] = plain(edited, object.Object)
+	}
+	return said, nil
 }
 
 // Argo CD opens these libraries alone for scripts that are not its own: there is no string, no math, no print to rely
 // on beyond the base library.
-func argo(object map[string]any, script string) (string, string, error) {
+func run(object map[string]any, script string) (*lua.LTable, error) {
 	state := lua.NewState(lua.Options{SkipOpenLibs: true})
 	defer state.Close()
 	for name, open := range map[string]lua.LGFunction{lua.BaseLibName: lua.OpenBase, lua.TabLibName: lua.OpenTable} {
@@ -79,13 +105,48 @@ func argo(object map[string]any, script string) (string, string, error) {
 	}
 	state.SetGlobal("obj", value(state, object))
 	if err := state.DoString(script); err != nil {
-		return "", "", err
+		return nil, err
 	}
 	table, ok := state.Get(-1).(*lua.LTable)
 	if !ok {
-		return "", "", fmt.Errorf("returned %s instead of a table", state.Get(-1).Type())
+		return nil, fmt.Errorf("returned %s instead of a table", state.Get(-1).Type())
 	}
-	return table.RawGetString("status").String(), table.RawGetString("message").String(), nil
+	return table, nil
+}
+
+// The value of a script as JSON has it. Lua does not tell an empty list from an empty object, so these are what they
+// were before, as Argo CD restores them.
+func plain(of lua.LValue, before any) any {
+	switch typed := of.(type) {
+	case lua.LBool:
+		return bool(typed)
+	case lua.LString:
+		return string(typed)
+	case lua.LNumber:
+		return float64(typed)
+	case *lua.LTable:
+		known, _ := before.(map[string]any)
+		items, _ := before.([]any)
+		if typed.MaxN() > 0 {
+			list := []any{}
+			for index := 1; index <= typed.MaxN(); index++ {
+				var item any
+				if index <= len(items) {
+					item = items[index-1]
+				}
+				list = append(list, plain(typed.RawGetInt(index), item))
+			}
+			return list
+		}
+		if items != nil {
+			return []any{}
+		}
+		object := map[string]any{}
+		typed.ForEach(func(key, item lua.LValue) { object[key.String()] = plain(item, known[key.String()]) })
+		return object
+	default:
+		return nil
+	}
 }
 
 func value(state *lua.LState, of any) lua.LValue {

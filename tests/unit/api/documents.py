@@ -102,6 +102,8 @@ def _strings(schema: Document) -> st.SearchStrategy[str]:
     least, most = schema.get("minLength", 0), schema.get("maxLength", 40)
     if schema.get("format") == "date-time":
         return st.just("2026-01-02T03:04:05Z")
+    if schema.get("format") == "date":
+        return st.just("2026-01-02")
     if "pattern" in schema:
         return st.from_regex(schema["pattern"], fullmatch=True, alphabet=_ASCII).filter(
             lambda text: least <= len(text) <= most and not _overflows(text)

@@ -6,7 +6,7 @@ and Argo CD themselves.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from finetune_contract import ExitCode, Stage
@@ -251,6 +251,19 @@ def _suspended() -> World:
     return world
 
 
+def _suspended_and_edited_against_the_rules() -> World:
+    world = _suspended()
+    world.edit(resources={"tpu": "v6e-256"})
+    world.reconcile()
+    return world
+
+
+def born_suspended_without_a_profile() -> World:
+    world = World(job=job(suspend=True, profileRef={"name": "late"}))
+    world.reconcile()
+    return world
+
+
 def _cancelling() -> World:
     world = at(Stage.TRAIN)
     world.edit(cancel=True)
@@ -398,6 +411,11 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "resumed": (_resumed, ACTIVE),
     "suspended": (_suspended, SUSPENDED),
     "born suspended": (born_suspended, SUSPENDED),
+    "suspended, with an edit that is not valid": (
+        _suspended_and_edited_against_the_rules,
+        replace(SUSPENDED, argo="Degraded"),
+    ),
+    "suspended without a profile": (born_suspended_without_a_profile, INVALID),
     "cancelling": (_cancelling, ACTIVE),
     "cancelled while the store is out of reach": (_cancelled_while_the_store_is_away, SUSPENDED),
     "no profile": (no_profile, INVALID),

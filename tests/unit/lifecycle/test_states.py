@@ -20,7 +20,10 @@ def test_the_conditions_match_the_table(state: str) -> None:
     }
     statuses = [conditions[kind]["status"] for kind in ("Reconciling", "Stalled", "Succeeded", "Finished")]
     assert statuses == [row.reconciling, row.stalled, row.succeeded, row.finished]
-    assert (conditions["Suspended"]["status"] == "True") == (row.argo == "Suspended")
+    suspended = conditions["Suspended"]["status"] == "True"
+    invalid = suspended and conditions["Valid"]["status"] == "False"
+    assert (suspended and not invalid) == (row.argo == "Suspended")
+    assert not invalid or row.argo == "Degraded"
     assert conditions["Reconciling"]["observedGeneration"] == found["metadata"]["generation"]
 
 

@@ -3,7 +3,7 @@ local status = obj.status or {}
 
 -- A status of an older generation says nothing about this one; -1 means that the operator has not observed it yet.
 if status.observedGeneration ~= obj.metadata.generation then
-  return { status = "Progressing", message = "Waiting for the operator to look at the profile" }
+  return { status = "Progressing", message = "Waiting for the operator to observe the profile" }
 end
 
 for _, condition in ipairs(status.conditions or {}) do
@@ -11,4 +11,4 @@ for _, condition in ipairs(status.conditions or {}) do
     return { status = condition.status == "True" and "Healthy" or "Degraded", message = condition.message }
   end
 end
-return { status = "Progressing", message = "Waiting for the operator to look at the profile" }
+return { status = "Progressing", message = "Waiting for the operator to observe the profile" }

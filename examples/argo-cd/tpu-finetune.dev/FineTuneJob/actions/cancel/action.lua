@@ -1,0 +1,3 @@
+-- Cannot be taken back.
+obj.spec.cancel = true
+return obj
