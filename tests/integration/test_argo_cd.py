@@ -163,6 +163,8 @@ def test_self_heal_reverts_an_action_on_a_field_that_git_sets(held: LocalCluster
     synced(held, manifest)
     held.wait(path, suspended(False), seconds=60)
     assert in_sync(held, manifest)
+    held.delete(path)  # its pod would hold a node until the end of all tests
+    held.wait_gone(path, seconds=60)
 
 
 def test_an_action_retries_a_failed_job(double: LocalCluster, namespace: str, runs: Path) -> None:

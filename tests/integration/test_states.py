@@ -189,16 +189,12 @@ def test_a_profile_that_no_operator_has_observed_is_in_progress_for_every_tool(
     operator.start("operator")
 
 
-# --- the documented way to install the health scripts
+# --- the documented way to install the scripts
 
 
-def test_the_health_scripts_are_added_to_argo_cds_configuration(cluster: LocalCluster) -> None:
+def test_the_scripts_are_added_to_argo_cds_configuration(cluster: LocalCluster) -> None:
     page = (ROOT / "docs" / "gitops.md").read_text()
-    (command,) = [
-        block.partition("```")[0]
-        for block in page.split("```bash\n")
-        if block.startswith("kubectl -n argocd")
-    ]
+    (command,) = [block.partition("```")[0] for block in page.split("```bash\n") if "argocd-cm.yaml" in block]
     cluster.kubectl("create", "namespace", "argocd")
     cluster.kubectl("-n", "argocd", "create", "configmap", "argocd-cm", "--from-literal=url=https://argo")
     programs = f"{cluster.kubectl_program.parent}:{os.environ['PATH']}"
@@ -206,8 +202,9 @@ def test_the_health_scripts_are_added_to_argo_cds_configuration(cluster: LocalCl
     for _ in range(2):
         subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, env=environment, check=True)
     found = yaml.safe_load(cluster.kubectl("-n", "argocd", "get", "configmap", "argocd-cm", "-o", "yaml"))
+    shipped = yaml.safe_load((ROOT / "examples" / "argo-cd" / "argocd-cm.yaml").read_text())
+    assert found["data"] == {"url": "https://argo"} | shipped["data"]
     scripts = ROOT / "examples" / "argo-cd" / "tpu-finetune.dev"
-    assert found["data"] == {"url": "https://argo"} | {
-        f"resource.customizations.health.tpu-finetune.dev_{kind}": (scripts / kind / "health.lua").read_text()
-        for kind in ("FineTuneJob", "FineTuneProfile")
-    }
+    for kind in ("FineTuneJob", "FineTuneProfile"):
+        health = found["data"][f"resource.customizations.health.tpu-finetune.dev_{kind}"]
+        assert health == (scripts / kind / "health.lua").read_text()
