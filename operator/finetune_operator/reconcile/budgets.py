@@ -136,11 +136,17 @@ class Budgets:
             return
         reader, places = LedgerReader(self._store, self._uri), asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as group:
+            informed: set[str] = set()
+
+            def now_known(namespace: str) -> None:
+                known(namespace)
+                # After the month's records, on which stages may wait.
+                if self._times is not None and namespace not in informed:
+                    informed.add(namespace)
+                    group.create_task(self._times.read(namespace, reader, self._utc_now().date()))
+
             while True:
-                namespace = await self._found.get()
-                group.create_task(self._follow(namespace, reader, places, known))
-                if self._times is not None:
-                    group.create_task(self._times.read(namespace, reader, self._utc_now().date(), places))
+                group.create_task(self._follow(await self._found.get(), reader, places, now_known))
 
     async def _follow(
         self, namespace: str, reader: LedgerReader, places: asyncio.Semaphore, known: Callable[[str], None]

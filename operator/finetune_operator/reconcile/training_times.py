@@ -14,6 +14,8 @@ from finetune_operator.reconcile.ledger_reader import LedgerReader
 
 log = logging.getLogger(__name__)
 
+#: Namespaces whose trainings are read at the same time.
+_AT_ONCE = 2
 #: Seconds until a ledger is read again that could not be.
 _PAUSE = 60.0
 
@@ -23,6 +25,7 @@ class TrainingTimes:
 
     def __init__(self) -> None:
         self._namespaces: defaultdict[str, PastTrainings] = defaultdict(PastTrainings)
+        self._places = Semaphore(_AT_ONCE)
 
     def recorded(self, record: LedgerRecord) -> None:
         """Takes a record that is in the ledger, or waits to be written to it."""
@@ -32,12 +35,12 @@ class TrainingTimes:
         """Returns the namespace's past trainings, as far as they are known."""
         return self._namespaces[namespace]
 
-    async def read(self, namespace: str, reader: LedgerReader, today: date, places: Semaphore) -> None:
+    async def read(self, namespace: str, reader: LedgerReader, today: date) -> None:
         """Reads the namespace's trainings of the last days, once. Nothing waits for them."""
         since = today - timedelta(days=DAYS)
         while True:
             try:
-                async with places:
+                async with self._places:
                     with calls_for_tenant(namespace):
                         async for record in reader.records(since, today, namespace, stage=Stage.TRAIN):
                             self.recorded(record)

@@ -20,6 +20,7 @@ from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import Ledger
+from finetune_operator.reconcile.training_times import TrainingTimes
 from finetune_operator.runtime.metrics import MonthCollector, OperatorMetrics
 from tests.unit.ledger.test_record import record
 from tests.unit.reconcile.fakes import FakeStore, job
@@ -415,3 +416,25 @@ async def test_a_job_that_a_finalizer_keeps_uses_its_chips_no_longer(bench: Benc
     assert later is not None
     assert (during.others, during.chips) == (2 + 8 / 2, 8)
     assert (later.others, later.chips) == (pytest.approx(2 + 8 * 65 / 60), 0)
+
+
+class SlowPast(FakeStore):
+    """A store that never answers about days before the month of the test."""
+
+    async def list(self, uri: str, **options: Any) -> Any:
+        if "/2026-11-" not in uri:
+            await asyncio.Event().wait()
+        return await super().list(uri, **options)
+
+
+@virtual
+async def test_no_budget_waits_for_past_trainings(bench: Bench) -> None:
+    budgets = Budgets(SlowPast(), URI, utc_now=bench.now, times=TrainingTimes())
+    names, known = [f"team-{number}" for number in range(20)], list[str]()
+    for name in names:
+        budgets.job({**job("first"), "metadata": {**job("first")["metadata"], "namespace": name}})
+    task = asyncio.create_task(budgets.run(known.append))
+    await asyncio.sleep(60)
+    task.cancel()
+    await asyncio.wait({task})
+    assert sorted(known) == sorted(names)

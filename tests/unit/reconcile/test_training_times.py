@@ -1,6 +1,5 @@
 """Past trainings are read from the ledger once for each namespace, and nothing waits for them."""
 
-import asyncio
 from datetime import date, timedelta
 from decimal import Decimal
 
@@ -49,7 +48,7 @@ def store_with(*records: LedgerRecord) -> FakeStore:
 
 
 async def read(times: TrainingTimes, store: FakeStore, namespace: str = "team-a") -> None:
-    await times.read(namespace, LedgerReader(store, URI), TODAY, asyncio.Semaphore(8))
+    await times.read(namespace, LedgerReader(store, URI), TODAY)
 
 
 def test_the_trainings_of_the_last_days_are_read() -> None:
