@@ -1,7 +1,6 @@
 """Commands that answer questions before and after a job: profiles, costs, explain, compare."""
 
 import asyncio
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from finetune_operator.cli.options import (
     ObjectOutput,
     User,
     complete_names,
+    parsed_option,
     with_connection,
 )
 
@@ -112,12 +112,12 @@ def costs(  # noqa: PLR0917  typer passes options by name
     from finetune_operator.cli.ledger import ledger_named, ledger_store
 
     today = datetime.now(UTC).date()
-    first = _checked("--since", lambda value: day_named(value, today), since)
-    last = today if until is None else _checked("--until", lambda value: day_named(value, today), until)
+    first = parsed_option("--since", lambda value: day_named(value, today), since)
+    last = today if until is None else parsed_option("--until", lambda value: day_named(value, today), until)
     if last < first:
         raise typer.BadParameter(f"{last} is before --since, {first}.", param_hint="--until")
     query = CostQuery(
-        by=_checked("--by", parse_by, by),
+        by=parsed_option("--by", parse_by, by),
         since=first,
         until=last,
         namespace=namespace,
@@ -125,7 +125,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
     )
     store = ledger_store()
     if ledger is not None:
-        uri = _checked("--ledger", ledger_named, ledger)
+        uri = parsed_option("--ledger", ledger_named, ledger)
         asyncio.run(show_ledger(store, uri, query, echo))
         return
     with_connection(
@@ -135,14 +135,6 @@ def costs(  # noqa: PLR0917  typer passes options by name
         namespace,
         lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, echo),
     )
-
-
-def _checked[T](option: str, parse: Callable[[str], T], value: str) -> T:
-    """Parses the value of an option. Raises BadParameter, for exit code 2."""
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 @app.command(rich_help_panel=WHILE)

@@ -17,6 +17,7 @@ from finetune_operator.cli.options import (
     User,
     complete_names,
     complete_profiles,
+    parsed_option,
     with_connection,
 )
 
@@ -259,10 +260,7 @@ def _past_trainings(ledger: str) -> "PastTrainings":
 
     from finetune_operator.cli.ledger import ledger_named, ledger_store, past_trainings
 
-    try:
-        uri = ledger_named(ledger)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--ledger") from None
+    uri = parsed_option("--ledger", ledger_named, ledger)
     return asyncio.run(past_trainings(ledger_store(), uri, datetime.now(UTC).date()))
 
 

@@ -120,6 +120,14 @@ def stage_named(text: str) -> "Stage":
     return found
 
 
+def parsed_option[T](option: str, parse: Callable[[str], T], value: str) -> T:
+    """Parses the value of an option. Raises BadParameter, for exit code 2."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
 def with_connection[T](
     kubeconfig: Path | None,
     context: str | None,

@@ -148,7 +148,7 @@ def _least(report: PlanReport, value: float | None) -> float | None:
 
 def _past(report: PlanReport) -> dict[str, Any] | None:
     """Returns what past trainings of the shape took, by the ledger; None if it contains none or is not read."""
-    past, total = report.past, report.past_seconds
+    past, total, hours = report.past, report.past_seconds, report.past_chip_hours
     if past is None:
         return None
     return {
@@ -157,7 +157,7 @@ def _past(report: PlanReport) -> dict[str, Any] | None:
         "steps": {"low": past.fewest_steps, "high": past.most_steps},
         "secondsPerStep": _range(past.low, past.median, past.high),
         "trainingSeconds": _range(*total) if total else None,
-        "chipHours": _range(*(seconds * report.plan.chips / 3600 for seconds in total)) if total else None,
+        "chipHours": _range(*hours) if hours else None,
     }
 
 

@@ -127,12 +127,13 @@ def _length(report: PlanReport) -> str:
     if steps is None:
         return f"{epochs}; Preflight counts the steps"
     most = "at most " if steps.at_most else ""
-    packed = "; fewer where short rows are packed into one" if plan.data.packing else ""
-    limited = any(source.max_examples for source in plan.data.train)
-    read = " that maxExamples allows" if limited and steps.rows != report.rows else ""
-    if limited and steps.at_most and not plan.data.packing:
-        packed = "; fewer if a source has more rows than its maxExamples"
-    return f"{most}{steps.steps:,} steps, {epochs} of {steps.rows:,} rows{read}{packed}"
+    read = " that maxExamples allows" if steps.rows != report.rows else ""
+    fewer = ""
+    if plan.data.packing:
+        fewer = "; fewer where short rows are packed into one"
+    elif steps.at_most:
+        fewer = "; fewer if a source has more rows than its maxExamples"
+    return f"{most}{steps.steps:,} steps, {epochs} of {steps.rows:,} rows{read}{fewer}"
 
 
 def _memory_parts(report: PlanReport) -> Iterator[str]:
@@ -204,8 +205,9 @@ def _past(report: PlanReport) -> Iterator[str]:
         low, middle, high = map(duration, total)
         most = "at most " if report.steps.at_most else ""
         yield f"{middle} ({low} to {high}) for {most}{report.steps.steps:,} steps"
-    if total is not None and (price := plan.placement.chip_hour_price) is not None:
-        low, middle, high = (f"{seconds * plan.chips / 3600 * price:,.2f}" for seconds in total)
+    hours, price = report.past_chip_hours, plan.placement.chip_hour_price
+    if hours is not None and price is not None:
+        low, middle, high = (f"{each * price:,.2f}" for each in hours)
         yield f"{middle} {plan.currency} ({low} to {high}): that time at the profile's chipHourPrice"
     attempts = f"{past.attempts} attempt{'' if past.attempts == 1 else 's'}"
     jobs = f"{past.jobs} job{'' if past.jobs == 1 else 's'}"

@@ -124,6 +124,14 @@ class PlanReport:
         each = self.past
         return each.low * self.steps.steps, each.median * self.steps.steps, each.high * self.steps.steps
 
+    @property
+    def past_chip_hours(self) -> tuple[float, float, float] | None:
+        """Chip hours of :attr:`past_seconds`."""
+        if self.past_seconds is None:
+            return None
+        low, median, high = (each * self.plan.chips / 3600 for each in self.past_seconds)
+        return low, median, high
+
 
 def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
     """Returns the report. ``where`` is the job's place for messages."""

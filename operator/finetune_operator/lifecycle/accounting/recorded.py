@@ -7,6 +7,7 @@ from finetune_operator.api import ConditionStatus, ConditionType, FineTuneJobSta
 from finetune_operator.api.status_stages import AttemptRecord, CostStatus, LedgerStatus, RecordedAttempt
 from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
 from finetune_operator.lifecycle.accounting.amounts import Amounts, text_of
+from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 
 
@@ -82,7 +83,7 @@ def last_attempt(status: FineTuneJobStatus) -> AttemptKey | None:
 def history(status: FineTuneJobStatus) -> dict[AttemptKey, AttemptRecord]:
     """Returns the ends of attempts in the status, oldest first within a stage."""
     found: dict[AttemptKey, AttemptRecord] = {}
-    for each in (status.attempts.history if status.attempts else None) or ():
+    for each in ended_attempts(status):
         number = (each.job_set or "").rpartition("-")[2]
         if number.isdecimal():
             found[AttemptKey(each.stage, int(number), each.restart or 0)] = each

@@ -36,6 +36,7 @@ from finetune_operator.lifecycle.accounting.recorded import (
 )
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptResult
+from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
 from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, usage_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep, Object
@@ -276,7 +277,7 @@ def _first_start(status: FineTuneJobStatus, entry: AttemptRecord) -> int | None:
 
     Earlier runs have ended by evictions, which have entries without a JobSet. None if such a run's start is not known.
     """
-    for each in (status.attempts.history if status.attempts else None) or ():
+    for each in ended_attempts(status):
         if (each.stage, each.attempt, each.job_set) == (entry.stage, entry.attempt, None):
             return each.start_step
     return entry.start_step

@@ -63,7 +63,7 @@ def own_attempts(
         named = _followed(_with_restarts(reported), listed)
         # In another job's folder without its takeover record, numbers that are not named may be that job's.
         alone = bool(takeovers) or "resumeFrom" not in job.get("spec", {})
-        full = alone and len(_history(status)) >= HISTORY
+        full = alone and len(ended_attempts(status)) >= HISTORY
         numbers = _below(listed, named) if full else frozenset()
     else:
         named, numbers = {}, _in_a_row(listed, restarts, _live(jobsets, pods), takeovers)
@@ -98,7 +98,8 @@ def with_own_attempts(observation: Observation) -> Observation:
     )
 
 
-def _history(status: FineTuneJobStatus) -> Sequence[AttemptRecord]:
+def ended_attempts(status: FineTuneJobStatus) -> Sequence[AttemptRecord]:
+    """Returns the ends of attempts in the status, oldest first."""
     return (status.attempts.history if status.attempts else None) or ()
 
 
@@ -115,7 +116,7 @@ def _reported(status: FineTuneJobStatus) -> list[AttemptKey] | None:
         return None
     found = [key for key, _ in pending_records(status)]
     named = [(each.name, each.job_set, each.restart) for each in status.stages or ()]
-    named += [(each.stage, each.job_set, each.restart) for each in _history(status)]
+    named += [(each.stage, each.job_set, each.restart) for each in ended_attempts(status)]
     for stage, jobset, restart in named:
         number = (jobset or "").rpartition("-")[2]
         if number.isdecimal():
