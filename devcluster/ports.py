@@ -49,9 +49,10 @@ def assign(state: StateFolder) -> Mapping[str, int]:
     owner, assigned = str(state.root), dict[str, int]()
     with _lately_chosen(cache_dir() / "ports.json") as lately:
         taken = {int(port) for port, (_, other) in lately.items() if other != owner}
+        others = [port for port in _SERVERS if port not in kept.values()]
         for name in NAMES:
             wish = [kept[name]] if name in kept else []
-            assigned[name] = _first_free([*wish, *random.sample(_SERVERS, len(_SERVERS))], taken)
+            assigned[name] = _first_free([*wish, *random.sample(others, len(others))], taken)
             taken.add(assigned[name])  # two sockets may be bound to one port as long as neither listens
         lately |= {str(port): (time.time(), owner) for port in assigned.values()}
     state.ports.write_text(json.dumps(assigned, indent=1))

@@ -27,7 +27,10 @@ def test_clusters_that_start_together_are_given_different_ports(tmp_path: Path) 
     assert len({*assigned}) == len(assigned) == 8 * len(ports.NAMES)
 
 
-def test_a_cluster_keeps_its_ports_unless_another_process_has_one(tmp_path: Path) -> None:
+def test_a_cluster_keeps_its_ports_unless_another_process_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "_SERVERS", range(28_000, 28_000 + len(ports.NAMES) + 1))
     one = state(tmp_path, "one")
     first = ports.assign(one)
     assert ports.assign(one) == first
