@@ -1,5 +1,6 @@
 """Each page in a headless Chromium: it requests nothing, can be read by everybody and everywhere, and prints."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -8,7 +9,7 @@ import pytest
 from finetune_operator.pages.markup import clean
 from tests.pages.hostile import HOSTILE
 from tests.pages.pages import PAGES
-from tests.pages.visit import PHONE, WIDE, Scheme, visit
+from tests.pages.visit import PHONE, WIDE, Scheme, Visit, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -51,15 +52,20 @@ def test_a_page_prints_dark_on_white(
         assert opened.problems == []
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_hostile_text_appears_as_text(browser: "Browser", text: str) -> None:
+@pytest.fixture(scope="module")
+def hostile(browser: "Browser") -> Iterator[Visit]:
     with visit(browser, PAGES["compare-hostile"]()) as opened:
-        shown = opened.page.evaluate("() => document.body.textContent")
-        assert clean(text) in shown
-        assert opened.page.locator("main").is_visible()
-        assert opened.page.locator("script, iframe, img, form, base, link, button").count() == 0
-        assert "1337" not in shown
-        assert opened.problems == []
+        yield opened
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_text_appears_as_text(hostile: Visit, text: str) -> None:
+    shown = hostile.page.evaluate("() => document.body.textContent")
+    assert clean(text) in shown
+    assert hostile.page.locator("main").is_visible()
+    assert hostile.page.locator("script, iframe, img, form, base, link, button").count() == 0
+    assert "1337" not in shown
+    assert hostile.problems == []
 
 
 def test_the_browser_reports_what_a_page_must_not_do(browser: "Browser", axe: str) -> None:

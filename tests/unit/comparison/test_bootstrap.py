@@ -40,7 +40,7 @@ def skewed(random: Random, rows: int, effect: float) -> Column:
 
 
 @pytest.mark.parametrize("draw", [losses, matches])
-@pytest.mark.parametrize("rows", [15, 50])
+@pytest.mark.parametrize("rows", [15, pytest.param(50, marks=pytest.mark.thorough)])
 def test_about_95_of_100_intervals_contain_the_true_difference(draw: object, rows: int) -> None:
     random = Random(rows)
     columns = [draw(random, rows, 0.1) for _ in range(TRIALS)]  # type: ignore[operator]
@@ -48,6 +48,7 @@ def test_about_95_of_100_intervals_contain_the_true_difference(draw: object, row
     assert inside / TRIALS == pytest.approx(0.95, abs=TOLERANCE)
 
 
+@pytest.mark.thorough
 def test_intervals_of_skewed_differences_cover_somewhat_less() -> None:
     random = Random(1)
     columns = [skewed(random, 40, 0.1) for _ in range(TRIALS)]
@@ -55,6 +56,7 @@ def test_intervals_of_skewed_differences_cover_somewhat_less() -> None:
     assert 0.90 <= inside / TRIALS <= 0.97
 
 
+@pytest.mark.thorough
 def test_groups_of_rows_give_intervals_of_the_same_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "MOST_UNITS", 40)
     random = Random(2)

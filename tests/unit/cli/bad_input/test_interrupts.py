@@ -38,14 +38,16 @@ def profile(frame, event, _argument):
 sys.setprofile(profile)
 """
 #: Numbers of calls after which a command is interrupted. The longest commands make some thousands.
-CALLS = (20, 200, 700, 2000)
-#: Commands that write a file, read a cluster, or read a run folder.
+CALLS = (20, 700, 2000)
+#: The rows of commands that write a file, read a cluster, or read a run folder; the last one of each command.
 INTERRUPTED = [
     each for each in ROWS if each.command in ("init", "plan", "download", "list", "costs", "report")
 ]
+LAST = list({each.command: each for each in INTERRUPTED}.values())
+OTHERS = [pytest.param(each, marks=pytest.mark.thorough) for each in INTERRUPTED if each not in LAST]
 
 
-@pytest.mark.parametrize("row", INTERRUPTED, ids=str)
+@pytest.mark.parametrize("row", [*LAST, *OTHERS], ids=str)
 def test_ctrl_c_at_any_moment(row: CommandRow, folder: Path, server: StandIn, tmp_path: Path) -> None:
     arguments = row.arguments(folder, server.kubeconfig)
     manifest, target = folder / "job.yaml", folder / "to"
