@@ -83,7 +83,7 @@ test-trainer: install trainer reference templates tpu-compiler ## The trainer's 
 
 test-thorough: install trainer reference test-programs ## What `make test` leaves out: more of the same kind, more families and methods, parity with bare MaxText
 	@.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci -m thorough tests/unit tests/integration tests/e2e
-	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q -m "thorough or reference" --ignore tests/trainer/test_against_transformers.py tests/trainer
+	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q -m "thorough or reference" tests/trainer
 
 test-serving: install trainer serving ## Exports under real vLLM on CPU, over HTTP (not in `make test`: 6 GB, 3 minutes)
 	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q tests/serving

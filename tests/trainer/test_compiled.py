@@ -428,7 +428,10 @@ jax.jit(lambda x: x @ x).lower(shape).compile()
 """
 
 
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(
+    "topology",
+    ["v6e:2x2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ["v5e:2x2", "v5p:2x2x1"])],
+)
 def test_the_pinned_libtpu_takes_the_default_flags(environment: dict[str, str], topology: str) -> None:
     # the flags are the operator's, whose dependencies are not installed here
     catalogue = runpy.run_path(str(ROOT / "operator/finetune_operator/catalog/xla_flags.py"))
@@ -540,6 +543,7 @@ def abstract(root: Path, **changes: Any) -> AbstractTraining:
     return AbstractTraining(config, mesh_of(config, jax.devices()[:1]), made)
 
 
+@pytest.mark.thorough
 def test_new_parameters_take_the_place_of_the_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = abstract(root).compile_step().memory_analysis().alias_size_in_bytes
     monkeypatch.setattr(
@@ -564,14 +568,18 @@ HALVES = {"gradient_accumulation_steps": 2}
 @pytest.mark.parametrize(
     ("changes", "copies"),
     [
-        ({"method": DPO}, 1),
-        ({"method": DPO, "hyperparameters": HALVES}, 1),
-        ({"method": {**DPO, "lora": LORA}}, 0),
-        ({"method": ORPO}, 0),
-        ({"method": {"lora": {**LORA, "quantization": "NF4"}}}, 0),
-        ({"data": {"packing": True}, "hyperparameters": HALVES}, 0),
+        pytest.param({"method": DPO, "hyperparameters": HALVES}, 1, id="dpo-accumulated"),
+        pytest.param({"method": {"lora": {**LORA, "quantization": "NF4"}}}, 0, id="qlora"),
+        *(
+            pytest.param(*each, id=name, marks=pytest.mark.thorough)
+            for name, each in {
+                "dpo": ({"method": DPO}, 1),
+                "dpo-lora": ({"method": {**DPO, "lora": LORA}}, 0),
+                "orpo": ({"method": ORPO}, 0),
+                "accumulated": ({"data": {"packing": True}, "hyperparameters": HALVES}, 0),
+            }.items()
+        ),
     ],
-    ids=["dpo", "dpo-accumulated", "dpo-lora", "orpo", "qlora", "accumulated"],
 )
 def test_every_method_compiles_with_what_it_keeps(root: Path, changes: dict[str, Any], copies: int) -> None:
     training = abstract(root, **changes)
@@ -609,6 +617,7 @@ def test_dpo_runs_and_holds_the_model_that_it_began_with(root: Path) -> None:
     assert dpo.flops > 1.1 * orpo.flops
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("here")
 def test_what_is_chosen_and_what_would_fit_is_what_the_compiler_says(root: Path) -> None:
     """Chips have less memory: first enough for what one policy keeps, then too little for it."""
@@ -686,7 +695,13 @@ def test_the_first_slice_that_holds_the_step_is_what_the_compiler_says(
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("family", "topology"),
-    [("v6e", "4x4"), ("v5e", "4x4"), ("v5p", "2x2x4"), ("v6e", "4x8"), ("v5p", "4x4x4")],
+    [
+        ("v5p", "2x2x4"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in [("v6e", "4x4"), ("v5e", "4x4"), ("v6e", "4x8"), ("v5p", "4x4x4")]
+        ),
+    ],
 )
 def test_devices_share_rows_on_slices_of_every_shape(family: str, topology: str, root: Path) -> None:
     plan = families.resolve(SMALL | {"num_attention_heads": 16, "num_key_value_heads": 16})

@@ -37,7 +37,13 @@ def read(made: StageRequest) -> StageResult:
     return found
 
 
-@pytest.mark.parametrize("method", [{}, {"lora": {"rank": 4, "alpha": 8.0}}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param({}, id="full"),
+        pytest.param({"lora": {"rank": 4, "alpha": 8.0}}, id="lora", marks=pytest.mark.thorough),
+    ],
+)
 def test_two_processes_train_and_evaluate_as_one_does(
     method: dict[str, Any], stages: Stages, converted: str
 ) -> None:
@@ -88,7 +94,7 @@ def test_both_save_when_the_first_ones_clock_says_so(stages: Stages, converted: 
     assert [checkpoint.step for checkpoint in found.checkpoints] == [2, 4, 6]
 
 
-@pytest.mark.parametrize("heard", [0, 1])
+@pytest.mark.parametrize("heard", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_both_leave_an_evaluation_when_one_is_to_end(stages: Stages, converted: str, heard: int) -> None:
     made = asked(
         stages, converted, "Train", f"left-evaluation-{heard}", **TWO_HOSTS,
@@ -103,7 +109,7 @@ def test_both_leave_an_evaluation_when_one_is_to_end(stages: Stages, converted: 
     assert [each.step for each in found.details.checkpoints] == [2]
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("culprit", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_a_failure_in_one_process_ends_both_and_is_reported_as_that_ones(
     stages: Stages, converted: str, culprit: int
 ) -> None:
