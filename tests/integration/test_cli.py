@@ -126,7 +126,15 @@ def test_validate_judges_as_the_server_does(
 
 def test_examples_are_taken_by_the_api_server(cluster: LocalCluster, namespace: str) -> None:
     files = sorted((ROOT / "examples").rglob("*.yaml"))
-    for manifest in (each for file in files for each in yaml.safe_load_all(file.read_text())):
+    manifests = [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    # Those of Argo CD and Flux need their CRDs: test_gitops.
+    known = [
+        each
+        for each in manifests
+        if not each["apiVersion"].split("/")[0].endswith(("argoproj.io", "fluxcd.io"))
+    ]
+    assert len(known) > 10
+    for manifest in known:
         if manifest["kind"] != "FineTuneProfile":
             manifest["metadata"]["namespace"] = namespace  # the manifests' own namespaces do not exist here
         cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))

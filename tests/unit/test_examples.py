@@ -13,7 +13,7 @@ from tests.plan_pages import plan_page
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-JOBS = [path for path in EXAMPLES if "kind: FineTuneJob" in path.read_text()]
+JOBS = [path for path in EXAMPLES if re.search(r"^kind: FineTuneJob$", path.read_text(), re.M)]
 LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
 PROFILES = ROOT / "examples" / "profiles"
 

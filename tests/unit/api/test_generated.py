@@ -37,3 +37,4 @@ def test_the_chart_can_leave_the_crds_to_others_and_keep_them() -> None:
     template = generated_files()["charts/finetune-operator/templates/crds/finetunejobs.yaml"]
     assert "{{- if .Values.crds.install }}" in template
     assert "{{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n" in template
+    assert "    argocd.argoproj.io/sync-options: Prune=false\n  {{- end }}\n" in template

@@ -1,0 +1,145 @@
+"""The examples for Argo CD, Flux and Kustomize, judged by the tools' own schemas, helm and kubectl's kustomize."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster import build
+from devcluster.layout import ROOT
+from devcluster.testing import LocalCluster
+
+#: Modules with the CRDs of the tools, by their checksum, and where the CRDs are.
+SCHEMAS = {
+    "github.com/argoproj/argo-cd/v3@v3.5.0": (
+        "h1:iqnPFSKaQ0l3hREMH2Rk55VDcxrvBFaSO0g9bifZKzc=",
+        "manifests/crds/*-crd.yaml",
+    ),
+    "github.com/fluxcd/helm-controller@v1.4.0": (
+        "h1:rkm8rmB6Na7eNc4pJOnvtXEaJ19iKluRtayHKjBxcUM=",
+        "config/crd/bases/*.yaml",
+    ),
+    "github.com/fluxcd/kustomize-controller@v1.7.3": (
+        "h1:SzNnGn/4ObAPEHHleM5U7y/AKxKXph3Vj6ZhteeXw8M=",
+        "config/crd/bases/*.yaml",
+    ),
+    "github.com/fluxcd/source-controller@v1.9.0": (
+        "h1:5msg2yyjVYDULZos+2ve8MZzcSqTpusiXmrOeBhc9yY=",
+        "config/crd/bases/*_gitrepositories.yaml",
+    ),
+}
+CHART = ROOT / "charts" / "finetune-operator"
+FILES = [
+    ROOT / "examples/argo-cd/operator.yaml",
+    ROOT / "examples/argo-cd/teams.yaml",
+    *sorted((ROOT / "examples/flux").glob("*.yaml")),
+]
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+EXAMPLES = [each for path in FILES for each in objects(path.read_text())]
+
+
+def crds(folder: Path) -> Iterator[Path]:
+    """Downloads the modules and returns the files of their CRDs."""
+    environment = build.go_environment() | {"GOFLAGS": "-mod=mod"}
+    (folder / "go.mod").write_text("module schemas\n")
+    done = subprocess.run(
+        [str(build.go_compiler()), "mod", "download", "-json", *SCHEMAS],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    decoder, rest = json.JSONDecoder(), done.stdout.strip()
+    assert rest, done.stderr
+    while rest:
+        module, end = decoder.raw_decode(rest)
+        rest = rest[end:].strip()
+        checksum, pattern = SCHEMAS[f"{module['Path']}@{module['Version']}"]
+        assert module.get("Sum") == checksum, module
+        yield from Path(module["Dir"]).glob(pattern)
+
+
+@pytest.fixture(scope="module")
+def tools(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """The cluster with the CRDs of Argo CD and Flux."""
+    files = [f"--filename={path}" for path in crds(tmp_path_factory.mktemp("schemas"))]
+    assert len(files) == 3 + 3
+    cluster.kubectl("apply", "--server-side", *files)
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", *files)
+    for namespace in ("argocd", "flux-system"):
+        cluster.kubectl("create", "namespace", namespace)
+    yield cluster
+    cluster.kubectl("delete", "--wait=false", *files)
+
+
+def test_the_objects_of_argo_cd_and_flux_are_valid(tools: LocalCluster) -> None:
+    assert {each["kind"] for each in EXAMPLES} == {
+        "Application", "ApplicationSet", "AppProject", "GitRepository", "HelmRelease", "Kustomization",
+    }  # fmt: skip
+    for each in EXAMPLES:
+        tools.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(each))
+    wrong = {**EXAMPLES[0], "spec": {**EXAMPLES[0]["spec"], "prune": True}}
+    with pytest.raises(AssertionError, match=r'unknown field "spec.prune"'):
+        tools.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(wrong))
+
+
+def helm(*arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [str(build.ensure()["helm"]), "template", "finetune-operator", str(CHART), *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return objects(done.stdout)
+
+
+@pytest.mark.parametrize("kind", ["Application", "HelmRelease"])
+def test_the_chart_takes_the_values_of_the_examples(kind: str, tmp_path: Path) -> None:
+    release = next(each["spec"] for each in EXAMPLES if each["kind"] == kind)
+    values = release["source"]["helm"]["valuesObject"] if kind == "Application" else release["values"]
+    (tmp_path / "values.yaml").write_text(json.dumps(values))
+    rendered = helm("--namespace", "finetune-system", "--values", str(tmp_path / "values.yaml"))
+    (deployment,) = (each for each in rendered if each["kind"] == "Deployment")
+    image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image.startswith(values["image"]["repository"] + ":")
+    assert {each["metadata"].get("namespace") for each in rendered if each["kind"] == "Role"} >= {
+        "team-a",
+        "team-b",
+    }
+
+
+def kustomized(folder: str) -> list[dict[str, Any]]:
+    programs = build.ensure()
+    done = subprocess.run(
+        [str(programs["kubectl"]), "kustomize", "--enable-helm", ROOT / folder],
+        env=os.environ | {"PATH": f"{programs['helm'].parent}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return objects(done.stdout)
+
+
+def by_name(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda each: (each["kind"], each["metadata"]["name"]))
+
+
+@pytest.mark.parametrize("folder", ["crds", "examples/profiles"])
+def test_a_kustomization_contains_every_file_of_its_folder(folder: str) -> None:
+    files = [each for path in (ROOT / folder).glob("*.yaml") for each in objects(path.read_text())]
+    assert by_name(kustomized(folder)) == by_name(files)
+
+
+def test_the_kustomization_of_the_operator_is_the_chart_without_crds() -> None:
+    rendered = helm("--namespace", "finetune-system", "--set", "crds.install=false")
+    assert by_name(kustomized("charts")) == by_name(rendered)
+
+
+def test_the_folder_of_crds_can_still_be_applied_as_files(cluster: LocalCluster) -> None:
+    applied = cluster.kubectl("apply", "--dry-run=server", "--server-side", "-f", str(ROOT / "crds"))
+    assert len(applied.splitlines()) == 2
