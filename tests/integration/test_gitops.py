@@ -13,6 +13,7 @@ import yaml
 from devcluster import build
 from devcluster.layout import ROOT
 from devcluster.testing import LocalCluster
+from tests.integration.jobs import Object
 
 #: Modules with the CRDs of the tools, by their checksum, and where the CRDs are.
 SCHEMAS = {
@@ -66,13 +67,21 @@ def crds(folder: Path) -> Iterator[Path]:
         yield from Path(module["Dir"]).glob(pattern)
 
 
+def established(crd: Object) -> bool:
+    conditions = crd.get("status", {}).get("conditions") or ()  # null at first
+    return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
+
+
 @pytest.fixture(scope="module")
 def tools(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """The cluster with the CRDs of Argo CD and Flux."""
-    files = [f"--filename={path}" for path in crds(tmp_path_factory.mktemp("schemas"))]
-    assert len(files) == 3 + 3
+    paths = list(crds(tmp_path_factory.mktemp("schemas")))
+    names = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in paths]
+    assert len(names) == 3 + 3
+    files = [f"--filename={path}" for path in paths]
     cluster.kubectl("apply", "--server-side", *files)
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", *files)
+    for name in names:
+        cluster.wait(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", established)
     for namespace in ("argocd", "flux-system"):
         cluster.kubectl("create", "namespace", namespace)
     yield cluster

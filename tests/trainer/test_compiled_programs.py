@@ -130,8 +130,20 @@ def answer(
     return Compiler(plan, made).answer(candidate.model_copy(update={"program": program}))
 
 
-def sample[Each](whole: Sequence[Each], chosen: Sequence[Each]) -> Sequence[Each]:
-    return whole if ALL else chosen
+#: Families whose programs are compiled in every run: a block of its own for each layer, alternating windows, experts.
+USUAL = ("llama", "gemma2", "mixtral")
+
+
+def sample(whole: Sequence[tuple[Any, ...]], chosen: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """Returns parameters: all, or those chosen, of which the thorough run alone has the less usual families."""
+    if ALL:
+        return whole
+    return [
+        pytest.param(
+            *each, marks=() if each[0] in USUAL else pytest.mark.thorough, id="-".join(map(str, each))
+        )
+        for each in chosen
+    ]
 
 
 #: Families of experts, whose base model cannot be quantized.

@@ -13,7 +13,7 @@ from tests.plan_pages import plan_page
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-JOBS = [path for path in EXAMPLES if re.search(r"^kind: FineTuneJob$", path.read_text(), re.M)]
+JOBS = [path for path in EXAMPLES if re.search(r"^kind: FineTuneJob$", path.read_text(), re.MULTILINE)]
 LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
 PROFILES = ROOT / "examples" / "profiles"
 
