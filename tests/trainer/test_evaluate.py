@@ -199,6 +199,7 @@ def test_preflight_finds_what_a_benchmark_measures_and_pins_its_rows(stages: Sta
     assert refused.reason == "InputChanged"
 
 
+@pytest.mark.thorough
 def test_two_processes_measure_what_one_does(stages: Stages, converted: str, trained: TrainOutcome) -> None:
     """Answers are sampled, so they differ if sampling depends on how rows are divided among processes."""
     drawn = evaluation(stages, temperature=0.8, top_k=20, max_new_tokens=6)

@@ -6,6 +6,7 @@ from finetune_contract import ContractUnsupported, Failure
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
+from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     EVICTED,
@@ -37,17 +38,8 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
     """Reports how the live attempt proceeds, or stops it."""
     attempt = stages.live
     assert attempt is not None, "called for a live attempt"
-    if _of_another_plan(stages, attempt):
-        return end(
-            observation,
-            stages,
-            attempt,
-            replacement("its JobSet was created from another plan than the stored one"),
-        )
-    if not refused and _edited(stages, attempt):
-        return end(
-            observation, stages, attempt, replacement("the job was edited after its JobSet was created")
-        )
+    if unfit := _unfit(stages, attempt, refused):
+        return end(observation, stages, attempt, unfit)
     queue = queue_status(
         attempt.jobset, attempt.workload, served=observation.workloads is not None, now=observation.now
     )
@@ -210,6 +202,15 @@ def _begins_anew(attempt: Attempt) -> Failure | None:
         return None
     ran = attempt.files is not None or attempt.key.restart > 0
     return eviction(attempt, condition) if ran and workload.pods_not_ready_in_time else None
+
+
+def _unfit(stages: JobStages, attempt: Attempt, refused: Refused | None) -> Failure | None:
+    """Returns why the attempt's JobSet is not one that the operator would create and observe now; None if it is."""
+    if _of_another_plan(stages, attempt):
+        return replacement("its JobSet was created from another plan than the stored one")
+    if not refused and _edited(stages, attempt):
+        return replacement("the job was edited after its JobSet was created")
+    return sent_elsewhere(attempt)
 
 
 def _of_another_plan(stages: JobStages, attempt: Attempt) -> bool:

@@ -90,6 +90,31 @@ def test_a_workload_determines_the_queue_state_of_an_attempt(
         assert found.message
 
 
+def test_a_jobset_that_multikueue_sends_to_another_cluster_is_deleted_and_the_job_fails() -> None:
+    world = queued()
+    name = world.until(Stage.TRAIN)
+    world.hold(name, held=True)
+    world.jobsets[name]["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    # Kueue's way to say that a worker cluster runs it.
+    world.workload(name, RESERVED, ADMITTED)
+    world.reconcile()
+    assert name not in world.live()
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    failure = world.status["failure"]
+    assert (failure["reason"], failure["class"]) == ("MultiKueueUnsupported", "User")
+    assert '"team-tpu" belongs to MultiKueue' in failure["message"]
+    assert world.live() == []
+
+
+def test_a_jobset_that_its_own_controller_manages_by_name_is_left_alone() -> None:
+    world = queued()
+    name = world.until(Stage.TRAIN)
+    world.jobsets[name]["spec"]["managedBy"] = "jobset.sigs.k8s.io/jobset-controller"
+    world.reconcile()
+    assert world.live() == [name]
+
+
 def test_a_deactivated_workload_does_not_resume_by_itself() -> None:
     world = queued()
     name = world.until(Stage.TRAIN)

@@ -38,6 +38,7 @@ from finetune_operator.lifecycle.attempts.disruption import (
     disruption,
     pressure,
 )
+from finetune_operator.lifecycle.attempts.multikueue import MULTIKUEUE_UNSUPPORTED
 from finetune_operator.lifecycle.attempts.stop_records import (
     BUDGET_EXHAUSTED,
     CANCELLED,
@@ -91,6 +92,7 @@ _FINAL = (
     PODS_MISSING,
     POD_NOT_STARTED,
     WORKERS_FAILED,
+    MULTIKUEUE_UNSUPPORTED,
     *PRESSURES,
 )
 

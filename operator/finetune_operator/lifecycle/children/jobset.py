@@ -53,6 +53,8 @@ class JobSet:
     """Kueue's LocalQueue; None: the JobSet is in no queue."""
     priority_class: str | None
     """Kueue's WorkloadPriorityClass."""
+    managed_by: str | None
+    """The controller that acts on the JobSet instead of JobSet's own, for example MultiKueue's."""
     plan_digest: str | None
     """Digest of the stored plan; None: an earlier release created the JobSet."""
     spec_digest: str | None
@@ -89,6 +91,7 @@ class JobSet:
             deleting="deletionTimestamp" in metadata,
             queue=text(labels, QUEUE_LABEL),
             priority_class=text(labels, PRIORITY_LABEL),
+            managed_by=text(spec, "managedBy"),
             plan_digest=text(annotations, PLAN_ANNOTATION),
             spec_digest=text(annotations, SPEC_ANNOTATION),
             claim=text(annotations, CLAIM_ANNOTATION),

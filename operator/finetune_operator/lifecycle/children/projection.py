@@ -118,7 +118,7 @@ _JOBSET: Shape = {
         "labels": _texts(STAGE_LABEL, ATTEMPT_LABEL, JOB_LABEL, UID_LABEL, QUEUE_LABEL, PRIORITY_LABEL),
         "annotations": _texts(PLAN_ANNOTATION, SPEC_ANNOTATION, CLAIM_ANNOTATION, FLAVOR_ANNOTATION),
     },
-    "spec": _texts("suspend")
+    "spec": _texts("suspend", "managedBy")
     | {
         "replicatedJobs": _Each(
             of=_texts("name", "replicas")
