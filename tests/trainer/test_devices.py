@@ -28,7 +28,7 @@ def trained(stages: Stages, run: str, converted: str, *, devices: int, **changes
     return result
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["full", pytest.param("LoRA", marks=pytest.mark.thorough)])
 def test_eight_devices_come_to_the_losses_of_one(stages: Stages, converted: str, name: str) -> None:
     method = METHODS[name]
     trained(stages, f"devices-{name}-8", converted, devices=8, mesh=MESH, method=method)

@@ -68,7 +68,14 @@ class Case:
         return generator.answers(self.prompts[numbers])
 
 
-@pytest.fixture(scope="module", params=SPECS)
+#: Whole forward passes of experts take a minute.
+OF_EXPERTS = ("mixtral", "qwen3-moe", "deepseek2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.thorough if name in OF_EXPERTS else ()) for name in SPECS],
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     root: Path = tmp_path_factory.mktemp("model")
     folder = write_model(root / "hf", SPECS[request.param])

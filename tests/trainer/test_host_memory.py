@@ -12,6 +12,9 @@ import pytest
 
 from finetune_contract import host_memory
 
+#: The measurements take minutes, and change with the pinned libraries rather than with the code.
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 LAYERS = (4, 40)
 WORKS = ("convert", "proof", "BF16", "FP32", "trained", "adapter", "orbax")

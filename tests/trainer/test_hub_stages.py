@@ -131,6 +131,7 @@ def pinned(planned: StageRequest, found: Any) -> StageRequest:
     return StageRequest.model_validate({**told, "stage": "Convert"})
 
 
+@pytest.mark.thorough
 def test_the_example_is_checked_and_converted_at_the_commits_that_preflight_found(
     hub: FakeHub, tmp_path: Path
 ) -> None:
@@ -156,7 +157,11 @@ def test_the_example_is_checked_and_converted_at_the_commits_that_preflight_foun
 
 
 @pytest.mark.parametrize(
-    "known", [True, False], ids=["a token that opens it", "a token that the hub refuses"]
+    "known",
+    [
+        pytest.param(True, id="a token that opens it"),
+        pytest.param(False, id="a token that the hub refuses", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_token_is_printed_nowhere(hub: FakeHub, tmp_path: Path, known: bool) -> None:
     push_model(hub, tmp_path / "model")

@@ -45,7 +45,13 @@ def place(stages: Stages, root: str, server: str) -> Place:
     return Place(stages, root, server)
 
 
-@pytest.mark.parametrize("moment", ["in the middle of a tensor's layers", "just before it is whole"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("in the middle of a tensor's layers", marks=pytest.mark.thorough),
+        "just before it is whole",
+    ],
+)
 def test_a_conversion_that_was_killed_is_no_model(place: Place, tmp_path: Path, moment: str) -> None:
     kind = "file" if place.root.startswith("file") else "gs"
     fault = (
