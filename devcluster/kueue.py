@@ -37,8 +37,8 @@ def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[
     program = [
         str(programs["kueue"]),
         f"--config={config}",
-        # its own API server, which is not used here
-        "--feature-gates=VisibilityOnDemand=false",
+        # its own API server, which is not used here; and MultiKueue, with which it waits for objects of other clusters
+        "--feature-gates=VisibilityOnDemand=false,MultiKueue=false",
     ]
     command = f"mount --bind {shlex.quote(str(etc))} /etc && exec {shlex.join(program)}"
     return Component(

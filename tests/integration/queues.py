@@ -113,14 +113,6 @@ def queued_provisioning(cluster: LocalCluster, name: str) -> None:
     cluster.apply({**kueue("AdmissionCheck", name), "spec": spec})
 
 
-def multikueue(cluster: LocalCluster, name: str) -> None:
-    """Creates an AdmissionCheck that gives JobSets to another cluster, which need not exist for that."""
-    cluster.apply({**kueue("MultiKueueConfig", name), "spec": {"clusters": ["elsewhere"]}})
-    parameters = {"apiGroup": KUEUE.partition("/")[0], "kind": "MultiKueueConfig", "name": name}
-    spec = {"controllerName": "kueue.x-k8s.io/multikueue", "parameters": parameters}
-    cluster.apply({**kueue("AdmissionCheck", name), "spec": spec})
-
-
 def kueue(kind: str, name: str) -> Object:
     """One of Kueue's objects, without a spec."""
     return {"apiVersion": KUEUE, "kind": kind, "metadata": {"name": name}}

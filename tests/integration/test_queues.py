@@ -30,7 +30,6 @@ from tests.integration.queues import (
     Autoscaler,
     Team,
     kueue,
-    multikueue,
     provisioning_requests,
     queued_provisioning,
 )
@@ -334,13 +333,3 @@ def test_a_workload_that_is_deleted_costs_no_retry(team: Team) -> None:
     assert uid_of(team.cluster, team.namespace, "lost-train-1") == before
     (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
     assert train["resumedFromStep"] == fake_trainer.SAVED_STEP
-
-
-def test_a_queue_that_gives_jobsets_to_another_cluster_is_refused(team: Team) -> None:
-    multikueue(team.cluster, f"elsewhere-{team.namespace}")
-    team.quota(4, f"elsewhere-{team.namespace}")
-    path = start(team, "job", team.profile("plain", localQueue=LOCAL_QUEUE))
-    failed = team.cluster.wait(path, phase("Failed"), seconds=60)
-    failure = failed["status"]["failure"]
-    assert (failure["reason"], failure["stage"]) == ("MultiKueueUnsupported", "Train")
-    assert not [each for each in jobsets(team.cluster, team.namespace) if "-train-" in each]
