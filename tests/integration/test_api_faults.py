@@ -125,7 +125,7 @@ def ended_well(cluster: LocalCluster, namespace: str) -> None:
     assert_events_once(cluster, namespace, "Checked", "Proven", "Succeeded")
 
 
-@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("done", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
     bench: Bench, namespace: str, done: bool
 ) -> None:
@@ -176,7 +176,13 @@ def test_whatever_is_answered_to_a_request_jobs_come_to_their_end(bench: Bench) 
     assert bench.operator.starts == before
 
 
-@pytest.mark.parametrize("late", [(JOBS,), (JOBSETS,), (PODS,), (JOBS, JOBSETS, PODS)])
+@pytest.mark.parametrize(
+    "late",
+    [
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in [(JOBS,), (JOBSETS,), (PODS,)]),
+        (JOBS, JOBSETS, PODS),
+    ],
+)
 def test_whichever_watch_is_late_jobs_come_to_their_end(bench: Bench, late: tuple[str, ...]) -> None:
     """While requests fail as well, and the late watches are reset between."""
     cluster, proxy = bench.cluster, bench.proxy

@@ -14,6 +14,7 @@ from devcluster.supervisor import recorded_processes
 from devcluster.testing import LocalCluster
 
 
+@pytest.mark.thorough
 def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: LocalCluster, tmp_path: Path) -> None:
     with LocalCluster.started(tmp_path / "deep" / "own", warm=False) as own:
         assert own.server != cluster.server

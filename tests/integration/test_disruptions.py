@@ -76,12 +76,16 @@ def the_jobset_is_deleted(cluster: LocalCluster, namespace: str, uid: str) -> No
     cluster.delete(jobset_path(namespace, "job-train-1"))
 
 
-INSIDE = [one_pod_is_evicted, one_pod_is_deleted, a_node_is_tainted]
+INSIDE = [
+    one_pod_is_evicted,
+    pytest.param(one_pod_is_deleted, marks=pytest.mark.thorough),
+    pytest.param(a_node_is_tainted, marks=pytest.mark.thorough),
+]
 ANEW = [
-    (all_processes_crash, FAULT),
+    pytest.param(all_processes_crash, FAULT, marks=pytest.mark.thorough),
     (one_process_crashes, FAULT),
     (one_crashes_and_then_another_is_evicted, PREEMPTED),
-    (the_jobset_is_deleted, FAULT),
+    pytest.param(the_jobset_is_deleted, FAULT, marks=pytest.mark.thorough),
 ]
 
 

@@ -179,6 +179,7 @@ def test_a_download_that_ctrl_c_has_ended_continues_with_a_range(
     assert gate.ranges == []
 
 
+@pytest.mark.thorough
 def test_a_store_that_goes_away_in_between_leaves_what_the_next_call_continues(
     gate: Gate, run: Path, tmp_path: Path
 ) -> None:

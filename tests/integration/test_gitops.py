@@ -88,6 +88,7 @@ def tools(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     cluster.kubectl("delete", "--wait=false", *files)
 
 
+@pytest.mark.thorough
 def test_the_objects_of_argo_cd_and_flux_are_valid(tools: LocalCluster) -> None:
     assert {each["kind"] for each in EXAMPLES} == {
         "Application", "ApplicationSet", "AppProject", "GitRepository", "HelmRelease", "Kustomization",

@@ -139,6 +139,7 @@ def test_a_node_that_was_deleted_under_a_training_is_a_preemption(training: Loca
     assert "job-train-2" not in jobsets(training, gone)
 
 
+@pytest.mark.thorough
 def test_a_crash_beside_a_node_that_is_gone_is_a_preemption(
     training: LocalCluster, namespace: str, runs: Path
 ) -> None:

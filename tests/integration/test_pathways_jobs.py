@@ -162,6 +162,7 @@ def test_a_job_goes_through_all_stages_and_its_workers_end_with_its_heads(run: R
     ]
 
 
+@pytest.mark.thorough
 def test_a_heads_end_is_that_of_the_attempt(run: Run) -> None:
     run.trains(1, 1)
     uid = uid_of(run.cluster, run.namespace, "job-train-1")
