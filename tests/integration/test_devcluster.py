@@ -11,6 +11,7 @@ from devcluster.identity import ProcessIdentity
 from devcluster.kube import KubeError
 from devcluster.testing import LocalCluster
 from tests.integration import pods
+from tests.integration.jobs import await_file
 from tests.integration.pods import exit_code, over, running, shell, waiting_reason
 
 
@@ -166,12 +167,12 @@ def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_seen(
 
 
 def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
-    cluster: LocalCluster, namespace: str
+    cluster: LocalCluster, namespace: str, tmp_path: Path
 ) -> None:
-    script = "trap '' TERM; while :; do sleep 0.05; done"
+    script = f"trap '' TERM; touch {tmp_path}/trapped; while :; do sleep 0.05; done"
     meta = {"finalizers": ["test.dev/look"]}
     cluster.apply(shell(namespace, "p", script, meta=meta, terminationGracePeriodSeconds=1))
-    cluster.wait(path(namespace, "p"), running)
+    await_file(f"file://{tmp_path}/trapped")
     cluster.delete(path(namespace, "p"))
     assert exit_code(cluster.wait(path(namespace, "p"), over)) == 137
     cluster.patch(path(namespace, "p"), {"metadata": {"finalizers": None}})

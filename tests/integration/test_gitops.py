@@ -83,7 +83,7 @@ def tools(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     for name in names:
         cluster.wait(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", established)
     for namespace in ("argocd", "flux-system"):
-        cluster.kubectl("create", "namespace", namespace)
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     yield cluster
     cluster.kubectl("delete", "--wait=false", *files)
 

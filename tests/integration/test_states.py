@@ -195,7 +195,7 @@ def test_a_profile_that_no_operator_has_observed_is_in_progress_for_every_tool(
 def test_the_scripts_are_added_to_argo_cds_configuration(cluster: LocalCluster) -> None:
     page = (ROOT / "docs" / "gitops.md").read_text()
     (command,) = [block.partition("```")[0] for block in page.split("```bash\n") if "argocd-cm.yaml" in block]
-    cluster.kubectl("create", "namespace", "argocd")
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "argocd"}})
     cluster.kubectl("-n", "argocd", "create", "configmap", "argocd-cm", "--from-literal=url=https://argo")
     programs = f"{cluster.kubectl_program.parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": programs, "KUBECONFIG": str(cluster.kubeconfig)}
