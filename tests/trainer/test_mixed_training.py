@@ -95,6 +95,7 @@ def test_another_tokenizer_in_the_same_folder_is_a_miss_that_names_it(
     assert "the tokenizer in file://" in failure.message
 
 
+@pytest.mark.thorough
 def test_an_interrupted_mixture_continues_with_the_same_digits(stages: Stages, mixed: dict[str, Any]) -> None:
     whole = outcome(stages, "whole", mixed)
     stopped = outcome(stages, "torn", mixed, stop_at=STOP)

@@ -72,7 +72,13 @@ def train(stages: Stages, run: str, converted: str, **changes: Any) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", [{}, {"lora": {"rank": 2, "alpha": 4.0}}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param({}, id="full"),
+        pytest.param({"lora": {"rank": 2, "alpha": 4.0}}, id="lora", marks=pytest.mark.thorough),
+    ],
+)
 def test_one_step_changes_every_tensor(stages: Stages, converted: str, method: dict[str, Any]) -> None:
     """This holds for LoRA, too, where the first half of a pair has no gradient in the first step."""
     details = train(stages, f"moved-{len(method)}", converted, method=method).details
@@ -108,6 +114,7 @@ def test_weight_decay_alone_is_no_training(stages: Stages, converted: str) -> No
     assert "layers 1 of 2" in result.failure.message
 
 
+@pytest.mark.thorough
 def test_after_a_resume_the_model_is_compared_with_the_one_that_training_began_with(
     stages: Stages, converted: str
 ) -> None:

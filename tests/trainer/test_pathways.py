@@ -60,7 +60,13 @@ def test_the_conversion_is_proven_and_lies_in_files_of_its_own(
     assert list(Path(converted.removeprefix("file://")).rglob("manifest.ocdbt"))
 
 
-@pytest.mark.parametrize("method", [{}, {"lora": {"rank": 4, "alpha": 8.0}}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param({}, id="full"),
+        pytest.param({"lora": {"rank": 4, "alpha": 8.0}}, id="lora", marks=pytest.mark.thorough),
+    ],
+)
 def test_training_from_it_is_the_same_training(
     stages: Stages, plain: ConvertManifest, converted: str, method: dict[str, object]
 ) -> None:

@@ -285,10 +285,10 @@ def test_preflight_counts_pairs_and_conversion_is_proven_on_them(
 
 
 METHODS = [
-    pytest.param("dpo", DPO, id="dpo"),
+    pytest.param("dpo", DPO, id="dpo", marks=pytest.mark.thorough),
     pytest.param("dpo-lora", DPO | LORA, id="dpo-lora"),
     pytest.param("orpo", ORPO, id="orpo", marks=pytest.mark.thorough),
-    pytest.param("orpo-lora", ORPO | LORA, id="orpo-lora"),
+    pytest.param("orpo-lora", ORPO | LORA, id="orpo-lora", marks=pytest.mark.thorough),
 ]
 
 
@@ -351,9 +351,8 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert exported.outcome is Outcome.SUCCEEDED, exported.failure
 
 
-@pytest.mark.parametrize(
-    ("run", "method"), [("dpo", DPO), pytest.param("orpo", ORPO | LORA, marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("run", "method"), [("dpo", DPO), ("orpo", ORPO | LORA)])
 def test_a_stopped_training_continues_to_the_same_digits(
     stages: Stages, converted: str, mixture: dict[str, Any], run: str, method: dict[str, Any]
 ) -> None:

@@ -15,7 +15,13 @@ def profile(stages: Stages, run: str, first: int) -> Path:
     return stages.root / run / "train/profile/plugins/profile" / f"step-{first}" / "host-0.xplane.pb"
 
 
-@pytest.mark.parametrize("window", [(3, 2), (7, 2)], ids=["within", "to the last step"])
+@pytest.mark.parametrize(
+    "window",
+    [
+        pytest.param((3, 2), id="within"),
+        pytest.param((7, 2), id="to the last step", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_steps_that_are_asked_for_are_profiled(
     stages: Stages, converted: str, window: tuple[int, int]
 ) -> None:

@@ -203,6 +203,7 @@ class Attempts:
         return Progress.model_validate_json((self._stages.root / run / "train/progress.json").read_bytes())
 
 
+@pytest.mark.thorough
 def test_later_attempts_and_stages_compile_nothing_and_damage_costs_one_compilation(
     stages: Stages, converted: str, server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -261,8 +262,10 @@ DPO_LORA = {"type": "DPO", "max_prompt_length": 24, "lora": {"rank": 4, "alpha":
 
 @pytest.mark.parametrize(
     ("method", "ended"),
-    [({}, ["Train"]), (DPO_LORA, ["Train", "Evaluate"])],
-    ids=["sft", "dpo-lora"],
+    [
+        pytest.param({}, ["Train"], id="sft"),
+        pytest.param(DPO_LORA, ["Train", "Evaluate"], id="dpo-lora", marks=pytest.mark.thorough),
+    ],
 )
 def test_stages_find_every_program_that_preflight_has_compiled(
     method: dict[str, Any], ended: list[str], stages: Stages, converted: str, tmp_path: Path
