@@ -70,6 +70,7 @@ def test_a_store_that_is_away_for_a_minute_is_waited_for_and_named(
     bench.succeed("patient")
 
 
+@pytest.mark.thorough
 def test_the_third_of_three_jobs_waits_for_a_node_says_why_and_runs(bench: UserClient) -> None:
     names = ["first", "second", "third"]
     for name in names:
@@ -92,6 +93,7 @@ def test_the_third_of_three_jobs_waits_for_a_node_says_why_and_runs(bench: UserC
     assert any("google.com/tpu" in text or "nodes" in text for text in waited.values()), waited
 
 
+@pytest.mark.thorough
 def test_a_chain_without_the_warm_server_succeeds(cold_bench: UserClient) -> None:
     cold_bench.apply(finetune_job("cold", lora=True))
     cold_bench.succeed("cold", patience=600)

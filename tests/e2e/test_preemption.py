@@ -78,6 +78,7 @@ def test_sigterm_to_the_trainer_is_resumed_to_the_last_digit(
     _assert_resumed_exactly(bench, bench.succeed("sigterm"), undisturbed)
 
 
+@pytest.mark.thorough
 def test_a_pod_deleted_through_the_api_is_resumed_to_the_last_digit(
     bench: UserClient, undisturbed: dict[int, str]
 ) -> None:

@@ -54,6 +54,11 @@ def test_records_add_up_to_the_statuses() -> None:
 
 
 @pytest.mark.slow
+def test_the_records_of_further_jobs_add_up_to_the_statuses() -> None:
+    check(lived(range(40, 300)))
+
+
+@pytest.mark.thorough
 def test_the_records_of_a_thousand_jobs_add_up_to_the_statuses() -> None:
     jobs = lived(range(1000))
     outcomes = check(jobs)
