@@ -9,8 +9,8 @@ from tests.setup_script import commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-#: After the language of a block: why no test runs it.
-MARKS = ("needs a cloud", "needs the internet", "needs containers")
+#: After the language of a block: why no test reads or runs it.
+MARKS = ("needs a cloud", "needs the internet", "needs containers", "of lm-evaluation-harness")
 
 
 @dataclass(frozen=True)
@@ -42,5 +42,5 @@ def documented(*programs: str) -> list[list[str]]:
             while words and re.match(r"[A-Z_]+=", words[0]):
                 words.pop(0)
             if words and words[0] in programs:
-                found.append([each for each in words if not re.fullmatch(r"[0-9]?[<>].*|-", each)])
+                found.append([each for each in words if not re.fullmatch(r"[0-9]?[<>].*", each)])
     return found

@@ -30,9 +30,10 @@ EVERYTHING = {
     "PATHWAYS": "true",
     "LEDGER": "true",
 }
-#: Records the call. Probes fail, or succeed where EXIST is set.
+#: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
 _STAND_IN = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$COMMANDS"
+case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
 *image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;

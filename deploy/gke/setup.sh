@@ -596,8 +596,8 @@ do_first_job() {
 remove() {
   local i name bucket ours TRY=attempt CHANGE=remove
   if [[ $DRY_RUN != true && $YES != true ]]; then
-    read -r -p "This ends all jobs and removes cluster $CLUSTER of $PROJECT. Type the cluster's name to go ahead: " name
-    [[ $name == "$CLUSTER" ]] || fail "Nothing was removed."
+    read -r -p "This ends all jobs and removes cluster $CLUSTER of $PROJECT. Type the cluster's name to go ahead: " name || true
+    [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."
   fi
   number
   step "Jobs, operator and CRDs"

@@ -1,14 +1,12 @@
 """``finetune doctor`` and the objects of the set-up script on the real control plane: healthy, and broken."""
 
 import json
-from pathlib import Path
 
 import yaml
 
 from devcluster.testing import LocalCluster
-from tests import setup_script
-from tests.integration.test_cli import finetune
 from tests.setup_script import files, plan
+from tests.unit.cli.bad_input.runs import run
 
 #: Of the local cluster's installation.
 OPERATOR = "finetune-system"
@@ -16,19 +14,18 @@ OPERATOR = "finetune-system"
 
 def missing(cluster: LocalCluster, *arguments: str) -> tuple[int, dict[str, str]]:
     """The exit code, and the message of what is missing by check."""
-    done = finetune(cluster, "doctor", "-o", "json", *arguments)
+    done = run(["doctor", "-o", "json", *arguments, "--kubeconfig", str(cluster.kubeconfig)])
     report = json.loads(done.stdout)
     found = {each["check"]: each["message"] for each in report["findings"] if each["state"] == "missing"}
     assert report["missing"] == len([each for each in report["findings"] if each["state"] == "missing"])
-    return done.returncode, found
+    return done.code, found
 
 
 def test_what_the_script_sets_up_for_a_team_lacks_nothing_until_something_is_taken_away(
-    operator: LocalCluster, namespace: str, tmp_path: Path
+    operator: LocalCluster, namespace: str
 ) -> None:
     """The team's objects and profile are applied as the script writes them. The operator is not a Deployment here."""
     text = plan(TEAMS=f"{namespace}=user:anna@example.com", SECURITY_GROUP="")
-    operator.kubectl("create", "namespace", OPERATOR, "--dry-run=client", "-o", "name")
     operator.kubectl("apply", "-f", "-", stdin=files(text)[f"{namespace}.yaml"])
     profile = files(text)[f"profile-{namespace}.yaml"].replace("DIGEST_OF_THE_TRAINER", "1" * 64)
     operator.kubectl("apply", "-f", "-", stdin=profile)
@@ -69,7 +66,6 @@ def test_the_api_server_takes_every_object_that_the_script_writes(cluster: Local
         for each in yaml.safe_load_all(text.replace("DIGEST_OF_THE_TRAINER", "1" * 64))
         if each
     ]
-    cluster.kubectl("create", "namespace", "team-a", "--dry-run=client", "-o", "name")
     existing = {each["metadata"]["name"] for each in cluster.list("/api/v1/namespaces")}
     if "team-a" not in existing:
         cluster.kubectl("create", "namespace", "team-a")
@@ -78,4 +74,3 @@ def test_the_api_server_takes_every_object_that_the_script_writes(cluster: Local
         stdin=yaml.safe_dump_all(objects),
     )
     assert len(applied.splitlines()) == len(objects)
-    assert setup_script.SCRIPT.exists()

@@ -53,8 +53,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 VALUES = yaml.safe_load((ROOT / "charts" / "finetune-operator" / "values.yaml").read_text())
-MANIFESTS = [block for block in blocks("yaml") if "\nkind:" in f"\n{block.text}"]
-FRAGMENTS = [block for block in blocks("yaml") if block not in MANIFESTS]
+#: Those of the walkthrough are captured from real objects.
+MANIFESTS_AND_FRAGMENTS = [
+    block for block in blocks("yaml") if not block.mark and block.page != "walkthrough.md"
+]
+MANIFESTS = [block for block in MANIFESTS_AND_FRAGMENTS if "\nkind:" in f"\n{block.text}"]
+FRAGMENTS = [block for block in MANIFESTS_AND_FRAGMENTS if block not in MANIFESTS]
 
 
 def name(words: list[str]) -> str:

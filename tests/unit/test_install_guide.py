@@ -16,6 +16,7 @@ from devcluster.bucket_iam import ROLES, Grant
 from finetune_operator.cli.checks import check_files
 from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
+from tests.documents import blocks
 from tests.plan_pages import plan_page
 from tests.setup_script import EVERYTHING, TABLE, VARIABLES, World, commands, files, plan
 
@@ -28,8 +29,6 @@ BUCKETS = {
     "my-project-models": MODELS,
     "my-project-data": DATA,
 }
-#: What documents run beside the script's commands.
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DIGESTS = {
     "sha256:DIGEST_OF_THE_TRAINER": f"sha256:{'1' * 64}",
     "sha256:DIGEST_OF_THE_OPERATOR": f"sha256:{'2' * 64}",
@@ -82,9 +81,7 @@ def unknown(text: str, programs: tuple[str, ...]) -> list[str]:
 
 def documented() -> str:
     """The shell blocks of all documents."""
-    return "\n".join(
-        block for page in PAGES for block in re.findall(r"```bash.*?\n(.*?)```", page.read_text(), re.DOTALL)
-    )
+    return "\n".join(block.text for block in blocks("bash"))
 
 
 def test_every_command_of_the_script_and_every_flag_is_in_the_table_of_published_ones() -> None:
@@ -202,6 +199,16 @@ def test_an_existing_cluster_that_lacks_something_is_left_alone(
     assert message in done.stderr
     assert fix in done.stderr.partition("Fix:")[2]
     assert not any("kubectl" in each for each in world.calls)
+
+
+@pytest.mark.parametrize(
+    "command", ["services enable", "clusters create", "node-pools create", "rollout status"]
+)
+def test_a_command_that_fails_ends_the_run(command: str, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run(FAIL=command)
+    assert done.returncode != 0
+    assert command in world.calls[-1]
 
 
 def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
@@ -356,8 +363,9 @@ def test_a_removal_keeps_buckets_unless_it_is_asked_and_clusters_that_it_did_not
 
 def test_a_removal_without_confirmation_removes_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
-    assert world.run("--remove").returncode != 0
-    assert world.calls == []
+    done = world.run("--remove")
+    assert (done.returncode, world.calls) == (1, [])
+    assert "Nothing was removed" in done.stderr
 
 
 # What it writes
