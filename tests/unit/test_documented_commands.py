@@ -64,7 +64,7 @@ FRAGMENTS = [block for block in MANIFESTS_AND_FRAGMENTS if block not in MANIFEST
 def name(words: list[str]) -> str:
     """The program, without the folder of an environment."""
     return re.sub(
-        r"^(\.venv/bin/finetune|trainer_image/install\.sh\)/bin/\S+)$",
+        r"^(\.venv/bin/finetune|.*trainer_image/install\.sh\)/bin/\S+)$",
         lambda m: m[1].rpartition("/")[2],
         words[0],
     )
