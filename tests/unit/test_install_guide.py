@@ -1,16 +1,24 @@
-"""The commands of docs/install-gke.md that set up a team, run by bash with stand-ins for the programs."""
+"""docs/install-gke.md and the set-up script that it is about: what it plans, and what it runs."""
 
+import csv
 import re
+import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from devcluster.bucket_iam import ROLES, Grant
-from tests import bucket_grants
+from finetune_operator.cli.checks import check_files
+from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
+from tests.documents import blocks
+from tests.plan_pages import plan_page
+from tests.setup_script import EVERYTHING, TABLE, VARIABLES, World, commands, files, plan
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "install-gke.md").read_text()
@@ -21,117 +29,432 @@ BUCKETS = {
     "my-project-models": MODELS,
     "my-project-data": DATA,
 }
-STAND_IN = """#!/bin/sh
-echo "$(basename "$0") $*" >> "$COMMANDS"
-case "$*" in
-*projectNumber*) echo 123456;;
-"apply -f -") cat >> "$APPLIED"; echo --- >> "$APPLIED";;
-*"-f -") cat > /dev/null;;
-esac
-"""
+DIGESTS = {
+    "sha256:DIGEST_OF_THE_TRAINER": f"sha256:{'1' * 64}",
+    "sha256:DIGEST_OF_THE_OPERATOR": f"sha256:{'2' * 64}",
+}
 
 
-def _run(folder: Path, step: int, team: str = "team-a") -> list[str]:
-    """What a step runs for a team, one command a line. The objects that it applies are in ``applied``."""
-    for name in ("gcloud", "kubectl"):
-        program = folder / name
-        program.write_text(STAND_IN)
-        program.chmod(0o755)
-    text = GUIDE.partition(f"\n## {step}. ")[2].partition("\n## ")[0].partition("\n### ")[0]
-    script = "\n".join(re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL))
-    assert script.count("TEAM=team-a\n") == 1
-    environment = {
-        "PATH": f"{folder}:/usr/bin:/bin",
-        "COMMANDS": str(folder / "commands"),
-        "APPLIED": str(folder / "applied"),
-    }
-    subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script.replace("TEAM=team-a\n", f"TEAM={team}\n")],
-        env=environment,
-        cwd=ROOT,
-        check=True,
+@cache
+def everything() -> str:
+    return plan(**EVERYTHING) + plan("first-job", **EVERYTHING)
+
+
+@cache
+def removal() -> str:
+    return plan("--remove", DELETE_DATA="true", **EVERYTHING)
+
+
+def written(text: str, name: str) -> list[dict[str, Any]]:
+    content = files(text)[name]
+    for stand_in, digest in DIGESTS.items():
+        content = content.replace(stand_in, digest)
+    return [each for each in yaml.safe_load_all(content) if each]
+
+
+# The commands
+
+
+def in_table(words: list[str], known: dict[tuple[str, str], str]) -> tuple[str, list[str]]:
+    """The command's name in the table, the longest that it begins with, and its flags that the table lacks."""
+    names = sorted({name for name, _ in known}, key=len, reverse=True)
+    positional = " ".join([words[0], *(each for each in words[1:] if not each.startswith("-"))])
+    plain = re.sub(r"^(\S+) gke_\S+ ", r"\1 ", positional)
+    name = next((each for each in names if f"{plain} ".startswith(f"{each} ")), "")
+    flags = [each.partition("=")[0] for each in words if re.match(r"--?[a-z]", each)]
+    return name, [flag for flag in flags if (name, flag) not in known]
+
+
+def table() -> dict[tuple[str, str], str]:
+    with TABLE.open() as file:
+        return {(row["command"], row["flag"]): row["source"] for row in csv.DictReader(file)}
+
+
+def unknown(text: str, programs: tuple[str, ...]) -> list[str]:
+    known, found = table(), []
+    for words in commands(text):
+        if words[0] in programs:
+            name, flags = in_table(words, known)
+            found += [f"{name or ' '.join(words[:5])}: {each}" for each in flags or ([] if name else ["?"])]
+    return found
+
+
+def documented() -> str:
+    """The shell blocks of all documents."""
+    return "\n".join(block.text for block in blocks("bash"))
+
+
+def test_every_command_of_the_script_and_every_flag_is_in_the_table_of_published_ones() -> None:
+    text = everything() + removal() + plan(CAPACITY="Spot") + plan("--remove")
+    assert len(list(commands(text))) > 100
+    assert unknown(text, setup_script.PROGRAMS) == []
+
+
+def test_every_gcloud_command_of_a_document_is_in_the_table() -> None:
+    assert sum(words[0] == "gcloud" for words in commands(documented())) > 5
+    assert unknown(documented(), ("gcloud",)) == []
+
+
+def test_a_flag_that_is_not_published_is_found() -> None:
+    invented = (
+        "gcloud container clusters create finetune --with-tpus --location europe-west4\ngcloud tpus make x"
     )
-    return (folder / "commands").read_text().splitlines()
+    assert unknown(invented, ("gcloud",)) == [
+        "gcloud container clusters create: --with-tpus",
+        "gcloud tpus make x: ?",
+    ]
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of step 3."""
-    return _run(tmp_path_factory.mktemp("guide"), 3)
+def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read() -> None:
+    known, used = table(), set()
+    script = setup_script.SCRIPT.read_text().replace("${IN_CLUSTER[*]}", "--cluster --location --project")
+    script = script.replace("$of", "--location --project")
+    fixes = "\n".join(re.findall(r"\"(gcloud [^\"\n]*)", script))
+    for words in commands(everything() + removal() + plan(CAPACITY="Spot") + documented() + "\n" + fixes):
+        name, _ = in_table(words, known)
+        used |= {(name, ""), *((name, each.partition("=")[0]) for each in words if each.startswith("-"))}
+    assert sorted(set(known) - used) == []
+    with TABLE.open() as file:
+        for row in csv.DictReader(file):
+            assert row["source"].startswith("https://")
+            assert row["release"]
+            assert re.fullmatch(r"20\d\d-\d\d-\d\d", row["date"])
 
 
-def _grants(commands: list[str]) -> list[Grant]:
+@pytest.mark.skipif(
+    not shutil.which("shellcheck"), reason="shellcheck is not installed (apt-get install shellcheck)"
+)
+def test_shellcheck_finds_nothing() -> None:
+    done = subprocess.run(
+        ["shellcheck", str(setup_script.SCRIPT)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+
+
+def test_the_plan_is_a_script_that_a_shell_can_read(tmp_path: Path) -> None:
+    for text in (everything(), removal()):
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+# What it does on a machine
+
+
+def test_a_dry_run_calls_no_program(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for arguments in (["--dry-run"], ["--dry-run", "--remove"], ["--dry-run", "first-job"]):
+        assert world.run(*arguments, **EVERYTHING).returncode == 0
+        assert world.calls == []
+    assert not world.files.exists()
+
+
+def test_a_first_run_creates_what_the_plan_says(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run(**EVERYTHING)
+    assert done.returncode == 0, done.stderr
+    planned = {" ".join(words) for words in commands(plan(FILES=str(world.files), **EVERYTHING))}
+    digest = f"sha256:{'7'.zfill(64)}"
+    stand_ins = {"PROJECT_NUMBER": "123456", "sha256:DIGEST_OF_THE_OPERATOR": digest}
+    for stand_in, found in stand_ins.items():
+        planned = {each.replace(stand_in, found) for each in planned}
+    assert (
+        sorted(each for each in planned - set(world.calls) if each.split()[0] in setup_script.PROGRAMS) == []
+    )
+    assert {each.name for each in world.files.iterdir()} == {
+        *("team-a.yaml", "team-b.yaml", "profile-team-a.yaml", "profile-team-b.yaml"),
+        *("queues.yaml", "values.yaml", "admins.yaml"),
+    }
+
+
+def test_a_second_run_creates_nothing_and_keeps_an_edited_profile(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run(**EVERYTHING)
+    profile = world.files / "profile-team-a.yaml"
+    profile.write_text(profile.read_text() + "  displayName: edited\n")
+    done = world.run(EXIST="yes", **EVERYTHING)
+    assert done.returncode == 0, done.stderr
+    assert [each for each in world.calls if " create " in each or each.startswith("docker")] == []
+    assert profile.read_text().endswith("displayName: edited\n")
+    assert any(each.endswith(f"apply -f {profile}") for each in world.calls)
+
+
+@pytest.mark.parametrize(
+    ("found", "message", "fix"),
+    [
+        (
+            {"FOUND": "1.29.0-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,"},
+            "GKE 1.29.0",
+            "clusters upgrade",
+        ),
+        ({"FOUND": "1.34.1-gke.1,,ADVANCED_DATAPATH,"}, "no Workload Identity", "--workload-pool=my-project"),
+        ({"FOUND": "1.34.1-gke.1,my-project.svc.id.goog,,"}, "NetworkPolicies", "--enable-network-policy"),
+        ({"MODES": "old,GCE_METADATA"}, "Node pool old has no GKE_METADATA", "node-pools update old"),
+    ],
+)
+def test_an_existing_cluster_that_lacks_something_is_left_alone(
+    found: dict[str, str], message: str, fix: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    done = world.run(EXIST="yes", **found)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert fix in done.stderr.partition("Fix:")[2]
+    assert not any("kubectl" in each for each in world.calls)
+
+
+@pytest.mark.parametrize(
+    "command", ["services enable", "clusters create", "node-pools create", "rollout status"]
+)
+def test_a_command_that_fails_ends_the_run(command: str, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run(FAIL=command)
+    assert done.returncode != 0
+    assert command in world.calls[-1]
+
+
+def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
+    between = {"EXIST": "yes", "FOUND": "1.30.5-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,"}
+    assert World(tmp_path).run("cluster", SLICES="v5litepod-4", **between).returncode == 0
+    done = World(tmp_path).run("cluster", SLICES="v5litepod-4 v6e-4", **between)
+    assert "need 1.31.2-gke.1115000" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"PROJECT": ""}, "PROJECT is not set"),
+        ({"PROJECT": "My_Project"}, 'PROJECT is "My_Project"'),
+        ({"LOCATION": "europe-west4-a"}, "expected a region"),
+        ({"ZONE": "us-central1-a"}, "expected a zone of europe-west4"),
+        ({"TEAMS": ""}, "TEAMS is not set"),
+        ({"TEAMS": "kube-system"}, "a namespace of the platform"),
+        ({"TEAMS": "team-a=anna"}, "NAMESPACE=user:EMAIL"),
+        ({"TEAMS": 'team-a=user:"}@example.com'}, "NAMESPACE=user:EMAIL"),
+        ({"TEAMS": "team-a team-a"}, "team-a twice"),
+        ({"TEAMS": "team-a;reboot"}, "expected namespaces"),
+        ({"SLICES": "v6e-5"}, 'SLICES has "v6e-5"'),
+        ({"SLICES": "v6e-4*0"}, 'SLICES has "v6e-4*0"'),
+        ({"SLICES": "v6e-4 v6e-4"}, "v6e-4 twice"),
+        ({"SLICES": "tpu7x-16"}, "needs a workload policy"),
+        ({"CAPACITY": "Cheap"}, "OnDemand, Spot or Reservation"),
+        ({"CAPACITY": "Reservation"}, "RESERVATION is not set"),
+        ({"SECURITY_GROUP": ""}, "SECURITY_GROUP is not set"),
+        ({"ADMINS": "root"}, "ADMINS is"),
+        ({"VERSION": "a b"}, "a tag of the images"),
+        ({"BUILDER": "make"}, "docker, podman or buildah"),
+        ({"BASE_IMAGE": "-x"}, "an image with Python"),
+        ({"CPU_MACHINE": "e2-micro"}, "n2-highmem-4"),
+        ({"CPU_DISK_GB": "50"}, "from 100"),
+        ({"CPU_NODES": "0"}, "from 1"),
+        ({"TEAM_JOBS": "many"}, "from 1"),
+        ({"KUEUE": "yes"}, "true or false"),
+        ({"CLUSTER": "-x"}, "the name of a cluster"),
+    ],
+    ids=str,
+)
+def test_a_wrong_variable_is_named_with_what_is_expected_and_nothing_runs(
+    variables: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    done = world.run(**{**VARIABLES, **variables})
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert message in done.stderr
+    assert "\nFix:   " in done.stderr
+    assert world.calls == []
+
+
+def test_every_variable_of_the_script_is_described_and_every_described_one_exists() -> None:
+    script = setup_script.SCRIPT.read_text()
+    named = set(
+        re.findall(r"[A-Z][A-Z_]{3,}", script.partition("# Variables")[2].partition("\n# Without")[0])
+    )
+    described = set(re.findall(r"^\| `([A-Z_]+)` \|", GUIDE, re.MULTILINE))
+    assert named == described
+    assert all(re.search(rf"\b{name}\b", script.partition("check_variables()")[2]) for name in named)
+
+
+# Roles
+
+
+def _grants(text: str, verb: str = "add") -> list[tuple[str, str, str]]:
+    """Member, place and role of each binding on storage."""
+    return re.findall(
+        rf"gcloud storage (?:buckets|managed-folders) {verb}-iam-policy-binding gs://(\S+) --member (\S+) --role (\S+)",
+        text,
+    )
+
+
+def _of_accounts(text: str) -> list[Grant]:
     found = []
-    for command in commands:
+    for place, member, role in _grants(text):
         match = re.fullmatch(
-            r"gcloud storage (?:buckets|managed-folders) add-iam-policy-binding gs://([^/ ]+)/?(\S*) --member "
-            r"principal://iam\.googleapis\.com/projects/123456/locations/global/workloadIdentityPools/"
-            r"my-project\.svc\.id\.goog/subject/ns/([^/ ]+)/sa/(\S+) "
-            r"--role (?:projects/my-project/roles/)?(\S+)",
-            command,
+            r"principal://iam\.googleapis\.com/projects/PROJECT_NUMBER/locations/global/workloadIdentityPools/"
+            r"my-project\.svc\.id\.goog/subject/ns/([^/ ]+)/sa/(\S+)",
+            member,
         )
         if match:
-            bucket, folder, namespace, account, role = match.groups()
+            bucket, _, folder = place.partition("/")
+            name = f"{match[1]}/{match[2]}"
             found.append(
-                Grant(account=f"{namespace}/{account}", role=role, bucket=BUCKETS[bucket], folder=folder)
+                Grant(
+                    account=name,
+                    role=role.removeprefix("projects/my-project/roles/"),
+                    bucket=BUCKETS[bucket],
+                    folder=folder,
+                )
             )
     return found
 
 
-def test_the_commands_give_what_the_table_says(commands: list[str]) -> None:
-    given = _grants(commands)
-    assert len(given) == sum("add-iam-policy-binding" in command for command in commands)
-    assert sorted(given, key=str) == sorted(bucket_grants.of_team("team-a"), key=str)
+def test_the_script_grants_accounts_what_the_guides_table_says() -> None:
+    assert sorted(_of_accounts(plan()), key=str) == sorted(bucket_grants.of_team("team-a"), key=str)
 
 
-@pytest.mark.parametrize("step", [3, 8])
-def test_the_commands_for_one_team_name_no_other(step: int, tmp_path: Path) -> None:
-    ran = _run(tmp_path, step, "team-x")
-    applied = tmp_path / "applied"
-    assert not [each for each in ran if "team-a" in each or "team-b" in each]
-    assert not applied.exists() or "team-a" not in applied.read_text()
-
-
-@pytest.mark.parametrize("team", ["team-a", "team-x"])
-def test_a_team_gets_pod_security_a_policy_and_a_quota(team: str, tmp_path: Path) -> None:
-    ran = _run(tmp_path, 8, team)
-    applied: list[dict[str, Any]] = [
-        each for each in yaml.safe_load_all((tmp_path / "applied").read_text()) if each
-    ]
-    assert f"kubectl label namespace {team} pod-security.kubernetes.io/enforce=restricted" in ran[0]
-    policies = [each["metadata"] for each in applied if each["kind"] == "NetworkPolicy"]
-    assert policies == [{"name": "finetune-stages", "namespace": team}]
-    assert any(each.startswith(f"kubectl create quota jobs -n {team} ") for each in ran)
-
-
-def test_the_policy_is_tested_from_within_and_from_another_namespace(tmp_path: Path) -> None:
-    ran = _run(tmp_path, 8, "team-x")
-    applied = [each for each in yaml.safe_load_all((tmp_path / "applied").read_text()) if each]
-    pods = {
-        (each["metadata"]["namespace"], each["metadata"]["name"]) for each in applied if each["kind"] == "Pod"
-    }
-    asked = [re.match(r"kubectl exec -n (\S+) (\S+) -- /agnhost connect (\S+) ", each) for each in ran]
-    found = [match.groups() for match in asked if match]
-    assert [target for _, _, target in found] == ["policy-listener.team-x:8482"] * 2
-    assert [namespace for namespace, _, _ in found] == ["team-x", "default"]
-    assert {(namespace, pod) for namespace, pod, _ in found} < pods
-
-
-def test_no_account_has_a_role_on_objects_of_a_whole_bucket_of_ours(commands: list[str]) -> None:
-    for grant in _grants(commands):
+def test_no_account_has_a_role_on_objects_of_a_whole_bucket_of_ours() -> None:
+    for grant in _of_accounts(plan()):
         if not grant.folder:
             assert ROLES[grant.role] == {"storage.buckets.get"}
 
 
-def test_the_custom_role_has_one_permission(commands: list[str]) -> None:
-    (command,) = (each for each in commands if "iam roles create" in each)
-    assert re.search(
-        r"create finetuneBucketReader --project my-project .*--permissions storage\.buckets\.get$", command
+def test_people_read_results_write_their_own_models_and_data_and_no_run_folder() -> None:
+    people = {
+        (place, role) for place, member, role in _grants(plan()) if member == "group:team-a@example.com"
+    }
+    assert people == {
+        ("my-project-finetune-artifacts/team-a/", "roles/storage.objectViewer"),
+        ("my-project-models/team-a/", "roles/storage.objectUser"),
+        ("my-project-data/team-a/", "roles/storage.objectUser"),
+    }
+
+
+def test_a_bucket_with_managed_folders_has_uniform_access_and_is_never_public() -> None:
+    made = re.findall(r"gcloud storage buckets create gs://(\S+) (.*)", everything())
+    assert all("--uniform-bucket-level-access --public-access-prevention" in flags for _, flags in made)
+    places = {
+        each.partition("/")[0] for each in re.findall(r"managed-folders create gs://(\S+)", everything())
+    }
+    assert places < {name for name, _ in made}
+
+
+def test_the_custom_role_has_one_permission() -> None:
+    (command,) = re.findall(r"gcloud iam roles create .*", plan())
+    assert command.endswith("--permissions storage.buckets.get")
+
+
+def test_a_removal_withdraws_every_role_that_was_granted() -> None:
+    assert sorted(_grants(removal(), "remove")) == sorted(_grants(everything()))
+    given = re.findall(r"gcloud projects add-(iam-policy-binding .*)", everything())
+    assert set(given) <= set(
+        re.findall(r"gcloud projects remove-(iam-policy-binding .*?) \|\| true", removal())
     )
 
 
-def test_every_managed_folder_is_made_in_a_bucket_that_can_have_some(commands: list[str]) -> None:
-    (made,) = (each for each in commands if "storage buckets create" in each)
-    assert "--uniform-bucket-level-access" in made
-    for place in re.findall(r"managed-folders create gs://([^/ ]+)/", "\n".join(commands)):
-        assert f"gs://{place}" in made
+def test_a_removal_keeps_buckets_unless_it_is_asked_and_clusters_that_it_did_not_create(
+    tmp_path: Path,
+) -> None:
+    assert "gcloud storage rm" not in plan("--remove")
+    world = World(tmp_path)
+    assert world.run("--remove", "--yes").returncode == 0
+    assert not any("clusters delete" in each for each in world.calls)
+    assert any("node-pools delete v6e-4 " in each for each in world.calls)
+    world.run("--remove", "--yes", OURS="true")
+    assert any("clusters delete finetune " in each for each in world.calls)
+
+
+def test_a_removal_without_confirmation_removes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("--remove")
+    assert (done.returncode, world.calls) == (1, [])
+    assert "Nothing was removed" in done.stderr
+
+
+# What it writes
+
+
+@pytest.mark.parametrize("team", ["team-a", "team-x"])
+def test_a_team_has_accounts_pod_security_a_policy_and_a_quota(team: str) -> None:
+    objects = written(plan("teams", TEAMS=team), f"{team}.yaml")
+    found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
+    assert set(found) == {
+        ("Namespace", team),
+        ("ServiceAccount", "ft-cpu"),
+        ("ServiceAccount", "ft-train"),
+        ("ResourceQuota", "finetune"),
+        ("NetworkPolicy", "finetune-stages"),
+    }
+    assert (
+        found["Namespace", team]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    )
+    assert {each["metadata"].get("namespace", team) for each in objects} == {team}
+
+
+def test_a_team_of_another_name_gets_nothing_of_team_a() -> None:
+    text = plan(TEAMS="team-x=user:x@example.com")
+    assert "team-a" not in text.replace("docs/", "")
+    assert "team-a" not in plan("first-job", TEAMS="team-x=user:x@example.com")
+
+
+def test_people_get_the_charts_roles_in_their_namespace() -> None:
+    objects = written(plan("teams"), "team-a.yaml")
+    bound = {(each["kind"], each["roleRef"]["name"]) for each in objects if each["kind"].endswith("Binding")}
+    assert bound == {
+        ("RoleBinding", "finetune-operator-edit"),
+        ("RoleBinding", "view"),
+        ("ClusterRoleBinding", "finetune-operator-profile-view"),
+    }
+    (first, *_) = (each for each in objects if each["kind"] == "RoleBinding")
+    assert [(each["kind"], each["name"]) for each in first["subjects"]] == [
+        ("Group", "team-a@example.com"),
+        ("User", "anna@example.com"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, EVERYTHING, {"CAPACITY": "Spot", "SLICES": "v5p-8 v5litepod-16"}], ids=str
+)
+def test_the_profile_is_valid_and_the_first_job_is_admitted_under_it(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    profile, job = tmp_path / "profile.yaml", tmp_path / "job.yaml"
+    text = plan(**variables)
+    profile.write_text(yaml.safe_dump_all(written(text, "profile-team-a.yaml")))
+    job.write_text(files(plan("first-job", **variables))["first-job.yaml"])
+    report = check_files([profile, job])
+    assert not any(report.problems.values())
+    assert "Train" in plan_page(job, profile)
+
+
+@pytest.mark.parametrize("variables", [{}, EVERYTHING], ids=["least", "most"])
+def test_the_chart_accepts_the_values(variables: dict[str, str]) -> None:
+    (values,) = written(plan(**variables), "values.yaml")
+    chart = ROOT / "charts" / "finetune-operator"
+    merged = yaml.safe_load((chart / "values.yaml").read_text())
+    for key, value in values.items():
+        merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
+    jsonschema.validate(merged, yaml.safe_load((chart / "values.schema.json").read_text()))
+    assert values["namespaces"] == (["team-a", "team-b"] if variables else ["team-a"])
+
+
+def test_the_quota_and_the_queue_are_all_chips_of_the_pools() -> None:
+    chips = 4 * 4 + 2 * 16 + 8
+    team = written(everything(), "team-a.yaml")
+    (quota,) = (each for each in team if each["kind"] == "ResourceQuota")
+    assert quota["spec"]["hard"]["requests.google.com/tpu"] == str(chips)
+    (queue,) = (each for each in written(everything(), "queues.yaml") if each["kind"] == "ClusterQueue")
+    ((flavor,),) = (group["flavors"] for group in queue["spec"]["resourceGroups"])
+    assert flavor["resources"] == [{"name": "google.com/tpu", "nominalQuota": chips}]
+
+
+# Step 8: the network
+
+
+def test_the_policy_is_tested_from_within_and_from_another_namespace() -> None:
+    text = GUIDE.partition("### Several teams")[2].partition("\n### ")[0]
+    asked = re.findall(r"kubectl exec -n (\S+) (\S+) -- /agnhost connect (\S+) ", text)
+    assert [target for _, _, target in asked] == ["policy-listener.team-a:8482"] * 2
+    assert [namespace for namespace, _, _ in asked] == ["team-a", "default"]
+    objects = yaml.safe_load_all((ROOT / "examples/cluster/networkpolicy-test.yaml").read_text())
+    pods = {
+        (each["metadata"]["namespace"], each["metadata"]["name"]) for each in objects if each["kind"] == "Pod"
+    }
+    assert {(namespace, pod) for namespace, pod, _ in asked} < pods

@@ -19,6 +19,7 @@ from finetune_operator.cluster.connect import (
     user_context,
 )
 from finetune_operator.cluster.port import (
+    ACCESS_REVIEWS,
     DEPLOYMENTS,
     JOBS,
     PODS,
@@ -120,6 +121,39 @@ class Connection:
     async def deployments(self, namespace: str, selector: str) -> list[Object]:
         """Returns the Deployments of a namespace with matching labels."""
         return [each async for each in self._listed(DEPLOYMENTS, namespace, selector)]
+
+    async def listed(self, kind: ResourceKind, namespace: str | None) -> Sequence[Object]:
+        """Returns all objects of a kind. Raises NotFound if the cluster does not serve it."""
+        return await self._cluster.list(kind, namespace)
+
+    async def served(self, kind: ResourceKind) -> bool:
+        """Whether the cluster serves the kind in its version, as discovery shows to every user."""
+        try:
+            lines = [line async for line in self._cluster.lines(kind.prefix, (), _SILENCE_SECONDS)]
+        except NotFound:
+            return False
+        try:
+            return any(each["name"] == kind.plural for each in json.loads(b"\n".join(lines))["resources"])
+        except ValueError as error:
+            raise Unavailable(f"GET {kind.prefix}: the response is not JSON") from error
+        except (LookupError, TypeError) as error:
+            raise Unavailable(f"GET {kind.prefix}: the response is not a list of resources") from error
+
+    async def may(
+        self, verb: str, kind: ResourceKind, subresource: str = "", *, everywhere: bool = False
+    ) -> bool:
+        """Whether the caller may do this in the namespace; ``everywhere``: with objects of the cluster."""
+        asked = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
+        if not everywhere:
+            asked["namespace"] = self.namespace
+        review = {
+            "apiVersion": f"{ACCESS_REVIEWS.group}/{ACCESS_REVIEWS.version}",
+            "kind": "SelfSubjectAccessReview",
+            "metadata": {},
+            "spec": {"resourceAttributes": asked},
+        }
+        answer = await self._cluster.create(ACCESS_REVIEWS, review)
+        return bool((answer.get("status") or {}).get("allowed"))
 
     async def edit(self, name: str, patch: Object) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""

@@ -44,6 +44,37 @@ def profiles(  # noqa: PLR0917  typer passes options by name
     )
 
 
+class DoctorOutput(StrEnum):
+    """Output formats of ``doctor``."""
+
+    JSON = "json"
+
+
+@app.command(rich_help_panel=BEFORE)
+def doctor(  # noqa: PLR0917  typer passes options by name
+    operator_namespace: Annotated[
+        str, typer.Option("--operator-namespace", help="Where the operator runs.", metavar="NS")
+    ] = "finetune-system",
+    output: Annotated[
+        DoctorOutput | None, typer.Option("--output", "-o", help="Default: a line for each finding.")
+    ] = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    user: User = None,
+) -> None:
+    """Check the installation, as its administrator or as a user: what is missing, and the command that mends it."""
+    from finetune_operator.cli.doctor import examine
+
+    with_connection(
+        kubeconfig,
+        context,
+        user,
+        namespace,
+        lambda cluster: examine(cluster, operator_namespace, as_json=output is not None, write=echo),
+    )
+
+
 class CostsOutput(StrEnum):
     """Output formats of ``costs``."""
 

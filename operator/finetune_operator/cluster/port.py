@@ -37,6 +37,11 @@ WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "workloads")
 #: Read by people's commands alone.
 DEPLOYMENTS = ResourceKind("apps", "v1", "deployments")
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
+SERVICE_ACCOUNTS = ResourceKind("", "v1", "serviceaccounts")
+QUOTAS = ResourceKind("", "v1", "resourcequotas")
+LOCAL_QUEUES = ResourceKind("kueue.x-k8s.io", "v1beta2", "localqueues")
+#: Asks the API server what the caller may do.
+ACCESS_REVIEWS = ResourceKind("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 
 @dataclass(frozen=True, slots=True)

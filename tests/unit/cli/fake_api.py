@@ -96,6 +96,19 @@ class FakeApi:
             page = [{"metadata": each["metadata"]} for each in page]
         return {"metadata": metadata, "items": page}
 
+    async def discover(self, request: web.Request) -> web.StreamResponse:
+        """The resources that objects are of, for every group."""
+        if self.refuse:
+            return await self.handle(request)
+        known = {plural for plural, _ in self.objects} - self.absent
+        return web.json_response({"resources": [{"name": each} for each in sorted(known)]})
+
+    async def review(self, request: web.Request) -> web.StreamResponse:
+        """Everything is allowed."""
+        if self.refuse:
+            return await self.handle(request)
+        return web.json_response({"status": {"allowed": True}}, status=201)
+
     async def edit(self, request: web.Request) -> web.Response:
         """Merges a patch, as far as its depth is that of ``spec.retry``."""
         plural, name = request.match_info["plural"], request.match_info["name"]
@@ -148,6 +161,8 @@ async def serve(api: FakeApi, middlewares: Sequence[Middleware] = ()) -> AsyncIt
         app.router.add_patch(f"{base}/{{plural}}/{{name}}", api.edit)
         app.router.add_get(f"{base}/{{plural}}/{{name}}", api.handle)
         app.router.add_get(f"{base}/{{plural}}/{{name}}/log", api.log)
+    app.router.add_get("/apis/{group}/{version}", api.discover)
+    app.router.add_post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", api.review)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -144,10 +144,10 @@ def test_the_guides_table_has_what_the_stages_request_and_disks_that_hold_it(row
 @pytest.mark.parametrize("name", ["gke-v6e", "gke-v6e-queued"])
 def test_the_examples_allow_what_the_guides_disk_leaves(name: str) -> None:
     profile = yaml.safe_load((ROOT / "examples" / "profiles" / f"{name}.yaml").read_text())
-    (disk,) = re.findall(r"create finetune-cpu .*\n.*--disk-size (\d+)", GUIDE)
+    (disk,) = re.findall(r"^\| `CPU_DISK_GB` \| `(\d+)` \|", GUIDE, re.MULTILINE)
     limit = profile["spec"]["cpuPool"]["maxEphemeralStorage"]
     assert limit == f"{left_of(int(disk))}Gi"
-    assert f"what a node leaves: {limit} for the pool above" in GUIDE
+    assert f"what a node leaves: {limit} for a disk of {disk} GB" in GUIDE
 
 
 def test_the_example_says_which_models_its_disk_holds() -> None:

@@ -31,6 +31,8 @@ class CommandRow:
     """It reads a run folder, or a ledger."""
     whole_cluster: bool = False
     """Rights in a namespace are not enough."""
+    reports: bool = False
+    """Rights and resources that are missing are what it prints."""
 
     @property
     def command(self) -> str:
@@ -55,6 +57,8 @@ ROWS = [
     ),
     CommandRow(words=("validate", "-f", QUICKSTART), cluster=False),
     CommandRow(words=("profiles",), whole_cluster=True),
+    # The stand-in has neither JobSet nor an operator.
+    CommandRow(words=("doctor",), code=1, reports=True),
     CommandRow(words=("costs",)),
     CommandRow(words=("costs", "--ledger", f"file://{FOLDER}/ledger"), cluster=False, store=True),
     CommandRow(words=("explain", "MemoryExceeded"), cluster=False),

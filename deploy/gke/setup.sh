@@ -1,0 +1,674 @@
+#!/usr/bin/env bash
+# Sets up fine-tuning on GKE: cluster, node pools, JobSet, buckets, identities, images, operator, a profile per team.
+#
+#   deploy/gke/setup.sh --dry-run    print the commands and files, and run nothing
+#   deploy/gke/setup.sh              create what is missing; a second run changes nothing
+#   deploy/gke/setup.sh first-job    apply the example job in the first team's namespace
+#   deploy/gke/setup.sh --remove     remove all of it; buckets stay, unless DELETE_DATA=true
+#
+# Variables of the environment (docs/install-gke.md describes them):
+#   required  PROJECT, LOCATION (region), ZONE (of the TPUs), TEAMS
+#   optional  CLUSTER, SLICES, CAPACITY, RESERVATION, ADMINS, SECURITY_GROUP, VERSION, BUILDER, BASE_IMAGE, CPU_MACHINE,
+#             CPU_DISK_GB, CPU_NODES, TEAM_JOBS, KUEUE, PATHWAYS, LEDGER, FILES, DELETE_DATA
+# Without expansion of file names: SLICES has asterisks.
+set -euof pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+JOBSET_VERSION=v0.12.0
+KUEUE_VERSION=v0.19.2
+BUCKET_READER=finetuneBucketReader
+NODES_ACCOUNT=finetune-nodes
+NAMESPACE=finetune-system
+
+# ---------------------------------------------------------------------------------------------------- output
+
+# A line of the plan. Commands are quoted so that the output of --dry-run can be read by a shell.
+line() { if [[ $DRY_RUN == true ]]; then printf '%s\n' "$*"; else printf '%s\n' "$*" >&2; fi; }
+quoted() { local words; printf -v words '%q ' "$@"; printf '%s' "${words% }"; }
+step() { line; line "# $*"; }
+fail() {
+  printf 'Error: %s\n' "$1" >&2
+  [[ -z ${2:-} ]] || printf 'Fix:   %s\n' "$2" >&2
+  exit 1
+}
+
+run() {
+  line "$(quoted "$@")"
+  [[ $DRY_RUN == true ]] || "$@"
+}
+
+# unless PROBE… -- COMMAND…: runs the command only if the probe fails.
+unless() {
+  local probe=()
+  while [[ $1 != -- ]]; do probe+=("$1"); shift; done
+  shift
+  line "$(quoted "${probe[@]}") >/dev/null 2>&1 || $(quoted "$@")"
+  [[ $DRY_RUN == true ]] || "${probe[@]}" >/dev/null 2>&1 || "$@"
+}
+
+# attempt COMMAND…: what it removes may be gone already.
+attempt() {
+  line "$(quoted "$@") || true"
+  [[ $DRY_RUN == true ]] || "$@" || true
+}
+
+# ask VARIABLE STAND-IN COMMAND…: the command's output; with --dry-run the stand-in.
+ask() {
+  local -n answer=$1
+  local stand_in=$2
+  shift 2
+  line "$(quoted "$@")   # $stand_in"
+  # shellcheck disable=SC2034  # a reference to the caller's variable
+  if [[ $DRY_RUN == true ]]; then answer=$stand_in; else answer=$("$@"); fi
+}
+
+# write FILE: from stdin, replacing it. keep FILE: only if it does not exist.
+write() {
+  local text
+  text=$(cat)
+  line "cat > $(quoted "$1") <<'EOF'
+$text
+EOF"
+  if [[ $DRY_RUN != true ]]; then
+    mkdir -p "$(dirname "$1")"
+    printf '%s\n' "$text" > "$1"
+  fi
+}
+keep() { if [[ -e $1 ]]; then line "# $1 is kept"; cat >/dev/null; else write "$1"; fi; }
+
+# ------------------------------------------------------------------------------------------------- variables
+
+# check NAME PATTERN EXPECTED EXAMPLE
+check() {
+  local value=${!1:-}
+  [[ -n $value ]] || fail "$1 is not set: expected $3." "export $1=$4"
+  [[ $value =~ ^($2)$ ]] || fail "$1 is \"$value\": expected $3." "export $1=$4"
+}
+
+check_variables() {
+  CLUSTER=${CLUSTER:-finetune} SLICES=${SLICES:-v6e-4} CAPACITY=${CAPACITY:-OnDemand} RESERVATION=${RESERVATION:-}
+  ADMINS=${ADMINS:-} SECURITY_GROUP=${SECURITY_GROUP:-} BUILDER=${BUILDER:-docker} BASE_IMAGE=${BASE_IMAGE:-}
+  CPU_MACHINE=${CPU_MACHINE:-n2-highmem-4} CPU_DISK_GB=${CPU_DISK_GB:-300} CPU_NODES=${CPU_NODES:-4}
+  TEAM_JOBS=${TEAM_JOBS:-20} KUEUE=${KUEUE:-false} PATHWAYS=${PATHWAYS:-false} LEDGER=${LEDGER:-false}
+  DELETE_DATA=${DELETE_DATA:-false} TEAMS=${TEAMS:-}
+  VERSION=${VERSION:-$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' "$ROOT/charts/finetune-operator/Chart.yaml")}
+
+  check PROJECT '[a-z][a-z0-9-]{4,28}[a-z0-9]' "the id of a Google Cloud project" my-project
+  check LOCATION '[a-z]+-[a-z]+[0-9]+' "a region" europe-west4
+  check ZONE "$LOCATION-[a-z]" "a zone of $LOCATION that has the TPUs" "$LOCATION-a"
+  check CLUSTER '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "the name of a cluster" finetune
+  check CAPACITY 'OnDemand|Spot|Reservation' "OnDemand, Spot or Reservation" OnDemand
+  if [[ $CAPACITY == Reservation ]]; then
+    check RESERVATION '[a-z][a-z0-9-]{0,62}' "the name of a reservation of this project" spring
+  fi
+  check VERSION '[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}' "a tag of the images" 0.2.0
+  check BUILDER 'docker|podman|buildah' "docker, podman or buildah" docker
+  [[ -z $BASE_IMAGE ]] || check BASE_IMAGE '[A-Za-z0-9][A-Za-z0-9_./:@-]*' "an image with Python 3.12" python:3.12-slim-bookworm
+  check CPU_MACHINE 'n2-highmem-(4|8|16)' "n2-highmem-4, n2-highmem-8 or n2-highmem-16" n2-highmem-4
+  check CPU_DISK_GB '[1-9][0-9]{2,4}' "a size in GB from 100 to 99999" 300
+  local name
+  for name in CPU_NODES TEAM_JOBS; do check $name '[1-9][0-9]{0,3}' "a number from 1 to 9999" 4; done
+  for name in KUEUE PATHWAYS LEDGER DELETE_DATA; do check $name 'true|false' "true or false" false; done
+  FILES=${FILES:-gke-$CLUSTER}
+
+  read_slices
+  read_teams
+  if [[ $ADMINS,$TEAMS == *group:* ]]; then
+    check SECURITY_GROUP 'gke-security-groups@[a-z0-9.-]+' \
+      "the group gke-security-groups@DOMAIN that holds the groups of TEAMS and ADMINS" gke-security-groups@example.com
+  fi
+  derive
+}
+
+# SLICES → arrays SLICE (name), POOL_MACHINE, TOPOLOGY, HOSTS, CHIPS (per host), COUNT, LABEL; and MINIMUM, of GKE.
+read_slices() {
+  SLICE=() POOL_MACHINE=() TOPOLOGY=() HOSTS=() CHIPS=() COUNT=() LABEL=() MINIMUM=1.30 ALL_CHIPS=0
+  local entry name row family label machine topology hosts chips placement seen=" "
+  for entry in $SLICES; do
+    name=${entry%\**}
+    row=$(awk -F, -v name="$name" '$1 == name {print $2, $3, $4, $5, $6, $7, $9}' \
+      "$ROOT/contract/finetune_contract/tpu_slices.csv")
+    [[ -n $row && $entry =~ ^[^*]+(\*[1-9][0-9]?)?$ ]] || fail \
+      "SLICES has \"$entry\": expected names of slices, each with *N for N of them." \
+      "export SLICES=\"v6e-4*4 v6e-16\"; contract/finetune_contract/tpu_slices.csv lists all names."
+    [[ $seen != *" $name "* ]] || fail "SLICES has $name twice." "Write it once, with the number: $name*2."
+    seen+="$name "
+    read -r family label machine topology hosts chips placement <<<"$row"
+    [[ $placement == false ]] || fail \
+      "SLICES has $name, whose node pool needs a workload policy, which this script does not create." \
+      "Create that pool as Google's page on TPU7x says, and leave $name out of SLICES."
+    case $family in v6e) minimum 1.31.2-gke.1115000 ;; tpu7*) minimum 1.34.0-gke.2201000 ;; esac
+    SLICE+=("$name") LABEL+=("$label") POOL_MACHINE+=("$machine") TOPOLOGY+=("$topology") HOSTS+=("$hosts") CHIPS+=("$chips")
+    if [[ $entry == *\** ]]; then COUNT+=("${entry##*\*}"); else COUNT+=(1); fi
+    ALL_CHIPS=$((ALL_CHIPS + hosts * chips * COUNT[-1]))
+  done
+  [[ ${#SLICE[@]} -gt 0 ]] || fail "SLICES is empty: expected names of slices." "export SLICES=v6e-4"
+}
+minimum() { at_least "$MINIMUM" "$1" || MINIMUM=$1; }
+at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$2" ]]; }
+
+# TEAMS → arrays TEAM (namespace) and MEMBERS (of each, separated by commas).
+read_teams() {
+  TEAM=() MEMBERS=()
+  local entry name people='(user|group):[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+' seen=" "
+  for entry in $TEAMS; do
+    name=${entry%%=*}
+    [[ $entry =~ ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(=$people(,$people)*)?$ ]] || fail \
+      "TEAMS has \"$entry\": expected namespaces, each with its people: NAMESPACE=user:EMAIL,group:EMAIL." \
+      'export TEAMS="team-a=group:team-a@example.com team-b=user:anna@example.com"'
+    [[ ! $name =~ ^(kube-.*|gke-.*|gmp-.*|default|$NAMESPACE|jobset-system|kueue-system)$ ]] || fail \
+      "TEAMS has $name, a namespace of the platform." "Give each team a namespace of its own, such as team-a."
+    [[ $seen != *" $name "* ]] || fail "TEAMS has $name twice." "Write it once, with all its people."
+    seen+="$name "
+    TEAM+=("$name")
+    if [[ $entry == *=* ]]; then MEMBERS+=("${entry#*=}"); else MEMBERS+=(""); fi
+  done
+  [[ ${#TEAM[@]} -gt 0 ]] || fail "TEAMS is not set: expected the namespaces of teams." \
+    'export TEAMS="team-a=user:anna@example.com"'
+  [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
+    "ADMINS is \"$ADMINS\": expected user:EMAIL or group:EMAIL, separated by commas." \
+    "export ADMINS=group:platform@example.com"
+}
+
+derive() {
+  local gib
+  NODES_EMAIL=$NODES_ACCOUNT@$PROJECT.iam.gserviceaccount.com
+  REPOSITORY=$LOCATION-docker.pkg.dev/$PROJECT/finetune
+  CONTEXT=gke_${PROJECT}_${LOCATION}_$CLUSTER
+  BUCKETS=("$PROJECT-finetune-artifacts" "$PROJECT-finetune-cache" "$PROJECT-models" "$PROJECT-data")
+  IN_CLUSTER=(--cluster "$CLUSTER" --location "$LOCATION" --project "$PROJECT")
+  # What a node leaves for a pod: docs/install-gke.md has the arithmetic.
+  case $CPU_MACHINE in *-4) CPU_MEMORY=27Gi ;; *-8) CPU_MEMORY=57Gi ;; *) CPU_MEMORY=117Gi ;; esac
+  gib=$((CPU_DISK_GB * 1000000 / 1073742))
+  CPU_STORAGE=$(awk -v gib=$((gib)) 'BEGIN {low = 0.55 * gib - 6; high = 0.9 * gib - 100; print int(low > high ? low : high)}')Gi
+  case $CAPACITY in
+    OnDemand) CAPACITY_FLAGS=() FLAVOR="capacity: OnDemand" ;;
+    Spot) CAPACITY_FLAGS=(--spot) FLAVOR="capacity: Spot" ;;
+    Reservation)
+      CAPACITY_FLAGS=(--reservation-affinity specific --reservation "$RESERVATION")
+      FLAVOR="capacity: Reservation, reservation: $RESERVATION" ;;
+  esac
+}
+
+# ----------------------------------------------------------------------------------------------------- steps
+
+do_apis() {
+  step "APIs"
+  run gcloud services enable container.googleapis.com compute.googleapis.com storage.googleapis.com \
+    artifactregistry.googleapis.com iam.googleapis.com iamcredentials.googleapis.com --project "$PROJECT"
+}
+
+do_images() {
+  step "Images: built where the tag $VERSION does not exist yet"
+  unless gcloud artifacts repositories describe finetune --location "$LOCATION" --project "$PROJECT" -- \
+    gcloud artifacts repositories create finetune --repository-format docker --location "$LOCATION" --project "$PROJECT"
+  run gcloud auth configure-docker "$LOCATION-docker.pkg.dev" --quiet
+  image finetune-operator Dockerfile
+  image finetune-trainer trainer_image/Dockerfile
+  digests
+}
+
+# image NAME DOCKERFILE
+image() {
+  local target=$REPOSITORY/$1:$VERSION base=()
+  [[ -z $BASE_IMAGE ]] || base=(--build-arg "BASE=$BASE_IMAGE")
+  if [[ $DRY_RUN != true ]] && gcloud artifacts docker images describe "$target" >/dev/null 2>&1; then
+    line "# $target exists"
+    return
+  fi
+  line "# unless this succeeds: $(quoted gcloud artifacts docker images describe "$target")"
+  run "$BUILDER" build -t "$target" -f "$ROOT/$2" "${base[@]}" "$ROOT"
+  run "$BUILDER" push "$target"
+}
+
+digests() {
+  local image format='value(image_summary.digest)'
+  for image in operator trainer; do
+    ask "${image^^}_DIGEST" "sha256:DIGEST_OF_THE_${image^^}" \
+      gcloud artifacts docker images describe "$REPOSITORY/finetune-$image:$VERSION" --format "$format"
+  done
+}
+
+do_cluster() {
+  local groups=()
+  step "Cluster"
+  [[ -z $SECURITY_GROUP ]] || groups=(--security-group "$SECURITY_GROUP")
+  unless gcloud iam service-accounts describe "$NODES_EMAIL" --project "$PROJECT" -- \
+    gcloud iam service-accounts create "$NODES_ACCOUNT" --display-name "Nodes of $CLUSTER" --project "$PROJECT"
+  run gcloud projects add-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
+    --role roles/container.defaultNodeServiceAccount --condition None
+  run gcloud artifacts repositories add-iam-policy-binding finetune --location "$LOCATION" --project "$PROJECT" \
+    --member "serviceAccount:$NODES_EMAIL" --role roles/artifactregistry.reader
+  unless gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" -- \
+    gcloud container clusters create "$CLUSTER" --location "$LOCATION" --project "$PROJECT" \
+    --release-channel regular --enable-dataplane-v2 --workload-pool "$PROJECT.svc.id.goog" "${groups[@]}" \
+    --service-account "$NODES_EMAIL" --machine-type e2-standard-4 --num-nodes 1 --labels finetune_setup=true
+  check_cluster
+  run gcloud container clusters get-credentials "$CLUSTER" --location "$LOCATION" --project "$PROJECT"
+}
+
+# An existing cluster may lack what only its administrator should change, because it recreates nodes.
+check_cluster() {
+  local found version pool datapath policy modes of="$CLUSTER --location $LOCATION --project $PROJECT"
+  ask found "$MINIMUM,$PROJECT.svc.id.goog,ADVANCED_DATAPATH," \
+    gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" --format \
+    'csv[no-heading](currentMasterVersion,workloadIdentityConfig.workloadPool,networkConfig.datapathProvider,networkPolicy.enabled)'
+  IFS=, read -r version pool datapath policy <<<"$found"
+  at_least "$version" "$MINIMUM" || fail \
+    "Cluster $CLUSTER has GKE $version: $SLICES need $MINIMUM or later." "gcloud container clusters upgrade $of --master"
+  [[ $pool == "$PROJECT.svc.id.goog" ]] || fail \
+    "Cluster $CLUSTER has no Workload Identity, so its pods have the identity of their nodes." \
+    "gcloud container clusters update $of --workload-pool=$PROJECT.svc.id.goog"
+  [[ $datapath == ADVANCED_DATAPATH || ${policy,,} == true ]] || fail \
+    "Cluster $CLUSTER does not enforce NetworkPolicies." \
+    "gcloud container clusters update $of --update-addons=NetworkPolicy=ENABLED && gcloud container clusters update $of --enable-network-policy"
+  ask modes "default-pool,GKE_METADATA" gcloud container node-pools list "${IN_CLUSTER[@]}" \
+    --format 'csv[no-heading](name,config.workloadMetadataConfig.mode)'
+  while IFS=, read -r pool policy; do
+    [[ -z $pool || $policy == GKE_METADATA ]] || fail \
+      "Node pool $pool has no GKE_METADATA, so its pods have the identity of their nodes." \
+      "gcloud container node-pools update $pool ${IN_CLUSTER[*]} --workload-metadata=GKE_METADATA"
+  done <<<"$modes"
+}
+
+do_pools() {
+  local i n name
+  step "Node pools: one for stages without TPU, one for all one-host slices of a kind, one for each larger slice"
+  elastic finetune-cpu "$CPU_NODES" --machine-type "$CPU_MACHINE" --disk-size "$CPU_DISK_GB"
+  [[ $PATHWAYS == false ]] || elastic finetune-head 4 --machine-type n2-standard-64
+  for i in "${!SLICE[@]}"; do
+    name=${SLICE[i]//\//-}
+    if [[ ${HOSTS[i]} == 1 ]]; then
+      elastic "$name" "${COUNT[i]}" --machine-type "${POOL_MACHINE[i]}" "${CAPACITY_FLAGS[@]}"
+    else
+      for n in $(seq "${COUNT[i]}"); do
+        pool "$name-$n" --machine-type "${POOL_MACHINE[i]}" --tpu-topology "${TOPOLOGY[i]}" \
+          --num-nodes "${HOSTS[i]}" "${CAPACITY_FLAGS[@]}"
+      done
+    fi
+  done
+}
+
+# elastic NAME MOST FLAG…: a pool without nodes until pods need them. In one zone, because GKE counts nodes per zone.
+elastic() {
+  local name=$1 most=$2
+  shift 2
+  pool "$name" "$@" --num-nodes 0 --enable-autoscaling --min-nodes 0 --max-nodes "$most"
+}
+
+# pool NAME FLAG…
+pool() {
+  local name=$1
+  shift
+  unless gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" -- \
+    gcloud container node-pools create "$name" "${IN_CLUSTER[@]}" --node-locations "$ZONE" "$@" \
+    --service-account "$NODES_EMAIL" --workload-metadata GKE_METADATA
+}
+
+kube() { run kubectl --context "$CONTEXT" "$@"; }
+
+do_controllers() {
+  step "JobSet$([[ $KUEUE == false ]] || echo ' and Kueue')"
+  kube apply --server-side -f "https://github.com/kubernetes-sigs/jobset/releases/download/$JOBSET_VERSION/manifests.yaml"
+  kube rollout status deployment/jobset-controller-manager --namespace jobset-system --timeout 5m
+  [[ $KUEUE == true ]] || return 0
+  kube apply --server-side -f "https://github.com/kubernetes-sigs/kueue/releases/download/$KUEUE_VERSION/manifests.yaml"
+  kube rollout status deployment/kueue-controller-manager --namespace kueue-system --timeout 5m
+  queues | write "$FILES/queues.yaml"
+  kube apply -f "$FILES/queues.yaml"
+}
+
+queues() {
+  local label
+  for label in $(printf '%s\n' "${LABEL[@]}" | sort -u); do
+    cat <<EOF
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: $label}
+spec:
+  nodeLabels: {cloud.google.com/gke-tpu-accelerator: $label}
+---
+EOF
+  done
+  cat <<EOF
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: tpu}
+spec:
+  namespaceSelector: {}
+  preemption: {withinClusterQueue: LowerPriority}
+  resourceGroups:
+  - coveredResources: [google.com/tpu]
+    flavors:
+EOF
+  local i chips
+  for label in $(printf '%s\n' "${LABEL[@]}" | sort -u); do
+    chips=0
+    for i in "${!SLICE[@]}"; do
+      [[ ${LABEL[i]} != "$label" ]] || chips=$((chips + HOSTS[i] * CHIPS[i] * COUNT[i]))
+    done
+    cat <<EOF
+    - name: $label
+      resources: [{name: google.com/tpu, nominalQuota: $chips}]
+EOF
+  done
+}
+
+do_buckets() {
+  local bucket
+  step "Buckets"
+  for bucket in "${BUCKETS[@]}"; do bucket "$bucket"; done
+  [[ $PATHWAYS == false ]] || bucket "$PROJECT-finetune-scratch"
+  unless gcloud iam roles describe "$BUCKET_READER" --project "$PROJECT" -- \
+    gcloud iam roles create "$BUCKET_READER" --project "$PROJECT" --title "Read a bucket's metadata" \
+    --permissions storage.buckets.get
+  [[ $LEDGER == true ]] || return 0
+  number
+  bucket "$PROJECT-finetune-ledger"
+  ledger_roles
+}
+
+# The operator creates records, and can neither change nor delete one.
+ledger_roles() {
+  local role
+  for role in objectCreator objectViewer; do
+    bind_bucket "$PROJECT-finetune-ledger" "$(account $NAMESPACE finetune-operator)" "roles/storage.$role"
+  done
+}
+
+bucket() {
+  unless gcloud storage buckets describe "gs://$1" -- \
+    gcloud storage buckets create "gs://$1" --project "$PROJECT" --location "$LOCATION" \
+    --uniform-bucket-level-access --public-access-prevention
+}
+
+number() {
+  [[ -n ${PROJECT_NUMBER:-} ]] ||
+    ask PROJECT_NUMBER PROJECT_NUMBER gcloud projects describe "$PROJECT" --format 'value(projectNumber)'
+}
+# account NAMESPACE NAME: a Kubernetes account, as IAM names it under Workload Identity Federation.
+account() {
+  printf 'principal://iam.googleapis.com/projects/%s/locations/global/workloadIdentityPools/%s.svc.id.goog/subject/ns/%s/sa/%s' \
+    "$PROJECT_NUMBER" "$PROJECT" "$1" "$2"
+}
+# CHANGE is add or remove.
+bind_bucket() {
+  "${TRY:-run}" gcloud storage buckets "${CHANGE:-add}-iam-policy-binding" "gs://$1" --member "$2" --role "$3"
+}
+bind_folder() {
+  "${TRY:-run}" gcloud storage managed-folders "${CHANGE:-add}-iam-policy-binding" "gs://$1/" --member "$2" --role "roles/storage.$3"
+}
+
+do_teams() {
+  local i folder bucket
+  number
+  for i in "${!TEAM[@]}"; do
+    step "Team ${TEAM[i]}: namespace, accounts, people, network, managed folders and their roles"
+    team_objects "${TEAM[i]}" "${MEMBERS[i]}" | write "$FILES/${TEAM[i]}.yaml"
+    kube apply -f "$FILES/${TEAM[i]}.yaml"
+    for bucket in "${BUCKETS[@]}" $([[ $PATHWAYS == false ]] || echo "$PROJECT-finetune-scratch"); do
+      folder=gs://$bucket/${TEAM[i]}/
+      unless gcloud storage managed-folders describe "$folder" -- gcloud storage managed-folders create "$folder"
+    done
+    bindings "${TEAM[i]}" "${MEMBERS[i]}"
+  done
+}
+
+# bindings NAMESPACE MEMBERS: the roles of a team's accounts and people on storage. docs/install-gke.md has the table.
+bindings() {
+  local bucket name member
+  local operator cpu train
+  operator=$(account $NAMESPACE finetune-operator) cpu=$(account "$1" ft-cpu) train=$(account "$1" ft-train)
+  bind_folder "$PROJECT-finetune-artifacts/$1" "$operator" objectUser
+  bind_folder "$PROJECT-finetune-artifacts/$1" "$cpu" objectUser
+  bind_folder "$PROJECT-finetune-artifacts/$1" "$train" objectUser
+  bind_folder "$PROJECT-finetune-cache/$1" "$operator" objectViewer
+  bind_folder "$PROJECT-finetune-cache/$1" "$cpu" objectUser
+  bind_folder "$PROJECT-finetune-cache/$1" "$train" objectViewer
+  [[ $PATHWAYS == false ]] || bind_folder "$PROJECT-finetune-scratch/$1" "$train" objectUser
+  for name in "$cpu" "$train"; do
+    for bucket in models data; do bind_folder "$PROJECT-$bucket/$1" "$name" objectViewer; done
+    for bucket in "${BUCKETS[@]}"; do bind_bucket "$bucket" "$name" "projects/$PROJECT/roles/$BUCKET_READER"; done
+  done
+  for member in ${2//,/ }; do
+    bind_folder "$PROJECT-finetune-artifacts/$1" "$member" objectViewer
+    bind_folder "$PROJECT-models/$1" "$member" objectUser
+    bind_folder "$PROJECT-data/$1" "$member" objectUser
+    "${TRY:-run}" gcloud projects "${CHANGE:-add}-iam-policy-binding" "$PROJECT" --member "$member" \
+      --role roles/container.clusterViewer --condition None
+  done
+}
+
+team_objects() {
+  cat <<EOF
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: $1
+  labels: {pod-security.kubernetes.io/enforce: restricted, pod-security.kubernetes.io/warn: restricted}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: ft-cpu, namespace: $1}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: ft-train, namespace: $1}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: finetune, namespace: $1}
+spec:
+  hard: {count/finetunejobs.tpu-finetune.dev: "$TEAM_JOBS", requests.google.com/tpu: "$ALL_CHIPS"}
+---
+EOF
+  if [[ -n $2 ]]; then
+    # Jobs; and pods with their logs, for finetune logs.
+    role_binding RoleBinding finetune "namespace: $1" finetune-operator-edit "$2"
+    role_binding RoleBinding finetune-view "namespace: $1" view "$2"
+    role_binding ClusterRoleBinding "finetune-profiles-$1" "" finetune-operator-profile-view "$2"
+  fi
+  if [[ $KUEUE == true ]]; then
+    cat <<EOF
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {namespace: $1, name: team-tpu}
+spec: {clusterQueue: tpu}
+---
+EOF
+  fi
+  sed "s/namespace: team-a/namespace: $1/" "$ROOT/examples/cluster/networkpolicy.yaml"
+}
+
+# role_binding KIND NAME NAMESPACE CLUSTERROLE MEMBERS
+role_binding() {
+  local member
+  cat <<EOF
+apiVersion: rbac.authorization.k8s.io/v1
+kind: $1
+metadata: {name: $2${3:+, $3}}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: $4}
+subjects:
+EOF
+  for member in ${5//,/ }; do
+    case $member in
+      user:*) echo "- {apiGroup: rbac.authorization.k8s.io, kind: User, name: \"${member#user:}\"}" ;;
+      group:*) echo "- {apiGroup: rbac.authorization.k8s.io, kind: Group, name: \"${member#group:}\"}" ;;
+    esac
+  done
+  echo ---
+}
+
+do_operator() {
+  local ledger="" own=()
+  step "Operator"
+  [[ -n ${OPERATOR_DIGEST:-} ]] || digests
+  [[ $LEDGER == false ]] || ledger="ledger: {uri: gs://$PROJECT-finetune-ledger}"
+  write "$FILES/values.yaml" <<EOF
+# Written anew by every run of setup.sh. Values of your own: values-own.yaml beside it, which the script passes, too.
+image:
+  repository: $REPOSITORY/finetune-operator
+  digest: $OPERATOR_DIGEST
+namespaces: [$(IFS=,; echo "${TEAM[*]}")]
+metrics:
+  podMonitoring: {enabled: true}
+networkPolicy: {enabled: true}
+nodeSelector: {iam.gke.io/gke-metadata-server-enabled: "true"}${ledger:+
+$ledger}
+EOF
+  [[ ! -e $FILES/values-own.yaml ]] || own=(--values "$FILES/values-own.yaml")
+  run helm upgrade --install finetune-operator "$ROOT/charts/finetune-operator" --kube-context "$CONTEXT" \
+    --namespace $NAMESPACE --create-namespace --values "$FILES/values.yaml" "${own[@]}" --wait --timeout 10m
+  if [[ -n $ADMINS ]]; then
+    role_binding ClusterRoleBinding finetune-admins "" finetune-operator-profile-admin "$ADMINS" | write "$FILES/admins.yaml"
+    kube apply -f "$FILES/admins.yaml"
+  fi
+}
+
+do_profiles() {
+  local team
+  [[ -n ${TRAINER_DIGEST:-} ]] || digests
+  for team in "${TEAM[@]}"; do
+    step "Profile of $team: yours to edit; a later run applies the file and does not replace it"
+    profile "$team" | keep "$FILES/profile-$team.yaml"
+    [[ $DRY_RUN == true ]] || grep -q "$TRAINER_DIGEST" "$FILES/profile-$team.yaml" ||
+      line "# $FILES/profile-$team.yaml names another trainer image than $VERSION, which is $REPOSITORY/finetune-trainer@$TRAINER_DIGEST"
+    kube apply -f "$FILES/profile-$team.yaml"
+    kube wait --for condition=Valid "finetuneprofile/gke-$team" --timeout 60s
+  done
+}
+
+profile() {
+  local i
+  cat <<EOF
+# What jobs of $1 may use. examples/profiles/gke-v6e.yaml explains the fields, docs/profiles.md all of them.
+apiVersion: tpu-finetune.dev/v1alpha1
+kind: FineTuneProfile
+metadata: {name: gke-$1}
+spec:
+  namespaces: [$1]
+  images:
+    trainer: $REPOSITORY/finetune-trainer@$TRAINER_DIGEST
+  storage:
+    artifacts: gs://$PROJECT-finetune-artifacts
+    cache: gs://$PROJECT-finetune-cache
+EOF
+  [[ $PATHWAYS == false ]] || echo "    pathwaysScratch: gs://$PROJECT-finetune-scratch"
+  [[ $KUEUE == false ]] || echo "  queue: {localQueue: team-tpu}"
+  cat <<EOF
+  serviceAccounts: {tpu: ft-train, cpu: ft-cpu}
+  # Add chipHourPrice, the price of your region: without it there are no costs.
+  flavors:
+EOF
+  for i in "${!SLICE[@]}"; do
+    cat <<EOF
+  - {name: ${SLICE[i]//\//-}, $FLAVOR, accelerator: ${LABEL[i]}, topologies: [${TOPOLOGY[i]}], chipsPerHost: ${CHIPS[i]}}
+EOF
+  done
+  cat <<EOF
+  cpuPool:
+    nodeSelector: {cloud.google.com/gke-nodepool: finetune-cpu}
+    maxMemory: $CPU_MEMORY
+    maxEphemeralStorage: $CPU_STORAGE
+EOF
+  [[ $PATHWAYS == false ]] || echo "  pathways: {headNodeSelector: {cloud.google.com/gke-nodepool: finetune-head}}"
+  cat <<EOF
+  models:
+    allow: ["Qwen/Qwen3-*", "gs://$PROJECT-models/$1/*"]
+  constraints:
+EOF
+  [[ $PATHWAYS == true ]] || echo "    locked: [resources.controller]"
+  cat <<EOF
+    uris:
+      read: ["gs://$PROJECT-models/$1/*", "gs://$PROJECT-data/$1/*", "hf://datasets/HuggingFaceH4/*"]
+EOF
+}
+
+do_first_job() {
+  local team=${TEAM[0]} slice=${SLICE[0]%%/*}
+  step "The first job, in the namespace $team"
+  sed -e "s/namespace: team-a/namespace: $team/" -e "s/name: gke-v6e/name: gke-$team/" -e "s/tpu: v6e-4/tpu: $slice/" \
+    "$ROOT/examples/huggingface.yaml" | write "$FILES/first-job.yaml"
+  kube apply -f "$FILES/first-job.yaml"
+  line "# finetune watch --context $CONTEXT -n $team qwen3-chat"
+}
+
+remove() {
+  local i name bucket ours TRY=attempt CHANGE=remove
+  if [[ $DRY_RUN != true && $YES != true ]]; then
+    read -r -p "This ends all jobs and removes cluster $CLUSTER of $PROJECT. Type the cluster's name to go ahead: " name || true
+    [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."
+  fi
+  number
+  step "Jobs, operator and CRDs"
+  attempt kubectl --context "$CONTEXT" delete finetunejobs --all --all-namespaces --timeout 10m
+  attempt helm uninstall finetune-operator --kube-context "$CONTEXT" --namespace $NAMESPACE --wait
+  attempt kubectl --context "$CONTEXT" delete crd finetunejobs.tpu-finetune.dev finetuneprofiles.tpu-finetune.dev
+  step "The cluster, if this script has created it; otherwise its node pools and namespaces"
+  ask ours true gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" \
+    --format 'value(resourceLabels.finetune_setup)' || ours=""
+  if [[ $ours == true ]]; then
+    attempt gcloud container clusters delete "$CLUSTER" --location "$LOCATION" --project "$PROJECT" --quiet
+  fi
+  if [[ $ours != true || $DRY_RUN == true ]]; then
+    for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete namespace "${TEAM[i]}"; done
+    attempt kubectl --context "$CONTEXT" delete namespace $NAMESPACE
+    for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete clusterrolebinding "finetune-profiles-${TEAM[i]}"; done
+    attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins
+    for name in finetune-cpu finetune-head $(pool_names); do
+      attempt gcloud container node-pools delete "$name" "${IN_CLUSTER[@]}" --quiet
+    done
+  fi
+  step "Roles on storage, which would hold for the same names in any cluster of the project"
+  for i in "${!TEAM[@]}"; do bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
+  [[ $LEDGER == false ]] || ledger_roles
+  if [[ $DELETE_DATA == true ]]; then
+    step "Buckets, with models, data, run folders and the ledger"
+    for bucket in "${BUCKETS[@]}" "$PROJECT-finetune-scratch" "$PROJECT-finetune-ledger"; do
+      attempt gcloud storage rm --recursive "gs://$bucket"
+    done
+  fi
+  step "Images and the nodes' account. The role $BUCKET_READER stays: the id of a deleted role cannot be used again for weeks"
+  attempt gcloud artifacts repositories delete finetune --location "$LOCATION" --project "$PROJECT" --quiet
+  attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
+    --role roles/container.defaultNodeServiceAccount --condition None
+  attempt gcloud iam service-accounts delete "$NODES_EMAIL" --project "$PROJECT" --quiet
+}
+
+pool_names() {
+  local i
+  for i in "${!SLICE[@]}"; do
+    if [[ ${HOSTS[i]} == 1 ]]; then echo "${SLICE[i]//\//-}"; else seq -f "${SLICE[i]//\//-}-%g" "${COUNT[i]}"; fi
+  done
+}
+
+# ------------------------------------------------------------------------------------------------------ main
+
+main() {
+  DRY_RUN=false YES=false
+  [[ ${BASH_VERSINFO[0]} -ge 5 ]] || fail "This is bash $BASH_VERSION: expected bash 5 or later." "Use Cloud Shell, or brew install bash."
+  local remove=false steps=() each
+  for each in "$@"; do
+    case $each in
+      --dry-run) DRY_RUN=true ;;
+      --remove) remove=true ;;
+      --yes) YES=true ;;
+      -h | --help) sed -n '2,/^# Without/{/^# Without/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
+      apis | images | cluster | pools | controllers | buckets | teams | operator | profiles | first-job) steps+=("$each") ;;
+      *) fail "There is no argument \"$each\"." "deploy/gke/setup.sh --help" ;;
+    esac
+  done
+  check_variables
+  if [[ $DRY_RUN != true ]]; then
+    for each in gcloud kubectl helm; do
+      command -v "$each" >/dev/null || fail "$each is not on PATH." "Install it, or use Cloud Shell, which has gcloud, kubectl and helm."
+    done
+  fi
+  if [[ $remove == true ]]; then remove; return; fi
+  [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
+  for each in "${steps[@]}"; do "do_${each//-/_}"; done
+  line
+  line "# Next: finetune doctor --context $CONTEXT -n ${TEAM[0]}; then deploy/gke/setup.sh first-job"
+}
+
+main "$@"

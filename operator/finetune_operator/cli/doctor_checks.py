@@ -1,0 +1,307 @@
+"""The checks of ``finetune doctor``: a :class:`Setup` in, findings out. Pure."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from finetune_contract.tpu import chips_of_topology
+from finetune_operator.cli.doctor_setup import Setup
+from finetune_operator.cli.profiles import serves
+from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
+from finetune_operator.planning import Refused, check_profile_object
+
+_CHIPS = ("requests.google.com/tpu", "google.com/tpu")
+_JOB_COUNT = "count/finetunejobs.tpu-finetune.dev"
+_METADATA_SERVER = "iam.gke.io/gke-metadata-server-enabled"
+_GOOGLE_ACCOUNT = "iam.gke.io/gcp-service-account"
+
+
+class State(StrEnum):
+    """Result of one check."""
+
+    OK = "ok"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    """The caller may not read it, or the cluster cannot show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    check: str
+    state: State
+    message: str
+    fix: str = ""
+    """The command that mends it, or that shows what is unknown. Empty if nothing is to be done."""
+
+
+type Findings = Iterator[Finding]
+
+
+def findings(setup: Setup) -> list[Finding]:
+    """Returns the findings of all checks, in the order in which they should be mended."""
+    return [found for check in CHECKS for found in check(setup)]
+
+
+def _kinds(setup: Setup) -> Findings:
+    for kind in (JOBS, PROFILES):
+        yield _served(setup, "crds", kind, _install(setup.operator_namespace))
+
+
+def _install(namespace: str) -> str:
+    return (
+        f"helm upgrade --install finetune-operator charts/finetune-operator --namespace {namespace} "
+        "--create-namespace --values values.yaml"
+    )
+
+
+def _operator(setup: Setup) -> Findings:
+    name, where = "operator", setup.operator_namespace
+    if setup.operators is None:
+        yield Finding(name, State.UNKNOWN, f"You may not read Deployments in {where}.")
+    elif not setup.operators:
+        fix = f"--operator-namespace, if it runs elsewhere (helm list --all-namespaces); {_install(where)}"
+        yield Finding(name, State.MISSING, f"Namespace {where} has no operator.", fix)
+    elif not any((each.get("status") or {}).get("availableReplicas") for each in setup.operators):
+        deployment = setup.operators[0]["metadata"]["name"]
+        fix = f"kubectl describe pods --namespace {where} --selector app.kubernetes.io/name=finetune-operator"
+        yield Finding(name, State.MISSING, f"No pod of Deployment {where}/{deployment} is ready.", fix)
+    else:
+        yield Finding(name, State.OK, f"The operator in {where} is ready.")
+
+
+def _jobset(setup: Setup) -> Findings:
+    release = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+    yield _served(setup, "jobset", JOBSETS, f"kubectl apply --server-side -f {release}")
+
+
+def _profiles(setup: Setup) -> Findings:
+    name = "profiles"
+    if setup.profiles is None:
+        yield Finding(
+            name, State.UNKNOWN, "You may not read FineTuneProfiles, nor is what they name checked."
+        )
+        return
+    if not _serving(setup):
+        fix = f"kubectl edit finetuneprofile NAME, and add {setup.namespace} to spec.namespaces"
+        yield Finding(name, State.MISSING, f"No profile serves namespace {setup.namespace}.", fix)
+    for profile in _serving(setup):
+        own = profile["metadata"]["name"]
+        fault = _fault(profile)
+        fix = f"kubectl edit finetuneprofile {own}"
+        if fault:
+            yield Finding(name, State.MISSING, f"Profile {own} is not valid: {fault}", fix)
+        else:
+            yield Finding(name, State.OK, f"Profile {own} is valid.")
+
+
+def _fault(profile: Object) -> str:
+    try:
+        check_profile_object(profile)
+    except Refused as refused:
+        return refused.message
+    conditions = (profile.get("status") or {}).get("conditions") or ()
+    fault = next((each for each in conditions if each["type"] == "Valid" and each["status"] == "False"), None)
+    return str(fault["message"]) if fault else ""
+
+
+def _accounts(setup: Setup) -> Findings:
+    name, wanted = "accounts", {}
+    for profile in _serving(setup):
+        for account in (profile["spec"].get("serviceAccounts") or {}).values():
+            wanted[account] = profile["metadata"]["name"]
+    if setup.accounts is None:
+        yield Finding(name, State.UNKNOWN, f"You may not read ServiceAccounts in {setup.namespace}.")
+        return
+    existing = {each["metadata"]["name"]: each for each in setup.accounts}
+    for account, profile in sorted(wanted.items()):
+        if account not in existing:
+            fix = f"kubectl create serviceaccount {account} --namespace {setup.namespace}"
+            yield Finding(
+                name, State.MISSING, f"{account}, which profile {profile} names, does not exist.", fix
+            )
+            continue
+        google = (existing[account]["metadata"].get("annotations") or {}).get(_GOOGLE_ACCOUNT)
+        if google is not None and not re.fullmatch(
+            r"[a-z0-9-]+@[a-z0-9.-]+\.iam\.gserviceaccount\.com", google
+        ):
+            fix = (
+                f"kubectl annotate serviceaccount {account} --namespace {setup.namespace} --overwrite "
+                f"{_GOOGLE_ACCOUNT}=NAME@PROJECT.iam.gserviceaccount.com"
+            )
+            yield Finding(
+                name, State.MISSING, f"{account} acts as {google!r}, no Google service account.", fix
+            )
+        else:
+            acts = f" and acts as {google}" if google else ""
+            yield Finding(name, State.OK, f"{account} exists{acts}.")
+
+
+def _queues(setup: Setup) -> Findings:
+    name = "queues"
+    wanted = {
+        queue: profile["metadata"]["name"]
+        for profile in _serving(setup)
+        for field in ("localQueue", "cpuLocalQueue")
+        if (queue := (profile["spec"].get("queue") or {}).get(field))
+    }
+    if not wanted:
+        return
+    if not setup.served[LOCAL_QUEUES]:
+        release = "https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml"
+        yield _served(setup, name, LOCAL_QUEUES, f"kubectl apply --server-side -f {release}")
+        return
+    if setup.queues is None:
+        yield Finding(name, State.UNKNOWN, f"You may not read LocalQueues in {setup.namespace}.")
+        return
+    existing = {each["metadata"]["name"]: each for each in setup.queues}
+    for queue, profile in sorted(wanted.items()):
+        if queue not in existing:
+            fix = f"kubectl apply -f queue.yaml, a LocalQueue {queue} in {setup.namespace} (docs/queues.md)"
+            message = f"LocalQueue {queue}, which profile {profile} names, does not exist."
+            yield Finding(name, State.MISSING, message, fix)
+            continue
+        conditions = (existing[queue].get("status") or {}).get("conditions") or ()
+        off = next(
+            (each for each in conditions if each["type"] == "Active" and each["status"] == "False"), None
+        )
+        if off:
+            fix = f"kubectl describe localqueue {queue} --namespace {setup.namespace}"
+            yield Finding(
+                name, State.MISSING, f"LocalQueue {queue} is not active: {off.get('message', '')}", fix
+            )
+        else:
+            yield Finding(name, State.OK, f"LocalQueue {queue} exists.")
+
+
+def _nodes(setup: Setup) -> Findings:
+    name = "nodes"
+    if setup.nodes is None:
+        yield Finding(name, State.UNKNOWN, "You may not read nodes.")
+        return
+    for what, selector in sorted(_selectors(setup).items()):
+        chosen = [each for each in setup.nodes if selector.items() <= _labels(each).items()]
+        without = [each for each in chosen if _gke(each) and _labels(each).get(_METADATA_SERVER) != "true"]
+        if without:
+            pool = _labels(without[0]).get("cloud.google.com/gke-nodepool", "POOL")
+            fix = (
+                f"gcloud container node-pools update {pool} --cluster CLUSTER --location LOCATION "
+                "--workload-metadata=GKE_METADATA"
+            )
+            node = without[0]["metadata"]["name"]
+            yield Finding(name, State.MISSING, f"Node {node}, for {what}, has no Workload Identity.", fix)
+        elif chosen:
+            yield Finding(name, State.OK, f"{len(chosen)} nodes for {what}.")
+        else:
+            message = f"No node for {what} at present, as in a pool that scales from zero."
+            fix = "gcloud container node-pools list --cluster CLUSTER --location LOCATION; deploy/gke/setup.sh pools"
+            yield Finding(name, State.UNKNOWN, message, fix)
+
+
+def _selectors(setup: Setup) -> dict[str, dict[str, str]]:
+    found = {}
+    for profile in _serving(setup):
+        spec = profile["spec"]
+        for flavor in spec.get("flavors") or ():
+            for topology in flavor["topologies"]:
+                labels = {
+                    "cloud.google.com/gke-tpu-accelerator": flavor["accelerator"],
+                    "cloud.google.com/gke-tpu-topology": topology,
+                }
+                if flavor["capacity"] == "Spot":
+                    labels["cloud.google.com/gke-spot"] = "true"
+                found[f"flavor {flavor['name']} ({flavor['accelerator']} {topology})"] = labels
+        if cpu := (spec.get("cpuPool") or {}).get("nodeSelector"):
+            found[f"stages on CPU ({', '.join(f'{key}={value}' for key, value in sorted(cpu.items()))})"] = (
+                dict(cpu)
+            )
+    return found
+
+
+def _labels(node: Object) -> dict[str, str]:
+    return dict(node["metadata"].get("labels") or {})
+
+
+def _gke(node: Object) -> bool:
+    """Whether GKE made the node; others have no metadata server of GKE."""
+    return str((node.get("spec") or {}).get("providerID", "")).startswith("gce://")
+
+
+def _quotas(setup: Setup) -> Findings:
+    name = "quotas"
+    if setup.quotas is None:
+        yield Finding(name, State.UNKNOWN, f"You may not read ResourceQuotas in {setup.namespace}.")
+        return
+    smallest = min((chips for profile in _serving(setup) for chips in _slices(profile)), default=0)
+    for quota in setup.quotas:
+        own, status = quota["metadata"]["name"], quota.get("status") or {}
+        hard, used = quota["spec"].get("hard") or {}, status.get("used") or {}
+        edit = f"kubectl edit resourcequota {own} --namespace {setup.namespace}"
+        chips = next((_number(hard[key]) for key in _CHIPS if key in hard), None)
+        jobs = _number(hard[_JOB_COUNT]) if _JOB_COUNT in hard else None
+        if chips is not None and chips < smallest:
+            message = f"ResourceQuota {own} allows {chips} chips, and the smallest slice has {smallest}."
+            yield Finding(name, State.MISSING, message, edit)
+        elif jobs is not None and _number(used.get(_JOB_COUNT, "0")) >= jobs:
+            fix = f"kubectl delete finetunejob NAME --namespace {setup.namespace}, of one that has ended; or {edit}"
+            yield Finding(
+                name,
+                State.MISSING,
+                f"ResourceQuota {own} allows {jobs} FineTuneJobs, and as many exist.",
+                fix,
+            )
+        else:
+            yield Finding(name, State.OK, f"ResourceQuota {own} leaves room for a job.")
+
+
+def _slices(profile: Object) -> Iterator[int]:
+    for flavor in profile["spec"].get("flavors") or ():
+        for topology in flavor["topologies"]:
+            yield chips_of_topology(topology)
+
+
+def _number(quantity: object) -> int:
+    """A whole quantity; kubectl and the API server write counts and chips without a suffix, or with k."""
+    text = str(quantity)
+    return int(text[:-1]) * 1000 if text.endswith("k") else int(text)
+
+
+def _rights(setup: Setup) -> Findings:
+    for right, allowed in setup.rights.items():
+        what = f"{right.verb} {right.resource}"
+        if allowed:
+            yield Finding("rights", State.OK, f"You may {what}.")
+            continue
+        role, binding = "finetune-operator-edit", f"rolebinding finetune --namespace {setup.namespace}"
+        if right.resource == "finetuneprofiles":
+            role, binding = "finetune-operator-profile-view", "clusterrolebinding finetune-profiles"
+        elif right.resource.startswith("pods"):
+            role, binding = "view", f"rolebinding finetune-view --namespace {setup.namespace}"
+        fix = f"kubectl create {binding} --clusterrole {role} --user YOU"
+        yield Finding("rights", State.MISSING, f"You may not {what} ({right.use}).", fix)
+
+
+def _serving(setup: Setup) -> Sequence[Object]:
+    return [each for each in setup.profiles or () if serves(each, setup.namespace)]
+
+
+def _served(setup: Setup, check: str, kind: ResourceKind, fix: str) -> Finding:
+    version = f"{kind.plural}.{kind.group}/{kind.version}"
+    if setup.served[kind]:
+        return Finding(check, State.OK, f"The cluster serves {version}.")
+    return Finding(check, State.MISSING, f"The cluster does not serve {version}.", fix)
+
+
+CHECKS: Sequence[Callable[[Setup], Findings]] = (
+    _kinds,
+    _operator,
+    _jobset,
+    _profiles,
+    _accounts,
+    _queues,
+    _nodes,
+    _quotas,
+    _rights,
+)

@@ -1,0 +1,114 @@
+"""What ``finetune doctor`` reads of a cluster. What the caller may not read is unknown, never missing."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cluster.port import (
+    JOBS,
+    JOBSETS,
+    LOCAL_QUEUES,
+    NODES,
+    PODS,
+    PROFILES,
+    QUOTAS,
+    SERVICE_ACCOUNTS,
+    NotFound,
+    Object,
+    Rejected,
+    ResourceKind,
+)
+
+type Listing = Sequence[Object] | None
+"""None: the caller may not read them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """Something that a user of a namespace needs to be allowed."""
+
+    verb: str
+    resource: str
+    """As kubectl writes it."""
+    use: str
+    """Commands that need it."""
+
+
+_RIGHTS: Sequence[tuple[Right, ResourceKind, str]] = (
+    (Right("create", "finetunejobs", "kubectl apply"), JOBS, ""),
+    (Right("list", "finetunejobs", "finetune list"), JOBS, ""),
+    (Right("watch", "finetunejobs", "finetune watch"), JOBS, ""),
+    (Right("patch", "finetunejobs", "finetune suspend, retry, cancel"), JOBS, ""),
+    (Right("delete", "finetunejobs", "kubectl delete"), JOBS, ""),
+    (Right("list", "pods", "finetune logs"), PODS, ""),
+    (Right("get", "pods/log", "finetune logs"), PODS, "log"),
+)
+_PROFILE_RIGHT = Right("list", "finetuneprofiles", "finetune profiles")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """An installation, as the caller sees it from a namespace."""
+
+    namespace: str
+    operator_namespace: str
+    served: Mapping[ResourceKind, bool]
+    operators: Listing
+    """Deployments of the operator."""
+    profiles: Listing
+    accounts: Listing
+    """ServiceAccounts of the namespace."""
+    queues: Listing
+    """LocalQueues of the namespace; empty without Kueue."""
+    quotas: Listing
+    nodes: Listing
+    rights: Mapping[Right, bool]
+
+
+async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
+    """Reads what the checks need. Raises ClusterError if the cluster does not respond or refuses everything."""
+    kinds = (JOBS, PROFILES, JOBSETS, LOCAL_QUEUES)
+    served = dict(zip(kinds, await asyncio.gather(*map(connection.served, kinds)), strict=True))
+
+    async def listed(kind: ResourceKind, namespace: str | None) -> Listing:
+        return await _readable(connection.listed(kind, namespace))
+
+    namespace = connection.namespace
+    operators, profiles, accounts, queues, quotas, nodes = await asyncio.gather(
+        _readable(connection.deployments(operator_namespace, "app.kubernetes.io/name=finetune-operator")),
+        listed(PROFILES, None),
+        listed(SERVICE_ACCOUNTS, namespace),
+        listed(LOCAL_QUEUES, namespace),
+        listed(QUOTAS, namespace),
+        listed(NODES, None),
+    )
+    allowed = await asyncio.gather(
+        connection.may("list", PROFILES, everywhere=True),
+        *(connection.may(right.verb, kind, subresource) for right, kind, subresource in _RIGHTS),
+    )
+    rights = dict(zip([_PROFILE_RIGHT, *(right for right, _, _ in _RIGHTS)], allowed, strict=True))
+    return Setup(
+        namespace=namespace,
+        operator_namespace=operator_namespace,
+        served=served,
+        operators=operators,
+        profiles=profiles,
+        accounts=accounts,
+        queues=queues,
+        quotas=quotas,
+        nodes=nodes,
+        rights=rights,
+    )
+
+
+async def _readable(read: Awaitable[Sequence[Object]]) -> Listing:
+    try:
+        return await read
+    except NotFound:
+        return ()
+    except Rejected as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        return None

@@ -1,0 +1,112 @@
+"""The set-up script of docs/install-gke.md: its plan, and its runs with stand-ins for the programs that it calls."""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "deploy" / "gke" / "setup.sh"
+TABLE = ROOT / "deploy" / "gke" / "commands.csv"
+PROGRAMS = ("gcloud", "kubectl", "helm", "docker")
+VARIABLES = {
+    "PROJECT": "my-project",
+    "LOCATION": "europe-west4",
+    "ZONE": "europe-west4-a",
+    "TEAMS": "team-a=group:team-a@example.com,user:anna@example.com",
+    "SECURITY_GROUP": "gke-security-groups@example.com",
+}
+#: All that the script can be asked for.
+EVERYTHING = {
+    "SLICES": "v6e-4*4 v6e-16*2 v6e-8/1host",
+    "CAPACITY": "Reservation",
+    "RESERVATION": "spring",
+    "TEAMS": "team-a=group:team-a@example.com team-b=user:b@example.com",
+    "ADMINS": "user:root@example.com",
+    "BASE_IMAGE": "python:3.12-slim-bookworm",
+    "KUEUE": "true",
+    "PATHWAYS": "true",
+    "LEDGER": "true",
+}
+#: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
+_STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$COMMANDS"
+case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
+case "$*" in
+*projectNumber*) echo 123456;;
+*image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;
+*currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,}";;
+*workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
+*resourceLabels*) echo "${OURS-}";;
+*describe*) [ -n "${EXIST-}" ];;
+esac
+"""
+
+
+def plan(*arguments: str, **variables: str) -> str:
+    """What ``--dry-run`` prints. A variable that is empty is not set."""
+    done = run("--dry-run", *arguments, environment={"PATH": os.environ["PATH"], **VARIABLES, **variables})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs the script, whatever its exit code."""
+    given = {name: value for name, value in environment.items() if value}
+    return subprocess.run(
+        [str(SCRIPT), *arguments], env=given, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+class World:
+    """A machine on which every program of the script only records its calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = folder / "files"
+        self._folder = folder
+        self._calls = folder / "calls"
+        for name in PROGRAMS:
+            (folder / name).write_text(_STAND_IN)
+            (folder / name).chmod(0o755)
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs the script; ``calls`` are then its calls alone."""
+        self._calls.write_text("")
+        paths = {"PATH": f"{self._folder}:/usr/bin:/bin", "COMMANDS": str(self._calls)}
+        return run(*arguments, environment={**paths, "FILES": str(self.files), **VARIABLES, **variables})
+
+    @property
+    def calls(self) -> list[str]:
+        return self._calls.read_text().splitlines()
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of every command in the lines of a shell script, without the files that it writes."""
+    script = re.sub(r"<<-?'?EOF'?\n.*?\nEOF(\n|$)", "\n", text.replace("\\\n", " "), flags=re.DOTALL)
+    script = re.sub(r"^# unless this succeeds: |^\$ ", "", script, flags=re.MULTILINE)
+    script = re.sub(r"(^|\s)#.*$", "", script, flags=re.MULTILINE)
+    # What is in $( ) or <( ) is a command, too.
+    lexer = shlex.shlex(
+        re.sub(r"[$<]\(|(?<!\\)\)(?=\s|$)|>/dev/null|2>&1", " ; ", script, flags=re.MULTILINE),
+        posix=True,
+        punctuation_chars=";&|\n",
+    )
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set(";&|\n"):
+            if words:
+                yield words
+            words = []
+        else:
+            words.append(word)
+
+
+def files(text: str) -> dict[str, str]:
+    """The files that a plan writes, by their names without folders."""
+    return {
+        Path(name).name: content
+        for name, content in re.findall(r"^cat > (\S+) <<'EOF'\n(.*?)\nEOF$", text, re.DOTALL | re.MULTILINE)
+    }

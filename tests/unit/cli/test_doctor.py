@@ -1,0 +1,174 @@
+"""``finetune doctor``: each check, broken alone in an installation that lacks nothing."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster.layout import ROOT
+from finetune_operator.cli.doctor import line
+from finetune_operator.cli.doctor_checks import CHECKS, Finding, State, findings
+from finetune_operator.cli.doctor_setup import Right, Setup
+from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES
+
+EDIT = Right("create", "finetunejobs", "kubectl apply")
+SEE = Right("list", "finetuneprofiles", "finetune profiles")
+LOG = Right("get", "pods/log", "finetune logs")
+JOB_COUNT = "count/finetunejobs.tpu-finetune.dev"
+
+
+def named(name: str, **fields: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, **fields}
+
+
+def profile() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "examples/profiles/gke-v6e-queued.yaml").read_text())
+    return loaded
+
+
+def node(name: str, **labels: str) -> dict[str, Any]:
+    own = {key.replace("_", "-"): value for key, value in labels.items()}
+    prefixed = {f"cloud.google.com/gke-{key}": value for key, value in own.items()}
+    return {
+        "metadata": {"name": name, "labels": {"iam.gke.io/gke-metadata-server-enabled": "true", **prefixed}},
+        "spec": {"providerID": f"gce://my-project/europe-west4-a/{name}"},
+    }
+
+
+def queue(active: str, message: str = "") -> dict[str, Any]:
+    condition = {"type": "Active", "status": active, "message": message}
+    return named("team-tpu", status={"conditions": [condition]})
+
+
+def healthy() -> Setup:
+    return Setup(
+        namespace="team-a",
+        operator_namespace="finetune-system",
+        served=dict.fromkeys((JOBS, PROFILES, JOBSETS, LOCAL_QUEUES), True),
+        operators=[named("finetune-operator", status={"availableReplicas": 2})],
+        profiles=[profile()],
+        accounts=[named("ft-train"), named("ft-cpu"), named("default")],
+        queues=[queue("True")],
+        **quota({JOB_COUNT: "20", "requests.google.com/tpu": "32"}, {JOB_COUNT: "3"}),
+        nodes=[
+            node("one", tpu_accelerator="tpu-v6e-slice", tpu_topology="2x2"),
+            node("two", tpu_accelerator="tpu-v6e-slice", tpu_topology="2x4"),
+            node("cpu", nodepool="finetune-cpu"),
+        ],
+        rights={SEE: True, EDIT: True, LOG: True},
+    )  # fmt: skip
+
+
+def without(*kinds: Any) -> dict[str, Any]:
+    return {"served": {kind: kind not in kinds for kind in healthy().served}}
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """The profile after a change of its spec."""
+    own = profile()
+    change(own["spec"])
+    return {"profiles": [own]}
+
+
+def annotated(value: str) -> dict[str, Any]:
+    account = {"metadata": {"name": "ft-cpu", "annotations": {"iam.gke.io/gcp-service-account": value}}}
+    return {"accounts": [named("ft-train"), account]}
+
+
+def quota(hard: dict[str, str], used: dict[str, str]) -> dict[str, Any]:
+    return {"quotas": [named("jobs", spec={"hard": hard}, status={"used": used})]}
+
+
+def unlabelled() -> dict[str, Any]:
+    bare = node("cpu", nodepool="finetune-cpu")
+    del bare["metadata"]["labels"]["iam.gke.io/gke-metadata-server-enabled"]
+    return {"nodes": [bare, *(healthy().nodes or ())]}
+
+
+#: What is broken -> the check that finds it, words of the message, and of the command that mends it.
+BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "no jobs": (without(JOBS), "crds", "serve finetunejobs", "helm upgrade --install"),
+    "no profiles' kind": (without(PROFILES), "crds", "serve finetuneprofiles", "helm upgrade --install"),
+    "no operator": ({"operators": []}, "operator", "has no operator", "helm upgrade --install"),
+    "no ready operator": ({"operators": [named("o", status={})]}, "operator", "No pod of", "kubectl describe pods"),
+    "no JobSet": (without(JOBSETS), "jobset", "jobsets.jobset.x-k8s.io/v1alpha2", "kubectl apply --server-side"),
+    "no profile": ({"profiles": []}, "profiles", "No profile serves namespace team-a", "kubectl edit finetuneprofile"),
+    "a profile of others": (
+        changed(lambda spec: spec.update(namespaces=["team-x"])), "profiles", "No profile serves", "spec.namespaces",
+    ),
+    "a profile that is not valid": (
+        changed(lambda spec: spec["flavors"][0].update(topologies=["9x9"])),
+        "profiles", "9x9", "kubectl edit finetuneprofile gke-v6e-queued",
+    ),
+    "an account": (
+        {"accounts": [named("ft-cpu")]}, "accounts", "ft-train",
+        "kubectl create serviceaccount ft-train --namespace team-a",
+    ),
+    "an annotation": (annotated("ft-cpu"), "accounts", "'ft-cpu'", "kubectl annotate serviceaccount ft-cpu"),
+    "no Kueue": (without(LOCAL_QUEUES), "queues", "localqueues", "kueue/releases"),
+    "a queue": ({"queues": []}, "queues", "team-tpu", "kubectl apply -f queue.yaml"),
+    "a queue that is off": (
+        {"queues": [queue("False", "gone")]},
+        "queues", "not active: gone", "kubectl describe localqueue",
+    ),
+    "a node without identity": (unlabelled(), "nodes", "cpu", "node-pools update finetune-cpu"),
+    "too few chips": (quota({"requests.google.com/tpu": "3"}, {}), "quotas", "3 chips", "kubectl edit resourcequota"),
+    "no more jobs": (quota({JOB_COUNT: "2"}, {JOB_COUNT: "2"}), "quotas", "2 FineTuneJobs", "kubectl delete"),
+    "a right on jobs": ({"rights": {EDIT: False}}, "rights", "create finetunejobs", "finetune-operator-edit"),
+    "a right on profiles": ({"rights": {SEE: False}}, "rights", "finetuneprofiles", "clusterrolebinding"),
+    "a right on logs": ({"rights": {LOG: False}}, "rights", "get pods/log", "--clusterrole view"),
+}  # fmt: skip
+
+
+def of(setup: Setup, state: State) -> list[Finding]:
+    return [each for each in findings(setup) if each.state is state]
+
+
+def test_an_installation_that_lacks_nothing_passes_every_check() -> None:
+    found = findings(healthy())
+    assert {each.state for each in found} == {State.OK}
+    names = {"crds", "operator", "jobset", "profiles", "accounts", "queues", "nodes", "quotas", "rights"}
+    assert {each.check for each in found} == names
+    assert len(CHECKS) == len(names)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_missing_is_one_line_with_the_command_that_mends_it(name: str) -> None:
+    broken, check, message, fix = BROKEN[name]
+    (found,) = of(dataclasses.replace(healthy(), **broken), State.MISSING)
+    assert found.check == check
+    assert message in found.message
+    assert fix in found.fix
+    assert "\n" not in line(found)
+
+
+def test_every_check_is_broken_by_a_row() -> None:
+    assert {check for _, check, _, _ in BROKEN.values()} == {each.check for each in findings(healthy())}
+
+
+@pytest.mark.parametrize("field", ["operators", "profiles", "accounts", "queues", "quotas", "nodes"])
+def test_what_the_caller_may_not_read_is_unknown_and_not_missing(field: str) -> None:
+    setup = dataclasses.replace(healthy(), **{field: None})
+    assert of(setup, State.MISSING) == []
+    assert ["You may not read" in each.message for each in of(setup, State.UNKNOWN)] == [True]
+
+
+def test_a_pool_without_nodes_is_unknown_with_the_command_that_shows_it() -> None:
+    setup = dataclasses.replace(healthy(), nodes=[])
+    assert of(setup, State.MISSING) == []
+    assert [each.fix.startswith("gcloud container node-pools list") for each in of(setup, State.UNKNOWN)] == [
+        True
+    ] * 3
+
+
+def test_a_profile_without_queues_needs_no_kueue() -> None:
+    setup = dataclasses.replace(healthy(), **changed(lambda spec: spec.pop("queue")), **without(LOCAL_QUEUES))
+    assert of(setup, State.MISSING) == []
+
+
+def test_a_text_of_the_cluster_begins_no_line_of_its_own() -> None:
+    hostile = Finding("profiles", State.MISSING, "a\x1b[2J\nok       crds", "b\r\nc")
+    assert "\n" not in line(hostile)
+    assert "\x1b" not in line(hostile)
