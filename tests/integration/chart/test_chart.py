@@ -177,7 +177,9 @@ def test_other_names_and_labels_are_those_of_all_objects(render: Render) -> None
         "nameOverride=tuning", "fullnameOverride=ours", "commonLabels.team=ml", "test.namespace=x"
     )
     objects = [each for each in objects if each["kind"] != "CustomResourceDefinition"]
-    assert all(each["metadata"]["name"].startswith("ours") for each in objects)
+    assert {each["kind"] for each in objects if not each["metadata"]["name"].startswith("ours")} == {
+        "FineTuneJob"
+    }
     assert all(each["metadata"]["labels"]["team"] == "ml" for each in objects)
     (deployment,) = of_kind(objects, "Deployment")
     selector = deployment["spec"]["selector"]["matchLabels"]
@@ -192,7 +194,7 @@ def test_the_test_has_no_more_rights_than_to_read_its_job_and_is_not_the_operato
     assert {each["metadata"]["namespace"] for each in hooks} == {"team-a"}
     (role,) = of_kind(hooks, "Role")
     (rule,) = role["rules"]
-    assert (rule["resources"], rule["resourceNames"]) == (["finetunejobs"], ["finetune-operator-test"])
+    assert (rule["resources"], rule["resourceNames"]) == (["finetunejobs"], ["helm-test"])
     assert set(rule["verbs"]) == READ
     (job,) = of_kind(hooks, "FineTuneJob")
     assert job["spec"]["planOnly"] is True
