@@ -1,6 +1,7 @@
 {{/*
 A namespace is served by one release: two would act on the same jobs. Every release says in an annotation of its
-ClusterRole, which no tenant can write, what it serves. helm template cannot see the cluster, so it refuses nothing.
+ClusterRole, which no tenant can write, what it serves. helm template cannot see the cluster, so it refuses nothing; the
+operator of the later release then waits.
 */}}
 {{- define "finetune-operator.serves" -}}
 {{- .Values.namespaces | default (list "*") | sortAlpha | join "," -}}

@@ -239,7 +239,7 @@ def test_roles_for_people_need_not_be_part_of_kubernetes_own(render: Render) -> 
     assert not people(render("rbac.create=false"))
 
 
-def test_with_namespaces_only_profiles_and_nodes_are_read_cluster_wide(render: Render) -> None:
+def test_with_namespaces_only_profiles_nodes_and_roles_are_read_cluster_wide(render: Render) -> None:
     objects = render("namespaces={team-a,team-b}")
     assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.CLUSTER_RULES}}
     assert roles(objects, "Role") == {

@@ -24,6 +24,7 @@ import pytest
 import yaml
 
 from devcluster.testing import LocalCluster
+from finetune_operator.runtime.other_releases import SERVES
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
 
@@ -31,12 +32,15 @@ PROFILE = "packaged"
 IMAGE = "localhost/finetune-operator"
 #: Used as the pod's name.
 POD = "operator-pod"
+CLUSTER_ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/finetune-operator"
 
 
 @pytest.fixture
 def release(cluster: LocalCluster, helm: Helm, namespace: str) -> Iterator[str]:
     """Name of a release that serves its own namespace. The cluster's own operator is stopped meanwhile."""
     cluster.stop("operator")
+    # It serves every namespace and came first.
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: None}}})
     release = f"of-{namespace}"
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
     settings = (
@@ -46,6 +50,7 @@ def release(cluster: LocalCluster, helm: Helm, namespace: str) -> Iterator[str]:
     installed = helm("install", release, str(CHART), *common, "--set", settings, "--set-json", tested)
     assert installed.returncode == 0, installed.stderr
     yield release
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: "*"}}})
     removed = helm("uninstall", release, *common)
     assert removed.returncode == 0, removed.stderr
 
@@ -75,6 +80,18 @@ def test_the_deployment_becomes_ready_and_takes_the_job_of_helm_test_to_planned(
 
         assert pod.terminated() == 0
         assert cluster.get(lease)["spec"]["holderIdentity"] == ""
+
+
+def test_a_pod_beside_an_earlier_release_of_its_namespace_waits_until_that_has_gone(
+    cluster: LocalCluster, release: str, namespace: str, tmp_path: Path
+) -> None:
+    """As after Argo CD has applied both: the cluster's operator serves every namespace."""
+    deployment = cluster.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{release}-finetune-operator")
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: "*"}}})
+    with started(cluster, deployment, namespace, tmp_path) as pod:
+        pod.await_text("readinessProbe", f'ClusterRole "finetune-operator" serves {namespace} already')
+        cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: None}}})
+        pod.await_probe("readinessProbe")
 
 
 def test_a_pod_whose_rights_are_gone_is_alive_but_not_ready_and_says_why(

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from devcluster.testing import LocalCluster
+from finetune_operator.runtime.other_releases import SERVES
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
-from tests.integration.chart.test_deployment import IMAGE, started
+from tests.integration.chart.test_deployment import CLUSTER_ROLE, IMAGE, started
 from tests.integration.jobs import PROFILE, job_path, jobset_path, jobsets, phase
 
 pytestmark = pytest.mark.thorough
@@ -27,6 +28,7 @@ FOLDERS = ("charts", "operator", "contract")
 def own(tmp_path: Path) -> Iterator[LocalCluster]:
     """A cluster without an operator, separate from the cluster of the other tests: its CRDs change."""
     with LocalCluster.started(tmp_path / "cluster", warm=False) as running:
+        running.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: None}}})
         yield running
 
 

@@ -106,6 +106,7 @@ def test_install_upgrade_and_uninstall(cluster: LocalCluster, helm: Helm, namesp
         ["finetuneprofiles"],
         ["finetuneprofiles/status"],
         ["nodes"],
+        ["clusterroles"],
     ]
     assert cluster.find(f"{roles}/namespaces/{namespace}/roles/{name}")
 
