@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from finetune_operator.api import parse_job
 from finetune_operator.runtime import rbac
 from finetune_operator.runtime.settings import Settings
 from tests import snapshots
@@ -70,6 +71,7 @@ VARIANTS = {
         "metrics.serviceMonitor.metricRelabelings[0].action=drop",
         "metrics.podMonitoring.tls.insecureSkipVerify=true",
         "test.namespace=team-a",
+        "test.profile=gke-v6e",
     ),
 }
 
@@ -189,6 +191,8 @@ def test_other_names_and_labels_are_those_of_all_objects(render: Render) -> None
 
 def test_the_test_has_no_more_rights_than_to_read_its_job_and_is_not_the_operator(render: Render) -> None:
     assert not any("test" in each["metadata"]["name"] for each in render())
+    (job,) = of_kind(render("test.namespace=team-a"), "FineTuneJob")
+    parse_job(job)
     objects = render("test.namespace=team-a", "test.job.planOnly=false")
     hooks = [each for each in objects if "helm.sh/hook" in each["metadata"].get("annotations", {})]
     assert {each["metadata"]["namespace"] for each in hooks} == {"team-a"}
