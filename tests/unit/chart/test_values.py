@@ -78,7 +78,9 @@ def test_every_object_of_the_schema_is_closed() -> None:
         {"nameOverride": "Tuning"},
         {"fullnameOverride": "x" * 56},
         {"commonLabels": {"app.kubernetes.io/name": "other"}},
-        {"caBundle": {"secret": "ca"}},
+        {"caBundle": {"configMap": "ca", "key": "ca.crt", "secret": "ca"}},
+        # values of an earlier release, as `helm upgrade --reuse-values` gives them
+        {"metrics": {name: value for name, value in VALUES["metrics"].items() if name != "tls"}},
         {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]},
         {"extraVolumes": [{"name": "no-source"}]},
         {"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp/"}]},
