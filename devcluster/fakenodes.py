@@ -7,6 +7,10 @@ from devcluster import kwok
 from devcluster.agent import nodes
 from devcluster.agent.nodes import LocalNode
 from devcluster.kube import Object
+from finetune_contract.tpu import TpuMachine, machines
+
+#: Stands for a machine type whose size is not published.
+_UNPUBLISHED = TpuMachine(name="", vcpus=180, memory_gb=720)
 
 
 def tpu_pool(
@@ -24,13 +28,14 @@ def tpu_pool(
     With a multi-host topology it is one slice, with a single-host one it holds as many slices as hosts. ``labels`` are
     added.
     """
+    machine = machines().get(machine_type, _UNPUBLISHED)
     return tuple(
         LocalNode(
             name=f"{name}-{host}",
             pool=name,
             machine_type=machine_type,
-            cpu="180",
-            memory="720Gi",
+            cpu=str(machine.vcpus),
+            memory=f"{machine.memory_gb}Gi",
             tpu=chips_per_host,
             labels={
                 "cloud.google.com/gke-tpu-accelerator": accelerator,

@@ -1,8 +1,9 @@
-"""The TPU catalog: one row per generation (``tpu_families.csv``), one per slice that GKE offers (``tpu_slices.csv``).
+"""The TPU catalog: one row per generation (``tpu_families.csv``), one per slice that GKE offers (``tpu_slices.csv``),
+one per machine type of a host (``tpu_machines.csv``).
 
 Operator and trainer both read it; neither has figures of its own. Rates are per chip, as the manufacturer publishes
 them; network rates are half the published bits per second of all links. ``usable_gib_per_device`` is reported by the
-TPU compiler. Each row of a generation names the sources of its figures and of its slices.
+TPU compiler. Each row names the sources of its figures; those that are not published are empty.
 """
 
 import csv
@@ -78,6 +79,15 @@ class TpuShape:
         return self.hosts > 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuMachine:
+    """The host of a slice: a machine type, as published. A node leaves less than this to its pods."""
+
+    name: str
+    vcpus: int
+    memory_gb: int
+
+
 @cache
 def families() -> Mapping[str, TpuFamily]:
     """Returns every generation by name, in the order of the file."""
@@ -97,6 +107,18 @@ def families() -> Mapping[str, TpuFamily]:
 def all_shapes() -> Sequence[TpuShape]:
     """Returns every slice, in the order of the file."""
     return tuple(_shape(row, families()[row["family"]].chip) for row in _rows("tpu_slices.csv"))
+
+
+@cache
+def machines() -> Mapping[str, TpuMachine]:
+    """Returns the machine types whose figures are published, by name."""
+    return {
+        row["machine_type"]: TpuMachine(
+            name=row["machine_type"], vcpus=int(row["vcpus"]), memory_gb=int(row["memory_gb"])
+        )
+        for row in _rows("tpu_machines.csv")
+        if row["vcpus"]
+    }
 
 
 def chips_of_topology(topology: str) -> int:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure(settings.log_level, settings.log_format)
     try:
         uvloop.run(_run(settings))
-    except (NoCredentials, OSError) as error:
+    except (NoCredentials, SettingsError, OSError) as error:
         log.error("cannot start: %s", error)
         return 2
     except Exception:

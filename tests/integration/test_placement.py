@@ -69,9 +69,9 @@ def add_pools(cluster: LocalCluster, scenario: str, wanted: Slices) -> None:
             chips_per_host=shape.chips_per_host,
             labels={SCENARIO: scenario} | _placement_policy(shape),
         )
-        if shape.multi_host:
-            # Smaller nodes than the others: the scheduler prefers larger ones wherever it has a choice.
-            pool = [replace(node, cpu="8") for node in pool]
+        if not shape.multi_host:
+            # Larger nodes than those of slices of several hosts: the scheduler prefers them wherever it has a choice.
+            pool = [replace(node, cpu="2000", memory="20Ti") for node in pool]
         cluster.add_fake_nodes(pool)
 
 

@@ -42,6 +42,10 @@ No Secret is ever read: pods get them by reference.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list]
+# Other releases of the chart say in theirs which namespaces they serve.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [clusterroles]
+  verbs: [list]
 {{- end }}
 
 {{/* Leader election and the plans of jobs, in the operator's own namespace. */}}

@@ -81,6 +81,16 @@ class Toleration(ApiModel):
 Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=16)]
 
 
+class HostResources(ApiModel):
+    """What a pod that holds a host's chips requests besides them."""
+
+    cpu: Quantity | None = None
+    """Cores of the request; the pod may use more. Default: none requested."""
+    memory: Quantity | None = None
+    """Memory of the request, which is also the limit: including shared memory and the files in emptyDir volumes of
+    medium Memory. Default: neither."""
+
+
 class Flavor(ApiModel):
     """TPU slices that a job may use, and their price."""
 
@@ -131,6 +141,11 @@ class Flavor(ApiModel):
     Default: none."""
     tolerations: Tolerations | None = None
     """Further tolerations of pods that hold chips. Default: none."""
+    host_resources: HostResources | None = None
+    """CPU and memory that each pod that holds chips requests besides them; {} for none. What a node cannot provide next
+    to its DaemonSets keeps the pod waiting. Default: what the machine type leaves to one pod, where its size is
+    published and no queue admits the job's stages on TPU, whose ClusterQueue would have to cover cpu and memory; else
+    none."""
 
 
 class CpuPool(ApiModel):

@@ -1,6 +1,7 @@
-"""Facts as data: TPU slices by name, Pathways' images, XLA flags."""
+"""Facts as data: TPU slices by name, what nodes leave to pods, Pathways' images, XLA flags."""
 
 from finetune_contract.tpu import TpuShape, all_shapes
+from finetune_operator.catalog.gke_nodes import host_requests
 from finetune_operator.catalog.pathways import PathwaysImages, jax_of_image, pathways_images
 from finetune_operator.catalog.tpu import (
     CatalogError,
@@ -16,6 +17,7 @@ __all__ = [
     "TpuShape",
     "all_shapes",
     "default_libtpu_args",
+    "host_requests",
     "jax_of_image",
     "pathways_images",
     "shape_by_name",

@@ -32,6 +32,7 @@ PODS = ResourceKind("", "v1", "pods")
 CONFIG_MAPS = ResourceKind("", "v1", "configmaps")
 NODES = ResourceKind("", "v1", "nodes")
 EVENTS = ResourceKind("", "v1", "events")
+CLUSTER_ROLES = ResourceKind("rbac.authorization.k8s.io", "v1", "clusterroles")
 #: Kueue's Workloads; the kind is absent where Kueue is not installed.
 WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "workloads")
 #: Read by people's commands alone.

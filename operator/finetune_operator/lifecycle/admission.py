@@ -146,9 +146,12 @@ def plan_to_store(observation: Observation) -> StoredPlan:
 
 
 def _by_any_release(snapshot: StoredPlan) -> Iterator[StoredPlan]:
-    """Yields the plan as this operator makes it, and as operators with earlier minor versions of the contract did."""
-    for minor in range(CONTRACT_VERSION.minor, -1, -1):
-        yield replace(snapshot, contract=ContractVersion(CONTRACT_VERSION.major, minor))
+    """Yields the plan as this operator makes it, and as earlier ones did: with earlier minor versions of the contract,
+    and without defaults of a TPU host's resources."""
+    for host_defaults in (True, False):
+        for minor in range(CONTRACT_VERSION.minor, -1, -1):
+            contract = ContractVersion(CONTRACT_VERSION.major, minor)
+            yield replace(snapshot, contract=contract, host_defaults=host_defaults)
 
 
 def _named(observation: Observation) -> set[str]:

@@ -35,6 +35,7 @@ from finetune_operator.planning.slices.pathways import refuse_other_controller
 from finetune_operator.planning.slices.slice_plan import SlicePlan, slice_plan
 from finetune_operator.planning.slices.topology import (
     FlavorTerms,
+    Placement,
     SliceOffer,
     by_price,
     named_slice,
@@ -110,13 +111,18 @@ class Draft:
         refuse_other_controller(lookup(snapshot.spec, "resources.controller"), resources.controller)
         if resources.names_a_slice:
             taken = named_slice(
-                resources, name, flavors, queued=self.queued, exhausted_capacities=exhausted_capacities
+                resources,
+                name,
+                flavors,
+                queued=self.queued,
+                host_defaults=snapshot.host_defaults,
+                exhausted_capacities=exhausted_capacities,
             )
             return self.at(slice_plan(self.spec, snapshot, taken))
         offers = by_price(resources, name, flavors, exhausted_capacities)
         if self.spec.preflight.memory is MemoryCheck.OFF:
             kinds = [offer.capacity for offer in offers]
-            taken = placement(offers[0], f"{CHEAPEST}, {NO_WISH}", kinds, queued=self.queued)
+            taken = self._place(offers[0], f"{CHEAPEST}, {NO_WISH}", kinds)
             return self.at(slice_plan(self.spec, snapshot, taken))
         before = by_price(resources, name, flavors) if exhausted_capacities else offers
         choice = choose(
@@ -132,8 +138,12 @@ class Draft:
 
     def site(self, offer: SliceOffer, why: str = "", capacities: Collection[str] = ()) -> SlicePlan:
         """Returns the job on a slice that it does not name. Raises Refused if its numbers do not fit that slice."""
-        taken = placement(offer, why, capacities, queued=self.queued)
-        return slice_plan(self.spec, self.snapshot, taken, share_rows=True)
+        return slice_plan(self.spec, self.snapshot, self._place(offer, why, capacities), share_rows=True)
+
+    def _place(self, offer: SliceOffer, why: str, capacities: Collection[str]) -> Placement:
+        return placement(
+            offer, why, capacities, queued=self.queued, host_defaults=self.snapshot.host_defaults
+        )
 
     def at(self, site: SlicePlan, candidates: Sequence[SlicePlan] = ()) -> Plan:
         """Returns the plan at ``site``. ``candidates`` are the slices that preflight may choose instead."""

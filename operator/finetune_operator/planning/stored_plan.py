@@ -29,11 +29,12 @@ JOB_NAMESPACE_LABEL = "tpu-finetune.dev/job-namespace"
 _JOB_LABEL, _UID_LABEL = "tpu-finetune.dev/job", "tpu-finetune.dev/job-uid"
 _FORMAT = "2"
 _DIGEST = "digest"
+_HOST_DEFAULTS = "host-resources"
 #: Keys of the ConfigMap's data that this release reads; a newer release may store more.
 _KEYS = frozenset(
     {
         "format", "job-namespace", "job-name", "job-uid", "profile-name", "profile-hash", "profile.json", "spec.json",
-        "run-folder", "cache", "contract", _DIGEST,
+        "run-folder", "cache", "contract", _HOST_DEFAULTS, _DIGEST,
     }
 )  # fmt: skip
 
@@ -52,6 +53,9 @@ class StoredPlan:
     contract: ContractVersion
     """Version of the contract that the operator supported at admission. The trainer image is assumed to support it
     until it reports its own."""
+    host_defaults: bool = False
+    """Whether TPU pods request their machine's CPU and memory by default. Earlier releases knew no such default, and a
+    job that they admitted keeps its pods: its namespace's quota need not cover other ones."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further data that a newer operator has stored: kept, so that the digest stays the same."""
 
@@ -98,6 +102,7 @@ class StoredPlan:
             "run-folder": self.run_folder.uri,
             "cache": self.cache.uri,
             "contract": str(self.contract),
+            **({_HOST_DEFAULTS: "machine"} if self.host_defaults else {}),
             **self.more,
         }
 
@@ -111,6 +116,7 @@ class StoredPlan:
             profile=_with_images(profile["spec"], spec["resources"]["controller"]),
             spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
             contract=CONTRACT_VERSION,
+            host_defaults=True,
         )
 
 
@@ -194,6 +200,7 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
             profile=json.loads(data["profile.json"]),
             spec=json.loads(data["spec.json"]),
             contract=ContractVersion.parse(data["contract"]),
+            host_defaults=_HOST_DEFAULTS in data,
             more={name: value for name, value in data.items() if name not in _KEYS},
         )
         stored = {name: value for name, value in data.items() if name != _DIGEST}

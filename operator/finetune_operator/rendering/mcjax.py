@@ -67,7 +67,10 @@ def slice_affinity(plan: Plan) -> dict[str, Any]:
 def host_chips(plan: Plan) -> dict[str, Any]:
     """Returns the resources of the container that holds a host's chips: always all of them."""
     chips = {_TPU: str(plan.placement.shape.chips_per_host)}
-    return {"requests": chips, "limits": dict(chips)}
+    host = plan.placement.host_resources
+    # As for stages on CPU: CPU may burst, the memory request is the limit, which a LimitRange then does not lower.
+    memory = {"memory": host["memory"]} if "memory" in host else {}
+    return {"requests": {**chips, **host}, "limits": {**chips, **memory}}
 
 
 def slice_annotations(plan: Plan) -> Mapping[str, str]:

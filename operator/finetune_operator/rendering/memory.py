@@ -4,11 +4,11 @@ A pod can only use the memory that a node leaves to pods. GKE reserves part of a
 that a node of a common size leaves, never the size of a node.
 """
 
-import math
 from collections.abc import Iterable
 from math import floor
 
 from finetune_contract import ModelIdentity, ModelSizes, Stage, host_memory
+from finetune_operator.catalog.gke_nodes import request_gib
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.quantities import gib
@@ -17,12 +17,6 @@ from finetune_operator.rendering.quantities import gib
 _LEAST_GIB = 1
 #: Memory of the node types that clouds offer, in GiB.
 NODE_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 864, 1024, 1408, 1952, 3844, 5888)
-#: GKE's reservation of a node's memory: pairs of an upper bound in GiB and the reserved share up to that bound.
-_RESERVED = ((4, 0.25), (8, 0.20), (16, 0.10), (128, 0.06), (math.inf, 0.02))
-#: Free GiB below which the kubelet evicts pods; not allocatable.
-_EVICTION_GIB = 100 / 1024
-#: GiB that the cluster's DaemonSets request on every node: logging, metrics, storage, network.
-_DAEMONS_GIB = 1.0
 
 
 class CpuPoolTooSmall(ValueError):
@@ -32,20 +26,6 @@ class CpuPoolTooSmall(ValueError):
     def __init__(self, message: str, *, stage: Stage, fix: str) -> None:
         self.stage, self.fix = stage, fix
         super().__init__(message)
-
-
-def allocatable_gib(node: float) -> float:
-    """Returns the memory that GKE leaves to all pods of a node with ``node`` GiB of memory."""
-    reserved, below = 0.0, 0.0
-    for above, share in _RESERVED:
-        reserved += max(0.0, min(node, above) - below) * share
-        below = above
-    return node - reserved - _EVICTION_GIB
-
-
-def request_gib(node: int) -> int:
-    """Returns the most that one pod can request on a node with ``node`` GiB, next to the cluster's DaemonSets."""
-    return floor(allocatable_gib(node) - _DAEMONS_GIB)
 
 
 def sizes_of(model: ModelIdentity | None) -> ModelSizes:

@@ -26,6 +26,8 @@ from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
+from finetune_operator.runtime.metrics_tls import metrics_tls
+from finetune_operator.runtime.other_releases import earlier_releases
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
 from finetune_operator.runtime.probes import ProbeResult, ProbeServer, health, readiness
 from finetune_operator.runtime.queue import WorkQueue
@@ -82,7 +84,9 @@ class Operator:
         """Runs until SIGTERM or SIGINT. Raises LeadershipLost, WatchesEndedError, NoCredentials or OSError."""
         settings = self._settings
         self._take_signals()
-        probes = ProbeServer(healthy=self._healthy, ready=self._ready, metrics=self._metrics)
+        probes = ProbeServer(
+            healthy=self._healthy, ready=self._ready, metrics=self._metrics, metrics_tls=metrics_tls(settings)
+        )
         account = settings.service_account
         lease = LeaseSettings(
             namespace=self._namespace(),
@@ -117,7 +121,10 @@ class Operator:
         async def wanted() -> tuple[WatchStream, ...]:
             return watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
 
-        return await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing)
+        async def conflicts() -> tuple[str, ...]:
+            return await earlier_releases(cluster, self._settings.lease_name, namespaces)
+
+        return await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing, conflicts)
 
     async def _until_stopped(
         self, election: LeaderElection, electing: Coroutine[object, object, None]

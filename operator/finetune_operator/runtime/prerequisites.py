@@ -1,4 +1,4 @@
-"""Prerequisites of watching: the CRDs, and permission to list their objects."""
+"""Prerequisites of watching: the CRDs, permission to list their objects, and no other operator for them."""
 
 import asyncio
 import logging
@@ -24,8 +24,9 @@ async def wait_for_prerequisites(
     wanted: Callable[[], Awaitable[tuple[WatchStream, ...]]],
     stop: asyncio.Event,
     report: Callable[[tuple[str, ...]], None],
+    conflicts: Callable[[], Awaitable[tuple[str, ...]]],
 ) -> tuple[WatchStream, ...] | None:
-    """Waits until every kind to watch can be listed.
+    """Waits until every kind to watch can be listed and nothing conflicts.
 
     Returns the streams to watch, or None if ``stop`` is set first.
 
@@ -34,11 +35,13 @@ async def wait_for_prerequisites(
         wanted: returns the streams to watch; called for each attempt, as it may depend on what the cluster serves.
         stop: ends the wait.
         report: called with a sentence for each problem, after each attempt.
+        conflicts: returns a sentence for each reason why another operator must end first.
     """
     reported: tuple[str, ...] = ()
     while not stop.is_set():
         watches = await wanted()
         missing = tuple([problem for watch in watches if (problem := await _problem(cluster, watch))])
+        missing = missing or await conflicts()
         report(missing)
         if not missing:
             return watches

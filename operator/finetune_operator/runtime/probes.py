@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from ssl import SSLContext
 
 from aiohttp import web
 
@@ -58,6 +59,7 @@ class ProbeServer:
         healthy: result of /healthz; the kubelet restarts the container if it fails.
         ready: result of /readyz: whether the process leads or could lead at once.
         metrics: metrics for /metrics.
+        metrics_tls: TLS of /metrics; None: plain HTTP.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class ProbeServer:
         healthy: Callable[[], ProbeResult],
         ready: Callable[[], ProbeResult],
         metrics: OperatorMetrics,
+        metrics_tls: SSLContext | None = None,
     ) -> None:
         self._healthy = healthy
         self._ready = ready
         self._metrics = metrics
+        self._metrics_tls = metrics_tls
         self._runners: list[web.AppRunner] = []
 
     async def start(self, host: str, health_port: int, metrics_port: int) -> tuple[int, int]:
@@ -77,7 +81,7 @@ class ProbeServer:
         health = await self._serve(
             host, health_port, {"/healthz": self._answer(self._healthy), "/readyz": self._answer(self._ready)}
         )
-        metrics = await self._serve(host, metrics_port, {"/metrics": self._render})
+        metrics = await self._serve(host, metrics_port, {"/metrics": self._render}, self._metrics_tls)
         log.info("health on port %d, metrics on port %d", health, metrics)
         return health, metrics
 
@@ -85,14 +89,16 @@ class ProbeServer:
         for runner in self._runners:
             await runner.cleanup()
 
-    async def _serve(self, host: str, port: int, routes: "dict[str, Handler]") -> int:
+    async def _serve(
+        self, host: str, port: int, routes: "dict[str, Handler]", tls: SSLContext | None = None
+    ) -> int:
         app = web.Application()
         app.add_routes([web.get(path, handler) for path, handler in routes.items()])
         # No access log: probes every few seconds carry no information.
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         self._runners.append(runner)
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
         return int(runner.addresses[0][1])
 
     def _answer(self, probe: Callable[[], ProbeResult]) -> "Handler":

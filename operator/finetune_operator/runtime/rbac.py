@@ -41,6 +41,8 @@ CLUSTER_RULES = (
     _rule("tpu-finetune.dev", "finetuneprofiles/status", "patch"),
     # Nodes of a slice with a failed pod, to distinguish the loss of a host from a crash of the program.
     _rule("", "nodes", "list"),
+    # Other releases of the chart say in theirs which namespaces they serve.
+    _rule("rbac.authorization.k8s.io", "clusterroles", "list"),
 )
 #: Rules for the operator's own namespace.
 OWN_RULES = (

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
+from finetune_operator.api import parse_job
 from finetune_operator.runtime import rbac
 from finetune_operator.runtime.settings import Settings
 from tests import snapshots
 from tests.integration.chart.conftest import CHART, Helm, Render
+from tests.unit.chart.test_values import RESERVED
 
 HERE = Path(__file__).parent
 CRDS = Path(__file__).parents[3] / "crds"
@@ -40,6 +42,36 @@ VARIANTS = {
         r"networkPolicy.ingressFrom[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring",
         "networkPolicy.extraEgress[0].to[0].ipBlock.cidr=10.0.0.8/32",
         "networkPolicy.extraEgress[0].ports[0].port=3128",
+        "nameOverride=tuning",
+        "fullnameOverride=tuning-operator",
+        "commonLabels.cost-center=ml",
+        "operator.env[1].name=HTTP_PROXY",
+        "operator.env[1].valueFrom.configMapKeyRef.name=proxy",
+        "operator.env[1].valueFrom.configMapKeyRef.key=http",
+        "operator.envFrom[0].configMapRef.name=more",
+        "caBundle.configMap=corporate-ca",
+        "caBundle.key=ca.pem",
+        "extraVolumes[0].name=more",
+        "extraVolumes[0].configMap.name=more",
+        "extraVolumeMounts[0].name=more",
+        "extraVolumeMounts[0].mountPath=/etc/more",
+        "livenessProbe.periodSeconds=30",
+        "readinessProbe.failureThreshold=5",
+        "revisionHistoryLimit=1",
+        "topologySpreadConstraints[0].maxSkew=1",
+        r"topologySpreadConstraints[0].topologyKey=topology\.kubernetes\.io/zone",
+        "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule",
+        "dnsPolicy=None",
+        "dnsConfig.nameservers={10.0.0.10}",
+        "metrics.tls.secret=metrics",
+        "metrics.tls.clientAuth=true",
+        "metrics.serviceMonitor.tlsConfig.serverName=finetune",
+        "metrics.serviceMonitor.relabelings[0].action=labeldrop",
+        "metrics.serviceMonitor.relabelings[0].regex=pod",
+        "metrics.serviceMonitor.metricRelabelings[0].action=drop",
+        "metrics.podMonitoring.tls.insecureSkipVerify=true",
+        "test.namespace=team-a",
+        "test.profile=gke-v6e",
     ),
 }
 
@@ -125,6 +157,56 @@ def test_two_pods_are_spread_over_hosts_and_evicted_one_at_a_time(render: Render
     assert spread["labelSelector"] == selector
 
 
+def test_a_spread_of_ones_own_replaces_the_default_and_counts_the_same_pods(render: Render) -> None:
+    zone = "topologySpreadConstraints[0].topologyKey=zone"
+    more = (
+        "topologySpreadConstraints[0].maxSkew=2",
+        "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule",
+    )
+    (deployment,) = of_kind(render(zone, *more), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"] == [
+        {
+            "maxSkew": 2,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": deployment["spec"]["selector"],
+        }
+    ]
+
+
+def test_other_names_and_labels_are_those_of_all_objects(render: Render) -> None:
+    objects = render(
+        "nameOverride=tuning", "fullnameOverride=ours", "commonLabels.team=ml", "test.namespace=x"
+    )
+    objects = [each for each in objects if each["kind"] != "CustomResourceDefinition"]
+    assert {each["kind"] for each in objects if not each["metadata"]["name"].startswith("ours")} == {
+        "FineTuneJob"
+    }
+    assert all(each["metadata"]["labels"]["team"] == "ml" for each in objects)
+    (deployment,) = of_kind(objects, "Deployment")
+    selector = deployment["spec"]["selector"]["matchLabels"]
+    assert selector == {"app.kubernetes.io/name": "tuning", "app.kubernetes.io/instance": "finetune-operator"}
+    assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+
+
+def test_the_test_has_no_more_rights_than_to_read_its_job_and_is_not_the_operator(render: Render) -> None:
+    assert not any("test" in each["metadata"]["name"] for each in render())
+    (job,) = of_kind(render("test.namespace=team-a"), "FineTuneJob")
+    parse_job(job)
+    objects = render("test.namespace=team-a", "test.job.planOnly=false")
+    hooks = [each for each in objects if "helm.sh/hook" in each["metadata"].get("annotations", {})]
+    assert {each["metadata"]["namespace"] for each in hooks} == {"team-a"}
+    (role,) = of_kind(hooks, "Role")
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["resourceNames"]) == (["finetunejobs"], ["helm-test"])
+    assert set(rule["verbs"]) == READ
+    (job,) = of_kind(hooks, "FineTuneJob")
+    assert job["spec"]["planOnly"] is True
+    (pod,) = of_kind(hooks, "Pod")
+    selected = of_kind(objects, "Deployment")[0]["spec"]["selector"]["matchLabels"]
+    assert not selected.items() <= pod["metadata"]["labels"].items()
+
+
 def test_one_pod_can_be_evicted(render: Render) -> None:
     objects = render("replicas=1")
     assert not of_kind(objects, "PodDisruptionBudget")
@@ -161,7 +243,7 @@ def test_roles_for_people_need_not_be_part_of_kubernetes_own(render: Render) -> 
     assert not people(render("rbac.create=false"))
 
 
-def test_with_namespaces_only_profiles_and_nodes_are_read_cluster_wide(render: Render) -> None:
+def test_with_namespaces_only_profiles_nodes_and_roles_are_read_cluster_wide(render: Render) -> None:
     objects = render("namespaces={team-a,team-b}")
     assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.CLUSTER_RULES}}
     assert roles(objects, "Role") == {
@@ -258,12 +340,18 @@ def test_a_value_that_cannot_be_used_is_refused_with_its_place(helm: Helm, setti
     assert place in done.stderr
 
 
-@pytest.mark.parametrize(
-    "variable", ["FINETUNE_NAMESPACES", "FINETUNE_LEASE_NAME", "FINETUNE_LEDGER", "FINETUNE_HEALTH_PORT"]
-)
-def test_environment_that_the_chart_sets_or_relies_on_cannot_be_overridden(helm: Helm, variable: str) -> None:
+def test_the_chart_sets_what_is_reserved_itself_so_that_no_other_source_can(render: Render) -> None:
+    """A variable of ``env`` precedes one of ``envFrom``."""
+    (deployment,) = of_kind(
+        render("caBundle.configMap=ca", "operator.envFrom[0].secretRef.name=x"), "Deployment"
+    )
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {entry["name"] for entry in container["env"]} == {*RESERVED}
+
+
+def test_environment_that_the_chart_sets_or_relies_on_cannot_be_overridden(helm: Helm) -> None:
     done = helm(
-        "template", "x", str(CHART), "--set", f"operator.env[0].name={variable},operator.env[0].value=1"
+        "template", "x", str(CHART), "--set", f"operator.env[0].name={RESERVED[0]},operator.env[0].value=1"
     )
     assert done.returncode != 0
     assert "/operator/env/0/name" in done.stderr
@@ -290,12 +378,13 @@ def test_the_operators_environment_is_one_that_it_takes(render: Render) -> None:
     rendered = render("namespaces={team-a,team-b}", "ledger.uri=gs://finetune-ledger")
     (deployment,) = (found for found in rendered if found["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
-    environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
+    environment = {entry["name"]: str(entry["value"]) for entry in pod["containers"][0]["env"]}
     assert {name.removeprefix("FINETUNE_").lower() for name in environment} <= set(Settings.model_fields)
     settings = Settings.from_environment(environment)
     assert settings.namespaces == ["team-a", "team-b"]
     assert settings.ledger == "gs://finetune-ledger"
     assert settings.lease_name == "finetune-operator"
+    assert settings.metrics_tls_dir is None
     assert settings.drain_seconds < pod["terminationGracePeriodSeconds"]
     ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
     assert ports == {"health": settings.health_port, "metrics": settings.metrics_port}

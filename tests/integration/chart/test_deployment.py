@@ -4,6 +4,7 @@ The nodes of the local cluster have no mounts and no pod network, so this test r
 container as a process, with the account's token in a folder and with free ports in place of the pod's own.
 """
 
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from devcluster.testing import LocalCluster
+from finetune_operator.runtime.other_releases import SERVES
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
 
@@ -29,24 +32,31 @@ PROFILE = "packaged"
 IMAGE = "localhost/finetune-operator"
 #: Used as the pod's name.
 POD = "operator-pod"
+CLUSTER_ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/finetune-operator"
 
 
 @pytest.fixture
 def release(cluster: LocalCluster, helm: Helm, namespace: str) -> Iterator[str]:
     """Name of a release that serves its own namespace. The cluster's own operator is stopped meanwhile."""
     cluster.stop("operator")
+    # It serves every namespace and came first.
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: None}}})
     release = f"of-{namespace}"
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
-    settings = f"crds.install=false,namespaces={{{namespace}}},image.repository={IMAGE}"
-    installed = helm("install", release, str(CHART), *common, "--set", settings)
+    settings = (
+        f"crds.install=false,namespaces={{{namespace}}},image.repository={IMAGE},test.namespace={namespace}"
+    )
+    tested = f"test.job={json.dumps(fake_trainer.job(namespace, 'x', PROFILE)['spec'])}"
+    installed = helm("install", release, str(CHART), *common, "--set", settings, "--set-json", tested)
     assert installed.returncode == 0, installed.stderr
     yield release
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: "*"}}})
     removed = helm("uninstall", release, *common)
     assert removed.returncode == 0, removed.stderr
 
 
-def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
-    cluster: LocalCluster, release: str, namespace: str, tmp_path: Path
+def test_the_deployment_becomes_ready_and_takes_the_job_of_helm_test_to_planned(
+    cluster: LocalCluster, helm: Helm, release: str, namespace: str, tmp_path: Path
 ) -> None:
     cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(tmp_path / "bin"))
     cluster.apply(fake_trainer.profile(PROFILE, tmp_path))
@@ -58,10 +68,11 @@ def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
         assert pod.probe("livenessProbe") == 200
         cluster.wait(lease, lambda found: found["spec"]["holderIdentity"] == POD)
 
-        manifest = fake_trainer.job(namespace, "careful", PROFILE)
-        cluster.apply({**manifest, "spec": {**manifest["spec"], "planOnly": True}})
-        job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/careful"
-        done = cluster.wait(job, lambda found: finished(found) == "Planned")
+        code, said = judged(cluster, helm, release, namespace, tmp_path / "test")
+        assert (code, said.split(":")[0]) == (0, "helm-test Planned"), said
+        job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/helm-test"
+        done = cluster.get(job)
+        assert finished(done) == "Planned"
         assert done["status"]["summary"].startswith("Planned")
         assert b'finetune_api_requests_total{code="201",resource="jobsets",verb="create"}' in pod.fetch(
             "metrics", "/metrics"
@@ -69,6 +80,18 @@ def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
 
         assert pod.terminated() == 0
         assert cluster.get(lease)["spec"]["holderIdentity"] == ""
+
+
+def test_a_pod_beside_an_earlier_release_of_its_namespace_waits_until_that_has_gone(
+    cluster: LocalCluster, release: str, namespace: str, tmp_path: Path
+) -> None:
+    """As after Argo CD has applied both: the cluster's operator serves every namespace."""
+    deployment = cluster.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{release}-finetune-operator")
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: "*"}}})
+    with started(cluster, deployment, namespace, tmp_path) as pod:
+        pod.await_text("readinessProbe", f'ClusterRole "finetune-operator" serves {namespace} already')
+        cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: None}}})
+        pod.await_probe("readinessProbe")
 
 
 def test_a_pod_whose_rights_are_gone_is_alive_but_not_ready_and_says_why(
@@ -85,6 +108,34 @@ def test_a_pod_whose_rights_are_gone_is_alive_but_not_ready_and_says_why(
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         assert cluster.find(lease) is None
         assert pod.terminated() == 0
+
+
+def judged(cluster: LocalCluster, helm: Helm, release: str, namespace: str, folder: Path) -> tuple[int, str]:
+    """Creates the objects of ``helm test`` and runs its pod's container. Returns exit code and output."""
+    hooks = helm("get", "hooks", release, "-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
+    assert hooks.returncode == 0, hooks.stderr
+    objects = {each["kind"]: each for each in yaml.safe_load_all(hooks.stdout) if each}
+    pod, config = objects.pop("Pod"), objects["ConfigMap"]["data"]["kubeconfig"]
+    for each in sorted(
+        objects.values(), key=lambda it: str(it["metadata"]["annotations"]["helm.sh/hook-weight"])
+    ):
+        cluster.apply(each)
+    folder.mkdir()
+    mounted = _account(cluster, pod["spec"]["serviceAccountName"], namespace, folder)
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(
+        config.replace("https://kubernetes.default.svc", cluster.server).replace(
+            "/var/run/secrets/kubernetes.io/serviceaccount", str(mounted)
+        )
+    )
+    (container,) = pod["spec"]["containers"]
+    (mount,) = container["volumeMounts"]
+    command = [
+        each.replace(f"{mount['mountPath']}/kubeconfig", str(kubeconfig)) for each in container["command"]
+    ]
+    command[0] = str(Path(sys.executable).parent / command[0])
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd="/")
+    return ran.returncode, ran.stdout + ran.stderr
 
 
 def finished(job: Mapping[str, Any]) -> str:
@@ -143,9 +194,16 @@ class Pod:
 
 @contextmanager
 def started(
-    cluster: LocalCluster, deployment: Mapping[str, Any], namespace: str, folder: Path
+    cluster: LocalCluster,
+    deployment: Mapping[str, Any],
+    namespace: str,
+    folder: Path,
+    code: Sequence[Path] = (),
 ) -> Iterator[Pod]:
-    """The pod's container as a process; killed at the end if it still runs."""
+    """The pod's container as a process; killed at the end if it still runs.
+
+    ``code``: folders with the packages of another release; otherwise the installed ones run.
+    """
     spec = deployment["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["image"].startswith(IMAGE)
@@ -155,6 +213,7 @@ def started(
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "HOME": "/",
         **{entry["name"]: entry.get("value", "") for entry in container["env"]},
+        "PYTHONPATH": os.pathsep.join(map(str, code)),
         # set and mounted by a kubelet
         "KUBERNETES_SERVICE_HOST": str(api.hostname),
         "KUBERNETES_SERVICE_PORT": str(api.port),

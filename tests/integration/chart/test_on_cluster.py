@@ -106,6 +106,7 @@ def test_install_upgrade_and_uninstall(cluster: LocalCluster, helm: Helm, namesp
         ["finetuneprofiles"],
         ["finetuneprofiles/status"],
         ["nodes"],
+        ["clusterroles"],
     ]
     assert cluster.find(f"{roles}/namespaces/{namespace}/roles/{name}")
 
@@ -142,3 +143,27 @@ def test_crds_and_jobs_outlive_the_release(cluster: LocalCluster, helm: Helm, na
     job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/kept"
     assert "deletionTimestamp" not in cluster.get(job)["metadata"]
     cluster.delete(job)
+
+
+def test_a_namespace_is_served_by_one_release(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
+    first, second = f"one-{namespace}", f"two-{namespace}"
+    common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig), "--set", "crds.install=false")
+
+    def serve(release: str, *namespaces: str) -> str:
+        """What helm says where it refuses, else nothing."""
+        served = ("--set", f"namespaces={{{','.join(namespaces)}}}") if namespaces else ()
+        done = helm("upgrade", "--install", release, str(CHART), *common, "--reset-values", *served)
+        return done.stderr if done.returncode else ""
+
+    try:
+        assert serve(first, namespace) == ""
+        assert serve(first, namespace) == "", "an upgrade of the same release"
+        said = f"release {first} in namespace {namespace} serves {namespace} already"
+        assert said in serve(second, "default", namespace)
+        assert said in serve(second), "every namespace includes it"
+        assert serve(second, "default") == ""
+        assert "already" in serve(second, "default", namespace)
+        assert f"release {second} in namespace {namespace} serves default already" in serve(first)
+    finally:
+        for release in (first, second):
+            helm("uninstall", release, *common[:4])

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+from finetune_operator.api import chart_reference
 from finetune_operator.runtime.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -18,6 +19,12 @@ VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
 DEPLOYMENT = (CHART / "templates" / "deployment.yaml").read_text()
 CHECK = jsonschema.Draft7Validator(SCHEMA)
+
+
+#: Variables that operator.env must not set, because the chart does.
+RESERVED: list[str] = SCHEMA["properties"]["operator"]["properties"]["env"]["items"]["properties"]["name"][
+    "not"
+]["enum"]
 
 
 def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -36,8 +43,18 @@ def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
         value: Any = VALUES
         for name in path.split(".")[1:]:
             value = value.get(name) if isinstance(value, dict) else None
-        if isinstance(value, dict):
+        # an empty one is a part of Kubernetes' own API
+        if isinstance(value, dict) and value:
             assert set(value) - {"global"} == set(schema["properties"]) - {"global"}, path
+
+
+def test_every_value_is_a_row_of_the_readme_with_a_comment() -> None:
+    found = {value.path: value for value in chart_reference.values((CHART / "values.yaml").read_text())}
+    assert {path for path, value in found.items() if not value.comment} == set()
+    assert found["resources"].default == VALUES["resources"]
+    assert found["metrics.tls.clientAuth"].default is False
+    (escaped,) = chart_reference.values("# a | stays in its cell, <x> is text\na: 1\n")
+    assert escaped.comment == r"a \| stays in its cell, &lt;x> is text"
 
 
 def test_every_object_of_the_schema_is_closed() -> None:
@@ -54,6 +71,30 @@ def test_every_object_of_the_schema_is_closed() -> None:
         {"namespaces": ["Team"]},
         {"operator": {"logLevel": "loud"}},
         {"operator": {"env": [{"name": "A", "valueFrom": {}}]}},
+        {"operator": {"env": [{"name": "A"}]}},
+        {"operator": {"env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}},
+        *({"operator": {"env": [{"name": name, "value": "x"}]}} for name in RESERVED),
+        {"operator": {"envFrom": [{"prefix": "X_"}]}},
+        {"nameOverride": "Tuning"},
+        {"fullnameOverride": "x" * 56},
+        {"commonLabels": {"app.kubernetes.io/name": "other"}},
+        {"caBundle": {"configMap": "ca", "key": "ca.crt", "secret": "ca"}},
+        # values of an earlier release, as `helm upgrade --reuse-values` gives them
+        {"metrics": {name: value for name, value in VALUES["metrics"].items() if name != "tls"}},
+        {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]},
+        {"extraVolumes": [{"name": "no-source"}]},
+        {"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp/"}]},
+        {"extraVolumeMounts": [{"name": "x", "mountPath": "/etc/finetune/ca-bundle"}]},
+        {"extraVolumeMounts": [{"name": "x", "mountPath": "relative"}]},
+        {"livenessProbe": {"httpGet": {"path": "/x"}}},
+        {"readinessProbe": {"periodSeconds": 0}},
+        {"revisionHistoryLimit": -1},
+        {"topologySpreadConstraints": [{"maxSkew": 1}]},
+        {"dnsPolicy": "Cluster"},
+        {"dnsConfig": {"servers": ["10.0.0.10"]}},
+        {"metrics": {**VALUES["metrics"], "tls": {"secret": "", "clientAuth": True}}},
+        {"metrics": {**VALUES["metrics"], "serviceMonitor": {"enabled": True, "scheme": "https"}}},
+        {"test": {"timeout": "forever"}},
         {"replicas": 0},
         {"podLabels": {"a": 1}},
     ],

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from finetune_contract.tpu import TpuFamily, all_shapes, families
+from finetune_contract.tpu import TpuFamily, all_shapes, families, machines
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
@@ -36,3 +36,11 @@ def test_every_generation_names_its_sources() -> None:
     for row in csv.DictReader(text.splitlines()):
         assert "slices: " in row["source"]
         assert "rates: " in row["source"]
+
+
+def test_every_machine_type_has_a_row_with_its_source_where_it_has_figures() -> None:
+    text = files("finetune_contract").joinpath("tpu_machines.csv").read_text(encoding="utf-8")
+    rows = {row["machine_type"]: row for row in csv.DictReader(text.splitlines())}
+    assert rows.keys() == {shape.machine_type for shape in all_shapes()}
+    assert machines().keys() == {name for name, row in rows.items() if row["source"]}
+    assert all(bool(row["vcpus"]) == bool(row["memory_gb"]) == bool(row["source"]) for row in rows.values())

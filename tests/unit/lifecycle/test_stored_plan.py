@@ -13,7 +13,12 @@ from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import admit
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.merge import merge
-from finetune_operator.planning.stored_plan import _sha256, digest, read_stored_plan
+from finetune_operator.planning.stored_plan import (
+    _sha256,
+    digest,
+    read_stored_plan,
+    render_stored_plan,
+)
 from tests.unit.lifecycle.world import UID, World, job, profile
 
 
@@ -86,6 +91,24 @@ def test_control_fields_do_not_prevent_recreating_a_lost_plan() -> None:
     world.edit(suspend=True, retry={"generation": 3})
     world.reconcile()
     assert world.config_map is not None
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_plan_without_defaults_of_the_hosts_resources_keeps_the_pods_that_it_had(is_lost: bool) -> None:
+    world = World(job=job())
+    world.reconcile()
+    assert world.config_map is not None
+    snapshot = replace(read_stored_plan(world.config_map), host_defaults=False)
+    assert "host-resources" not in snapshot.stored
+    world = World(job=world.job, config_map=render_stored_plan(snapshot))
+    world.reconcile()
+    if is_lost:
+        world.config_map = None
+    world.until(Stage.TRAIN)
+    assert world.config_map == {**render_stored_plan(snapshot), "metadata": world.config_map["metadata"]}
+    (train,) = (each for name, each in world.jobsets.items() if name == "support-bot-train-1")
+    pod = train["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["requests"] == {"google.com/tpu": "4"}
 
 
 @pytest.mark.parametrize("change", ["profile", "job", "no profile"])

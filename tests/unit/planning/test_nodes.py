@@ -136,3 +136,49 @@ def test_queued_provisioning_needs_a_queue_and_flex_start() -> None:
     assert placement(flavor("FlexStart", queuedProvisioning=True), **QUEUED).queued_provisioning
     with pytest.raises(InvalidObject, match="queuedProvisioning is for capacity: FlexStart"):
         parse_profile(profile(flavors=[flavor("Spot", queuedProvisioning=True)]))
+
+
+# --- what pods request of a host -----------------------------------------------------------------------------
+
+HALF = {"cpu": "90", "memory": "300Gi"}
+
+
+@pytest.mark.parametrize(
+    ("more", "spec", "requested"),
+    [
+        ({}, {}, {"cpu": "177", "memory": "649Gi"}),
+        ({"hostResources": HALF}, {}, HALF),
+        ({"hostResources": {"cpu": "2"}}, {}, {"cpu": "2"}),
+        ({"hostResources": {}}, {}, {}),
+        # a ClusterQueue may cover chips alone
+        ({}, QUEUED, {}),
+        ({"hostResources": HALF}, QUEUED, HALF),
+    ],
+)
+def test_what_a_pod_requests_of_its_host(
+    more: dict[str, Any], spec: dict[str, Any], requested: dict[str, str]
+) -> None:
+    assert placement(flavor(**more), **spec).host_resources == requested
+
+
+def test_a_host_without_published_figures_gives_no_default() -> None:
+    offered = flavor(accelerator="tpu7x", topologies=["1x1x1"])
+    assert placement(offered, job(resources={"tpu": "tpu7x-1x1x1"})).host_resources == {}
+
+
+@pytest.mark.parametrize("controller", ["McJAX", "Pathways"])
+def test_memory_is_the_limit_too_and_cpu_may_burst(controller: str) -> None:
+    wanted = job(resources={"tpu": "v6e-16", "controller": controller})
+    admitted = admit(wanted, [profile(flavors=[flavor(hostResources=HALF)])])
+    jobset = render_jobset(admitted.plan, Stage.TRAIN, 1, Findings())
+    pods = [each["template"]["spec"]["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]]
+    (resources,) = [
+        container["resources"]
+        for pod in pods
+        for container in pod["containers"]
+        if "google.com/tpu" in container["resources"]["limits"]
+    ]
+    assert resources == {
+        "requests": {"google.com/tpu": "4", **HALF},
+        "limits": {"google.com/tpu": "4", "memory": "300Gi"},
+    }

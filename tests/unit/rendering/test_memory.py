@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from finetune_contract import ModelIdentity, Stage
 from finetune_contract.base import MOST_COUNT
+from finetune_operator.catalog.gke_nodes import allocatable_gib
 from finetune_operator.rendering.memory import (
     NODE_SIZES,
     CpuPoolTooSmall,
-    allocatable_gib,
     largest_piece,
     limit_gib,
     memory_for,

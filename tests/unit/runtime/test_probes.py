@@ -37,6 +37,11 @@ async def fetch(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
+async def none() -> tuple[str, ...]:
+    """No conflicts."""
+    return ()
+
+
 async def test_probes_say_why_not() -> None:
     server = ProbeServer(
         healthy=ProbeResult,
@@ -122,7 +127,9 @@ async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     }
     cluster.fault = lambda moment, call: refusals.get(call) if moment == "before" else None
     stop, told = asyncio.Event(), asyncio.Queue[tuple[str, ...]]()
-    waiting = asyncio.ensure_future(wait_for_prerequisites(cluster, streams(cluster), stop, told.put_nowait))
+    waiting = asyncio.ensure_future(
+        wait_for_prerequisites(cluster, streams(cluster), stop, told.put_nowait, none)
+    )
     assert await told.get() == ("jobsets cannot be listed: jobsets is forbidden",)
     stop.set()
     assert await waiting is None
@@ -132,7 +139,7 @@ async def test_with_everything_in_place_nothing_is_missing() -> None:
     told: list[tuple[str, ...]] = []
     stop = asyncio.Event()
     cluster = FakeCluster()
-    found = await wait_for_prerequisites(cluster, streams(cluster, "a"), stop, told.append)
+    found = await wait_for_prerequisites(cluster, streams(cluster, "a"), stop, told.append, none)
     assert found == watches(["a"], kueue=True)
     assert told == [()]
 
@@ -148,7 +155,7 @@ async def test_the_check_reads_one_page_of_each_kind_without_selector() -> None:
             asked.append(options)
             return cluster.pages(*given, **options)
 
-    assert await wait_for_prerequisites(Asked(), streams(Asked()), asyncio.Event(), lambda _: None)
+    assert await wait_for_prerequisites(Asked(), streams(Asked()), asyncio.Event(), lambda _: None, none)
     assert cluster.calls.count("page finetunejobs") == 1
     assert asked == [{"metadata_only": True}] * 6
 
@@ -167,7 +174,7 @@ async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
         )
 
     cluster.fault = lambda moment, _: Unavailable("away") if moment == "before" else None
-    found = await wait_for_prerequisites(cluster, streams(cluster), asyncio.Event(), report)
+    found = await wait_for_prerequisites(cluster, streams(cluster), asyncio.Event(), report, none)
     assert found == watches([], kueue=False)
     assert "workloads cannot be read from the API server: away" in told[0]
     assert told[1:] == [()]

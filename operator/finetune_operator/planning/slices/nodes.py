@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from finetune_operator.api.placement import Capacity
 from finetune_operator.api.profile_nodes import TaintEffect, Toleration, TolerationOperator
-from finetune_operator.catalog import TpuShape, shares_labels
+from finetune_operator.catalog import TpuShape, host_requests, shares_labels
 from finetune_operator.planning.defaulted import DefaultedFlavor
 
 _GKE = "cloud.google.com"
@@ -53,6 +53,17 @@ def node_selector(shape: TpuShape, flavor: DefaultedFlavor, *, queued_provisioni
     own = flavor.node_selector
     removed = {label for label in selector if own.get(label) == ""}
     return {label: value for label, value in {**selector, **own}.items() if label not in removed}
+
+
+def host_resources(shape: TpuShape, flavor: DefaultedFlavor, *, default: bool) -> Mapping[str, str]:
+    """Returns the CPU and memory that a pod on the slice requests: the flavor's, or else, with ``default``, what the
+    machine type leaves to one pod."""
+    own = flavor.host_resources
+    if own is not None:
+        return {
+            name: value for name, value in (("cpu", own.cpu), ("memory", own.memory)) if value is not None
+        }
+    return host_requests(shape.machine_type) if default else {}
 
 
 def avoided(flavor: DefaultedFlavor, *, queued_provisioning: bool) -> dict[str, tuple[str, ...]]:

@@ -57,6 +57,8 @@ class Placement:
     node_selector: Mapping[str, str]
     """Node labels for every pod on the slice."""
     tolerations: tuple[Mapping[str, Any], ...]
+    host_resources: Mapping[str, str]
+    """CPU and memory that a pod on a host requests besides its chips."""
     flags: Mapping[str, str]
     """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes that hold chips; a variable without flags is absent."""
     avoided: Mapping[str, tuple[str, ...]]
@@ -85,6 +87,7 @@ def named_slice(
     flavors: Sequence[DefaultedFlavor],
     *,
     queued: bool,
+    host_defaults: bool,
     exhausted_capacities: Collection[str] = (),
 ) -> Placement:
     """Returns the slice that merged ``resources`` name.
@@ -94,6 +97,7 @@ def named_slice(
         profile_name: the profile's name, for messages.
         flavors: the profile's flavors.
         queued: whether a queue admits the job's slices.
+        host_defaults: whether TPU pods request their machine's CPU and memory where the flavor says nothing.
         exhausted_capacities: capacity types that come last, since they provided no nodes in time.
 
     Raises:
@@ -111,6 +115,7 @@ def named_slice(
             f"spec.resources requests {said}",
             kinds,
             queued=queued,
+            host_defaults=host_defaults,
         )
     many = f"{slices} slices of " if slices > 1 else ""
     capacity = f", {'/'.join(preferred)}" if preferred else ""
@@ -275,10 +280,13 @@ def by_price(
     return [offer for *_, offer in sorted(choices, key=lambda choice: choice[:4])]
 
 
-def placement(offer: SliceOffer, why: str, capacities: Iterable[str], *, queued: bool) -> Placement:
+def placement(
+    offer: SliceOffer, why: str, capacities: Iterable[str], *, queued: bool, host_defaults: bool
+) -> Placement:
     """Returns the offered slice with its node constraints and flags.
 
-    ``capacities`` are the types that also serve the job. ``queued`` and errors are those of :func:`named_slice`.
+    ``capacities`` are the types that also serve the job. The other arguments and errors are those of
+    :func:`named_slice`.
     """
     shape, flavor = offer.shape, offer.flavor
     wanted = queued if flavor.queued_provisioning is None else flavor.queued_provisioning
@@ -298,6 +306,8 @@ def placement(offer: SliceOffer, why: str, capacities: Iterable[str], *, queued:
         tolerations=tuple(
             each.to_document() for each in nodes.tolerations(flavor, queued_provisioning=queued_provisioning)
         ),
+        # A ClusterQueue need not cover cpu and memory, and Kueue admits nothing that requests what it does not cover.
+        host_resources=nodes.host_resources(shape, flavor, default=host_defaults and not queued),
         flags=flags_of(offer),
         avoided=nodes.avoided(flavor, queued_provisioning=queued_provisioning),
         chip_hour_price=flavor.chip_hour_price,

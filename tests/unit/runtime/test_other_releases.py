@@ -1,0 +1,93 @@
+"""Of two releases that serve one namespace the later one waits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from finetune_operator.cluster.port import JOBS, KubernetesClient, Object, Rejected, WatchStream
+from finetune_operator.runtime.other_releases import SERVES, earlier_releases
+from finetune_operator.runtime.prerequisites import wait_for_prerequisites
+
+OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
+
+
+def role(name: str, serves: str | None, created: str = OLD) -> Object:
+    annotations = {} if serves is None else {"annotations": {SERVES: serves}}
+    return {"metadata": {"name": name, "creationTimestamp": created, **annotations}}
+
+
+class Cluster:
+    """Serves ClusterRoles, or refuses to."""
+
+    def __init__(self, *roles: Object, refused: bool = False) -> None:
+        self.roles, self.refused = roles, refused
+
+    async def pages(self, kind: Any, *_: Any, **__: Any) -> AsyncIterator[Sequence[Object]]:
+        if kind == JOBS:
+            return
+        if self.refused:
+            raise Rejected("forbidden")
+        yield self.roles
+
+
+async def found(
+    *roles: Object, namespaces: Sequence[str] = ("a", "b"), refused: bool = False
+) -> tuple[str, ...]:
+    cluster = cast("KubernetesClient", Cluster(*roles, refused=refused))
+    return await earlier_releases(cluster, "own", namespaces)
+
+
+OWN = role("own", "a,b", NEW)
+
+
+@pytest.mark.parametrize(
+    ("other", "namespaces", "shared"),
+    [
+        (role("other", "b,c"), ("a", "b"), "b"),
+        (role("other", "*"), ("a", "b"), "a, b"),
+        (role("other", "c,d"), (), "c, d"),
+        (role("other", "*"), (), "every namespace"),
+        (role("one", "b", NEW), ("b",), "b"),
+        (role("other", "c"), ("a", "b"), None),
+        (role("other", None), (), None),
+        (role("z-other", "a", NEW), ("a",), None),
+        (role("other", "a", "2026-03-01T00:00:00Z"), ("a",), None),
+    ],
+)
+async def test_an_earlier_release_of_a_shared_namespace_is_reported(
+    other: Object, namespaces: Sequence[str], shared: str | None
+) -> None:
+    told = await found(OWN, other, namespaces=namespaces)
+    assert len(told) == (shared is not None)
+    if shared:
+        assert f'ClusterRole "{other["metadata"]["name"]}" serves {shared} already' in told[0]
+
+
+async def test_a_release_without_a_role_of_its_own_is_the_later_one() -> None:
+    assert await found(role("other", "a", "2099-01-01T00:00:00Z"))
+
+
+async def test_roles_that_cannot_be_read_stop_no_operator() -> None:
+    assert await found(refused=True) == ()
+
+
+async def test_the_operator_waits_until_the_other_release_has_gone() -> None:
+    cluster, told, stop = Cluster(OWN, role("other", "a")), list[tuple[str, ...]](), asyncio.Event()
+
+    async def wanted() -> tuple[WatchStream, ...]:
+        return (WatchStream(JOBS, None),)
+
+    async def conflicts() -> tuple[str, ...]:
+        return await earlier_releases(cast("KubernetesClient", cluster), "own", ("a",))
+
+    def report(problems: tuple[str, ...]) -> None:
+        told.append(problems)
+        stop.set()
+
+    client = cast("KubernetesClient", cluster)
+    assert await wait_for_prerequisites(client, wanted, stop, report, conflicts) is None
+    assert "other" in told[0][0]
+    cluster.roles = (OWN,)
+    assert await wait_for_prerequisites(client, wanted, asyncio.Event(), report, conflicts)
