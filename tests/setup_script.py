@@ -97,6 +97,8 @@ def commands(text: str) -> Iterator[list[str]]:
     words: list[str] = []
     for word in [*lexer, ";"]:
         if set(word) <= set(";&|\n"):
+            while words and words[0] in ("while", "do", "done"):
+                words.pop(0)
             if words:
                 yield words
             words = []

@@ -13,7 +13,7 @@ _INTRODUCTION = """\
 
 {description}
 
-Version {version}; needs Kubernetes {kube}. Install it as [install-gke.md](../../docs/install-gke.md#5-the-operator)
+Version {version}; needs Kubernetes {kube}. Install it as [install-gke.md](../../docs/install-gke.md#the-operator)
 describes; upgrades and rollbacks are the topic of [upgrades.md](../../docs/upgrades.md). There is no chart repository:
 the chart is installed from this folder, with an image that you have built.
 
