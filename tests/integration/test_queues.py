@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
+from tests.documents import blocks
 from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import (
@@ -24,6 +26,7 @@ from tests.integration.jobs import (
 )
 from tests.integration.queues import (
     HIGH,
+    KUEUE,
     LOCAL_QUEUE,
     LOW,
     PRIORITIES,
@@ -333,3 +336,23 @@ def test_a_workload_that_is_deleted_costs_no_retry(team: Team) -> None:
     assert uid_of(team.cluster, team.namespace, "lost-train-1") == before
     (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
     assert train["resumedFromStep"] == fake_trainer.SAVED_STEP
+
+
+def test_a_job_goes_through_the_queues_of_the_documentation(team: Team, tmp_path: Path) -> None:
+    team.cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(tmp_path / "quick"))
+    objects, queue = (
+        list(yaml.safe_load_all(block.text))
+        for block in blocks("yaml")
+        if block.page == "queues.md" and ("kind: ClusterQueue" in block.text or "cpuLocalQueue" in block.text)
+    )
+    for each in objects:
+        if each["kind"] == "LocalQueue":
+            each["metadata"]["namespace"] = team.namespace
+            # The fixture has made one of this name.
+            team.cluster.delete(
+                f"/apis/{KUEUE}/namespaces/{team.namespace}/localqueues/{each['metadata']['name']}"
+            )
+        team.cluster.apply(each)
+    path = start(team, "job", team.profile("documented", **queue[0]["queue"]))
+    team.cluster.wait(path, phase("Succeeded"), seconds=90)
+    assert {each["spec"]["queueName"] for each in team.workloads()} == {"team-tpu", "team-cpu"}
