@@ -74,10 +74,16 @@ def run_folder(job: Object) -> str:
     return text.one_line(folder) if (status.get("attempts") or {}).get("total") else ""
 
 
-def _consequence(job: Object) -> str:
+def running_stage(job: Object) -> Stage | None:
+    """Returns the stage of which an attempt runs; None if nothing of the job runs."""
     status = status_view.status_of(job)
     stage = next((each for each in Stage if each == status.get("stage")), None)
-    if stage is None or not _runs(status, stage):
+    return stage if stage is not None and _runs(status, stage) else None
+
+
+def _consequence(job: Object) -> str:
+    stage = running_stage(job)
+    if stage is None:
         return "nothing of it runs, and the job ends"
     does = "saves a checkpoint and stops" if stage is Stage.TRAIN else "stops"
     freed = ", its slice is freed" if stage.on_tpu else ""

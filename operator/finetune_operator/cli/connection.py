@@ -155,9 +155,9 @@ class Connection:
         answer = await self._cluster.create(ACCESS_REVIEWS, review)
         return bool((answer.get("status") or {}).get("allowed"))
 
-    async def edit(self, name: str, patch: Object) -> Object:
+    async def edit(self, name: str, patch: Object, *, namespace: str | None = None) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
-        return await self._cluster.merge(self.namespace, name, patch)
+        return await self._cluster.merge(namespace or self.namespace, name, patch)
 
     async def _listed(
         self, kind: ResourceKind, namespace: str | None, selector: str | None = None

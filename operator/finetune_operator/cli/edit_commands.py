@@ -7,10 +7,13 @@ import typer
 
 from finetune_operator.cli.app import INTERVENE, app, echo
 from finetune_operator.cli.options import (
+    AllNamespaces,
     Context,
     Kubeconfig,
     Names,
+    NamesOrAll,
     Namespace,
+    Selector,
     User,
     stage_named,
     with_connection,
@@ -21,8 +24,14 @@ if TYPE_CHECKING:
 
 
 @app.command(rich_help_panel=INTERVENE)
-def suspend(
-    names: Names,
+def suspend(  # noqa: PLR0917  typer passes options by name
+    names: NamesOrAll = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All live jobs of the namespace, or of all with -A.")
+    ] = False,
+    selector: Selector = None,
+    all_namespaces: AllNamespaces = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask at a terminal.")] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -30,10 +39,24 @@ def suspend(
 ) -> None:
     """Suspend jobs: a training saves, and its slice is freed. Sets spec.suspend."""
     from finetune_operator.cli.edit import suspend_jobs
+    from finetune_operator.cli.suspend_all import confirmed, live_jobs, suspend_all
 
-    with_connection(
-        kubeconfig, context, user, namespace, lambda cluster: suspend_jobs(cluster, names, write=echo)
-    )
+    def run[T](command: Callable[["Connection"], Awaitable[T]]) -> T:
+        return with_connection(kubeconfig, context, user, namespace, command)
+
+    if bool(names) is everything:
+        raise typer.BadParameter("give names of jobs, or --all")
+    if names:
+        if selector or all_namespaces:
+            raise typer.BadParameter("-l and -A select among --all jobs, not among names")
+        run(lambda cluster: suspend_jobs(cluster, names, write=echo))
+        return
+    jobs = run(lambda cluster: live_jobs(cluster, everywhere=all_namespaces, selector=selector))
+    # Asked outside of the event loop, which would take Ctrl-C.
+    if jobs and not (yes or confirmed(jobs)):
+        echo("Nothing was suspended.", err=True)
+        raise typer.Exit(1)
+    run(lambda cluster: suspend_all(cluster, jobs, write=echo))
 
 
 @app.command(rich_help_panel=INTERVENE)

@@ -7,12 +7,14 @@ import typer
 
 from finetune_operator.cli.app import WHILE, app, echo
 from finetune_operator.cli.options import (
+    AllNamespaces,
     Context,
     Kubeconfig,
     Name,
     Names,
     Namespace,
     ObjectOutput,
+    Selector,
     User,
     stage_named,
     with_connection,
@@ -31,13 +33,8 @@ class ListOutput(StrEnum):
 @app.command(name="list", rich_help_panel=WHILE)
 def list_jobs(  # noqa: PLR0917  typer passes options by name
     namespace: Namespace = None,
-    all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")
-    ] = False,
-    selector: Annotated[
-        str | None,
-        typer.Option("--selector", "-l", help="Label selector, for example team=nlp.", metavar="LABELS"),
-    ] = None,
+    all_namespaces: AllNamespaces = False,
+    selector: Selector = None,
     output: Annotated[
         ListOutput | None, typer.Option("--output", "-o", help="Default: a table; wide: more columns.")
     ] = None,

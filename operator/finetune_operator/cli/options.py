@@ -64,6 +64,15 @@ Names = Annotated[
     list[str],
     typer.Argument(metavar="NAME...", help="Names of FineTuneJobs.", autocompletion=complete_names),
 ]
+NamesOrAll = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME", help="Names of FineTuneJobs.", autocompletion=complete_names),
+]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")]
+Selector = Annotated[
+    str | None,
+    typer.Option("--selector", "-l", help="Label selector, for example team=nlp.", metavar="LABELS"),
+]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Default: the context's namespace.", metavar="NS")
 ]

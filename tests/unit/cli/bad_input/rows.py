@@ -74,6 +74,7 @@ ROWS = [
     CommandRow(words=("wait", DONE, OTHER), job=DONE),
     CommandRow(words=("logs", DONE), job=DONE, store=True),
     CommandRow(words=("suspend", RUNNING), job=RUNNING),
+    CommandRow(words=("suspend", "--all", "-A"), whole_cluster=True),
     CommandRow(words=("resume", RUNNING), job=RUNNING),
     CommandRow(words=("retry", FAILED), job=FAILED),
     CommandRow(words=("cancel", RUNNING), job=RUNNING),
