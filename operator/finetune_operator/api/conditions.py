@@ -82,6 +82,8 @@ class WaitingReason(StrEnum):
     """A failed operation is repeated after a delay."""
     BUDGET = "WaitingForBudget"
     """The namespace's budget of chip hours for the month is used up, or what is used of it is unknown."""
+    PAUSED = "OperatorPaused"
+    """The platform team has paused the operator: it starts no stage."""
 
 
 class Reason(StrEnum):

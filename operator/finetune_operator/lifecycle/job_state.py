@@ -57,6 +57,10 @@ class ForcedSuspension:
         return f"{self.message} {self.fix}"
 
 
+#: What the status of every live job says while the operator is paused.
+PAUSED = "The platform team has paused the operator: what runs continues, and nothing starts until it is resumed."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """Derived from the stages and from the job's children."""
@@ -78,6 +82,11 @@ class JobState:
     """Why the job is suspended, or being suspended, without its user's request."""
     unreadable: ReadFailure | None = None
     """Why the run folder cannot be read."""
+
+
+def paused() -> JobState:
+    """Returns the state of a job of which nothing runs, while the operator starts nothing."""
+    return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=WaitingReason.PAUSED, message=PAUSED))
 
 
 def waits_for_budget(month: MonthlyStop) -> JobState:

@@ -16,7 +16,7 @@ from finetune_operator.lifecycle.cancellation import cancelled
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.kueue import queue_status
 from finetune_operator.lifecycle.decision import SAFETY_SECONDS, Create, Deletion, Finish, NextStep, Wait
-from finetune_operator.lifecycle.job_state import JobPhase, JobState, waits_for_budget
+from finetune_operator.lifecycle.job_state import JobPhase, JobState, paused, waits_for_budget
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages
@@ -97,6 +97,8 @@ def _next_attempt(  # noqa: PLR0911  one per case
         return _wait(stages, waits_for_budget(month), seconds_of_wait(observation, month))
     if unknown := _progress_still_unknown(observation, stages):
         return _wait(stages, JobState(phase=JobPhase.SUSPENDED, over=halted(unknown)), SAFETY_SECONDS)
+    if observation.paused:
+        return _wait(stages, paused())
     due = stages.current.retry_at
     if due is not None and due > observation.now:
         state = JobState(phase=JobPhase.ACTIVE, recovering=recovering(stages), wait=retry_wait(stages))

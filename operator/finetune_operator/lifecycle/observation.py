@@ -207,6 +207,8 @@ class Observation:
     is not admitted."""
     past_trainings: PastTrainings | None = None
     """Past trainings of the namespace, as far as the ledger contains them and is read; None if there is no ledger."""
+    paused: bool = False
+    """Whether the operator starts no stage of any job, until it is started again without the pause."""
     cached: bool = False
     """Whether job, JobSets and pods come from watches, so that they may be behind the API server's."""
     live_jobs: int = 1

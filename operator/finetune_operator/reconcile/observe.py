@@ -74,6 +74,7 @@ class Observer:
         namespaces: the namespaces that the operator serves; all if empty.
         ledger: URI of the operator's ledger; None if it keeps none.
         budgets: the budgets of namespaces; None: there are none.
+        paused: whether no stage is started.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Observer:
         namespaces: Sequence[str] = (),
         ledger: str | None = None,
         budgets: Budgets | None = None,
+        paused: bool = False,
     ) -> None:
         self._cluster = cluster
+        self._paused = paused
         self._ledger = ledger
         self._budgets = budgets
         self._plans = plans
@@ -177,6 +180,7 @@ class Observer:
             ledger=self._ledger,
             month=self._budgets.of(job, snapshot) if self._budgets else None,
             past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
+            paused=self._paused,
             cached=from_cache,
             live_jobs=self._jobs(),
         )

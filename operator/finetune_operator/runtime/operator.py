@@ -265,6 +265,7 @@ class Operator:
             namespaces=self._settings.namespaces,
             ledger=self._settings.ledger,
             budgets=budgets,
+            paused=self._settings.paused,
         )
 
         def created(jobset: JobSetCreated) -> None:

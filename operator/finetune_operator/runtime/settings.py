@@ -66,6 +66,9 @@ class Settings(BaseModel):
     ) = None
     """URI of the folder of the ledger, gs:// or file://, which contains the chip hours and cost of each attempt. No
     tenant may write there: a bucket of the operator's own. Empty: no ledger."""
+    paused: bool = False
+    """Whether no stage of any job is started. What runs continues, and is stopped as before by its user, deadlines and
+    budgets."""
     drain_seconds: Seconds = 20
     """Seconds after SIGTERM to finish reconciles; less than the pod's terminationGracePeriodSeconds of 30."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"

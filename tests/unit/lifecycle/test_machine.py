@@ -372,6 +372,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.a_wait_ends(decision)
         assert not self.cancelled or self.world.created == before, "a cancelled job starts nothing"
+        assert not self.world.paused or self.world.created == before, "a paused operator starts nothing"
         made = writes(decision)
         if not any((made.jobset, made.records, made.deletions, made.plan, made.retry)):
             again = decide(self.world.observe()).status.to_document()
@@ -394,8 +395,14 @@ class Machine(RuleBasedStateMachine):
             reported.get("Finished") == "True"
             or reported.get("Suspended") == "True"
             or reported.get("Valid") == "False"
+            or self.world.paused
         )
         assert person or decision.requeue_after is not None
+
+    @precondition(lambda self: self.taken is None)
+    @rule()
+    def the_operator_is_paused_or_resumed(self) -> None:
+        self.world.paused = not self.world.paused
 
     @precondition(any_live)
     @rule(data=st.data())
@@ -751,6 +758,7 @@ class Machine(RuleBasedStateMachine):
             elif self.recorded(name):
                 self.world.end_pods(name, 0)
                 self.world.end_jobset(name, "Completed")
+        self.world.paused = False
         if self.world.job["spec"].get("suspend"):
             self.world.edit(suspend=False)
         if self.stalled:

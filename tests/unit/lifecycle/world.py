@@ -209,6 +209,8 @@ class World:
     """The budget of the job's namespace for the month."""
     past_trainings: PastTrainings | None = None
     """Past trainings of the namespace."""
+    paused: bool = False
+    """Whether the operator is paused."""
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
@@ -241,6 +243,7 @@ class World:
             ledger=None if self.ledger is None else LEDGER,
             month=self.budget(self.job, self.now) if self.config_map else None,
             past_trainings=self.past_trainings,
+            paused=self.paused,
         )
 
     def _view(self) -> RunFolderView:

@@ -15,7 +15,7 @@ from finetune_operator.api.status_stages import (
 from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.attempts.usage import active_time
 from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
-from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.job_state import PAUSED, JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.retry import acted_generation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
@@ -62,7 +62,7 @@ def build_status(observation: Observation, state: JobState, stages: JobStages | 
             "stages": reported,
             "progress": progress,
             "goodput": _goodput(observation, stages, progress),
-            "summary": summarize(state, stages, progress, reported, workers),
+            "summary": _with_pause(observation, state, summarize(state, stages, progress, reported, workers)),
         }
     )
     if stages is not None:
@@ -130,6 +130,13 @@ def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:
     return estimate_status(stages.plan, stages.findings, shown)
 
 
+def _with_pause(observation: Observation, state: JobState, summary: str) -> str:
+    """Returns the summary, which says of every live job that the operator is paused."""
+    if not observation.paused or state.phase.finished or (state.wait and state.wait.message == PAUSED):
+        return summary
+    return f"{summary} {PAUSED}"
+
+
 def _phase(state: JobState, stages: JobStages | None) -> Phase:
     fixed = {
         JobPhase.INVALID: Phase.VALIDATING,
@@ -141,7 +148,7 @@ def _phase(state: JobState, stages: JobStages | None) -> Phase:
     if fixed is not None:
         return fixed
     if (state.queue and state.queue.without_quota) or (
-        state.wait and state.wait.reason is WaitingReason.BUDGET
+        state.wait and state.wait.reason in (WaitingReason.BUDGET, WaitingReason.PAUSED)
     ):
         return Phase.QUEUED
     if stages is None or stages.current.stage is Stage.PREFLIGHT:
