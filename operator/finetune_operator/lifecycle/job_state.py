@@ -58,7 +58,9 @@ class ForcedSuspension:
 
 
 #: What the status of every live job says while the operator is paused.
-PAUSED = "The platform team has paused the operator: what runs continues, and nothing starts until it is resumed."
+PAUSED = (
+    "The platform team has paused the operator: what runs continues, and nothing starts until it is resumed."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
