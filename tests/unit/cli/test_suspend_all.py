@@ -1,6 +1,5 @@
 """``finetune suspend --all``: which jobs it selects, what it says of them, and what one failure leaves undone."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,17 +9,9 @@ from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.suspend_all import LiveJob, consequences, live_jobs, suspend_all
 from finetune_operator.cluster.port import NotFound, Unavailable
-from tests.unit.cli.fake_api import FakeApi, serve
+from tests.unit.cli.fake_api import FakeApi
 from tests.unit.cli.test_edit import job
 from tests.unit.cli.test_main import finetune
-
-
-@pytest.fixture
-async def connection(api: FakeApi) -> AsyncIterator[Connection]:
-    async with serve(api) as configuration:
-        connection = Connection(configuration, "team-a", user="alice")
-        yield connection
-        await connection.close()
 
 
 def live(name: str, stage: Stage | None, namespace: str = "team-a") -> LiveJob:
