@@ -64,7 +64,9 @@ def test_workers_are_the_slices_and_the_manager_gets_the_same_for_every_row_of_t
         assert workers["replicas"] == slices
         assert job["completions"] == job["parallelism"] == shape.hosts
         assert job["backoffLimit"] == 4 * shape.hosts
-        assert chips["requests"] == chips["limits"] == {"google.com/tpu": str(shape.chips_per_host)}
+        for kind in ("requests", "limits"):
+            assert chips[kind]["google.com/tpu"] == str(shape.chips_per_host)
+            assert set(chips[kind]) <= {"google.com/tpu", "cpu", "memory"}
         assert job["completions"] * shape.chips_per_host == shape.chips
         selector = pod(jobset, "worker")["nodeSelector"]
         assert selector["cloud.google.com/gke-tpu-accelerator"] == shape.accelerator
