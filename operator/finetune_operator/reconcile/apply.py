@@ -45,7 +45,7 @@ from finetune_operator.lifecycle.observation import Observation, RetryRecord, Ta
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import PlanKey, Plans
-from finetune_operator.reconcile.record_writer import RecordWriter, run_folder
+from finetune_operator.reconcile.record_writer import RecordWriter, attempt_labels, run_folder
 from finetune_operator.reconcile.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Applier:
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
             created = (await self._create_and_record(observation, action.jobset))["metadata"]
-            log.info("created JobSet %s", created["name"])
+            log.info("created JobSet %s", created["name"], extra=attempt_labels(action.jobset))
             self._created(JobSetCreated(namespace, name, created["uid"], created["resourceVersion"]))
         if isinstance(action, Finish) and action.ends_now:
             status = await self._records.write_end(observation, decision.status)

@@ -25,6 +25,12 @@ def run_folder(observation: Observation) -> RunFolder:
     return Folders.of(observation.snapshot).run
 
 
+def attempt_labels(jobset: Object) -> dict[str, object]:
+    """Returns the labels of log lines about a JobSet, as ``extra`` of the logging call."""
+    key = AttemptKey.of(jobset)
+    return {"stage": key.stage.value, "attempt": key.number} if key else {}
+
+
 class RecordWriter:
     """Writes records. Each replaces the one that is there, so a write may be repeated."""
 
@@ -46,7 +52,7 @@ class RecordWriter:
         try:
             await self._store.write(uri, json.dumps(jobset, indent=1, sort_keys=True).encode())
         except StorageError as error:
-            log.warning("the JobSet was not recorded: %s", error)
+            log.warning("the JobSet was not recorded: %s", error, extra=attempt_labels(jobset))
 
     async def write_end(self, observation: Observation, status: FineTuneJobStatus) -> FineTuneJobStatus:
         """Writes the record of a job that ends with this status (``status.json``).

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, with the current job and without credentials."""
+"""Structured logs: one JSON object per line, as Cloud Logging reads them, with the current job and without credentials."""
 
 import json
 import logging
@@ -8,8 +8,13 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
-#: Key that the current task reconciles: a job as namespace/name, or finetuneprofile/name. None outside a reconcile.
-current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
+from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.plans import PlanKey
+
+#: Key that the current task reconciles: a job, a profile or a stored plan. None outside a reconcile.
+current_key: ContextVar[object] = ContextVar("current_key", default=None)
+#: Labels of a line from ``extra`` of the logging call.
+_EXTRA_LABELS = ("stage", "attempt")
 
 #: Bearer headers, JSON web tokens, Hugging Face tokens, Google access tokens, passwords in URLs.
 _SECRETS = re.compile(
@@ -26,6 +31,13 @@ def redacted(text: str) -> str:
     return _SECRETS.sub(lambda match: f"{match['scheme'] or match['user'] or ''}[redacted]", text)
 
 
+def _labels(record: logging.LogRecord) -> dict[str, str]:
+    key = current_key.get()
+    job = {"namespace": key.namespace, "job": key.name} if isinstance(key, JobKey | PlanKey) else {}
+    extra = {name: str(record.__dict__[name]) for name in _EXTRA_LABELS if name in record.__dict__}
+    return job | extra
+
+
 class _Formatter(logging.Formatter):
     def message_of(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -35,28 +47,35 @@ class _Formatter(logging.Formatter):
 
 
 class JsonFormatter(_Formatter):
+    """Cloud Logging moves ``severity``, ``time`` and the labels to fields of the entry; the rest is its payload."""
+
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
+        fields: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
+            "severity": record.levelname,
             "logger": record.name,
             "message": self.message_of(record),
         }
-        if job := current_job.get():
-            fields["job"] = job
+        if key := current_key.get():
+            fields["key"] = str(key)
+        if labels := _labels(record):
+            fields["logging.googleapis.com/labels"] = labels
         return json.dumps(fields)
 
 
 class TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        job = current_job.get()
-        return f"{stamp} {record.levelname:<7} {f'[{job}] ' if job else ''}{self.message_of(record)}"
+        key = current_key.get()
+        return f"{stamp} {record.levelname:<7} {f'[{key}] ' if key else ''}{self.message_of(record)}"
 
 
-def configure(level: str, form: str, stream: TextIO = sys.stderr) -> None:
-    """Configures the root logger. Libraries log warnings and above, or everything at level debug."""
-    handler = logging.StreamHandler(stream)
+def configure(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Configures the root logger. Libraries log warnings and above, or everything at level debug.
+
+    The default stream is stdout: GKE's agent gives lines on stderr the severity ERROR unless they state another one.
+    """
+    handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -13,7 +13,7 @@ from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.logs import current_job
+from finetune_operator.runtime.logs import current_key
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.queue import WorkQueue
 
@@ -101,7 +101,7 @@ class Workers[K: Hashable]:
 
     async def _handle(self, key: K) -> None:
         """Reconciles one key. Its errors do not affect other keys."""
-        current_job.set(str(key))
+        current_key.set(key)
         begun = self._clock()
         retry_in = self._queue.retry_in(key)
         reason: str | None = None

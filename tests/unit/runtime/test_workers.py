@@ -13,7 +13,7 @@ from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering import UID_LABEL
 from finetune_operator.runtime import workers
-from finetune_operator.runtime.logs import current_job
+from finetune_operator.runtime.logs import current_key
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.queue import Backoff, WorkQueue
 from finetune_operator.runtime.workers import Workers, resync
@@ -30,10 +30,10 @@ class Scripted:
     def __init__(self, queue: WorkQueue[JobKey], *steps: float | Exception | None) -> None:
         self.queue = queue
         self.steps = list(steps)
-        self.calls: list[tuple[JobKey, str | None]] = []
+        self.calls: list[tuple[JobKey, object]] = []
 
     async def __call__(self, key: JobKey, /, *, retry_in: float) -> float | None:
-        self.calls.append((key, current_job.get()))
+        self.calls.append((key, current_key.get()))
         step = self.steps.pop(0)
         if not self.steps:
             self.queue.close()
@@ -51,7 +51,7 @@ async def test_a_key_is_handled_again_when_the_decision_says_so() -> None:
     scripted = Scripted(queue, 0.0, 0.0, None)
     queue.add(key())
     await Workers(queue, scripted, metrics=metrics).run(2)
-    assert scripted.calls == [(key(), "team/demo")] * 3
+    assert scripted.calls == [(key(), key())] * 3
     assert sample(metrics, "finetune_reconcile_seconds_count", result="ok") == 3
 
 
