@@ -30,6 +30,7 @@ from finetune_operator.cluster.port import (
     Rejected,
 )
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
+from finetune_operator.lifecycle.accounting.transitions import Transitions, transitions
 from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
 from finetune_operator.lifecycle.children.ownership import own_jobsets
 from finetune_operator.lifecycle.decision import (
@@ -74,6 +75,10 @@ def _ignore_usage(_increment: UsageIncrement) -> None:
     """The default listener, which does nothing."""
 
 
+def _ignore_transitions(_transitions: Transitions) -> None:
+    """The default listener, which does nothing."""
+
+
 def _ignore_pruning() -> None:
     """The default listener, which does nothing."""
 
@@ -88,6 +93,7 @@ class Applier:
         cache: receives what the operator writes.
         created: called after each creation of a JobSet.
         used: called after each write of a job's status, with what its usage has grown by.
+        changed: called after each write of a job's status that shows that something has ended.
         pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
     """
 
@@ -100,8 +106,10 @@ class Applier:
         *,
         created: Callable[[JobSetCreated], None] = _ignore,
         used: Callable[[UsageIncrement], None] = _ignore_usage,
+        changed: Callable[[Transitions], None] = _ignore_transitions,
         pruned: Callable[[], None] = _ignore_pruning,
     ) -> None:
+        self._changed = changed
         self._pruned = pruned
         self._used = used
         self._cluster = cluster
@@ -208,6 +216,8 @@ class Applier:
             self._pruned()
         if increment := usage_increment(job, status):
             self._used(increment)
+        if seen := transitions(job, status):
+            self._changed(seen)
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.

@@ -25,8 +25,14 @@ POD_SECONDS = 0.1
 USAGE_SECONDS = 2.0
 
 
-class LatencyObserver(Protocol):
-    """Observes the events from which latencies are measured."""
+class JobObserver(Protocol):
+    """Observes the events from which metrics of jobs follow."""
+
+    def job(self, key: JobKey, job: Object) -> None:
+        """Called with each version of a job."""
+
+    def gone(self, key: JobKey) -> None:
+        """Called when a job is deleted."""
 
     def jobset_finished(self, key: JobKey) -> None:
         """Called when a watch event shows that a JobSet of a live job has finished."""
@@ -86,7 +92,7 @@ class EventHandlers:
 
     Args:
         add: adds a key to the queue, due after the given number of seconds.
-        listener: notified of finished JobSets and jobs.
+        listener: notified of jobs and finished JobSets.
         deleted: called with each deleted job.
         usage: notified of jobs and profiles; None: nothing depends on it.
     """
@@ -94,7 +100,7 @@ class EventHandlers:
     def __init__(
         self,
         add: Callable[[Key, float], None],
-        listener: LatencyObserver,
+        listener: JobObserver,
         *,
         deleted: Callable[[Object], None] = _ignore,
         usage: UsageListener | None = None,
@@ -288,6 +294,7 @@ class EventHandlers:
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
         waiting = (job.get("status") or {}).get("waiting") or {}
         seen.waits_for_budget = waiting.get("reason") == WaitingReason.BUDGET
+        self._listener.job(key, job)
         if self._usage is not None:
             self._usage.job(job)
         self._use(seen, None if finished else _profile_of(job))
@@ -314,6 +321,7 @@ class EventHandlers:
             self._use(seen, None)
             if self._usage is not None:
                 self._usage.gone(key.namespace, seen.uid)
+        self._listener.gone(key)
         self._listener.forget(key)
 
 

@@ -9,7 +9,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement
+from finetune_operator.lifecycle.accounting.transitions import Transitions
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import Ledger
@@ -17,6 +19,7 @@ from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
+from finetune_operator.runtime.job_metrics import JobCollector, TransitionMetrics
 from finetune_operator.runtime.queue import WorkQueue
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -118,7 +121,7 @@ class OperatorMetrics:
         )
         self._cost = Counter(
             "finetune_cost",
-            "Cost of those chip seconds at the profiles' prices",
+            "Cost of the chip seconds at the profiles' prices",
             ["namespace", "profile", "capacity", "currency"],
             registry=self.registry,
         )
@@ -137,6 +140,11 @@ class OperatorMetrics:
             "finetune_leader", "1 while this process holds the Lease and acts", registry=self.registry
         )
         self._finished: dict[JobKey, float] = {}
+        self._jobs = JobCollector()
+        self.registry.register(self._jobs)
+        self._places = set[tuple[str, str]]()
+        """Namespaces with profiles whose counters have begun."""
+        self._transitions = TransitionMetrics(self.registry)
 
     def leads(
         self,
@@ -158,7 +166,7 @@ class OperatorMetrics:
                 queue.depth,
             ),
             "finetune_queue_oldest_seconds": (
-                "Time that the longest-waiting of them has been due",
+                "Time for which the longest-waiting due job or profile has been due",
                 queue.oldest,
             ),
             "finetune_jobs_live": ("Number of jobs that are not finished", lambda: intake.live),
@@ -213,6 +221,10 @@ class OperatorMetrics:
         if increment.currency is not None:
             self._cost.labels(*labels, increment.currency).inc(float(increment.amounts.cost))
 
+    def changed(self, transitions: Transitions) -> None:
+        """Records what has ended from one status of a job to the next."""
+        self._transitions.observe(transitions)
+
     def ledger_written(self, *, failed: bool) -> None:
         """Records one attempt to write a record of the ledger."""
         self._ledger_records.labels("error" if failed else "ok").inc()
@@ -220,6 +232,17 @@ class OperatorMetrics:
     def deletion_missed(self) -> None:
         """Records that a job was deleted while no operator watched."""
         self._deleted_unobserved.inc()
+
+    def job(self, key: JobKey, job: Object) -> None:
+        """Takes the newest version of a job, as the watch delivers it."""
+        place = self._jobs.put(key, job)
+        if place not in self._places and all(place):
+            self._places.add(place)
+            self._transitions.begin(*place)
+
+    def gone(self, key: JobKey) -> None:
+        """Drops a deleted job."""
+        self._jobs.drop(key)
 
     def jobset_finished(self, key: JobKey) -> None:
         """Records a watch event of a finished JobSet of this job; the handover is measured from the first one."""

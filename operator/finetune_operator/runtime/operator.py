@@ -279,6 +279,7 @@ class Operator:
             cache,
             created=created,
             used=self._metrics.used,
+            changed=self._metrics.changed,
             pruned=ledger.give_up if ledger else lambda: None,
         )
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now, ledger=ledger)

@@ -25,7 +25,14 @@ class Ears:
         self.added: list[tuple[Key, float]] = []
         self.finished: list[JobKey] = []
         self.forgotten: list[JobKey] = []
+        self.versions: dict[JobKey, Any] = {}
         self.intake = EventHandlers(lambda key, after: self.added.append((key, after)), self)
+
+    def job(self, key: JobKey, job: Any) -> None:
+        self.versions[key] = job
+
+    def gone(self, key: JobKey) -> None:
+        del self.versions[key]
 
     def jobset_finished(self, key: JobKey) -> None:
         self.finished.append(key)
@@ -275,6 +282,7 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     assert sorted(ears.take()) == [key("live"), key("unseen"), key("vanished")]
     assert ears.intake.known == 3
     assert ears.forgotten == [key("finished"), key("vanished")]
+    assert sorted(ears.versions) == [key("finished"), key("live"), key("unseen")]
 
 
 def test_a_job_that_finishes_while_a_resync_lists_jobs_stays_finished(ears: Ears) -> None:

@@ -59,19 +59,27 @@ def _transitions(before: Sequence[Condition], after: Sequence[Condition]) -> Ite
 
 def attempts_ended(before: AttemptsStatus | None, after: AttemptsStatus | None) -> tuple[JobEvent, ...]:
     """Returns an Event for each unsuccessful attempt that is new in the history of attempts."""
+    events = []
+    for each, number in new_failures(before, after):
+        text = f"{each.stage}, attempt {each.attempt}, ended: {each.reason} ({each.failure_class})."
+        # A second Event with the same text needs another name.
+        since = str(number) if number > 1 else ""
+        events.append(JobEvent(type=EventType.WARNING, reason=each.reason, message=text, since=since))
+    return tuple(events)
+
+
+def new_failures(
+    before: AttemptsStatus | None, after: AttemptsStatus | None
+) -> Iterator[tuple[AttemptRecord, int]]:
+    """Yields each unsuccessful attempt that is new in the history, and which of its ends of that kind it is."""
     # Kueue may evict an attempt more than once; it ends in any other way only once.
     known = Counter(_which_end(each) for each in _history(before))
     seen = Counter[tuple[str, int, bool]]()
-    events = []
     for each in _history(after):
         which = _which_end(each)
         seen[which] += 1
         if each.failure_class is not None and seen[which] > known[which]:
-            text = f"{each.stage}, attempt {each.attempt}, ended: {each.reason} ({each.failure_class})."
-            # A second Event with the same text needs another name.
-            since = str(seen[which]) if seen[which] > 1 else ""
-            events.append(JobEvent(type=EventType.WARNING, reason=each.reason, message=text, since=since))
-    return tuple(events)
+            yield each, seen[which]
 
 
 def _history(attempts: AttemptsStatus | None) -> Sequence[AttemptRecord]:

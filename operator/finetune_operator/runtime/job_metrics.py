@@ -1,0 +1,192 @@
+"""Metrics of the fleet: its jobs as they are now, and what has ended since the process leads.
+
+Label values are bounded: namespaces and profiles that exist, and words of the API. Texts that a tenant's run folder
+contains, such as the reasons of a trainer, are never among them.
+"""
+
+from collections import Counter as Multiset
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from finetune_contract import FailureClass, Stage
+from finetune_operator.api import Phase, Reason, WaitingReason
+from finetune_operator.cluster.port import Object
+from finetune_operator.lifecycle.accounting.transitions import Transitions
+from finetune_operator.reconcile.observe import JobKey
+
+#: Seconds, from a check of the data to a training of four weeks.
+_STAGE_BUCKETS = (30, 60, 300, 900, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400, 28 * 86400)
+#: Seconds, from a node that exists to a week in a queue.
+_WAIT_BUCKETS = (10, 60, 180, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400)
+_ON_TPU = frozenset(stage.value for stage in Stage if stage.on_tpu)
+_PHASES = frozenset(Phase)
+_FINISHED = frozenset(phase for phase in Phase if phase.finished)
+_WAITS = frozenset(WaitingReason)
+
+
+class _JobFacts(NamedTuple):
+    """What the gauges show of one job."""
+
+    namespace: str
+    profile: str
+    phase: str
+    reason: str
+    capacity: str
+    chips: int
+    stalled: bool
+    blind: bool
+
+    @classmethod
+    def of(cls, job: Object) -> "_JobFacts":
+        status = job.get("status") or {}
+        resolved = status.get("resolved") or {}
+        resources = resolved.get("resources") or {}
+        conditions = {each["type"]: each for each in status.get("conditions") or ()}
+        phase = status.get("phase")
+        waiting = (status.get("waiting") or {}).get("reason")
+        live = phase not in _FINISHED
+        holds = phase == Phase.RUNNING and status.get("stage") in _ON_TPU
+        readable = conditions.get("RunFolderReadable", {})
+        return cls(
+            namespace=job["metadata"]["namespace"],
+            profile=(resolved.get("profile") or {}).get("name", ""),
+            phase=phase if phase in _PHASES else Phase.PENDING.value,
+            reason=waiting if live and waiting in _WAITS else "",
+            capacity=resources.get("capacity", "") if holds else "",
+            chips=int(resources.get("chips", 0)) if holds else 0,
+            stalled=live and conditions.get("Stalled", {}).get("status") == "True",
+            blind=live
+            and readable.get("status") in ("False", "Unknown")
+            and readable.get("reason") != Reason.NOT_STARTED,
+        )
+
+
+class JobCollector(Collector):
+    """Gauges of all jobs that the watch has delivered, computed when they are scraped. Only the leader watches."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, _JobFacts] = {}
+        self._shared: dict[_JobFacts, _JobFacts] = {}
+        """Many jobs have the same facts, which are kept once."""
+
+    def put(self, key: JobKey, job: Object) -> tuple[str, str]:
+        """Takes the newest version of a job. Returns its namespace and its profile, empty if it has none."""
+        facts = _JobFacts.of(job)
+        self._jobs[key] = self._shared.setdefault(facts, facts)
+        return facts.namespace, facts.profile
+
+    def drop(self, key: JobKey) -> None:
+        """Forgets a deleted job."""
+        self._jobs.pop(key, None)
+
+    def collect(self) -> Iterable[Metric]:
+        jobs = GaugeMetricFamily(
+            "finetune_jobs",
+            "Number of jobs by phase; reason is that of status.waiting, empty if the job does not wait",
+            labels=["namespace", "profile", "phase", "reason"],
+        )
+        stalled = GaugeMetricFamily(
+            "finetune_jobs_stalled",
+            "Number of unfinished jobs that cannot proceed: the condition Stalled is True",
+            labels=["namespace", "profile"],
+        )
+        blind = GaugeMetricFamily(
+            "finetune_jobs_blind",
+            "Number of unfinished jobs whose run folder cannot be read: RunFolderReadable is not True",
+            labels=["namespace", "profile"],
+        )
+        chips = GaugeMetricFamily(
+            "finetune_chips_held",
+            "TPU chips of slices on which all pods of a stage run",
+            labels=["namespace", "profile", "capacity"],
+        )
+        found = Multiset(self._jobs.values())
+        self._shared = {facts: facts for facts in found}
+        sums = Multiset[tuple[str, tuple[str, ...]]]()
+        for facts, number in found.items():
+            place = facts.namespace, facts.profile
+            sums[jobs.name, (*place, facts.phase, facts.reason)] += number
+            sums[stalled.name, place] += number * facts.stalled
+            sums[blind.name, place] += number * facts.blind
+            if facts.chips:
+                sums[chips.name, (*place, facts.capacity)] += number * facts.chips
+        families = {family.name: family for family in (jobs, stalled, blind, chips)}
+        for (name, labels), value in sorted(sums.items()):
+            families[name].add_metric(labels, value)
+        return families.values()
+
+
+class TransitionMetrics:
+    """Counters and histograms of what has ended."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._jobs = Counter(
+            "finetune_jobs_ended",
+            "Jobs that have ended, by result (Succeeded, Failed or Planned) and class of the failure",
+            ["namespace", "profile", "result", "class"],
+            registry=registry,
+        )
+        self._attempts = Counter(
+            "finetune_attempts_ended",
+            "Attempts that have ended without success, by class of the failure",
+            ["namespace", "profile", "class"],
+            registry=registry,
+        )
+        self._hung = Counter(
+            "finetune_attempts_hung",
+            "Attempts that the operator has ended because they made no progress",
+            ["namespace", "profile"],
+            registry=registry,
+        )
+        self._stage_seconds = Histogram(
+            "finetune_stage_seconds",
+            "Time from the start of a stage's first attempt to the stage's end",
+            ["profile", "stage", "result"],
+            buckets=_STAGE_BUCKETS,
+            registry=registry,
+        )
+        self._queue_seconds = Histogram(
+            "finetune_training_queue_seconds",
+            "Time that a training which has ended had waited for quota, over all its attempts",
+            ["profile", "capacity"],
+            buckets=_WAIT_BUCKETS,
+            registry=registry,
+        )
+        self._provisioning_seconds = Histogram(
+            "finetune_training_provisioning_seconds",
+            "Time that a training which has ended had waited for nodes and images, over all its attempts",
+            ["profile", "capacity"],
+            buckets=_WAIT_BUCKETS,
+            registry=registry,
+        )
+
+    def begin(self, namespace: str, profile: str) -> None:
+        """Begins the counters of a namespace under a profile at 0: a first value of 1 is no increase to Prometheus."""
+        place = namespace, profile
+        for result in (Phase.SUCCEEDED, Phase.PLANNED):
+            self._jobs.labels(*place, result, "")
+        for failure_class in FailureClass:
+            if failure_class is not FailureClass.QUOTA:
+                self._jobs.labels(*place, Phase.FAILED, failure_class)
+            self._attempts.labels(*place, failure_class)
+        self._hung.labels(*place)
+
+    def observe(self, seen: Transitions) -> None:
+        """Counts what has ended from one status to the next."""
+        place = seen.namespace, seen.profile
+        if seen.result is not None:
+            self._jobs.labels(*place, seen.result, seen.failure_class or "").inc()
+        for attempt in seen.attempts:
+            self._attempts.labels(*place, attempt.failure_class).inc()
+            if attempt.hung:
+                self._hung.labels(*place).inc()
+        for stage in seen.stages:
+            self._stage_seconds.labels(seen.profile, stage.stage, stage.result).observe(stage.seconds)
+        if seen.waits is not None:
+            capacity = seen.capacity or ""
+            self._queue_seconds.labels(seen.profile, capacity).observe(seen.waits.queued)
+            self._provisioning_seconds.labels(seen.profile, capacity).observe(seen.waits.provisioning)

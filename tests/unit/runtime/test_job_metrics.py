@@ -1,0 +1,244 @@
+"""Metrics of the fleet: what is counted, that labels are bounded, and that the reference names every metric."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from finetune_contract import FailureClass, Stage
+from finetune_operator.api import Phase, StagePhase
+from finetune_operator.api.placement import Capacity
+from finetune_operator.ledger.month import MonthlyBudget
+from finetune_operator.lifecycle.accounting.transitions import (
+    AttemptEnd,
+    StageEnd,
+    TrainingWaits,
+    Transitions,
+)
+from finetune_operator.reconcile.profiles import Key
+from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.runtime.event_handlers import EventHandlers
+from finetune_operator.runtime.kopf_adapter import watches
+from finetune_operator.runtime.metrics import OperatorMetrics
+from finetune_operator.runtime.queue import WorkQueue
+from tests.unit.runtime.objects import job
+
+ROOT = Path(__file__).parents[3]
+REFERENCE = ROOT / "docs" / "reference" / "metrics.md"
+HEAD = """<!-- Written by tests/unit/runtime/test_job_metrics.py with UPDATE_SNAPSHOTS=1. Do not edit. -->
+
+# Metrics
+
+Served at `:9090/metrics`. A counter counts from 0 in each process. [observability.md](../observability.md) says which
+to alert on.
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
+def version(number: int, name: str = "demo", **status: Any) -> dict[str, Any]:
+    """A job as the watch delivers it."""
+    made = job(name, profile="small")
+    made["metadata"] |= {"resourceVersion": str(number), "creationTimestamp": "2026-11-21T12:00:00Z"}
+    made["status"] |= status
+    return made
+
+
+@pytest.fixture
+def metrics() -> OperatorMetrics:
+    return OperatorMetrics()
+
+
+@pytest.fixture
+def intake(metrics: OperatorMetrics) -> EventHandlers:
+    return EventHandlers(lambda _key, _after: None, metrics)
+
+
+def samples(metrics: OperatorMetrics, name: str) -> dict[tuple[str, ...], float]:
+    """Values other than 0 by the values of the labels, in the order of their names."""
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name and sample.value
+    }
+
+
+RUNNING = {
+    "phase": "Running",
+    "stage": "Train",
+    "resolved": {"profile": {"name": "small"}, "resources": {"capacity": "Spot", "chips": 16}},
+}
+
+
+def test_jobs_are_counted_by_phase_and_reason(metrics: OperatorMetrics, intake: EventHandlers) -> None:
+    intake.job("ADDED", version(1, "a", phase="Running"))
+    intake.job("ADDED", version(1, "b", phase="Running"))
+    intake.job("ADDED", version(1, "c", phase="Queued", waiting={"reason": "WaitingForQuota"}))
+    intake.job("ADDED", version(1, "d"))
+    assert samples(metrics, "finetune_jobs") == {
+        ("team", "Running", "small", ""): 2,
+        ("team", "Queued", "small", "WaitingForQuota"): 1,
+        ("team", "Pending", "small", ""): 1,
+    }
+    intake.job("MODIFIED", version(2, "a", phase="Succeeded"))
+    intake.job("DELETED", version(2, "b", phase="Running"))
+    assert samples(metrics, "finetune_jobs")["team", "Succeeded", "small", ""] == 1
+    assert ("team", "Running", "small", "") not in samples(metrics, "finetune_jobs")
+
+
+def test_chips_are_held_while_all_pods_of_a_stage_on_tpu_run(
+    metrics: OperatorMetrics, intake: EventHandlers
+) -> None:
+    intake.job("ADDED", version(1, "a", **RUNNING))
+    intake.job("ADDED", version(1, "b", **RUNNING))
+    intake.job("ADDED", version(1, "c", **{**RUNNING, "stage": "Export"}))
+    intake.job("ADDED", version(1, "d", **{**RUNNING, "phase": "Provisioning"}))
+    assert samples(metrics, "finetune_chips_held") == {("Spot", "team", "small"): 32}
+
+
+@pytest.mark.parametrize(
+    ("phase", "condition", "name", "counts"),
+    [
+        ("Provisioning", {"type": "Stalled", "status": "True"}, "finetune_jobs_stalled", 1),
+        ("Failed", {"type": "Stalled", "status": "True"}, "finetune_jobs_stalled", 0),
+        (
+            "Running",
+            {"type": "RunFolderReadable", "status": "Unknown", "reason": "StoreUnavailable"},
+            "finetune_jobs_blind",
+            1,
+        ),
+        (
+            "Validating",
+            {"type": "RunFolderReadable", "status": "Unknown", "reason": "NotStarted"},
+            "finetune_jobs_blind",
+            0,
+        ),
+        ("Running", {"type": "RunFolderReadable", "status": "True"}, "finetune_jobs_blind", 0),
+    ],
+)
+def test_stalled_and_blind_jobs(
+    metrics: OperatorMetrics, intake: EventHandlers, phase: str, condition: Any, name: str, counts: int
+) -> None:
+    intake.job("ADDED", version(1, phase=phase, conditions=[condition]))
+    assert sum(samples(metrics, name).values()) == counts
+
+
+def test_values_that_the_api_does_not_define_are_no_labels(
+    metrics: OperatorMetrics, intake: EventHandlers
+) -> None:
+    for number in range(50):
+        waiting = {"reason": f"Reason{number}"}
+        intake.job("ADDED", version(1, f"j{number}", phase=f"Phase{number}", waiting=waiting))
+    assert samples(metrics, "finetune_jobs") == {("team", "Pending", "small", ""): 50}
+
+
+def ended(**fields: Any) -> Transitions:
+    values: dict[str, Any] = {
+        "namespace": "team",
+        "profile": "small",
+        "capacity": Capacity.SPOT,
+        "result": Phase.FAILED,
+        "failure_class": FailureClass.USER,
+        "attempts": (AttemptEnd(failure_class=FailureClass.INFRASTRUCTURE, hung=True),),
+        "stages": (StageEnd(stage=Stage.TRAIN, result=StagePhase.FAILED, seconds=100.0),),
+        "waits": TrainingWaits(queued=40.0, provisioning=20.0),
+    }
+    return Transitions(**values | fields)
+
+
+def test_ends_are_counted(metrics: OperatorMetrics) -> None:
+    metrics.changed(ended())
+    assert samples(metrics, "finetune_jobs_ended_total") == {("User", "team", "small", "Failed"): 1}
+    assert samples(metrics, "finetune_attempts_ended_total") == {("Infrastructure", "team", "small"): 1}
+    assert samples(metrics, "finetune_attempts_hung_total") == {("team", "small"): 1}
+    assert samples(metrics, "finetune_stage_seconds_sum") == {("small", "Failed", "Train"): 100}
+    assert samples(metrics, "finetune_training_queue_seconds_sum") == {("Spot", "small"): 40}
+    assert samples(metrics, "finetune_training_provisioning_seconds_sum") == {("Spot", "small"): 20}
+
+
+def test_counters_of_a_namespace_begin_at_zero_when_its_first_job_is_seen(
+    metrics: OperatorMetrics, intake: EventHandlers
+) -> None:
+    intake.job("ADDED", version(1))
+    text = metrics.render().decode()
+    labels = 'class="Platform",namespace="team",profile="small"'
+    assert f"finetune_attempts_ended_total{{{labels}}} 0.0" in text
+    assert f'finetune_jobs_ended_total{{{labels},result="Failed"}} 0.0' in text
+
+
+class Ledger:
+    pending = 0
+
+
+class Budgets:
+    unreadable = 0
+
+    def totals(self) -> list[Any]:
+        return []
+
+    def limit(self, _profile: str) -> MonthlyBudget | None:
+        return None
+
+
+@pytest.fixture
+def leader(metrics: OperatorMetrics, intake: EventHandlers) -> OperatorMetrics:
+    """Every metric that a process has."""
+    cache = WatchCache(watches([], kueue=True))
+    budgets: Any = Budgets()
+    ledger: Any = Ledger()
+    metrics.leads(
+        queue=WorkQueue[Key](),
+        intake=intake,
+        cache=cache,
+        leading=lambda: True,
+        ledger=ledger,
+        budgets=budgets,
+    )
+    return metrics
+
+
+def reference(metrics: OperatorMetrics) -> str:
+    labels: dict[str, tuple[str, ...]] = {
+        name: tuple(collector._labelnames)
+        for name, collector in metrics.registry._names_to_collectors.items()
+        if hasattr(collector, "_labelnames")
+    }
+    rows = []
+    for family in sorted(metrics.registry.collect(), key=lambda each: each.name):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        names = labels.get(name) or getattr(family, "_labelnames", ())
+        rows.append(
+            f"| `{name}` | {family.type} | {', '.join(f'`{each}`' for each in names)} | {family.documentation} |"
+        )
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def test_the_reference_is_that_of_the_registry(leader: OperatorMetrics) -> None:
+    text = reference(leader)
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        REFERENCE.write_text(text)
+    assert REFERENCE.read_text() == text, "run this test with UPDATE_SNAPSHOTS=1"
+
+
+def test_metrics_follow_the_conventions_of_prometheus(leader: OperatorMetrics, intake: EventHandlers) -> None:
+    intake.job("ADDED", version(1, **RUNNING))
+    leader.changed(ended())
+    leader.requested("get", "pods", 200, 0.1)
+    leader.reconciled(0.1, "TooSlow")
+    text = leader.render()
+    assert list(text_string_to_metric_families(text.decode()))
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("the names of metrics are not checked: promtool is missing (apt-get install prometheus)")
+    # Series with the time of their creation, which prometheus_client adds to counters, are no metrics of ours.
+    lines = [line for line in text.splitlines() if b"_created" not in line]
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=b"\n".join(lines) + b"\n", capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
