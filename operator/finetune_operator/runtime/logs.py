@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, as Cloud Logging reads them, with the current job and without credentials."""
+"""Structured logs: one JSON object per line, as Cloud Logging reads them, with the job and without credentials."""
 
 import json
 import logging
