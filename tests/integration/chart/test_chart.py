@@ -393,6 +393,15 @@ def test_the_operators_environment_is_one_that_it_takes(render: Render) -> None:
     assert ports == {"health": settings.health_port, "metrics": settings.metrics_port}
 
 
+@pytest.mark.parametrize(
+    ("kind", "group"), [("PrometheusRule", "monitoring.coreos.com"), ("Rules", "monitoring.googleapis.com")]
+)
+def test_the_alerts_are_those_of_the_file(render: Render, kind: str, group: str) -> None:
+    (made,) = (found for found in render(f"metrics.alerts.kind={kind}") if found["kind"] == kind)
+    assert made["apiVersion"] == f"{group}/v1"
+    assert made["spec"] == yaml.safe_load((CHART / "alerts.yaml").read_text())
+
+
 def test_an_account_that_is_not_created_must_be_named(helm: Helm) -> None:
     done = helm("template", "x", str(CHART), "--set", "serviceAccount.create=false")
     assert done.returncode != 0

@@ -70,6 +70,9 @@ def test_every_object_of_the_schema_is_closed() -> None:
         {"namespaces": "team-a"},
         {"namespaces": ["Team"]},
         {"operator": {"logLevel": "loud"}},
+        {"paused": "yes"},
+        {"metrics": VALUES["metrics"] | {"alerts": {"kind": "Alerts", "repository": ""}}},
+        {"metrics": VALUES["metrics"] | {"alerts": {"kind": "Rules", "repository": "docs"}}},
         {"operator": {"env": [{"name": "A", "valueFrom": {}}]}},
         {"operator": {"env": [{"name": "A"}]}},
         {"operator": {"env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}},
@@ -81,6 +84,7 @@ def test_every_object_of_the_schema_is_closed() -> None:
         {"caBundle": {"configMap": "ca", "key": "ca.crt", "secret": "ca"}},
         # values of an earlier release, as `helm upgrade --reuse-values` gives them
         {"metrics": {name: value for name, value in VALUES["metrics"].items() if name != "tls"}},
+        {"metrics": {name: value for name, value in VALUES["metrics"].items() if name != "alerts"}},
         {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]},
         {"extraVolumes": [{"name": "no-source"}]},
         {"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp/"}]},
