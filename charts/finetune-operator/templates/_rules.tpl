@@ -58,3 +58,11 @@ No Secret is ever read: pods get them by reference.
   resources: [configmaps]
   verbs: [get, list, create, delete]
 {{- end }}
+
+{{/* The record of delivered notices. It is created with the rights above. */}}
+{{- define "finetune-operator.notificationRules" -}}
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [{{ include "finetune-operator.fullname" . }}-notifications]
+  verbs: [patch]
+{{- end }}

@@ -56,6 +56,19 @@ class UsageListener(Protocol):
         """Called when a job is deleted, after what is left to record of it."""
 
 
+class VersionListener(Protocol):
+    """Observes the versions of jobs, finished ones included."""
+
+    def job(self, job: Object) -> None:
+        """Called with each version of a job."""
+
+    def listing(self) -> None:
+        """Called before all jobs are listed."""
+
+    def listed(self) -> None:
+        """Called after each job of a complete listing."""
+
+
 @dataclass(slots=True)
 class _CachedJob:
     """State of one job as of the last event."""
@@ -95,6 +108,7 @@ class EventHandlers:
         listener: notified of jobs and finished JobSets.
         deleted: called with each deleted job.
         usage: notified of jobs and profiles; None: nothing depends on it.
+        versions: notified of versions of jobs; None: nothing depends on them.
     """
 
     def __init__(
@@ -104,7 +118,9 @@ class EventHandlers:
         *,
         deleted: Callable[[Object], None] = _ignore,
         usage: UsageListener | None = None,
+        versions: VersionListener | None = None,
     ) -> None:
+        self._versions = versions
         self._deleted = deleted
         self._usage = usage
         self._add = add
@@ -247,6 +263,11 @@ class EventHandlers:
         """Returns the keys of all known jobs."""
         return frozenset(self._seen)
 
+    def listing(self) -> None:
+        """Called before all jobs are listed live."""
+        if self._versions is not None:
+            self._versions.listing()
+
     def listed(self, jobs: Iterable[Object]) -> None:
         """Handles one page of a live listing: queues the unfinished jobs."""
         for job in jobs:
@@ -268,6 +289,8 @@ class EventHandlers:
             self._forget(key)
             # Queued in case a job of that name has been created again in the meantime.
             self._add(key, 0.0)
+        if self._versions is not None:
+            self._versions.listed()
 
     def _add_child(self, key: JobKey, event_type: str | None, after: float = 0.0) -> None:
         # A listing of children accompanies a listing of jobs, which queues the jobs.
@@ -297,6 +320,8 @@ class EventHandlers:
         self._listener.job(key, job)
         if self._usage is not None:
             self._usage.job(job)
+        if self._versions is not None:
+            self._versions.job(job)
         self._use(seen, None if finished else _profile_of(job))
         if finished:
             self._live.discard(key)

@@ -15,6 +15,7 @@ from finetune_operator.lifecycle.accounting.transitions import Transitions
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import Ledger
+from finetune_operator.reconcile.notifications import Notifications
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -136,6 +137,12 @@ class OperatorMetrics:
             "Jobs that were deleted while no operator watched, so that their last usage may be missing in the ledger",
             registry=self.registry,
         )
+        self._notifications = Counter(
+            "finetune_notifications",
+            "Notices sent to the webhook, by result: delivered, refused (and sent again later), or expired after a day",
+            ["result"],
+            registry=self.registry,
+        )
         self._leading = Gauge(
             "finetune_leader", "1 while this process holds the Lease and acts", registry=self.registry
         )
@@ -155,6 +162,7 @@ class OperatorMetrics:
         leading: Callable[[], bool],
         ledger: Ledger | None = None,
         budgets: Budgets | None = None,
+        notifications: Notifications | None = None,
     ) -> None:
         """Records that this process acts as the leader, as long as ``leading`` returns True.
 
@@ -183,6 +191,11 @@ class OperatorMetrics:
                 lambda: budgets.unreadable,
             )
             self.registry.register(MonthCollector(budgets))
+        if notifications is not None:
+            gauges["finetune_notifications_pending"] = (
+                "Number of notices that the webhook has not taken yet",
+                lambda: notifications.pending,
+            )
         for name, (description, value) in gauges.items():
             Gauge(name, description, registry=self.registry).set_function(value)
         age = Gauge(
@@ -228,6 +241,10 @@ class OperatorMetrics:
     def ledger_written(self, *, failed: bool) -> None:
         """Records one attempt to write a record of the ledger."""
         self._ledger_records.labels("error" if failed else "ok").inc()
+
+    def notified(self, result: str) -> None:
+        """Records one attempt to deliver a notice, or the end of all attempts."""
+        self._notifications.labels(result).inc()
 
     def deletion_missed(self) -> None:
         """Records that a job was deleted while no operator watched."""

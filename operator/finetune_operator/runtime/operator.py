@@ -16,6 +16,7 @@ from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesCl
 from finetune_operator.reconcile.apply import Applier, JobSetCreated
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import LEDGER_ADVICE, Ledger
+from finetune_operator.reconcile.notifications import Notifications
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
@@ -33,6 +34,7 @@ from finetune_operator.runtime.probes import ProbeResult, ProbeServer, health, r
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.settings import Settings
 from finetune_operator.runtime.watches import WatchHealth
+from finetune_operator.runtime.webhook import Webhook
 from finetune_operator.runtime.workers import Reconcile, Workers, end, resync
 
 log = logging.getLogger(__name__)
@@ -78,12 +80,14 @@ class Operator:
         self._election: LeaderElection | None = None
         self._ages: WatchHealth | None = None
         self._workers: Workers[Key] | None = None
+        self._webhook: Webhook | None = None
         self._missing: tuple[str, ...] = ("the prerequisites have not been checked yet",)
 
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT. Raises LeadershipLost, WatchesEndedError, NoCredentials or OSError."""
         settings = self._settings
         self._take_signals()
+        self._webhook = Webhook.of(settings)
         probes = ProbeServer(
             healthy=self._healthy, ready=self._ready, metrics=self._metrics, metrics_tls=metrics_tls(settings)
         )
@@ -109,6 +113,8 @@ class Operator:
                         )
                 finally:
                     await probes.stop()
+                    if self._webhook is not None:
+                        await self._webhook.close()
         log.info("stopped")
 
     async def _watchable(self, cluster: KubernetesClient) -> tuple[WatchStream, ...] | None:
@@ -178,7 +184,10 @@ class Operator:
             else None
         )
         close = ledger.close if ledger else _not_recorded
-        intake = EventHandlers(queue.add, self._metrics, deleted=close, usage=budgets)
+        notifications = self._notifications(cluster)
+        if notifications is not None:
+            await notifications.restore()
+        intake = EventHandlers(queue.add, self._metrics, deleted=close, usage=budgets, versions=notifications)
         ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
         cache = WatchCache(wanted, missed=close)
@@ -196,6 +205,7 @@ class Operator:
             leading=lambda: election.leading,
             ledger=ledger,
             budgets=budgets,
+            notifications=notifications,
         )
         host = WatchManager(
             settings.service_account,
@@ -224,6 +234,7 @@ class Operator:
             asyncio.create_task(self._stop.wait(), name="stop"),
             *([asyncio.create_task(ledger.run(), name="ledger")] if ledger else []),
             asyncio.create_task(budgets.run(intake.usage_known), name="budgets"),
+            *([asyncio.create_task(notifications.run(), name="notifications")] if notifications else []),
         }
         try:
             done, _ = await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -233,11 +244,25 @@ class Operator:
         finally:
             await end((working, *others), store, patience=settings.drain_seconds)
             await months.ended()
+            if notifications is not None:
+                await notifications.finish()
             if ledger is not None:
                 await ledger.finish()
                 await records.ended()
         for task in done:
             task.result()
+
+    def _notifications(self, cluster: KubernetesClient) -> Notifications | None:
+        if self._webhook is None:
+            return None
+        return Notifications(
+            cluster,
+            self._namespace(),
+            f"{self._settings.lease_name}-notifications",
+            self._webhook.deliver,
+            utc_now=self._clock.now,
+            observer=self._metrics,
+        )
 
     def _namespace(self) -> str:
         """Returns the operator's own namespace."""

@@ -50,3 +50,5 @@ OWN_RULES = (
     # The plans of jobs: written once, read by name, deleted after the job is deleted.
     _rule("", "configmaps", "get", "list", "create", "delete"),
 )
+#: Rule for one ConfigMap of that namespace, which records delivered notices; only with a webhook.
+NOTIFICATION_RULES = (_rule("", "configmaps", "patch"),)

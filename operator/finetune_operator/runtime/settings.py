@@ -69,6 +69,10 @@ class Settings(BaseModel):
     paused: bool = False
     """Whether no stage of any job is started. What runs continues, and is stopped as before by its user, deadlines and
     budgets."""
+    webhook_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$", max_length=2048)] | None = None
+    """URL to which notices of jobs are posted, https:// or http://, without credentials. Empty: none are sent."""
+    webhook_key_file: Path | None = None
+    """File with the keys that sign them, whsec_ and base64, one in each line. Read for each notice."""
     drain_seconds: Seconds = 20
     """Seconds after SIGTERM to finish reconciles; less than the pod's terminationGracePeriodSeconds of 30."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"

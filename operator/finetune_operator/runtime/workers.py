@@ -208,6 +208,7 @@ async def _resync(
     plans.keep({plan.uid for plan in stored})
     uids: set[str] = set()
     keys: set[JobKey] = set()
+    intake.listing()
     for scope in namespaces or (None,):
         async for page in cluster.pages(JOBS, scope):
             intake.listed(page)

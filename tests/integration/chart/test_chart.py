@@ -75,6 +75,8 @@ VARIANTS = {
         "metrics.alerts.repository=https://git.example/finetune/blob/main/",
         "test.namespace=team-a",
         "test.profile=gke-v6e",
+        "notifications.url=https://notices.example/finetune",
+        "notifications.keySecret=webhook",
     ),
 }
 

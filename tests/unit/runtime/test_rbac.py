@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES, PolicyRule
+from finetune_operator.runtime.rbac import (
+    CLUSTER_RULES,
+    JOB_RULES,
+    NOTIFICATION_RULES,
+    OWN_RULES,
+    PolicyRule,
+)
 
 RULES = Path(__file__).parents[3] / "charts" / "finetune-operator" / "templates" / "_rules.tpl"
 
@@ -19,7 +25,7 @@ def granted(template: str) -> set[PolicyRule]:
     assert text, template
     return {
         PolicyRule(group, resource, frozenset(rule["verbs"]))
-        for rule in yaml.safe_load(text[1])
+        for rule in yaml.safe_load(re.sub(r"{{.*?}}", "x", text[1]))
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
@@ -27,7 +33,12 @@ def granted(template: str) -> set[PolicyRule]:
 
 @pytest.mark.parametrize(
     ("template", "rules"),
-    [("jobRules", JOB_RULES), ("clusterRules", CLUSTER_RULES), ("ownRules", OWN_RULES)],
+    [
+        ("jobRules", JOB_RULES),
+        ("clusterRules", CLUSTER_RULES),
+        ("ownRules", OWN_RULES),
+        ("notificationRules", NOTIFICATION_RULES),
+    ],
 )
 def test_the_charts_role_is_what_the_operator_uses(template: str, rules: tuple[PolicyRule, ...]) -> None:
     assert granted(template) == set(rules)

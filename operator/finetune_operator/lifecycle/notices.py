@@ -1,0 +1,115 @@
+"""Notices of what people want to be told about a job, as CloudEvents, derived from the status that it has now.
+
+A notice belongs to a condition that holds, and its id names the job's uid, the kind and the time at which the condition
+began to hold. So the same notice is derived from every later version of the job, until the condition changes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from finetune_operator.api import API_VERSION, ConditionType
+from finetune_operator.api.timestamps import parse
+from finetune_operator.lifecycle.decision import Object
+
+#: Prefix of the type of a CloudEvent: the API group in reverse.
+TYPE_PREFIX = "dev.tpu-finetune.job."
+#: Longest text of a notice, in characters.
+_LONGEST = 1024
+
+
+class NoticeKind(StrEnum):
+    """What a notice tells of; the last part of the CloudEvent's type."""
+
+    REFUSED = "refused"
+    """The spec or the profile's rules refuse the job."""
+    ADMITTED = "admitted"
+    """The job is valid, and its stages start."""
+    SUSPENDED = "suspended"
+    """Nothing of the job runs any more, and it can resume."""
+    STALLED = "stalled"
+    """The job cannot continue until somebody acts."""
+    OVER_BUDGET = "over-budget"
+    """A budget of the job, or of its namespace for the month, is used up."""
+    GATE_NOT_MET = "gate-not-met"
+    """The tuned model does not meet a gate."""
+    ENDED = "ended"
+    """The job has ended; the phase says how."""
+
+
+_KINDS: Mapping[tuple[str, str], NoticeKind] = {
+    (ConditionType.VALID, "False"): NoticeKind.REFUSED,
+    (ConditionType.VALID, "True"): NoticeKind.ADMITTED,
+    (ConditionType.SUSPENDED, "True"): NoticeKind.SUSPENDED,
+    (ConditionType.STALLED, "True"): NoticeKind.STALLED,
+    (ConditionType.WITHIN_BUDGET, "False"): NoticeKind.OVER_BUDGET,
+    (ConditionType.GATE_PASSED, "False"): NoticeKind.GATE_NOT_MET,
+    (ConditionType.FINISHED, "True"): NoticeKind.ENDED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One notice."""
+
+    id: str
+    """The same whenever the notice is derived; never that of another one."""
+    time: datetime
+    """Time of the transition."""
+    event: Mapping[str, Any]
+    """CloudEvent 1.0 in its JSON format."""
+
+
+def notices(job: Object, *, since: datetime) -> Iterator[Notice]:
+    """Yields the notices of the conditions of the job that hold now, without those of transitions before ``since``."""
+    held = {each["type"]: each for each in (job.get("status") or {}).get("conditions") or ()}
+    # Both make Stalled true, and have a notice of their own.
+    explained = _holds(held, ConditionType.VALID, "False") or _holds(held, ConditionType.FINISHED, "True")
+    for condition in held.values():
+        kind = _KINDS.get((condition["type"], condition["status"]))
+        if kind is None or (kind is NoticeKind.STALLED and explained):
+            continue
+        time = parse(condition["lastTransitionTime"])
+        if time >= since:
+            yield _notice(job, kind, condition, time)
+
+
+def _holds(held: Mapping[str, Object], condition: ConditionType, status: str) -> bool:
+    return condition in held and held[condition]["status"] == status
+
+
+def _notice(job: Object, kind: NoticeKind, condition: Object, time: datetime) -> Notice:
+    metadata, status, since = job["metadata"], job["status"], condition["lastTransitionTime"]
+    namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+    resolved = status.get("resolved") or {}
+    data = {
+        "namespace": namespace,
+        "name": name,
+        "uid": uid,
+        "generation": metadata.get("generation"),
+        "profile": (resolved.get("profile") or {}).get("name"),
+        "runFolder": resolved.get("runFolder"),
+        "phase": status.get("phase"),
+        "stage": status.get("stage"),
+        "reason": condition["reason"],
+        "message": condition["message"][:_LONGEST],
+        "summary": (status.get("summary") or "")[:_LONGEST] or None,
+        "cost": status.get("cost"),
+    }
+    identity = f"{uid}/{kind}/{since}"
+    return Notice(
+        id=identity,
+        time=time,
+        event={
+            "specversion": "1.0",
+            "id": identity,
+            "source": f"/apis/{API_VERSION}/namespaces/{namespace}/finetunejobs/{name}",
+            "type": f"{TYPE_PREFIX}{kind}",
+            "subject": f"{namespace}/{name}",
+            "time": since,
+            "datacontenttype": "application/json",
+            "data": {key: value for key, value in data.items() if value is not None},
+        },
+    )

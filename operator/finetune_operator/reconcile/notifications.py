@@ -1,0 +1,229 @@
+"""Delivers notices of jobs at least once, without delaying decisions.
+
+Notices are derived from every version of every job, so what is missing after a restart is which of them were delivered.
+A ConfigMap in the operator's namespace records that: a time before which nothing is left to deliver, and the ids of
+later notices that were delivered. It is written some seconds after a delivery. A notice that was delivered in between
+is delivered again after a crash, with the same id.
+
+The time follows complete listings of the jobs. A status is written at most :data:`WRITE_SECONDS` after the time that it
+contains, so a listing shows every transition that is that much older than its beginning.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from finetune_operator.api.timestamps import parse, stamp
+from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound, Object
+from finetune_operator.lifecycle.notices import Notice, notices
+
+log = logging.getLogger(__name__)
+
+#: Seconds between the time that a status contains and its write, at most: a reconcile is cancelled before.
+WRITE_SECONDS = 300
+#: Hours after which a notice that its receiver does not take is given up.
+LONGEST_HOURS = 24
+#: Notices that wait for their delivery. Those beyond are derived again at a later listing.
+MOST_PENDING = 2_000
+#: Ids of delivered notices that are recorded. The oldest beyond may be delivered again after a restart.
+MOST_RECORDED = 5_000
+#: Deliveries at the same time.
+_AT_ONCE = 4
+#: Seconds until a refused notice is sent again: the first pause, doubled up to the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
+#: Seconds between two attempts to read the record, and between two writes.
+_READ_PAUSE, _RECORD_PAUSE = 10.0, 5.0
+#: Seconds at shutdown for the record.
+_LAST_SECONDS = 5.0
+_KEY = "notifications.json"
+
+
+class DeliveryError(Exception):
+    """The receiver could not be reached, or did not take the notice."""
+
+
+class NotificationObserver(Protocol):
+    """Observes deliveries."""
+
+    def notified(self, result: str) -> None:
+        """Called with ``delivered``, ``refused`` (and sent again later) or ``expired``."""
+
+
+type Deliver = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+"""Sends an event with its id. Raises DeliveryError."""
+
+
+class Notifications:
+    """The notices of one leader. It is used by one event loop.
+
+    Args:
+        cluster: client of the API server.
+        namespace: the operator's own namespace.
+        name: name of the ConfigMap.
+        deliver: sends one notice.
+        utc_now: the wall clock.
+        observer: notified of deliveries.
+    """
+
+    def __init__(
+        self,
+        cluster: KubernetesClient,
+        namespace: str,
+        name: str,
+        deliver: Deliver,
+        *,
+        utc_now: Callable[[], datetime],
+        observer: NotificationObserver,
+    ) -> None:
+        self._cluster = cluster
+        self._namespace, self._name = namespace, name
+        self._deliver = deliver
+        self._utc_now = utc_now
+        self._observer = observer
+        self._until: datetime | None = None
+        """Nothing older is left to deliver. None until the record is read."""
+        self._delivered: dict[str, datetime] = {}
+        """Times of delivered notices that are not older, by id."""
+        self._pending: dict[str, tuple[Notice, asyncio.Task[None]]] = {}
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._changed = asyncio.Event()
+        self._listing: datetime | None = None
+        """Beginning of the listing in progress; None if a notice has found no room since."""
+
+    @property
+    def pending(self) -> int:
+        """Number of notices that wait for their delivery."""
+        return len(self._pending)
+
+    async def restore(self) -> bool:
+        """Reads the record; jobs are ignored until then. Returns whether it could be read.
+
+        Without a record, only what happens from now on is delivered.
+        """
+        try:
+            found = await self._cluster.get(CONFIG_MAPS, self._namespace, self._name)
+        except NotFound:
+            found = {}
+        except ClusterError as error:
+            log.warning("the record of notifications cannot be read; none is sent until it can: %s", error)
+            return False
+        self._until, self._delivered = self._read(found)
+        self._changed.set()
+        return True
+
+    def _read(self, found: Object) -> tuple[datetime, dict[str, datetime]]:
+        now = self._utc_now().astimezone(UTC)
+        if not found:
+            return now.replace(microsecond=0), {}
+        try:
+            record = json.loads(found["data"][_KEY])
+            delivered = {str(id_): parse(time) for id_, time in record["delivered"].items()}
+            return parse(record["until"]), delivered
+        except (KeyError, TypeError, ValueError, AttributeError):
+            log.error(
+                "ConfigMap %s/%s is damaged; the notices of the last %d h are sent again",
+                self._namespace, self._name, LONGEST_HOURS,
+            )  # fmt: skip
+            return self._oldest(), {}
+
+    def job(self, job: Object) -> None:
+        """Takes a version of a job, and sends those of its notices that have not been sent."""
+        if self._until is None:
+            return
+        for notice in notices(job, since=self._until):
+            if notice.id in self._delivered or notice.id in self._pending:
+                continue
+            if len(self._pending) >= MOST_PENDING:
+                self._listing = None
+                continue
+            task = asyncio.get_running_loop().create_task(self._send(notice))
+            self._pending[notice.id] = notice, task
+
+    def listing(self) -> None:
+        """Called before the jobs are listed."""
+        self._listing = self._utc_now()
+
+    def listed(self) -> None:
+        """Called after a complete listing, each page of which was passed to :meth:`job`."""
+        if self._listing is None or self._until is None:
+            return
+        shown = self._listing - timedelta(seconds=WRITE_SECONDS)
+        waiting = (notice.time for notice, _ in self._pending.values())
+        self._until = max(self._until, min([shown, *waiting]))
+        self._delivered = {id_: time for id_, time in self._delivered.items() if time >= self._until}
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Reads the record if it is not read yet, and then writes it after each change, until cancelled."""
+        while True:
+            if self._until is None and not await self.restore():
+                await asyncio.sleep(_READ_PAUSE)
+                continue
+            await self._changed.wait()
+            await self._write()
+            await asyncio.sleep(_RECORD_PAUSE)
+
+    async def finish(self) -> None:
+        """Ends the deliveries and writes the record a last time."""
+        tasks = [task for _, task in self._pending.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._changed.is_set():
+            try:
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._write()
+            except TimeoutError:
+                log.warning("the record of notifications was not written: some may be sent again")
+
+    async def _send(self, notice: Notice) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            async with self._places:
+                try:
+                    await self._deliver(notice.id, notice.event)
+                except DeliveryError as error:
+                    self._observer.notified("refused")
+                    log.warning(
+                        "the notice %s was not delivered (again in %.0f s): %s", notice.id, pause, error
+                    )
+                else:
+                    self._end(notice, "delivered")
+                    return
+            if notice.time < self._oldest():
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        log.error("the notice %s is given up: not delivered in %d h", notice.id, LONGEST_HOURS)
+        self._end(notice, "expired")
+
+    def _end(self, notice: Notice, result: str) -> None:
+        self._observer.notified(result)
+        del self._pending[notice.id]
+        self._delivered[notice.id] = notice.time
+        self._changed.set()
+
+    def _oldest(self) -> datetime:
+        return self._utc_now() - timedelta(hours=LONGEST_HOURS)
+
+    async def _write(self) -> None:
+        """Writes the record. It stays due if that fails."""
+        if self._until is None:
+            return
+        self._changed.clear()
+        newest = sorted(self._delivered.items(), key=lambda each: each[1])[-MOST_RECORDED:]
+        record = {"until": stamp(self._until), "delivered": {id_: stamp(time) for id_, time in newest}}
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"namespace": self._namespace, "name": self._name},
+            "data": {_KEY: json.dumps(record)},
+        }
+        try:
+            await self._cluster.apply(CONFIG_MAPS, manifest)
+        except ClusterError as error:
+            self._changed.set()
+            log.warning("the record of notifications cannot be written: %s", error)
