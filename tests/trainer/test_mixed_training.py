@@ -58,6 +58,12 @@ def outcome(stages: Stages, run: str, mixed: dict[str, Any], **changes: Any) -> 
     return result.details
 
 
+@pytest.fixture(scope="module")
+def whole(stages: Stages, mixed: dict[str, Any]) -> TrainOutcome:
+    """The uninterrupted training, whose run folder later stages continue."""
+    return outcome(stages, "whole", mixed)
+
+
 def test_preflight_prepares_what_training_then_finds(stages: Stages, mixed: dict[str, Any]) -> None:
     first, again = (stages.run("Preflight", f"mixed-{n}", **mixed).details for n in (1, 2))
     assert isinstance(first, PreflightOutcome)
@@ -96,8 +102,9 @@ def test_another_tokenizer_in_the_same_folder_is_a_miss_that_names_it(
 
 
 @pytest.mark.thorough
-def test_an_interrupted_mixture_continues_with_the_same_digits(stages: Stages, mixed: dict[str, Any]) -> None:
-    whole = outcome(stages, "whole", mixed)
+def test_an_interrupted_mixture_continues_with_the_same_digits(
+    stages: Stages, mixed: dict[str, Any], whole: TrainOutcome
+) -> None:
     stopped = outcome(stages, "torn", mixed, stop_at=STOP)
     assert STOP <= stopped.step < STEPS
     resumed = outcome(stages, "torn", mixed, attempt=2)
@@ -107,7 +114,8 @@ def test_an_interrupted_mixture_continues_with_the_same_digits(stages: Stages, m
     assert resumed.evaluation_loss == whole.evaluation_loss
 
 
-def test_every_validation_set_has_a_loss_of_its_own(stages: Stages, mixed: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("whole")
+def test_every_validation_set_has_a_loss_of_its_own(stages: Stages) -> None:
     lines = (stages.root / "whole/train/metrics.jsonl").read_text().splitlines()
     evaluated = [row for row in map(json.loads, lines) if "evaluation_loss" in row]
     assert evaluated
@@ -116,6 +124,7 @@ def test_every_validation_set_has_a_loss_of_its_own(stages: Stages, mixed: dict[
         assert low <= row["evaluation_loss"] <= high
 
 
+@pytest.mark.usefixtures("whole")
 def test_each_validation_set_and_each_evaluation_dataset_is_measured_and_can_be_gated(
     stages: Stages, mixed: dict[str, Any]
 ) -> None:
@@ -165,6 +174,7 @@ def test_each_validation_set_and_each_evaluation_dataset_is_measured_and_can_be_
     assert (found.dataset, found.step) == ("few, many", STEPS)
 
 
+@pytest.mark.usefixtures("whole")
 def test_the_exported_tokenizer_has_the_template_that_was_trained(
     stages: Stages, mixed: dict[str, Any]
 ) -> None:
