@@ -176,6 +176,10 @@ class Ledger:
     pending = 0
 
 
+class Notifications:
+    pending = 0
+
+
 class Budgets:
     unreadable = 0
 
@@ -192,6 +196,7 @@ def leader(metrics: OperatorMetrics, intake: EventHandlers) -> OperatorMetrics:
     cache = WatchCache(watches([], kueue=True))
     budgets: Any = Budgets()
     ledger: Any = Ledger()
+    notifications: Any = Notifications()
     metrics.leads(
         queue=WorkQueue[Key](),
         intake=intake,
@@ -199,6 +204,7 @@ def leader(metrics: OperatorMetrics, intake: EventHandlers) -> OperatorMetrics:
         leading=lambda: True,
         ledger=ledger,
         budgets=budgets,
+        notifications=notifications,
     )
     return metrics
 
