@@ -496,3 +496,30 @@ def test_budgets_receive_each_job_and_its_deletion() -> None:
     ears.intake.job("DELETED", job())
     assert usage.jobs == [job()["metadata"]["name"]]
     assert (order, usage.gone_jobs) == (["recorded"], [job()["metadata"]["uid"]])
+
+
+class Versions:
+    """Records what the handlers tell of versions of jobs."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def job(self, job: Any) -> None:
+        self.told.append(job["metadata"]["name"])
+
+    def listing(self) -> None:
+        self.told.append("listing")
+
+    def listed(self) -> None:
+        self.told.append("listed")
+
+
+def test_every_version_of_a_job_and_each_complete_listing_are_told() -> None:
+    versions = Versions()
+    handlers = EventHandlers(lambda _key, _after: None, Ears(), versions=versions)
+    handlers.job(None, job("old", Finished="True"))
+    handlers.job("ADDED", job("new"))
+    handlers.listing()
+    handlers.listed([job("new", generation=2), job("missed", Finished="True")])
+    handlers.gone([])
+    assert versions.told == ["old", "new", "listing", "new", "missed", "listed"]

@@ -155,6 +155,9 @@ class Ears:
     def keys(self) -> frozenset[JobKey]:
         return self.known
 
+    def listing(self) -> None:
+        """The jobs are about to be listed."""
+
     def listed(self, jobs: Sequence[Object]) -> None:
         self.heard += [each["metadata"]["namespace"] for each in jobs]
 
