@@ -16,10 +16,9 @@ def terminated(command: Sequence[str], *, seconds: float = 10) -> int:
     A command that ends without ever having one returns its own code.
     """
     with subprocess.Popen(
-        command,
+        ["env", "--ignore-signal=TERM", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
     ) as process:
         deadline = time.monotonic() + seconds
         while process.poll() is None and time.monotonic() < deadline:
