@@ -106,11 +106,11 @@ def test_notices_are_signed_and_reach_the_receiver_although_it_and_the_operator_
 ) -> None:
     grant(double, url)
     with warm_operator.running(double, tmp_path / "operator", double.ports["kube-apiserver"]) as operator:
-        double.apply(fake_trainer.job(namespace, "told", PROFILE, planOnly=True))
-        receiver.await_kinds("told", "admitted", "ended")
+        double.apply(fake_trainer.job(namespace, "seen", PROFILE, planOnly=True))
+        receiver.await_kinds("seen", "admitted", "ended")
         receiver.status = 503
         double.apply(fake_trainer.job(namespace, "missed", PROFILE, planOnly=True))
-        # The receiver's failure delays neither the job nor the attempt to tell of it.
+        # The receiver's failure delays neither the job nor the attempt to report it.
         double.wait(job_path(namespace, "missed"), phase("Planned"), seconds=60)
         receiver.await_kinds("missed", "ended", refused=True)
         operator.kill()
@@ -123,5 +123,5 @@ def test_notices_are_signed_and_reach_the_receiver_although_it_and_the_operator_
             lambda found: delivered <= json.loads(found["data"]["notifications.json"])["delivered"].keys(),
         )
     ended = {each["id"]: each for each in receiver.taken if each["type"].endswith(".ended")}
-    assert sorted(each["data"]["name"] for each in ended.values()) == ["missed", "told"]
+    assert sorted(each["data"]["name"] for each in ended.values()) == ["missed", "seen"]
     assert {each["data"]["phase"] for each in ended.values()} == {"Planned"}

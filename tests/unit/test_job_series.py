@@ -1,4 +1,4 @@
-"""The series of single jobs: what kube-state-metrics is told to read exists in the schema and in real statuses."""
+"""The series of single jobs: what kube-state-metrics reads exists in the schema and in real statuses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound, Object
-from finetune_operator.lifecycle.notices import Notice, notices
+from finetune_operator.lifecycle.job_notices import Notice, notices
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 from finetune_operator.cluster.port import CONFIG_MAPS, Unavailable
 from finetune_operator.reconcile import notifications as module
 from finetune_operator.reconcile.notifications import DeliveryError, Notifications
-from tests.unit.lifecycle.test_notices import job as job_with
+from tests.unit.lifecycle.test_job_notices import job as job_with
 from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster
 
 NAME = "finetune-operator-notifications"
@@ -131,15 +131,15 @@ async def test_a_refused_notice_is_sent_again_and_holds_up_no_other(world: World
 async def test_a_restart_delivers_what_was_not_delivered_and_nothing_else(world: World) -> None:
     world.refuses = {"missed"}
     async with world.operator() as notifications:
-        notifications.job(ended("told", seconds=1))
+        notifications.job(ended("seen", seconds=1))
         notifications.job(ended("missed", seconds=2))
         await until(world, 1)
     world.refuses, world.now = set(), NOW + timedelta(hours=2)
     async with world.operator() as notifications:
-        for each in (ended("told", seconds=1), ended("missed", seconds=2), ended("old", seconds=-60)):
+        for each in (ended("seen", seconds=1), ended("missed", seconds=2), ended("old", seconds=-60)):
             notifications.job(each)
         await settled(notifications)
-    assert world.received == ["told", "missed"]
+    assert world.received == ["seen", "missed"]
 
 
 async def test_after_a_crash_what_was_not_recorded_is_delivered_again(world: World) -> None:

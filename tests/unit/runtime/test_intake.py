@@ -499,22 +499,22 @@ def test_budgets_receive_each_job_and_its_deletion() -> None:
 
 
 class Versions:
-    """Records what the handlers tell of versions of jobs."""
+    """Records what the handlers report of versions of jobs."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def job(self, job: Any) -> None:
-        self.told.append(job["metadata"]["name"])
+        self.reported.append(job["metadata"]["name"])
 
     def listing(self) -> None:
-        self.told.append("listing")
+        self.reported.append("listing")
 
     def listed(self) -> None:
-        self.told.append("listed")
+        self.reported.append("listed")
 
 
-def test_every_version_of_a_job_and_each_complete_listing_are_told() -> None:
+def test_every_version_of_a_job_and_each_complete_listing_are_reported() -> None:
     versions = Versions()
     handlers = EventHandlers(lambda _key, _after: None, Ears(), versions=versions)
     handlers.job(None, job("old", Finished="True"))
@@ -522,4 +522,4 @@ def test_every_version_of_a_job_and_each_complete_listing_are_told() -> None:
     handlers.listing()
     handlers.listed([job("new", generation=2), job("missed", Finished="True")])
     handlers.gone([])
-    assert versions.told == ["old", "new", "listing", "new", "missed", "listed"]
+    assert versions.reported == ["old", "new", "listing", "new", "missed", "listed"]

@@ -15,7 +15,7 @@ from finetune_operator.runtime.settings import Settings, SettingsError
 from finetune_operator.runtime.webhook import Webhook, read_keys, signature
 
 NOW = 1_763_726_400
-#: Base64 of bytes that nobody uses as a key.
+#: Base64 of bytes that are no real key.
 KEY, NEXT = ("whsec_" + base64.b64encode(bytes([each]) * 32).decode() for each in (1, 2))
 EVENT = {"specversion": "1.0", "id": "uid/ended/time", "data": {"name": "demo"}}
 

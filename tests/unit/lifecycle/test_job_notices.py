@@ -1,11 +1,11 @@
-"""Each condition that people want to be told about has one notice, the same from every version of the job."""
+"""Each condition that people want to know at once has one notice, the same from every version of the job."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from finetune_operator.lifecycle.notices import Notice, notices
+from finetune_operator.lifecycle.job_notices import Notice, notices
 
 AGES_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = "2026-11-21T12:00:00Z"

@@ -1,4 +1,4 @@
-"""Notices of what people want to be told about a job, as CloudEvents, derived from the status that it has now.
+"""Notices of what people want to know of a job at once, as CloudEvents, derived from the status that it has now.
 
 A notice belongs to a condition that holds, and its id names the job's uid, the kind and the time at which the condition
 began to hold. So the same notice is derived from every later version of the job, until the condition changes.
@@ -21,7 +21,7 @@ _LONGEST = 1024
 
 
 class NoticeKind(StrEnum):
-    """What a notice tells of; the last part of the CloudEvent's type."""
+    """What a notice is about; the last part of the CloudEvent's type."""
 
     REFUSED = "refused"
     """The spec or the profile's rules refuse the job."""
@@ -30,7 +30,7 @@ class NoticeKind(StrEnum):
     SUSPENDED = "suspended"
     """Nothing of the job runs any more, and it can resume."""
     STALLED = "stalled"
-    """The job cannot continue until somebody acts."""
+    """The job cannot continue until a person acts."""
     OVER_BUDGET = "over-budget"
     """A budget of the job, or of its namespace for the month, is used up."""
     GATE_NOT_MET = "gate-not-met"
