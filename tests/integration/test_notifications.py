@@ -16,6 +16,7 @@ import yaml
 
 from devcluster import build
 from devcluster.layout import CHART
+from devcluster.programs import KUBERNETES_VERSION
 from devcluster.testing import LocalCluster
 from tests.integration import fake_trainer, warm_operator
 from tests.integration.jobs import PROFILE, job_path, phase
@@ -94,6 +95,7 @@ def grant(cluster: LocalCluster, url: str) -> None:
         [
             build.binary_dir() / "helm", "template", "finetune-operator", CHART, "-n", "finetune-system",
             "--set", f"notifications.url={url},notifications.keySecret=webhook", "-s", "templates/rbac.yaml",
+            "--kube-version", KUBERNETES_VERSION,
         ],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
