@@ -4,6 +4,7 @@ import json
 import time
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ def trains(job: Any) -> bool:
     return (status.get("stage"), status.get("phase")) == ("Train", "Running")
 
 
+def observed(generation: int, job: Any) -> bool:
+    return bool(job["status"].get("observedGeneration") == generation)
+
+
 def costs(cluster: LocalCluster, namespace: str, *arguments: str) -> Any:
     done = finetune(cluster, "costs", "-n", namespace, "-o", "json", *arguments)
     assert done.returncode == 0, done.stderr
@@ -37,8 +42,11 @@ def costs(cluster: LocalCluster, namespace: str, *arguments: str) -> Any:
 
 
 def test_the_records_of_a_job_add_up_to_its_status_and_outlive_it(
-    double: LocalCluster, namespace: str
+    double: LocalCluster, namespace: str, runs: Path
 ) -> None:
+    # Kubernetes' times are whole seconds, so a training must last for longer than one to cost anything.
+    lasting = fake_trainer.install(runs / "billed", seconds=2, stages=[Stage.TRAIN])
+    double.add_image(fake_trainer.IMAGE, lasting)
     path = job_path(namespace, "billed")
     double.apply(fake_trainer.job(namespace, "billed", PROFILE, resources={"tpu": "v6e-4"}))
     status = double.wait(path, phase("Succeeded", "Failed"), seconds=180)["status"]
@@ -71,9 +79,14 @@ def test_of_a_job_that_is_deleted_while_it_trains_its_last_usage_is_recorded(
     path = job_path(namespace, "deleted")
     double.apply(fake_trainer.job(namespace, "deleted", PROFILE, resources={"tpu": "v6e-4"}))
     double.wait(path, lambda job: trains(job) or phase("Failed")(job), seconds=90)
-    # An edit has the status, and with it the usage, written anew.
-    double.patch(path, {"spec": {"suspend": False, "childTTLSecondsAfterFinished": 86400}})
-    last = double.wait(path, lambda job: job["status"].get("observedGeneration") == 2, seconds=30)["status"]
+    last: Any = {}
+    for number in range(1, 50):
+        # An edit has the status, and with it the usage, written anew. Less than a second of it counts as nothing.
+        edited = double.patch(path, {"spec": {"childTTLSecondsAfterFinished": 86400 + number}})
+        generation = edited["metadata"]["generation"]
+        last = double.wait(path, partial(observed, generation), seconds=30)["status"]
+        if Decimal((last.get("cost") or {}).get("chipHours", "0")):
+            break
     double.delete(path)
     double.wait_gone(path, seconds=10)
     deadline = time.monotonic() + 30
