@@ -14,6 +14,7 @@ from devcluster import build
 from devcluster.layout import ROOT
 from devcluster.programs import KUBERNETES_VERSION
 from devcluster.testing import LocalCluster
+from tests.integration.helm import helm
 from tests.integration.jobs import Object
 
 #: Modules with the CRDs of the tools, by their checksum, and where the CRDs are.
@@ -103,11 +104,8 @@ def test_the_objects_of_argo_cd_and_flux_are_valid(tools: LocalCluster) -> None:
         tools.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(wrong))
 
 
-def helm(*arguments: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [str(build.ensure()["helm"]), "template", "finetune-operator", str(CHART), KUBERNETES, *arguments],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def rendered(*arguments: str) -> list[dict[str, Any]]:
+    done = helm("template", "finetune-operator", str(CHART), "--namespace", "finetune-system", *arguments)
     assert done.returncode == 0, done.stderr
     return objects(done.stdout)
 
@@ -117,11 +115,11 @@ def test_the_chart_takes_the_values_of_the_examples(kind: str, tmp_path: Path) -
     release = next(each["spec"] for each in EXAMPLES if each["kind"] == kind)
     values = release["source"]["helm"]["valuesObject"] if kind == "Application" else release["values"]
     (tmp_path / "values.yaml").write_text(json.dumps(values))
-    rendered = helm("--namespace", "finetune-system", "--values", str(tmp_path / "values.yaml"))
-    (deployment,) = (each for each in rendered if each["kind"] == "Deployment")
+    found = rendered("--values", str(tmp_path / "values.yaml"))
+    (deployment,) = (each for each in found if each["kind"] == "Deployment")
     image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
     assert image.startswith(values["image"]["repository"] + ":")
-    assert {each["metadata"].get("namespace") for each in rendered if each["kind"] == "Role"} >= {
+    assert {each["metadata"].get("namespace") for each in found if each["kind"] == "Role"} >= {
         "team-a",
         "team-b",
     }
@@ -155,8 +153,8 @@ def test_a_kustomization_contains_every_file_of_its_folder(folder: str, tmp_path
 
 
 def test_the_kustomization_of_the_operator_is_the_chart_without_crds(tmp_path: Path) -> None:
-    rendered = helm("--namespace", "finetune-system", "--set", "crds.install=false")
-    assert by_name(kustomized("charts", tmp_path)) == by_name(rendered)
+    found = rendered("--set", "crds.install=false")
+    assert by_name(kustomized("charts", tmp_path)) == by_name(found)
 
 
 def test_the_folder_of_crds_can_still_be_applied_as_files(cluster: LocalCluster) -> None:

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import hmac
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,11 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster import build
 from devcluster.layout import CHART
-from devcluster.programs import KUBERNETES_VERSION
 from devcluster.testing import LocalCluster
 from tests.integration import fake_trainer, warm_operator
+from tests.integration.helm import helm
 from tests.integration.jobs import PROFILE, job_path, phase
 
 KEY = bytes(range(32))
@@ -91,15 +89,12 @@ def url(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def grant(cluster: LocalCluster, url: str) -> None:
     """Applies the role that the chart has with a webhook."""
-    rendered = subprocess.run(
-        [
-            build.binary_dir() / "helm", "template", "finetune-operator", CHART, "-n", "finetune-system",
-            "--set", f"notifications.url={url},notifications.keySecret=webhook", "-s", "templates/rbac.yaml",
-            "--kube-version", KUBERNETES_VERSION,
-        ],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    (role,) = (each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "Role")
+    done = helm(
+        "template", "finetune-operator", str(CHART), "-n", "finetune-system",
+        "--set", f"notifications.url={url},notifications.keySecret=webhook", "-s", "templates/rbac.yaml",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (role,) = (each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "Role")
     cluster.apply(role)
 
 

@@ -38,8 +38,6 @@ def suspend(  # noqa: PLR0917  typer passes options by name
     user: User = None,
 ) -> None:
     """Suspend jobs: a training saves, and its slice is freed. Sets spec.suspend."""
-    from finetune_operator.cli.edit import suspend_jobs
-    from finetune_operator.cli.suspend_all import confirmed, live_jobs, suspend_all
 
     def run[T](command: Callable[["Connection"], Awaitable[T]]) -> T:
         return with_connection(kubeconfig, context, user, namespace, command)
@@ -47,10 +45,14 @@ def suspend(  # noqa: PLR0917  typer passes options by name
     if bool(names) is everything:
         raise typer.BadParameter("give names of jobs, or --all")
     if names:
+        from finetune_operator.cli.edit import suspend_jobs
+
         if selector or all_namespaces:
             raise typer.BadParameter("-l and -A select among --all jobs, not among names")
         run(lambda cluster: suspend_jobs(cluster, names, write=echo))
         return
+    from finetune_operator.cli.suspend_all import confirmed, live_jobs, suspend_all
+
     jobs = run(lambda cluster: live_jobs(cluster, everywhere=all_namespaces, selector=selector))
     # Asked outside of the event loop, which would take Ctrl-C.
     if jobs and not (yes or confirmed(jobs)):

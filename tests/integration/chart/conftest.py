@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster import build
-from devcluster.programs import KUBERNETES_VERSION
+from tests.integration import helm as helm_program
 
 CHART = Path(__file__).parents[3] / "charts" / "finetune-operator"
 
@@ -20,16 +19,7 @@ type Render = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="session")
 def helm() -> Helm:
     """Runs helm with the given arguments; the caller checks the exit code."""
-    program = str(build.ensure()["helm"])
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        # What helm believes of a cluster that it is not connected to: one built from source believes in 1.20.
-        offline = arguments[0] in {"template", "lint"} and "--kube-version" not in arguments
-        if offline:
-            arguments = (*arguments, "--kube-version", KUBERNETES_VERSION)
-        return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
-
-    return run
+    return helm_program.helm
 
 
 @pytest.fixture(scope="session")

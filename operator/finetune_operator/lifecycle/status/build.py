@@ -132,7 +132,11 @@ def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:
 
 def _with_pause(observation: Observation, state: JobState, summary: str) -> str:
     """Returns the summary, which says of every live job that the operator is paused."""
-    if not observation.paused or state.phase.finished or (state.wait and state.wait.message == PAUSED):
+    if (
+        not observation.paused
+        or state.phase.finished
+        or (state.wait and state.wait.reason is WaitingReason.PAUSED)
+    ):
         return summary
     return f"{summary} {PAUSED}"
 
