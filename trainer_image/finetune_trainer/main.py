@@ -2,7 +2,7 @@
 
 Without arguments the request comes from the environment variable ``FINETUNE_REQUEST``. ``finetune-stage evaluate
 --model URI --data URI`` evaluates any folder in Hugging Face format manually, ``finetune-stage compile`` compiles a
-train step with the TPU compiler and reports what it needs.
+train step with the TPU compiler and reports what it needs, ``finetune-stage access`` tests folders in storage.
 """
 
 import contextlib
@@ -48,6 +48,10 @@ def run() -> None:
         from finetune_trainer.compiled import compile_cli as compiled
 
         sys.exit(compiled.main(arguments[1:]))
+    if arguments[:1] == ["access"]:
+        from finetune_trainer import access_cli
+
+        sys.exit(access_cli.main(arguments[1:]))
     if arguments:
         from finetune_trainer import evaluate_cli
 

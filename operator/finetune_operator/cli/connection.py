@@ -159,6 +159,17 @@ class Connection:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
         return await self._cluster.merge(namespace or self.namespace, name, patch)
 
+    async def create(self, kind: ResourceKind, manifest: Object) -> Object:
+        """Creates the object and returns it. Raises Rejected with the server's message if it is not admitted."""
+        return await self._cluster.create(kind, manifest)
+
+    async def delete(self, kind: ResourceKind, found: Object) -> None:
+        """Deletes the object. Does nothing if it is gone."""
+        metadata = found["metadata"]
+        await self._cluster.delete(
+            kind, metadata.get("namespace"), metadata["name"], uid=metadata["uid"], foreground=False
+        )
+
     async def _listed(
         self, kind: ResourceKind, namespace: str | None, selector: str | None = None
     ) -> AsyncIterator[Object]:

@@ -1,21 +1,43 @@
 """``finetune doctor``: what an installation lacks, as its administrator or as a user of a namespace."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import typer
 
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.doctor_checks import Finding, State, findings
-from finetune_operator.cli.doctor_setup import read_setup
+from finetune_operator.cli.doctor_probe import (
+    DEADLINE_SECONDS,
+    LABEL,
+    Probe,
+    ended,
+    judged,
+    not_tested,
+    probes,
+    refused,
+)
+from finetune_operator.cli.doctor_setup import Setup, read_setup
 from finetune_operator.cli.printing import json_text
 from finetune_operator.cli.text import one_line
+from finetune_operator.cluster.port import PODS, ClusterError, Object, Rejected
 
 
 async def examine(
-    connection: Connection, operator_namespace: str, *, as_json: bool, write: Callable[[str], None]
+    connection: Connection,
+    operator_namespace: str,
+    *,
+    probe: bool,
+    as_json: bool,
+    write: Callable[[str], None],
 ) -> None:
-    """Prints the findings. Raises Exit with code 1 if something is missing, and CliError."""
-    found = findings(await read_setup(connection, operator_namespace))
+    """Prints the findings; with ``probe``, of pods that it runs, too.
+
+    Raises Exit with code 1 if something is missing, and CliError.
+    """
+    setup = await read_setup(connection, operator_namespace)
+    found = [*findings(setup), *(await _probed(connection, setup) if probe else [not_tested(setup)])]
     missing = sum(each.state is State.MISSING for each in found)
     if as_json:
         write(
@@ -27,6 +49,44 @@ async def examine(
         write(f"{missing} of {len(found)} checks failed." if missing else "Nothing is missing.")
     if missing:
         raise typer.Exit(1)
+
+
+async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
+    """Runs the pods and returns their findings. They are deleted at the end, also if the command is interrupted."""
+    for old in await connection.pods({LABEL: "access"}):
+        if ended(old):  # of a command that was killed
+            await connection.delete(PODS, old)
+    found: list[Finding] = []
+    running: dict[str, Probe] = {}
+    created: list[Object] = []
+    last: dict[str, Object] = {}
+    try:
+        for each in probes(setup):
+            try:
+                created.append(await connection.create(PODS, each.pod))
+            except Rejected as error:
+                found.append(refused(setup, each, error.status, str(error)))
+            else:
+                running[created[-1]["metadata"]["name"]] = each
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEADLINE_SECONDS if running else 0):
+                await _ends(connection, running, last)
+    finally:
+        for pod in created:
+            with suppress(ClusterError):  # its deadline ends it
+                await connection.delete(PODS, pod)
+    for name, each in running.items():
+        found += judged(setup, each, last.get(name))
+    return list(dict.fromkeys(found))
+
+
+async def _ends(connection: Connection, running: Mapping[str, Probe], last: dict[str, Object]) -> None:
+    """Keeps ``last`` at the newest state of each pod, until all have ended."""
+    async for pods in connection.follow(PODS, labels={LABEL: "access"}):
+        last.clear()
+        last.update({name: pod for name, pod in pods.items() if name in running})
+        if all(name not in last or ended(last[name]) for name in running):
+            return
 
 
 def line(finding: Finding) -> str:

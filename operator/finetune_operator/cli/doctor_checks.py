@@ -84,10 +84,10 @@ def _profiles(setup: Setup) -> Findings:
             name, State.UNKNOWN, "You may not read FineTuneProfiles, nor is what they name checked."
         )
         return
-    if not _serving(setup):
+    if not serving(setup):
         fix = f"kubectl edit finetuneprofile NAME, and add {setup.namespace} to spec.namespaces"
         yield Finding(name, State.MISSING, f"No profile serves namespace {setup.namespace}.", fix)
-    for profile in _serving(setup):
+    for profile in serving(setup):
         own = profile["metadata"]["name"]
         fault = _fault(profile)
         fix = f"kubectl edit finetuneprofile {own}"
@@ -109,7 +109,7 @@ def _fault(profile: Object) -> str:
 
 def _accounts(setup: Setup) -> Findings:
     name, wanted = "accounts", {}
-    for profile in _serving(setup):
+    for profile in serving(setup):
         for account in (profile["spec"].get("serviceAccounts") or {}).values():
             wanted[account] = profile["metadata"]["name"]
     if setup.accounts is None:
@@ -143,7 +143,7 @@ def _queues(setup: Setup) -> Findings:
     name = "queues"
     wanted = {
         queue: profile["metadata"]["name"]
-        for profile in _serving(setup)
+        for profile in serving(setup)
         for field in ("localQueue", "cpuLocalQueue")
         if (queue := (profile["spec"].get("queue") or {}).get(field))
     }
@@ -202,7 +202,7 @@ def _nodes(setup: Setup) -> Findings:
 
 def _selectors(setup: Setup) -> dict[str, dict[str, str]]:
     found = {}
-    for profile in _serving(setup):
+    for profile in serving(setup):
         spec = profile["spec"]
         for flavor in spec.get("flavors") or ():
             for topology in flavor["topologies"]:
@@ -234,7 +234,7 @@ def _quotas(setup: Setup) -> Findings:
     if setup.quotas is None:
         yield Finding(name, State.UNKNOWN, f"You may not read ResourceQuotas in {setup.namespace}.")
         return
-    smallest = min((chips for profile in _serving(setup) for chips in _slices(profile)), default=0)
+    smallest = min((chips for profile in serving(setup) for chips in _slices(profile)), default=0)
     for quota in setup.quotas:
         own, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = quota["spec"].get("hard") or {}, status.get("used") or {}
@@ -283,7 +283,8 @@ def _rights(setup: Setup) -> Findings:
         yield Finding("rights", State.MISSING, f"You may not {what} ({right.use}).", fix)
 
 
-def _serving(setup: Setup) -> Sequence[Object]:
+def serving(setup: Setup) -> Sequence[Object]:
+    """Returns the profiles that serve the namespace."""
     return [each for each in setup.profiles or () if serves(each, setup.namespace)]
 
 

@@ -55,6 +55,13 @@ def doctor(  # noqa: PLR0917  typer passes options by name
     operator_namespace: Annotated[
         str, typer.Option("--operator-namespace", help="Where the operator runs.", metavar="NS")
     ] = "finetune-system",
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Also run a pod for each account, which pulls the images and tries the buckets. Minutes.",
+        ),
+    ] = False,
     output: Annotated[
         DoctorOutput | None, typer.Option("--output", "-o", help="Default: a line for each finding.")
     ] = None,
@@ -71,7 +78,9 @@ def doctor(  # noqa: PLR0917  typer passes options by name
         context,
         user,
         namespace,
-        lambda cluster: examine(cluster, operator_namespace, as_json=output is not None, write=echo),
+        lambda cluster: examine(
+            cluster, operator_namespace, probe=probe, as_json=output is not None, write=echo
+        ),
     )
 
 

@@ -142,6 +142,10 @@ class StorageClient:
         """Deletes one file. Does nothing if it does not exist."""
         self._of(uri).delete(uri)
 
+    def require_bucket(self, uri: str) -> None:
+        """Raises ``StageError`` 66 if the bucket of a ``gs://`` URI does not exist, 77 if its metadata is denied."""
+        self._of(uri).require_bucket(uri)
+
     # --- folders --------------------------------------------------------------------------------------------------
 
     def entries(self, uri: str) -> Iterator[Entry]:

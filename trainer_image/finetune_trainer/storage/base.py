@@ -76,6 +76,10 @@ class Backend(Protocol):
         """Deletes one file. Does nothing if it does not exist."""
         ...
 
+    def require_bucket(self, uri: str) -> None:
+        """Reads the metadata of the URI's bucket, as libraries do before they use it. A local file has none."""
+        ...
+
 
 def missing(uri: str) -> StageError:
     """Returns the error (66) for a file or folder that does not exist."""

@@ -199,6 +199,10 @@ class GcsBackend:
         with _mapped(uri), suppress(exceptions.NotFound):
             self._blob(uri).delete(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
 
+    def require_bucket(self, uri: str) -> None:
+        with _mapped(uri):
+            self.client.get_bucket(_address(uri).bucket, timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+
     @property
     def client(self) -> storage.Client:
         if self._client is None:

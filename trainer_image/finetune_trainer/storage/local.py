@@ -103,6 +103,9 @@ class LocalBackend:
         with _mapped(uri):
             _path(uri).unlink(missing_ok=True)
 
+    def require_bucket(self, uri: str) -> None:
+        pass
+
 
 def size_and_time(path: Path) -> tuple[int, datetime] | None:
     """Returns size in bytes and modification time; None if the path is not a regular file."""
