@@ -93,6 +93,18 @@ class BucketProxy:
         self._grants += grants
 
     @contextmanager
+    def withdrawn(self, account: str, bucket: str, folder: str) -> Iterator[None]:
+        """Inside the block the account has no role on the folder."""
+        before = self._grants
+        self._grants = [
+            each for each in before if (each.account, each.bucket, each.folder) != (account, bucket, folder)
+        ]
+        try:
+            yield
+        finally:
+            self._grants = before
+
+    @contextmanager
     def held(self, bucket: str, folder: str) -> Iterator[None]:
         """Inside the block no request for a name below ``folder`` is answered."""
         gate = self._held[bucket, folder] = asyncio.Event()

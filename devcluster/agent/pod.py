@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,6 +154,26 @@ class PodRunner:
         for folder in POD_FOLDERS:
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
         await self._report()
+        with self._deadline():
+            await self._run_containers()
+
+    @contextlib.contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Stops the pod when its ``activeDeadlineSeconds`` have passed."""
+        seconds = self.pod["spec"].get("activeDeadlineSeconds")
+        if seconds is None:
+            yield
+            return
+        late = PodTermination(
+            reason="DeadlineExceeded", message="Pod was active on the node longer than the specified deadline"
+        )
+        timer = asyncio.get_running_loop().call_later(seconds, self.stop, self._wished_grace(), late)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def _run_containers(self) -> None:
         async with asyncio.TaskGroup() as group:
             sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]] = []
             if await self._initialized(group, sidecars):

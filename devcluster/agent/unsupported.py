@@ -32,6 +32,4 @@ def unsupported(pod: Object) -> str | None:
                 f"init container {container['name']}: the local node agent supports restartPolicy Always (a sidecar) "
                 "or none"
             )
-    if "activeDeadlineSeconds" in spec:
-        return "activeDeadlineSeconds of a pod is not supported by the local node agent; set it on the Job"
     return None

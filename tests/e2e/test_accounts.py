@@ -1,16 +1,18 @@
 """A complete job on a store that grants each account exactly the rights of the installation guide."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from devcluster import samples
-from devcluster.bucket_iam import BUCKET, LIST
+from devcluster.bucket_iam import BUCKET, CREATE, LIST
 from devcluster.bucketproxy import BucketProxy
 from devcluster.testing import LocalCluster
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS
 from tests.e2e.user_client import Object, UserClient, finetune_job, folder_of
+from tests.unit.cli.bad_input.runs import run
 
 #: This module has its own cluster, whose first stage starts before the warm server is ready.
 pytestmark = pytest.mark.timeout(600)
@@ -94,3 +96,40 @@ def test_nothing_lists_a_whole_bucket(bench: UserClient, job: Object, store: Buc
     }
     assert (f"{bench.namespace}/ft-train", ARTIFACTS) in asked
     assert not [each for each in store.accesses if each.need.permission == LIST and not each.need.name]
+
+
+def test_a_probe_tries_what_the_guide_grants_and_names_what_is_withdrawn(
+    bench: UserClient, job: Object, store: BucketProxy
+) -> None:
+    """The team's profile lists its inputs. Both pods are deleted, and nothing is left in the buckets."""
+    inputs = [f"gs://{bucket}/{bench.namespace}/*" for bucket in (bucket_grants.MODELS, bucket_grants.DATA)]
+    bench.apply_profile(
+        "probed", namespaces=[bench.namespace], constraints={"mode": "Strict", "uris": {"read": inputs}}
+    )
+    asked = len(store.accesses)
+    code, found = _probe(bench)
+    assert [each for each in found if each["state"] == "missing"] == []
+    written = [each.need for each in store.accesses[asked:] if each.need.permission == CREATE]
+    assert {need.bucket for need in written} == {ARTIFACTS, bucket_grants.CACHE}
+    left = [blob.name for need in written for blob in bench.store().list_blobs(need.bucket, prefix=need.name)]
+    assert left == []
+    assert bench.kubectl("get", "pods", "-l", "tpu-finetune.dev/doctor", "-o", "name") == ""
+
+    account = f"{bench.namespace}/ft-train"
+    folder = f"{bench.namespace}/"
+    with store.withdrawn(account, bucket_grants.DATA, folder):
+        code, found = _probe(bench)
+    assert code == 1
+    (fault,) = (each for each in found if each["state"] == "missing")
+    assert fault["message"].startswith(
+        f"{account} may not read in gs://{bucket_grants.DATA}/{bench.namespace}"
+    )
+    assert f"gs://{bucket_grants.DATA}/{folder} --member principal://" in fault["fix"]
+
+
+def _probe(bench: UserClient) -> tuple[int, list[dict[str, str]]]:
+    """Exit code and findings on storage and images."""
+    options = ("-n", bench.namespace, "--kubeconfig", str(bench.kubeconfig))
+    done = run(["doctor", "--probe", "-o", "json", *options])
+    findings = json.loads(done.stdout)["findings"]
+    return done.code, [each for each in findings if each["check"] in {"storage", "images"}]

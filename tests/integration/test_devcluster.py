@@ -274,12 +274,17 @@ def test_on_failure_containers_are_started_again(cluster: LocalCluster, namespac
     assert status["lastState"]["terminated"]["exitCode"] == 9
 
 
+def test_a_pod_fails_at_its_deadline(cluster: LocalCluster, namespace: str) -> None:
+    cluster.apply(shell(namespace, "p", "sleep 600", activeDeadlineSeconds=1))
+    status = cluster.wait(path(namespace, "p"), over)["status"]
+    assert (status["phase"], status["reason"]) == ("Failed", "DeadlineExceeded")
+
+
 @pytest.mark.parametrize(
     ("more", "main", "words"),
     [
         ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, {}, "hostPath"),
         ({}, {"livenessProbe": {"exec": {"command": ["true"]}}}, "livenessProbe"),
-        ({"activeDeadlineSeconds": 5}, {}, "activeDeadlineSeconds"),
     ],
 )
 def test_what_local_nodes_can_not_do_is_refused_aloud(

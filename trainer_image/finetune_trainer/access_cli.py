@@ -18,7 +18,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.storage import StorageClient, join, open_store
 
 #: Kubernetes keeps 4,096 bytes of a termination message.
-_MOST_FAULTS = 10
+_REPORT_BYTES = 4096
 _DETAIL = 200
 
 
@@ -37,11 +37,17 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     """Runs the command. Returns 0, or 77 if there are faults."""
     options = _parser().parse_args(arguments)
     faults = list(examine(open_store(), read=options.read, write=options.write))
-    text = json.dumps({"faults": [fault._asdict() for fault in faults[:_MOST_FAULTS]]})
+    text = _report(faults)
     print(text)
     with contextlib.suppress(OSError):  # outside of a pod there is none
         Path(environment.get("TERMINATION_MESSAGE_PATH", "/dev/termination-log")).write_text(text)
     return ExitCode.PERMISSION_DENIED if faults else 0
+
+
+def _report(faults: Sequence[Fault]) -> str:
+    """The first faults, as many as fit."""
+    text = json.dumps({"faults": [fault._asdict() for fault in faults]})
+    return text if len(text) <= _REPORT_BYTES else _report(faults[:-1])
 
 
 def examine(store: StorageClient, *, read: Sequence[str], write: Sequence[str]) -> Iterator[Fault]:

@@ -21,7 +21,6 @@ NAMED = {"name": "c"}
             "Always (a sidecar)",
         ),
         ({"containers": [NAMED], "volumes": [{"name": "v", "hostPath": {}}]}, "emptyDir only"),
-        ({"containers": [NAMED], "activeDeadlineSeconds": 1}, "activeDeadlineSeconds"),
     ],
 )
 def test_what_is_not_supported_is_named(spec: dict[str, Any], words: str) -> None:
