@@ -99,7 +99,7 @@ def test_nothing_lists_a_whole_bucket(bench: UserClient, job: Object, store: Buc
 
 
 def test_a_probe_tries_what_the_guide_grants_and_names_what_is_withdrawn(
-    bench: UserClient, job: Object, store: BucketProxy
+    bench: UserClient, store: BucketProxy
 ) -> None:
     """The team's profile lists its inputs. Both pods are deleted, and nothing is left in the buckets."""
     inputs = [f"gs://{bucket}/{bench.namespace}/*" for bucket in (bucket_grants.MODELS, bucket_grants.DATA)]
@@ -109,7 +109,7 @@ def test_a_probe_tries_what_the_guide_grants_and_names_what_is_withdrawn(
     asked = len(store.accesses)
     code, found = _probe(bench)
     assert [each for each in found if each["state"] == "missing"] == []
-    written = [each.need for each in store.accesses[asked:] if each.need.permission == CREATE]
+    written = [each.need for each in list(store.accesses)[asked:] if each.need.permission == CREATE]
     assert {need.bucket for need in written} == {ARTIFACTS, bucket_grants.CACHE}
     left = [blob.name for need in written for blob in bench.store().list_blobs(need.bucket, prefix=need.name)]
     assert left == []
