@@ -92,7 +92,7 @@ async def _ends(connection: Connection, running: Mapping[str, Probe], last: dict
 def line(finding: Finding) -> str:
     """One line, with the command that mends it."""
     fix = f" Fix: {finding.fix}" if finding.fix else ""
-    return one_line(f"{finding.state:<7}  {finding.check:<8}  {finding.message}{fix}")
+    return f"{finding.state:<7}  {finding.check:<8}  {one_line(finding.message + fix)}"
 
 
 def _documents(found: Sequence[Finding]) -> list[dict[str, str]]:
