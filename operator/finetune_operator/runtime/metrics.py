@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -22,6 +29,9 @@ from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.job_metrics import JobCollector, TransitionMetrics
 from finetune_operator.runtime.queue import WorkQueue
+
+# The time at which each series began would be a series of its own, of which no query makes use.
+disable_created_metrics()
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HOUR = 3600
@@ -81,6 +91,12 @@ class OperatorMetrics:
             "finetune_reconcile_errors",
             "Reconciles that failed, by reason",
             ["reason"],
+            registry=self.registry,
+        )
+        self._delay = Histogram(
+            "finetune_status_delay_seconds",
+            "Time from the moment at which a job or profile is due, by an event or a timer, until its status is up to date",
+            buckets=_BUCKETS,
             registry=self.registry,
         )
         self._handover = Histogram(
@@ -213,6 +229,10 @@ class OperatorMetrics:
         self._reconcile.labels("error" if error else "ok").observe(seconds)
         if error:
             self._errors.labels(error).inc()
+
+    def brought_up_to_date(self, seconds: float) -> None:
+        """Records a reconcile that succeeded, ``seconds`` after its key was due."""
+        self._delay.observe(seconds)
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Records one completed request to the API server (a RequestObserver)."""
