@@ -31,7 +31,7 @@ from finetune_operator.runtime.job_metrics import JobCollector, TransitionMetric
 from finetune_operator.runtime.queue import WorkQueue
 
 # The time at which each series began would be a series of its own, of which no query makes use.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HOUR = 3600
