@@ -30,6 +30,7 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_contract.failure import PEER_LOST
+from finetune_contract.log_line import readable
 from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError, encodable
 from finetune_trainer.redaction import Redactor
@@ -44,7 +45,7 @@ _SETTLE = b"\0\0settle\0\0\n"
 
 
 class LogTail:
-    """The last lines of standard error and standard output, which also continue to the original streams."""
+    """The last lines of standard error and standard output, as text; they also continue to the original streams."""
 
     def __init__(self, redact: Redactor) -> None:
         self._redact = redact
@@ -84,7 +85,7 @@ class LogTail:
             line = self._redact(raw.removesuffix(_SETTLE).decode("utf-8", "replace"))
             if line:
                 with self._lock:
-                    self._lines.append(line.rstrip("\n"))
+                    self._lines.append(readable(line.rstrip("\n")))
                 os.write(target, line.encode())
             if raw.endswith(_SETTLE):
                 passed.set()

@@ -187,7 +187,7 @@ class TransitionMetrics:
         )
         self._compilation_seconds = Histogram(
             "finetune_training_compilation_seconds",
-            "Time that a training which has ended had compiled programs or read them from the cache, over all its attempts",
+            "Time that a training which has ended took to compile programs or read cached ones, over all its attempts",
             ["profile", "capacity"],
             buckets=_COMPILATION_BUCKETS,
             registry=registry,

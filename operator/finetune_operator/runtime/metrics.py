@@ -95,7 +95,7 @@ class OperatorMetrics:
         )
         self._delay = Histogram(
             "finetune_status_delay_seconds",
-            "Time from the moment at which a job or profile is due, by an event or a timer, until its status is up to date",
+            "Time from when a job or profile is due, by an event or a timer, until its status is up to date",
             buckets=_BUCKETS,
             registry=self.registry,
         )
