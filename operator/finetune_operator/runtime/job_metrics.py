@@ -33,13 +33,15 @@ _FINISHED = frozenset(phase for phase in Phase if phase.finished)
 _WAITS = frozenset(WaitingReason)
 
 
-class _JobFacts(NamedTuple):
+class JobFacts(NamedTuple):
     """What the gauges show of one job."""
 
     namespace: str
     profile: str
+    """Empty if the job was never admitted."""
     phase: str
     reason: str
+    """Why the job waits; empty if it does not."""
     capacity: str
     chips: int
     stalled: bool
@@ -47,7 +49,7 @@ class _JobFacts(NamedTuple):
     blind: bool
 
     @classmethod
-    def of(cls, job: Object) -> "_JobFacts":
+    def of(cls, job: Object) -> "JobFacts":
         status = job.get("status") or {}
         resolved = status.get("resolved") or {}
         resources = resolved.get("resources") or {}
@@ -79,15 +81,15 @@ class JobCollector(Collector):
     """Gauges of all jobs that the watch has delivered, computed when they are scraped. Only the leader watches."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobKey, _JobFacts] = {}
-        self._shared: dict[_JobFacts, _JobFacts] = {}
+        self._jobs: dict[JobKey, JobFacts] = {}
+        self._shared: dict[JobFacts, JobFacts] = {}
         """Many jobs have the same facts, which are kept once."""
 
-    def put(self, key: JobKey, job: Object) -> tuple[str, str]:
-        """Takes the newest version of a job. Returns its namespace and its profile, empty if it has none."""
-        facts = _JobFacts.of(job)
+    def put(self, key: JobKey, job: Object) -> JobFacts:
+        """Takes the newest version of a job."""
+        facts = JobFacts.of(job)
         self._jobs[key] = self._shared.setdefault(facts, facts)
-        return facts.namespace, facts.profile
+        return facts
 
     def drop(self, key: JobKey) -> None:
         """Forgets a deleted job."""

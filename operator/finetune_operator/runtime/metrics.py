@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from finetune_operator.api import Phase
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement
 from finetune_operator.lifecycle.accounting.transitions import Transitions
@@ -101,7 +102,7 @@ class OperatorMetrics:
         )
         self._handover = Histogram(
             "finetune_stage_handover_seconds",
-            "Time from the watch event of a finished JobSet to the creation of the job's next one",
+            "Time from the watch event of a finished JobSet to the creation of the job's next one, without a wait between",
             buckets=_BUCKETS,
             registry=self.registry,
         )
@@ -272,7 +273,11 @@ class OperatorMetrics:
 
     def job(self, key: JobKey, job: Object) -> None:
         """Takes the newest version of a job, as the watch delivers it."""
-        place = self._jobs.put(key, job)
+        facts = self._jobs.put(key, job)
+        if facts.reason or facts.phase == Phase.SUSPENDED:
+            # Its next JobSet is not due.
+            self._finished.pop(key, None)
+        place = facts.namespace, facts.profile
         if place not in self._places and all(place):
             self._places.add(place)
             self._transitions.begin(*place)
