@@ -102,7 +102,7 @@ class OperatorMetrics:
         )
         self._handover = Histogram(
             "finetune_stage_handover_seconds",
-            "Time from the watch event of a finished JobSet to the creation of the job's next one, without a wait between",
+            "Time from the event of a finished JobSet to the creation of the job's next one, without a wait between",
             buckets=_BUCKETS,
             registry=self.registry,
         )
