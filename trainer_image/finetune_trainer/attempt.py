@@ -36,6 +36,7 @@ from finetune_trainer.errors import StageError, encodable
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.storage import StorageClient
 
+_LOG = logging.getLogger(__name__)
 #: Kubernetes keeps 4,096 bytes of a termination message.
 _TERMINATION_BYTES = 4096
 _TAIL_LINES = 200
@@ -165,12 +166,13 @@ class AttemptRecorder:
         )
 
     def _terminate(self, failure: Failure) -> None:
-        """Writes the container's termination message, which the kubelet reads from this file."""
+        """Logs the failure, and writes the container's termination message, which the kubelet reads from this file."""
         text = f"{failure.reason}: {failure.message}"
+        _LOG.error("%s", text)
         try:
             self.termination.write_bytes(text.encode()[:_TERMINATION_BYTES])
         except OSError as error:
-            logging.getLogger(__name__).warning("no termination message at %s: %s", self.termination, error)
+            _LOG.warning("no termination message at %s: %s", self.termination, error)
 
     def _end(self, outcome: Outcome, code: int, details: Details | None, failure: Failure | None) -> int:
         """Records the end and returns the exit code.
