@@ -6,6 +6,7 @@ from finetune_operator.api.status_stages import GoodputStatus
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle.accounting.transitions import Transitions, transitions
 from finetune_operator.lifecycle.attempts.deadlines import HUNG
+from finetune_operator.lifecycle.attempts.disruption import PREEMPTED
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.progress import goodput_status
@@ -105,3 +106,14 @@ def test_an_attempt_that_the_operator_ends_for_standing_still_has_hung() -> None
     counted.reconcile()
     assert counted.world.status["attempts"]["history"][-1]["reason"] == HUNG
     assert [each.hung for seen in counted.seen for each in seen.attempts] == [True]
+
+
+def test_a_preempted_attempt_has_not_hung() -> None:
+    counted = Counted()
+    counted.world.stop(counted.until(Stage.TRAIN))
+    for _ in range(2):
+        counted.reconcile()
+    assert counted.world.status["attempts"]["history"][-1]["reason"] == PREEMPTED
+    assert [(each.failure_class, each.hung) for seen in counted.seen for each in seen.attempts] == [
+        (FailureClass.PREEMPTION, False)
+    ]

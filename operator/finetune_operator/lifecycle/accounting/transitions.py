@@ -14,7 +14,7 @@ from finetune_operator.api import (
     StagePhase,
 )
 from finetune_operator.api.placement import Capacity
-from finetune_operator.lifecycle.attempts.deadlines import STANDING_STILL
+from finetune_operator.lifecycle.attempts.deadlines import HUNG, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.decision import Object
 from finetune_operator.lifecycle.status.events import new_failures
 from finetune_operator.lifecycle.status.fitting import read_status
@@ -26,7 +26,7 @@ class AttemptEnd:
 
     failure_class: FailureClass
     hung: bool
-    """Whether the operator has ended it because it made no progress."""
+    """Whether the operator has ended it because it made no progress although its nodes were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
         result=status.phase if ended else None,
         failure_class=status.failure.failure_class if ended and status.failure else None,
         attempts=tuple(
-            AttemptEnd(failure_class=each.failure_class, hung=each.reason in STANDING_STILL)
+            AttemptEnd(failure_class=each.failure_class, hung=each.reason in (HUNG, STARTUP_TIMEOUT))
             for each, _ in new_failures(before.attempts, status.attempts)
             if each.failure_class is not None
         ),
