@@ -107,8 +107,9 @@ format: install ## Format and sort
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
 
-generate: install ## Write crds/ (and the chart's copy) from the API models
+generate: install ## Write crds/ (and the chart's copy) from the API models, and deploy/grafana
 	@$(PYTHON) -m finetune_operator.api.generate
+	@$(PYTHON) -m deploy.grafana
 
 lock: $(UV) ## Resolve the hashed requirement files anew
 	@requirements/lock.sh

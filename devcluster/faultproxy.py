@@ -13,7 +13,8 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -88,6 +89,7 @@ class FaultProxy:
         self._streams: dict[asyncio.Task[Any], str] = {}
         self._gaps: dict[str, asyncio.Event] = {}
         self._lags: Mapping[str, float] = {}
+        self._held: dict[str, asyncio.Event] = {}
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -118,6 +120,16 @@ class FaultProxy:
     def cut(self, path: str) -> None:
         """Resets the connections of the watches of that collection."""
         self._run(self._cut(path))
+
+    @contextmanager
+    def held(self, text: str) -> Iterator[None]:
+        """Inside the block no request is answered that contains ``text`` in its path or body."""
+        gate = self._held[text] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._held[text]
+            self._loop.call_soon_threadsafe(gate.set)
 
     # --- internals ------------------------------------------------------------------------------------------
 
@@ -174,6 +186,9 @@ class FaultProxy:
         )
         if not call.writes and (gap := self._gaps.get(call.path)):
             await gap.wait()
+        for text, gate in list(self._held.items()):
+            if text in call.path or text.encode() in call.body:
+                await gate.wait()
         if call.watches:
             return await self._watch(request, call)
         fault = self._choose(call)

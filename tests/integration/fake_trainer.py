@@ -29,6 +29,7 @@ from finetune_contract import (
     Stage,
     StageRequest,
     StageResult,
+    StepMetrics,
     TrainOutcome,
 )
 from tests import stage_outcomes
@@ -41,11 +42,13 @@ SAVED_STEP = 4
 """Step of the checkpoint that a fake trainer saves when it is stopped."""
 
 
-def records(request: StageRequest, now: datetime, least_chips: int | None = None) -> Mapping[str, str]:
+def records(
+    request: StageRequest, now: datetime, least_chips: int | None = None, *, measured: bool = False
+) -> Mapping[str, str]:
     """URI -> content of every file of a successful attempt, in the order of writing.
 
     ``least_chips``: preflight compiles and finds that training needs a slice with at least so many chips; None: it does
-    not compile.
+    not compile. ``measured``: training reports what a real one measures, see :func:`progress`.
     """
     run, stage, number = RunFolder(request.run_folder), request.stage, request.attempt
     place = (stage.short, number, request.restart)
@@ -58,20 +61,41 @@ def records(request: StageRequest, now: datetime, least_chips: int | None = None
         files[manifest] = details.manifest.to_json()
     if isinstance(details, TrainOutcome):
         start = SAVED_STEP if _saved(request) else 0
-        progress = Progress(
-            attempt=number,
-            restart=request.restart,
-            step=STEPS,
-            total_steps=STEPS,
-            start_step=start,
-            updated=now,
-        )
-        files[run.progress] = progress.to_json()
+        report = progress(number, STEPS, now, restart=request.restart, start_step=start, measured=measured)
+        files[run.progress] = report.to_json()
         details = details.model_copy(update={"start_step": start})
     if isinstance(details, PreflightOutcome) and least_chips is not None:
         details = details.model_copy(update={"memory": stage_outcomes.memory(request, least_chips)})
     files[run.result(*place)] = _result(request, Outcome.SUCCEEDED, now, now, details)
     return files
+
+
+def progress(
+    attempt: int, step: int, now: datetime, *, restart: int = 0, start_step: int = 0, measured: bool = False
+) -> Progress:
+    """The progress record at a step; ``measured``: with loss, throughput and the use of the time."""
+    made = Progress(
+        attempt=attempt, restart=restart, step=step, total_steps=STEPS, start_step=start_step, updated=now
+    )
+    if not measured:
+        return made
+    return made.model_copy(
+        update={
+            "metrics": StepMetrics(loss=1.25),
+            "step_time_p50": 0.5,
+            "step_time_p95": 0.75,
+            "tokens_per_second": 4000.0,
+            "mfu": 0.4,
+            "seconds": {
+                "startup": 1.0,
+                "compile": 2.0,
+                "productive": 3.0,
+                "evaluate": 1.0,
+                "recomputed": 1.0,
+            },
+            "compilations": 3,
+        }
+    )
 
 
 def saving(request: StageRequest, started: datetime, now: datetime) -> Mapping[str, str]:
@@ -145,18 +169,20 @@ def install(
     seconds: float = 0,
     stages: Collection[Stage] = tuple(Stage),
     saves: bool = False,
+    measured: bool = False,
     least_chips: int | None = None,
 ) -> Path:
     """Writes the program of :data:`IMAGE` into ``folder`` and returns that folder.
 
     These ``stages`` take ``seconds`` longer. With ``saves``, training saves a checkpoint when it is asked to stop, and
-    takes no time if there is a saved checkpoint. ``least_chips``: as in :func:`records`.
+    takes no time if there is a saved checkpoint. ``measured``, ``least_chips``: as in :func:`records`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "finetune-stage"
     root = Path(__file__).parents[2]
     options = [
         *(["--saves"] if saves else []),
+        *(["--measured"] if measured else []),
         *([f"--least-chips={least_chips}"] if least_chips is not None else []),
     ]
     program.write_text(
@@ -232,7 +258,9 @@ def crash(*_: object) -> None:
     os._exit(1)
 
 
-def main(seconds: float, stages: Collection[str], *, saves: bool, least_chips: int | None) -> None:
+def main(
+    seconds: float, stages: Collection[str], *, saves: bool, measured: bool, least_chips: int | None
+) -> None:
     """Runs the stage of the request in the environment."""
     request = StageRequest.of_environment(os.environ)
     started = datetime.now(UTC)
@@ -246,7 +274,7 @@ def main(seconds: float, stages: Collection[str], *, saves: bool, least_chips: i
     signal.signal(signal.SIGUSR1, crash)
     if saves and request.stage is Stage.TRAIN:
         signal.signal(signal.SIGTERM, save)
-    files = dict(records(request, started, least_chips))
+    files = dict(records(request, started, least_chips, measured=measured))
     first = os.environ.get("TPU_WORKER_ID", "0") == "0"
     # Like a real trainer, write the request first: it shows that the attempt has started.
     begun = next(iter(files))
@@ -263,8 +291,15 @@ def main(seconds: float, stages: Collection[str], *, saves: bool, least_chips: i
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--saves", action="store_true")
+    parser.add_argument("--measured", action="store_true")
     parser.add_argument("--least-chips", type=int)
     parser.add_argument("seconds", type=float)
     parser.add_argument("stages", nargs="*")
     arguments = parser.parse_args()
-    main(arguments.seconds, arguments.stages, saves=arguments.saves, least_chips=arguments.least_chips)
+    main(
+        arguments.seconds,
+        arguments.stages,
+        saves=arguments.saves,
+        measured=arguments.measured,
+        least_chips=arguments.least_chips,
+    )

@@ -1,8 +1,6 @@
 """Runs kstatus and Argo CD's interpreter on objects (main.go beside this file)."""
 
-import hashlib
 import json
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from devcluster.build import go_compiler, go_environment
-from devcluster.layout import ROOT, cache_dir
+from devcluster.build import module_program
+from devcluster.layout import ROOT
 
 HERE = Path(__file__).parent
 SCRIPTS = ROOT / "examples" / "argo-cd" / "tpu-finetune.dev"
@@ -70,18 +68,5 @@ def _answers(questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @cache
 def _program() -> Path:
-    """Built once per content: 20 s where the cluster's programs were built here, 80 s from nothing."""
-    digest = hashlib.sha256()
-    for name in ("go.mod", "go.sum", "main.go"):
-        digest.update((HERE / name).read_bytes())
-    target = cache_dir() / "go" / f"judges-{digest.hexdigest()[:12]}"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}")
-        command = [str(go_compiler()), "build", "-trimpath", "-o", str(partial), "."]
-        done = subprocess.run(
-            command, cwd=HERE, env=go_environment(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        partial.replace(target)
-    return target
+    """20 s where the cluster's programs were built here, 80 s from nothing."""
+    return module_program(HERE)

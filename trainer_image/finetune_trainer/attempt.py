@@ -30,11 +30,13 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_contract.failure import PEER_LOST
+from finetune_contract.log_line import readable
 from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError, encodable
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.storage import StorageClient
 
+_LOG = logging.getLogger(__name__)
 #: Kubernetes keeps 4,096 bytes of a termination message.
 _TERMINATION_BYTES = 4096
 _TAIL_LINES = 200
@@ -44,7 +46,7 @@ _SETTLE = b"\0\0settle\0\0\n"
 
 
 class LogTail:
-    """The last lines of standard error and standard output, which also continue to the original streams."""
+    """The last lines of standard error and standard output, as text; they also continue to the original streams."""
 
     def __init__(self, redact: Redactor) -> None:
         self._redact = redact
@@ -84,7 +86,7 @@ class LogTail:
             line = self._redact(raw.removesuffix(_SETTLE).decode("utf-8", "replace"))
             if line:
                 with self._lock:
-                    self._lines.append(line.rstrip("\n"))
+                    self._lines.append(readable(line.rstrip("\n")))
                 os.write(target, line.encode())
             if raw.endswith(_SETTLE):
                 passed.set()
@@ -164,12 +166,13 @@ class AttemptRecorder:
         )
 
     def _terminate(self, failure: Failure) -> None:
-        """Writes the container's termination message, which the kubelet reads from this file."""
+        """Logs the failure, and writes the container's termination message, which the kubelet reads from this file."""
         text = f"{failure.reason}: {failure.message}"
+        _LOG.error("%s", text)
         try:
             self.termination.write_bytes(text.encode()[:_TERMINATION_BYTES])
         except OSError as error:
-            logging.getLogger(__name__).warning("no termination message at %s: %s", self.termination, error)
+            _LOG.warning("no termination message at %s: %s", self.termination, error)
 
     def _end(self, outcome: Outcome, code: int, details: Details | None, failure: Failure | None) -> int:
         """Records the end and returns the exit code.

@@ -7,7 +7,6 @@ train step with the TPU compiler and reports what it needs, ``finetune-stage acc
 
 import contextlib
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_contract.request import REQUEST_VARIABLE
+from finetune_trainer import logs
 from finetune_trainer.attempt import AttemptRecorder, LogTail
 from finetune_trainer.errors import faults
 from finetune_trainer.locked_memory import allow_locking
@@ -37,7 +37,6 @@ from finetune_trainer.stopping import SigtermHandler, exit_now
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.report import HostProgressReporter
 
-_LOG = logging.getLogger(__name__)
 _MODULES: Mapping[Stage, str] = {stage: f"finetune_trainer.stages.{stage.lower()}" for stage in Stage}
 
 
@@ -80,7 +79,7 @@ def main(environment: Mapping[str, str]) -> int:
     tail = LogTail(redact)
     for stream in (sys.stdout, sys.stderr):
         tail.follow(stream)
-    _log_to_standard_error(request)
+    logs.configure(request, environment, redact)
     processes = Processes.of(environment) if request.stage.on_tpu else Processes(count=1, index=0)
     attempt = AttemptRecorder(
         request=request,
@@ -180,42 +179,6 @@ def _end(record: Callable[[], int], otherwise: int) -> None:
         code = record()
     finally:
         exit_now(code)
-
-
-class OnceEach(logging.Filter):
-    """Passes each text once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._passed: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        said = record.getMessage()
-        fresh = said not in self._passed
-        if len(self._passed) < 1000:  # A text that differs each time fills no memory.
-            self._passed.add(said)
-        return fresh
-
-
-def _log_to_standard_error(request: StageRequest) -> None:
-    """Logs this package from INFO, and libraries from WARNING."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-    logging.getLogger("finetune_trainer").setLevel(logging.INFO)
-    # Without the right to ask for the kind of a bucket, gcsfs warns at each access, hundreds of times.
-    logging.getLogger("gcsfs").addFilter(OnceEach())
-    _LOG.info(
-        "%s, attempt %d.%d of job %s/%s",
-        request.stage,
-        request.attempt,
-        request.restart,
-        request.job.namespace,
-        request.job.name,
-    )
 
 
 def _not_understood(error: ContractUnsupported | ValidationError) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import RunFolder, Stage
+from finetune_contract.log_line import readable
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
@@ -89,7 +90,7 @@ async def show_logs(
     )
     for pod in chosen:
         async for line in connection.log(pod, follow=False):
-            write(f"{_prefix(pod, chosen)}{text.printable(line)}")
+            write(f"{_prefix(pod, chosen)}{text.printable(readable(line))}")
 
 
 def _over(job: Object, selection: LogSelection) -> bool:
@@ -160,7 +161,7 @@ class _Follower:
     async def _stream(self, pod: str, peers: Sequence[str]) -> None:
         try:
             async for line in self._connection.log(pod, follow=True):
-                self._write(f"{_prefix(pod, peers)}{text.printable(line)}")
+                self._write(f"{_prefix(pod, peers)}{text.printable(readable(line))}")
         except ClusterError as error:
             self._write(f"[the log stream of {pod} ended early: {error}]")
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import Stage, StageRequest
+from finetune_contract.log_line import LOG_FORMAT_VARIABLE
 from finetune_contract.request import REQUEST_VARIABLE, RESTART_VARIABLE
 from finetune_operator.planning import Plan
 from finetune_operator.planning.stages import STAGES
@@ -34,6 +35,7 @@ def pod_spec(
     ``env`` holds the variables of this kind of pod; the profile's ``pod.env`` overrides variables of the same name.
     """
     added = {each["name"] for each in plan.pod.env}
+    env = [{"name": LOG_FORMAT_VARIABLE, "value": "json"}, *env]
     mounts: list[Object] = [
         {"name": "scratch", "mountPath": SCRATCH},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  a mount of its own

@@ -6,6 +6,7 @@ contains, such as the reasons of a trainer, are never among them.
 
 from collections import Counter as Multiset
 from collections.abc import Iterable
+from dataclasses import asdict, fields
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -15,33 +16,40 @@ from prometheus_client.registry import Collector
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Phase, Reason, WaitingReason
 from finetune_operator.cluster.port import Object
-from finetune_operator.lifecycle.accounting.transitions import Transitions
+from finetune_operator.lifecycle.accounting.transitions import TrainingUses, Transitions
 from finetune_operator.reconcile.observe import JobKey
 
 #: Seconds, from a check of the data to a training of four weeks.
 _STAGE_BUCKETS = (30, 60, 300, 900, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400, 28 * 86400)
 #: Seconds, from a node that exists to a week in a queue.
 _WAIT_BUCKETS = (10, 60, 180, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400)
+#: Seconds, from programs in the cache to those of the largest models.
+_COMPILATION_BUCKETS = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+#: Seconds. The API server stores the time of a job's creation in whole seconds.
+_ADMISSION_BUCKETS = (1, 2, 5, 10, 30, 60, 300, 1800)
 _ON_TPU = frozenset(stage.value for stage in Stage if stage.on_tpu)
 _PHASES = frozenset(Phase)
 _FINISHED = frozenset(phase for phase in Phase if phase.finished)
 _WAITS = frozenset(WaitingReason)
 
 
-class _JobFacts(NamedTuple):
+class JobFacts(NamedTuple):
     """What the gauges show of one job."""
 
     namespace: str
     profile: str
+    """Empty if the job was never admitted."""
     phase: str
     reason: str
+    """Why the job waits; empty if it does not."""
     capacity: str
     chips: int
     stalled: bool
+    invalid: bool
     blind: bool
 
     @classmethod
-    def of(cls, job: Object) -> "_JobFacts":
+    def of(cls, job: Object) -> "JobFacts":
         status = job.get("status") or {}
         resolved = status.get("resolved") or {}
         resources = resolved.get("resources") or {}
@@ -50,7 +58,10 @@ class _JobFacts(NamedTuple):
         waiting = (status.get("waiting") or {}).get("reason")
         live = phase not in _FINISHED
         holds = phase == Phase.RUNNING and status.get("stage") in _ON_TPU
-        readable = conditions.get("RunFolderReadable", {})
+        readable, valid = conditions.get("RunFolderReadable", {}), conditions.get("Valid", {})
+        stalled = live and conditions.get("Stalled", {}).get("status") == "True"
+        # Only its author can mend a refused spec. An invalid profile is the platform team's.
+        refused = valid.get("status") == "False" and valid.get("reason") != Reason.PROFILE_INVALID
         return cls(
             namespace=job["metadata"]["namespace"],
             profile=(resolved.get("profile") or {}).get("name", ""),
@@ -58,7 +69,8 @@ class _JobFacts(NamedTuple):
             reason=waiting if live and waiting in _WAITS else "",
             capacity=resources.get("capacity", "") if holds else "",
             chips=int(resources.get("chips", 0)) if holds else 0,
-            stalled=live and conditions.get("Stalled", {}).get("status") == "True",
+            stalled=stalled and not refused,
+            invalid=stalled and refused,
             blind=live
             and readable.get("status") in ("False", "Unknown")
             and readable.get("reason") != Reason.NOT_STARTED,
@@ -69,15 +81,15 @@ class JobCollector(Collector):
     """Gauges of all jobs that the watch has delivered, computed when they are scraped. Only the leader watches."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobKey, _JobFacts] = {}
-        self._shared: dict[_JobFacts, _JobFacts] = {}
+        self._jobs: dict[JobKey, JobFacts] = {}
+        self._shared: dict[JobFacts, JobFacts] = {}
         """Many jobs have the same facts, which are kept once."""
 
-    def put(self, key: JobKey, job: Object) -> tuple[str, str]:
-        """Takes the newest version of a job. Returns its namespace and its profile, empty if it has none."""
-        facts = _JobFacts.of(job)
+    def put(self, key: JobKey, job: Object) -> JobFacts:
+        """Takes the newest version of a job."""
+        facts = JobFacts.of(job)
         self._jobs[key] = self._shared.setdefault(facts, facts)
-        return facts.namespace, facts.profile
+        return facts
 
     def drop(self, key: JobKey) -> None:
         """Forgets a deleted job."""
@@ -91,7 +103,12 @@ class JobCollector(Collector):
         )
         stalled = GaugeMetricFamily(
             "finetune_jobs_stalled",
-            "Number of unfinished jobs that cannot proceed: the condition Stalled is True",
+            "Number of unfinished valid jobs that cannot proceed: the condition Stalled is True",
+            labels=["namespace", "profile"],
+        )
+        invalid = GaugeMetricFamily(
+            "finetune_jobs_invalid",
+            "Number of unfinished jobs that cannot proceed until their author edits or deletes them: Valid is False",
             labels=["namespace", "profile"],
         )
         blind = GaugeMetricFamily(
@@ -111,10 +128,11 @@ class JobCollector(Collector):
             place = facts.namespace, facts.profile
             sums[jobs.name, (*place, facts.phase, facts.reason)] += number
             sums[stalled.name, place] += number * facts.stalled
+            sums[invalid.name, place] += number * facts.invalid
             sums[blind.name, place] += number * facts.blind
             if facts.chips:
                 sums[chips.name, (*place, facts.capacity)] += number * facts.chips
-        families = {family.name: family for family in (jobs, stalled, blind, chips)}
+        families = {family.name: family for family in (jobs, stalled, invalid, blind, chips)}
         for (name, labels), value in sorted(sums.items()):
             families[name].add_metric(labels, value)
         return families.values()
@@ -163,6 +181,25 @@ class TransitionMetrics:
             buckets=_WAIT_BUCKETS,
             registry=registry,
         )
+        self._training_seconds = Counter(
+            "finetune_training_seconds",
+            "Time of trainings that have ended, over all their attempts, by use: productive or lost to what",
+            ["namespace", "profile", "use"],
+            registry=registry,
+        )
+        self._compilation_seconds = Histogram(
+            "finetune_training_compilation_seconds",
+            "Time that a training which has ended took to compile programs or read cached ones, over all its attempts",
+            ["profile", "capacity"],
+            buckets=_COMPILATION_BUCKETS,
+            registry=registry,
+        )
+        self._admission_seconds = Histogram(
+            "finetune_admission_seconds",
+            "Time from a job's creation until its status first said whether it is valid",
+            buckets=_ADMISSION_BUCKETS,
+            registry=registry,
+        )
 
     def begin(self, namespace: str, profile: str) -> None:
         """Begins the counters of a namespace under a profile at 0: a first value of 1 is no increase to Prometheus."""
@@ -174,6 +211,8 @@ class TransitionMetrics:
                 self._jobs.labels(*place, Phase.FAILED, failure_class)
             self._attempts.labels(*place, failure_class)
         self._hung.labels(*place)
+        for use in fields(TrainingUses):
+            self._training_seconds.labels(*place, use.name)
 
     def observe(self, seen: Transitions) -> None:
         """Counts what has ended from one status to the next."""
@@ -186,7 +225,14 @@ class TransitionMetrics:
                 self._hung.labels(*place).inc()
         for stage in seen.stages:
             self._stage_seconds.labels(seen.profile, stage.stage, stage.result).observe(stage.seconds)
-        if seen.waits is not None:
+        if seen.admission is not None:
+            self._admission_seconds.observe(seen.admission)
+        if seen.training is not None:
             capacity = seen.capacity or ""
-            self._queue_seconds.labels(seen.profile, capacity).observe(seen.waits.queued)
-            self._provisioning_seconds.labels(seen.profile, capacity).observe(seen.waits.provisioning)
+            uses = seen.training.uses
+            self._queue_seconds.labels(seen.profile, capacity).observe(uses.queued)
+            self._provisioning_seconds.labels(seen.profile, capacity).observe(uses.provisioning)
+            for use, seconds in asdict(uses).items():
+                self._training_seconds.labels(*place, use).inc(seconds)
+            if seen.training.compilation is not None:
+                self._compilation_seconds.labels(seen.profile, capacity).observe(seen.training.compilation)

@@ -52,7 +52,8 @@ class KeySchedule[K: Hashable]:
         self._parked: dict[str | None, deque[_Entry[K]]] = {}
         """The same for namespaces that had their maximum of keys in progress at their last turn. Each has some."""
         self._order = itertools.count()
-        self._taken: set[K] = set()
+        self._taken: dict[K, float] = {}
+        """Due times of keys in progress."""
         self._in_progress: dict[str | None, int] = {}
         """Number of taken keys by namespace."""
         self._failures: dict[K, int] = {}
@@ -90,11 +91,11 @@ class KeySchedule[K: Hashable]:
             if limit is not None and in_progress >= limit:
                 self._parked[namespace] = keys
                 continue
-            key = keys.popleft()[2]
+            due, _, key = keys.popleft()
             if keys:
                 self._turns[namespace] = keys
             del self._due[key], self._standing[key]
-            self._taken.add(key)
+            self._taken[key] = due
             self._in_progress[namespace] = in_progress + 1
             return key
         return None
@@ -132,7 +133,7 @@ class KeySchedule[K: Hashable]:
 
     def waiting(self) -> int:
         """Returns the number of all keys, including taken ones."""
-        return len(self._due.keys() | self._taken)
+        return len(self._due.keys() | self._taken.keys())
 
     def oldest(self, now: float) -> float:
         """Returns the seconds for which the most overdue key has been due; 0 if none is."""
@@ -141,8 +142,12 @@ class KeySchedule[K: Hashable]:
             firsts.append(later)
         return max(0.0, now - min(firsts, default=now))
 
+    def delay(self, key: K, now: float) -> float:
+        """Returns the seconds since the taken key was due."""
+        return max(0.0, now - self._taken[key])
+
     def _give_back(self, key: K, now: float, again_after: float | None) -> None:
-        self._taken.remove(key)
+        del self._taken[key]
         due = self._due.get(key)
         if again_after is not None and (due is None or due > now + again_after):
             due = now + again_after
@@ -232,6 +237,10 @@ class WorkQueue[K: Hashable]:
 
     def retry_in(self, key: K) -> float:
         return self._schedule.retry_in(key)
+
+    def delay(self, key: K) -> float:
+        """Returns the seconds since the taken key was due."""
+        return self._schedule.delay(key, self._clock())
 
     def close(self) -> None:
         """Closes the queue: current and future calls of :meth:`take` return None."""

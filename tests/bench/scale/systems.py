@@ -1,9 +1,7 @@
 """The two controllers that are compared, behind one interface."""
 
-import hashlib
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -17,9 +15,8 @@ from typing import Protocol
 
 import yaml
 
-from devcluster.build import go_compiler, go_environment
+from devcluster.build import go_compiler, go_environment, module_program
 from devcluster.kube import Object
-from devcluster.layout import cache_dir
 from devcluster.testing import LocalCluster
 from tests.bench.measure import stage_request
 from tests.integration import fake_trainer
@@ -117,7 +114,7 @@ class KubeflowTrainer:
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self._cluster = cluster
         self._folder = folder
-        self._program = _build_peer()
+        self._program = module_program(_PEER_MODULE, _PEER_PACKAGE)
         self._process: subprocess.Popen[bytes] | None = None
         module, plugins = (
             _module(each) for each in ("github.com/kubeflow/trainer/v2", "sigs.k8s.io/scheduler-plugins")
@@ -219,26 +216,6 @@ def _peer_configuration(ports: Mapping[str, int]) -> Object:
         "certManagement": {"enable": False, "webhookServiceName": "unused", "webhookSecretName": "unused"},
         "clientConnection": {"qps": _PEER_QPS, "burst": 2 * _PEER_QPS},
     }
-
-
-def _build_peer() -> Path:
-    """Builds the peer once for each content of its go.mod and go.sum. Returns the program."""
-    pins = b"".join((_PEER_MODULE / part).read_bytes() for part in ("go.mod", "go.sum"))
-    program = (
-        cache_dir() / "go" / f"peer-{hashlib.sha256(pins).hexdigest()[:12]}" / "trainer-controller-manager"
-    )
-    if not program.exists():
-        print(f"building Kubeflow Trainer into {program.parent}, once", flush=True)
-        partial = program.with_name(f".{secrets.token_hex(4)}.partial")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            [str(go_compiler()), "build", "-trimpath", "-ldflags=-s -w", "-o", str(partial), _PEER_PACKAGE],
-            cwd=_PEER_MODULE,
-            env=go_environment(),
-            check=True,
-        )
-        partial.replace(program)
-    return program
 
 
 def _module(name: str) -> Path:

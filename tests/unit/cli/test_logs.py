@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from finetune_contract import Stage
+from finetune_contract.log_line import log_line
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, ObjectTooLarge, StorageUnavailable
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
@@ -91,6 +93,24 @@ async def test_the_last_attempt_of_the_last_stage_is_shown(api: FakeApi, connect
     await api.put("finetunejobs", job("running"))
     await add(api, pod(Stage.PREFLIGHT, state="terminated"), pod(Stage.TRAIN, 1), pod(Stage.TRAIN, 2))
     assert await logs(connection) == ["hello from quickstart-train-2-slice-0-0-abcde", "bye"]
+
+
+async def test_lines_for_cloud_logging_are_shown_as_text(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    line = log_line(
+        severity="ERROR",
+        time=datetime(2026, 11, 21, 12, tzinfo=UTC),
+        logger="absl",
+        message="first\n\x1b[2Jsecond",
+        labels={},
+    )
+    trained = pod(Stage.TRAIN)
+    await api.put("pods", trained)
+    api.logs[trained["metadata"]["name"]] = f"printed\n{line}\n"
+    shown = await logs(connection)
+    assert shown[0] == "printed"
+    assert shown[1].startswith("2026-11-21 12:00:00,000 E absl: first\n")
+    assert "\x1b" not in shown[1]
 
 
 async def test_stage_and_attempt_can_be_chosen(api: FakeApi, connection: Connection) -> None:

@@ -2,8 +2,11 @@
 
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Phase, StagePhase
-from finetune_operator.lifecycle.accounting.transitions import TrainingWaits, Transitions, transitions
+from finetune_operator.api.status_stages import GoodputStatus
+from finetune_operator.api.timestamps import stamp
+from finetune_operator.lifecycle.accounting.transitions import Transitions, transitions
 from finetune_operator.lifecycle.attempts.deadlines import HUNG
+from finetune_operator.lifecycle.attempts.disruption import PREEMPTED
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.progress import goodput_status
@@ -16,14 +19,18 @@ GOODPUT = goodput_status(progress(**SECONDS), WaitTimes(queued=70.0, provisionin
 class Counted:
     """A world whose statuses are compared after each reconcile, as the operator compares them at each write."""
 
-    def __init__(self) -> None:
+    def __init__(self, goodput: GoodputStatus | None = GOODPUT) -> None:
         self.world = World()
+        self._goodput = goodput
         self.seen: list[Transitions] = []
+        created = {"creationTimestamp": stamp(self.world.now)}
+        self.world.job["metadata"] |= created
+        self.world.wait(3)
         self._before = dict(self.world.job)
 
     def reconcile(self) -> None:
         self.world.reconcile()
-        status = read_status(self.world.status).model_copy(update={"goodput": GOODPUT})
+        status = read_status(self.world.status).model_copy(update={"goodput": self._goodput})
         if found := transitions(self._before, status):
             self.seen.append(found)
         self._before = {**self.world.job, "status": self.world.status}
@@ -53,10 +60,24 @@ def test_each_stage_and_the_job_end_once() -> None:
     assert {stage for stage, _ in stages} >= {Stage.PREFLIGHT, Stage.CONVERT, Stage.TRAIN, Stage.EXPORT}
     assert {result for _, result in stages} == {StagePhase.SUCCEEDED}
     assert [seen.result for seen in counted.seen if seen.result] == [Phase.SUCCEEDED]
-    (trained,) = [seen for seen in counted.seen if seen.waits]
+    (trained,) = [seen for seen in counted.seen if seen.training]
     assert [each.stage for each in trained.stages] == [Stage.TRAIN]
-    assert trained.waits == TrainingWaits(queued=70.0, provisioning=30.0)
+    assert trained.training is not None
+    assert trained.training.compilation == 4
+    uses = trained.training.uses
+    assert (uses.queued, uses.provisioning, uses.productive, uses.recomputed) == (70, 30, 60, 10)
+    assert [seen.admission for seen in counted.seen if seen.admission is not None] == [3]
     assert (trained.namespace, trained.profile) == ("team-a", "local")
+
+
+def test_a_tenants_record_adds_no_more_seconds_than_its_stage_took() -> None:
+    hostile = goodput_status(progress(**SECONDS | {"productive": 1e12, "compile": 1e12}), WaitTimes())
+    counted = Counted(hostile)
+    counted.world.succeed(counted.until(Stage.EXPORT))
+    (trained,) = [seen for seen in counted.seen if seen.training]
+    assert trained.training is not None
+    (train,) = trained.stages
+    assert trained.training.uses.productive == trained.training.compilation == train.seconds < 1e6
 
 
 def test_a_failed_attempt_and_the_failed_job_have_a_class() -> None:
@@ -85,3 +106,14 @@ def test_an_attempt_that_the_operator_ends_for_standing_still_has_hung() -> None
     counted.reconcile()
     assert counted.world.status["attempts"]["history"][-1]["reason"] == HUNG
     assert [each.hung for seen in counted.seen for each in seen.attempts] == [True]
+
+
+def test_a_preempted_attempt_has_not_hung() -> None:
+    counted = Counted()
+    counted.world.stop(counted.until(Stage.TRAIN))
+    for _ in range(2):
+        counted.reconcile()
+    assert counted.world.status["attempts"]["history"][-1]["reason"] == PREEMPTED
+    assert [(each.failure_class, each.hung) for seen in counted.seen for each in seen.attempts] == [
+        (FailureClass.PREEMPTION, False)
+    ]

@@ -150,6 +150,16 @@ def test_a_profile_may_keep_compiled_programs_elsewhere() -> None:
     assert entries == [{"name": CACHE, "value": "gs://elsewhere/programs"}]
 
 
+def test_stages_log_as_cloud_logging_reads_unless_the_profile_wants_text() -> None:
+    text = profile(pod={"env": [{"name": "FINETUNE_LOG_FORMAT", "value": "text"}]})
+    for within, form in ((profile(), "json"), (text, "text")):
+        for _, jobset in plan_offline(ONE_HOST, within):
+            entries = [
+                each for each in pod(jobset)["containers"][0]["env"] if each["name"] == "FINETUNE_LOG_FORMAT"
+            ]
+            assert entries == [{"name": "FINETUNE_LOG_FORMAT", "value": form}]
+
+
 PROGRAMS = "FINETUNE_SLICE_PROGRAMS"
 
 

@@ -29,7 +29,7 @@ from finetune_operator.runtime.probes import ProbeResult, ProbeServer, readiness
 from finetune_operator.runtime.queue import WorkQueue
 from tests.unit.reconcile.fakes import FakeCluster
 from tests.unit.reconcile.watched import Watched
-from tests.unit.runtime.objects import key
+from tests.unit.runtime.objects import job, key
 
 
 async def fetch(port: int, path: str) -> tuple[int, str]:
@@ -109,6 +109,25 @@ def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
     total = metrics.registry.get_sample_value("finetune_stage_handover_seconds_sum")
     assert total is not None
     assert abs(total - 0.2) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("status", "measured"),
+    [
+        ({"phase": "Running"}, 1),
+        ({"phase": "Recovering", "waiting": {"reason": "WaitingForRetry"}}, 0),
+        ({"phase": "Suspended"}, 0),
+    ],
+)
+def test_a_job_that_waits_on_purpose_between_two_jobsets_is_no_handover(
+    status: dict[str, Any], measured: int
+) -> None:
+    metrics = OperatorMetrics()
+    metrics.jobset_finished(key())
+    made = job("demo")
+    metrics.job(key(), made | {"status": made["status"] | status})
+    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-train-2", "7"))
+    assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == measured
 
 
 def streams(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[tuple[WatchStream, ...]]]:

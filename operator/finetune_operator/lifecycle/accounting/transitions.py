@@ -2,11 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from finetune_contract import FailureClass, Stage
-from finetune_operator.api import FineTuneJobStatus, Phase, StagePhase
+from finetune_operator.api import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    FineTuneJobStatus,
+    Phase,
+    StagePhase,
+)
 from finetune_operator.api.placement import Capacity
-from finetune_operator.lifecycle.attempts.deadlines import STANDING_STILL
+from finetune_operator.lifecycle.attempts.deadlines import HUNG, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.decision import Object
 from finetune_operator.lifecycle.status.events import new_failures
 from finetune_operator.lifecycle.status.fitting import read_status
@@ -18,7 +26,7 @@ class AttemptEnd:
 
     failure_class: FailureClass
     hung: bool
-    """Whether the operator has ended it because it made no progress."""
+    """Whether the operator has ended it because it made no progress although its nodes were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +40,24 @@ class StageEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingWaits:
-    """Seconds that a training which has ended had waited, over all its attempts."""
+class TrainingUses:
+    """What the seconds of a training were used for, over all its attempts: the fields of ``status.goodput.seconds``."""
 
     queued: float
     provisioning: float
+    startup: float
+    productive: float
+    evaluation: float
+    recomputed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEnd:
+    """A training that has ended. No part that the trainer reports is longer than the stage."""
+
+    uses: TrainingUses
+    compilation: float | None
+    """Seconds of compilation, a part of startup; None if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +73,12 @@ class Transitions:
     failure_class: FailureClass | None
     attempts: tuple[AttemptEnd, ...]
     stages: tuple[StageEnd, ...]
-    waits: TrainingWaits | None
+    training: TrainingEnd | None
+    admission: float | None
+    """Seconds from the job's creation until this status, if it is the first that says whether the job is valid."""
 
     def __bool__(self) -> bool:
-        return bool(self.result or self.attempts or self.stages)
+        return bool(self.result or self.attempts or self.stages or self.admission is not None)
 
 
 def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
@@ -64,7 +87,7 @@ def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
     resolved = status.resolved
     ended = status.phase is not None and status.phase.finished and status.phase is not before.phase
     stages = tuple(_stages(before, status))
-    trained = any(each.stage is Stage.TRAIN for each in stages)
+    train = next((each for each in stages if each.stage is Stage.TRAIN), None)
     return Transitions(
         namespace=job["metadata"]["namespace"],
         profile=resolved.profile.name if resolved and resolved.profile else "",
@@ -72,12 +95,13 @@ def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
         result=status.phase if ended else None,
         failure_class=status.failure.failure_class if ended and status.failure else None,
         attempts=tuple(
-            AttemptEnd(failure_class=each.failure_class, hung=each.reason in STANDING_STILL)
+            AttemptEnd(failure_class=each.failure_class, hung=each.reason in (HUNG, STARTUP_TIMEOUT))
             for each, _ in new_failures(before.attempts, status.attempts)
             if each.failure_class is not None
         ),
         stages=stages,
-        waits=_waits(status) if trained else None,
+        training=_training(status, train.seconds) if train else None,
+        admission=_admission(job, before, status),
     )
 
 
@@ -89,8 +113,35 @@ def _stages(before: FineTuneJobStatus, after: FineTuneJobStatus) -> Iterator[Sta
             yield StageEnd(stage=each.name, result=each.phase, seconds=max(0.0, seconds))
 
 
-def _waits(status: FineTuneJobStatus) -> TrainingWaits | None:
+def _training(status: FineTuneJobStatus, longest: float) -> TrainingEnd | None:
     if status.goodput is None:
         return None
-    seconds = status.goodput.seconds
-    return TrainingWaits(queued=float(seconds.queued or 0), provisioning=float(seconds.provisioning or 0))
+    seconds, startup = status.goodput.seconds, status.goodput.startup
+
+    def reported(value: int) -> float:
+        # By the trainer, in a record that its tenant can write.
+        return min(max(0.0, float(value)), longest)
+
+    return TrainingEnd(
+        uses=TrainingUses(
+            queued=float(seconds.queued or 0),
+            provisioning=float(seconds.provisioning or 0),
+            startup=reported(seconds.startup),
+            productive=reported(seconds.productive),
+            evaluation=reported(seconds.evaluation),
+            recomputed=reported(seconds.recomputed),
+        ),
+        compilation=reported(startup.compilation) if startup else None,
+    )
+
+
+def _admission(job: Object, before: FineTuneJobStatus, after: FineTuneJobStatus) -> float | None:
+    created, valid = job["metadata"].get("creationTimestamp"), _valid(after)
+    if created is None or valid is None or _valid(before) is not None:
+        return None
+    return max(0.0, (valid.last_transition_time - datetime.fromisoformat(created)).total_seconds())
+
+
+def _valid(status: FineTuneJobStatus) -> Condition | None:
+    found = (each for each in status.conditions or () if each.type == ConditionType.VALID)
+    return next((each for each in found if each.status != ConditionStatus.UNKNOWN), None)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+from finetune_contract.log_line import readable
 from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
 
 
@@ -20,7 +21,8 @@ class ContainerTermination:
         return cls(
             exit_code=number(found, "exitCode"),
             reason=text(found, "reason"),
-            message=text(found, "message") or "",
+            # Without a termination message it is the end of the log.
+            message=readable(text(found, "message") or ""),
             finished_at=time(found, "finishedAt"),
         )
 
