@@ -67,7 +67,7 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 	@$(PYTHON) -m devcluster build --with kueue,kwok
 
 ##@ Checks
-.PHONY: test test-unit test-pages test-integration test-e2e test-trainer test-thorough test-serving lint
+.PHONY: test test-unit test-pages test-integration test-e2e test-trainer test-thorough test-serving e2e-images lint
 test: lint install trainer reference templates tpu-compiler test-programs ## Everything: lint, unit, pages, trainer, integration, end to end
 	@tests/run
 
@@ -93,6 +93,10 @@ test-integration: install test-programs ## On the real control plane, without tr
 
 test-e2e: install trainer cluster-programs ## Whole jobs on the real control plane, training on CPU
 	@tests/run e2e
+
+e2e-images: install trainer cluster-programs ## The images in real containers: kubelet, containerd, registry (root, Debian; not in `make test`: 8 GB)
+	@$(PYTHON) -m devcluster build --with kubelet,kube-proxy >/dev/null
+	@$(PYTHON) -m pytest -q --durations=0 --timeout 900 tests/images
 
 lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/ruff check .

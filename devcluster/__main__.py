@@ -94,7 +94,7 @@ def _extra(command: argparse.ArgumentParser) -> None:
         type=lambda text: [name for name in text.split(",") if name],
         default=[],
         metavar="NAME,…",
-        help="also kueue (queues and quota), kwok (fake nodes)",
+        help="also kueue (queues and quota), kwok (fake nodes), kubelet, kube-proxy (built only, for tests/images)",
     )
 
 

@@ -1,6 +1,6 @@
 """etcd, kube-apiserver, kube-controller-manager and kube-scheduler: the flags that make them a one-machine cluster."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devcluster.component import Component
@@ -86,7 +86,10 @@ def apiserver(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[s
 
 
 def controller_manager(
-    state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]
+    state: StateFolder,
+    programs: Mapping[str, Path],
+    ports: Mapping[str, int],
+    controllers: Sequence[str] = CONTROLLERS,
 ) -> Component:
     return Component(
         name="kube-controller-manager",
@@ -98,7 +101,7 @@ def controller_manager(
             "--use-service-account-credentials=true",
             f"--service-account-private-key-file={state.pki / 'sa.key'}",
             f"--root-ca-file={state.pki / 'ca.crt'}",
-            f"--controllers={','.join(CONTROLLERS)}",
+            f"--controllers={','.join(controllers)}",
             "--concurrent-job-syncs=20",
             # pods that have ended stay until their jobs are deleted, however many there are
             "--terminated-pod-gc-threshold=0",

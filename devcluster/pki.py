@@ -38,9 +38,9 @@ def ensure(folder: Path) -> None:
     for old in folder.iterdir():
         old.unlink()
     _authority(folder)
-    _signed(folder, "tls", "/CN=localhost", f"subjectAltName={SERVING_NAMES}")
+    signed(folder, "tls", "/CN=localhost", f"subjectAltName={SERVING_NAMES}")
     for name, subject in IDENTITIES.items():
-        _signed(folder, name, subject, "extendedKeyUsage=clientAuth")
+        signed(folder, name, subject, "extendedKeyUsage=clientAuth")
     _openssl("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", folder / "sa.key")
     _openssl("pkey", "-in", folder / "sa.key", "-pubout", "-out", folder / "sa.pub")
     for key in folder.glob("*.key"):
@@ -75,17 +75,8 @@ def kubeconfig(folder: Path, user: str, server: str) -> str:
     )
 
 
-_EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
-def _authority(folder: Path) -> None:
-    _openssl(
-        "req", "-x509", *_EC, "-keyout", folder / "ca.key", "-out", folder / "ca.crt",
-        "-days", DAYS, "-subj", "/CN=finetune-local-ca",
-    )  # fmt: skip
-
-
-def _signed(folder: Path, name: str, subject: str, extension: str) -> None:
+def signed(folder: Path, name: str, subject: str, extension: str) -> None:
+    """Writes ``name``.crt and ``name``.key, signed by the CA of ``folder``."""
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
     extensions.write_text(extension)
     _openssl("req", *_EC, "-keyout", folder / f"{name}.key", "-out", request, "-subj", subject)
@@ -95,6 +86,16 @@ def _signed(folder: Path, name: str, subject: str, extension: str) -> None:
     )  # fmt: skip
     request.unlink()
     extensions.unlink()
+
+
+_EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def _authority(folder: Path) -> None:
+    _openssl(
+        "req", "-x509", *_EC, "-keyout", folder / "ca.key", "-out", folder / "ca.crt",
+        "-days", DAYS, "-subj", "/CN=finetune-local-ca",
+    )  # fmt: skip
 
 
 def _valid(certificate: Path) -> bool:

@@ -101,11 +101,25 @@ PROGRAMS: tuple[GoProgram, ...] = (
         module="sigs.k8s.io/kueue",
         files={"components": "config/components"},
     ),
+    GoProgram(
+        name="kubelet",
+        package="k8s.io/kubernetes/cmd/kubelet",
+        seconds=60,
+        version=KUBERNETES_VERSION,
+        version_arguments=("--version",),
+    ),
+    GoProgram(
+        name="kube-proxy",
+        package="k8s.io/kubernetes/cmd/kube-proxy",
+        seconds=10,
+        version=KUBERNETES_VERSION,
+        version_arguments=("--version",),
+    ),
 )
 
 BY_NAME: Mapping[str, GoProgram] = {program.name: program for program in PROGRAMS}
-#: Built and started only on request.
-ON_REQUEST = frozenset({"kwok", "kueue"})
+#: Built only on request. `up` starts those of the first two that are requested; tests/images starts the others.
+ON_REQUEST = frozenset({"kwok", "kueue", "kubelet", "kube-proxy"})
 
 
 def selection(extra: Iterable[str] = ()) -> tuple[GoProgram, ...]:

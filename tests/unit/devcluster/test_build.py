@@ -65,6 +65,7 @@ def test_optional_programs_are_asked_for_by_name() -> None:
     assert "kwok" in names
     assert "kueue" not in names
     with pytest.raises(
-        ValueError, match="--with kueu: unknown optional program; expected one of kueue, kwok"
+        ValueError,
+        match="--with kueu: unknown optional program; expected one of kube-proxy, kubelet, kueue, kwok",
     ):
         selection(["kueu"])

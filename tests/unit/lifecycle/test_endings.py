@@ -140,7 +140,14 @@ def shown(world: World, name: str) -> None:
     world.jobsets[name]["status"] = {"restarts": 1}
 
 
+def evicted_over_its_own_limit(expected: str) -> dict[str, Any]:
+    """As kubelet 1.36 leaves the pod: without DisruptionTarget."""
+    return {"reason": "Evicted", "message": expected}
+
+
 def evicted_by_kubelet(expected: str) -> dict[str, Any]:
+    if "exceed" in expected:
+        return evicted_over_its_own_limit(expected)
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

@@ -154,10 +154,7 @@ def pressure(attempt: Attempt, ended: datetime | None) -> Failure | None:
     ``ended``: when the attempt ended; None if unknown.
     """
     for pod in attempt.pods:
-        evicted = disruption_target(pod, ended_at(attempt, ended))
-        if evicted is None or evicted.reason != "TerminationByKubelet":
-            continue
-        message = " ".join((evicted.message or "").split())
+        message = _eviction(pod, ended_at(attempt, ended))
         for pattern, reason, fix in (
             (_OWN_LIMIT, "DiskPressure", _RAISE),
             (_DISK, "DiskPressure", "Use nodes with a larger boot disk or local SSDs for scratch space."),
@@ -173,3 +170,17 @@ def pressure(attempt: Attempt, ended: datetime | None) -> Failure | None:
                     fix=fix,
                 )
     return None
+
+
+def _eviction(pod: Pod, ended: datetime | None) -> str:
+    """The kubelet's message about an eviction that explains the end of the attempt; empty if there is none.
+
+    A pod that exceeds a limit of its own is evicted without the condition DisruptionTarget.
+    """
+    target = disruption_target(pod, ended)
+    if target is not None:
+        message = target.message if target.reason == "TerminationByKubelet" else None
+    else:
+        gone = pod.finished_at
+        message = pod.evicted if ended is None or gone is None or gone >= ended - WINDOW else None
+    return " ".join((message or "").split())

@@ -105,7 +105,7 @@ _POD: Shape = {
     "spec": _SELECTOR
     | _texts("nodeName", "terminationGracePeriodSeconds")
     | {"containers": _Each(of={}, most=0)},
-    "status": _texts("phase", "startTime")
+    "status": _texts("phase", "startTime", "reason", "message")
     | {
         "conditions": _CONDITIONS,
         "containerStatuses": _CONTAINERS,
