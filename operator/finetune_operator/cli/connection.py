@@ -122,9 +122,11 @@ class Connection:
         """Returns the Deployments of a namespace with matching labels."""
         return [each async for each in self._listed(DEPLOYMENTS, namespace, selector)]
 
-    async def listed(self, kind: ResourceKind, namespace: str | None) -> Sequence[Object]:
-        """Returns all objects of a kind. Raises NotFound if the cluster does not serve it."""
-        return await self._cluster.list(kind, namespace)
+    async def listed(
+        self, kind: ResourceKind, namespace: str | None, labels: Mapping[str, str] | None = None
+    ) -> Sequence[Object]:
+        """Returns all objects of a kind, or those with the labels. Raises NotFound if the cluster does not serve it."""
+        return await self._cluster.list(kind, namespace, labels=labels)
 
     async def served(self, kind: ResourceKind) -> bool:
         """Whether the cluster serves the kind in its version, as discovery shows to every user."""

@@ -1,8 +1,9 @@
 """``finetune doctor``: what an installation lacks, as its administrator or as a user of a namespace."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -37,7 +38,12 @@ async def examine(
     Raises Exit with code 1 if something is missing, and CliError.
     """
     setup = await read_setup(connection, operator_namespace)
-    found = [*findings(setup), *(await _probed(connection, setup) if probe else [not_tested(setup)])]
+    if probe:
+        with _interrupted_by_sigterm():
+            tried = await _probed(connection, setup)
+    else:
+        tried = [not_tested(setup)]
+    found = [*findings(setup), *tried]
     missing = sum(each.state is State.MISSING for each in found)
     if as_json:
         write(
@@ -49,6 +55,16 @@ async def examine(
         write(f"{missing} of {len(found)} checks failed." if missing else "Nothing is missing.")
     if missing:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Inside the block SIGTERM has the effect of Ctrl-C, so that nothing is left behind."""
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
@@ -68,6 +84,7 @@ async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
                 found.append(refused(setup, each, error.status, str(error)))
             else:
                 running[created[-1]["metadata"]["name"]] = each
+        typer.echo(f"{len(running)} pods run, for {DEADLINE_SECONDS // 60} minutes at most.", err=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(DEADLINE_SECONDS if running else 0):
                 await _ends(connection, running, last)

@@ -15,6 +15,8 @@ _CHIPS = ("requests.google.com/tpu", "google.com/tpu")
 _JOB_COUNT = "count/finetunejobs.tpu-finetune.dev"
 _METADATA_SERVER = "iam.gke.io/gke-metadata-server-enabled"
 _GOOGLE_ACCOUNT = "iam.gke.io/gcp-service-account"
+#: Annotation of a release's ClusterRole: namespaces, separated by commas, or ``*`` for all.
+SERVES = "tpu-finetune.dev/serves"
 
 
 class State(StrEnum):
@@ -70,6 +72,28 @@ def _operator(setup: Setup) -> Findings:
         yield Finding(name, State.MISSING, f"No pod of Deployment {where}/{deployment} is ready.", fix)
     else:
         yield Finding(name, State.OK, f"The operator in {where} is ready.")
+    yield from _served_namespace(setup)
+
+
+def _served_namespace(setup: Setup) -> Findings:
+    """Whether an operator serves the namespace: a profile that does is not enough."""
+    name, namespace = "operator", setup.namespace
+    if setup.operator_roles is None:
+        yield Finding(
+            name, State.UNKNOWN, f"You may not read ClusterRoles, which say whether {namespace} is served."
+        )
+        return
+    notes = (each["metadata"].get("annotations") or {} for each in setup.operator_roles)
+    served = {each for note in notes for each in str(note.get(SERVES, "")).split(",")}
+    if {"*", namespace} & served:
+        yield Finding(name, State.OK, f"An operator serves {namespace}.")
+    elif setup.operator_roles:
+        fix = (
+            f"add {namespace} to namespaces in values.yaml (deploy/gke/setup.sh: TEAMS), then "
+            f"{_install(setup.operator_namespace)}"
+        )
+        others = ", ".join(sorted(served - {""})) or "no namespace"
+        yield Finding(name, State.MISSING, f"No operator serves {namespace}; served: {others}.", fix)
 
 
 def _jobset(setup: Setup) -> Findings:
@@ -244,7 +268,12 @@ def _quotas(setup: Setup) -> Findings:
         if chips is not None and chips < smallest:
             message = f"ResourceQuota {own} allows {chips} chips, and the smallest slice has {smallest}."
             yield Finding(name, State.MISSING, message, edit)
-        elif jobs is not None and _number(used.get(_JOB_COUNT, "0")) >= jobs:
+        elif jobs is not None and _JOB_COUNT not in used:
+            # After the CRD is installed it may take the quota controller five minutes to find the kind.
+            message = f"ResourceQuota {own} has not counted FineTuneJobs yet: until then none can be created."
+            fix = f"kubectl get resourcequota {own} --namespace {setup.namespace} --watch"
+            yield Finding(name, State.MISSING, message, fix)
+        elif jobs is not None and _number(used[_JOB_COUNT]) >= jobs:
             fix = f"kubectl delete finetunejob NAME --namespace {setup.namespace}, of one that has ended; or {edit}"
             yield Finding(
                 name,

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cluster.port import (
+    CLUSTER_ROLES,
     JOBS,
     JOBSETS,
     LOCAL_QUEUES,
@@ -57,6 +58,8 @@ class Setup:
     served: Mapping[ResourceKind, bool]
     operators: Listing
     """Deployments of the operator."""
+    operator_roles: Listing
+    """ClusterRoles of all releases of the chart, whose annotation names the namespaces that each serves."""
     profiles: Listing
     accounts: Listing
     """ServiceAccounts of the namespace."""
@@ -76,8 +79,9 @@ async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
         return await _readable(connection.listed(kind, namespace))
 
     namespace = connection.namespace
-    operators, profiles, accounts, queues, quotas, nodes = await asyncio.gather(
+    operators, operator_roles, profiles, accounts, queues, quotas, nodes = await asyncio.gather(
         _readable(connection.deployments(operator_namespace, "app.kubernetes.io/name=finetune-operator")),
+        _readable(connection.listed(CLUSTER_ROLES, None, {"app.kubernetes.io/component": "operator"})),
         listed(PROFILES, None),
         listed(SERVICE_ACCOUNTS, namespace),
         listed(LOCAL_QUEUES, namespace),
@@ -94,6 +98,7 @@ async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
         operator_namespace=operator_namespace,
         served=served,
         operators=operators,
+        operator_roles=operator_roles,
         profiles=profiles,
         accounts=accounts,
         queues=queues,

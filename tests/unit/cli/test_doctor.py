@@ -9,7 +9,7 @@ import yaml
 
 from devcluster.layout import ROOT
 from finetune_operator.cli.doctor import line
-from finetune_operator.cli.doctor_checks import CHECKS, Finding, State, findings
+from finetune_operator.cli.doctor_checks import CHECKS, SERVES, Finding, State, findings
 from finetune_operator.cli.doctor_setup import Right, Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES
 
@@ -48,6 +48,7 @@ def healthy() -> Setup:
         operator_namespace="finetune-system",
         served=dict.fromkeys((JOBS, PROFILES, JOBSETS, LOCAL_QUEUES), True),
         operators=[named("finetune-operator", status={"availableReplicas": 2})],
+        operator_roles=[serving("team-a,team-b")],
         profiles=[profile()],
         accounts=[named("ft-train"), named("ft-cpu"), named("default")],
         queues=[queue("True")],
@@ -59,6 +60,11 @@ def healthy() -> Setup:
         ],
         rights={SEE: True, EDIT: True, LOG: True},
     )  # fmt: skip
+
+
+def serving(namespaces: str) -> dict[str, Any]:
+    """The ClusterRole of a release that serves the namespaces."""
+    return {"metadata": {"name": "finetune-operator", "annotations": {SERVES: namespaces}}}
 
 
 def without(*kinds: Any) -> dict[str, Any]:
@@ -93,6 +99,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no profiles' kind": (without(PROFILES), "crds", "serve finetuneprofiles", "helm upgrade --install"),
     "no operator": ({"operators": []}, "operator", "has no operator", "helm upgrade --install"),
     "no ready operator": ({"operators": [named("o", status={})]}, "operator", "No pod of", "kubectl describe pods"),
+    "an operator for others": (
+        {"operator_roles": [serving("team-b")]}, "operator", "No operator serves team-a; served: team-b", "TEAMS",
+    ),
     "no JobSet": (without(JOBSETS), "jobset", "jobsets.jobset.x-k8s.io/v1alpha2", "kubectl apply --server-side"),
     "no profile": ({"profiles": []}, "profiles", "No profile serves namespace team-a", "kubectl edit finetuneprofile"),
     "a profile of others": (
@@ -116,6 +125,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a node without identity": (unlabelled(), "nodes", "cpu", "node-pools update finetune-cpu"),
     "too few chips": (quota({"requests.google.com/tpu": "3"}, {}), "quotas", "3 chips", "kubectl edit resourcequota"),
     "no more jobs": (quota({JOB_COUNT: "2"}, {JOB_COUNT: "2"}), "quotas", "2 FineTuneJobs", "kubectl delete"),
+    "jobs that are not counted yet": (quota({JOB_COUNT: "2"}, {}), "quotas", "has not counted", "--watch"),
     "a right on jobs": ({"rights": {EDIT: False}}, "rights", "create finetunejobs", "finetune-operator-edit"),
     "a right on profiles": ({"rights": {SEE: False}}, "rights", "finetuneprofiles", "clusterrolebinding"),
     "a right on logs": ({"rights": {LOG: False}}, "rights", "get pods/log", "--clusterrole view"),
@@ -148,11 +158,21 @@ def test_every_check_is_broken_by_a_row() -> None:
     assert {check for _, check, _, _ in BROKEN.values()} == {each.check for each in findings(healthy())}
 
 
-@pytest.mark.parametrize("field", ["operators", "profiles", "accounts", "queues", "quotas", "nodes"])
+@pytest.mark.parametrize(
+    "field", ["operators", "operator_roles", "profiles", "accounts", "queues", "quotas", "nodes"]
+)
 def test_what_the_caller_may_not_read_is_unknown_and_not_missing(field: str) -> None:
     setup = dataclasses.replace(healthy(), **{field: None})
     assert of(setup, State.MISSING) == []
     assert ["You may not read" in each.message for each in of(setup, State.UNKNOWN)] == [True]
+
+
+@pytest.mark.parametrize("served", ["*", "team-a", "team-b,team-a"])
+def test_a_release_that_serves_the_namespace_is_enough(served: str) -> None:
+    setup = dataclasses.replace(
+        healthy(), operator_roles=[serving("team-x"), serving(served), named("other")]
+    )
+    assert of(setup, State.MISSING) == []
 
 
 def test_a_pool_without_nodes_is_unknown_with_the_command_that_shows_it() -> None:
