@@ -83,11 +83,15 @@ def _ensure_release(release: Release, programs: Sequence[GoProgram]) -> Mapping[
     target.mkdir(parents=True, exist_ok=True)
     if found := _present(programs, target):
         return found
-    with _exclusive(target.with_suffix(".lock")):
-        missing = [program for program in programs if not (target / program.name).exists()]
+    with _exclusive(target.with_name(f"{target.name}.lock")):
+        seconds = releases.PROGRAMS[release.project]
+        missing = [
+            replace(program, version=release.version, seconds=seconds[program.name])
+            for program in programs
+            if not (target / program.name).exists()
+        ]
         if missing:
-            of_release = [replace(program, version=release.version) for program in missing]
-            _build_all(of_release, target, lambda: _release_source(release))
+            _build_all(missing, target, lambda: _release_source(release))
     return {program.name: target / program.name for program in programs}
 
 

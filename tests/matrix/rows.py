@@ -87,23 +87,27 @@ def with_table(page: str, results: Iterable[Mapping[str, Any]]) -> str:
     return _BLOCK.sub(lambda match: f"{match[1]}{_table(list(results))}{match[2]}", page)
 
 
-def _table(results: Sequence[Mapping[str, Any]]) -> str:
+def _table(results: Iterable[Mapping[str, Any]]) -> str:
+    measured = {each["row"]: each for each in results}
     columns = [*_TITLES.values(), *CASES, "date", "seconds"]
     lines = [_line(columns), _line("---" for _ in columns)]
     notes = []
-    for each in results:
-        varied = each["row"].partition("=")[0]
+    for row in rows():
+        found = measured.get(row.name, {"versions": row.versions, "cases": {}, "exceptions": ()})
+        varied = row.release.project if row.release else ""
         versions = [
-            f"**{version}**" if varied in {project, PINNED} else version
-            for project, version in each["versions"].items()
+            version if project != varied else f"**{version}**"
+            for project, version in found["versions"].items()
         ]
+        counts = (found["cases"].get(case, {}) for case in CASES)
         cells = [
-            ", ".join(f"{n} {what}" for what, n in each["cases"][case].items()) or "not run" for case in CASES
+            ", ".join(f"{number} {outcome}" for outcome, number in each.items()) or "not run"
+            for each in counts
         ]
-        lines.append(_line([*versions, *cells, each["date"], str(each["seconds"])]))
+        lines.append(_line([*versions, *cells, found.get("date", ""), str(found.get("seconds", ""))]))
         notes += [
-            f"- {each['row']}, {note['test']}: {note['outcome']}, {note['reason']}"
-            for note in each["exceptions"]
+            f"- {row.name}, {each['test']}: {each['outcome']}, {each['reason']}"
+            for each in found["exceptions"]
         ]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
