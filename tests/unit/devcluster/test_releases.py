@@ -1,8 +1,11 @@
 """Other releases of the cluster's programs are requested by name, and built from what the table pins."""
 
+from pathlib import Path
+
 import pytest
 
 from devcluster import build, releases
+from devcluster.programs import selection
 from devcluster.releases import PROGRAMS, RELEASES, Release
 
 GO_MOD = """\
@@ -57,6 +60,21 @@ def test_a_requested_release_takes_the_place_of_the_pinned_programs(
         assert releases.version(project) == expected
     assert all(build.share_dir(name).is_relative_to(first.folder) for name in PROGRAMS[first.project])
     assert build.share_dir("kwok").is_relative_to(build.binary_dir())
+
+
+def test_a_cluster_gets_the_programs_of_the_requested_release_and_the_pinned_ones_otherwise(
+    first: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
+    monkeypatch.setenv(releases.VARIABLE, str(first))
+    for folder in (build.binary_dir(), first.folder):
+        folder.mkdir(parents=True)
+        for program in selection(["kueue"]):
+            (folder / program.name).touch()
+    programs = build.ensure(["kueue"])
+    assert set(programs) == {program.name for program in selection(["kueue"])}
+    of_release = {name for name, path in programs.items() if path.is_relative_to(first.folder)}
+    assert of_release == set(PROGRAMS[first.project])
 
 
 def test_without_a_request_everything_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
