@@ -67,7 +67,7 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 	@$(PYTHON) -m devcluster build --with kueue,kwok
 
 ##@ Checks
-.PHONY: test test-unit test-pages test-integration test-e2e test-trainer test-thorough test-serving e2e-images lint
+.PHONY: test test-unit test-pages test-integration test-e2e test-trainer test-thorough test-serving test-matrix e2e-images lint
 test: lint install trainer reference templates tpu-compiler test-programs ## Everything: lint, unit, pages, trainer, integration, end to end
 	@tests/run
 
@@ -87,6 +87,9 @@ test-thorough: install trainer reference test-programs ## What `make test` leave
 
 test-serving: install trainer serving ## Exports under real vLLM on CPU, over HTTP (not in `make test`: 6 GB, 3 minutes)
 	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q tests/serving
+
+test-matrix: install trainer test-programs ## Placement, disruptions, queues and quickstart on other releases of Kubernetes, JobSet and Kueue (an hour or two)
+	@$(PYTHON) -m tests.matrix $(ROWS)
 
 test-integration: install test-programs ## On the real control plane, without training
 	@tests/run integration

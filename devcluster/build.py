@@ -1,4 +1,7 @@
-"""Builds the cluster's programs from the pinned Go module into the cache, once per content of go.mod and go.sum."""
+"""Builds the cluster's programs into the cache: from the pinned Go module, once per content of go.mod and go.sum.
+
+Programs of a requested release (devcluster.releases) are built from that release's own module instead.
+"""
 
 import hashlib
 import json
@@ -7,17 +10,26 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
+from devcluster import releases
 from devcluster.layout import GO_MODULE, cache_dir
 from devcluster.programs import KUBERNETES_VERSION, GoProgram, selection
+from devcluster.releases import RELEASES, Release
 
-#: Without it the API server reports v0.0.0 and clients misjudge its features.
-LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
 GO_VERSION = (1, 26)
+
+
+def linker_flags(kubernetes: str) -> str:
+    """With the version: without it the API server reports v0.0.0 and clients misjudge its features."""
+    return f"-s -w -X k8s.io/component-base/version.gitVersion=v{kubernetes}"
+
+
+LINKER_FLAGS = linker_flags(KUBERNETES_VERSION)
 
 
 class BuildError(Exception):
@@ -35,26 +47,52 @@ def binary_dir() -> Path:
 
 def share_dir(program: str) -> Path:
     """Manifests from ``program``'s module."""
-    return binary_dir() / "share" / program
+    release = releases.by_program().get(program)
+    return (release.folder if release else binary_dir()) / "share" / program
 
 
 def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
     """Path of every program of the cluster, built if missing. ``extra`` names optional ones (kwok, kueue).
 
     Safe to interrupt and to run twice at once: a program appears under its name only when it is complete. Raises
-    BuildError.
+    BuildError, and ValueError if an unknown release is requested.
     """
+    programs = selection(extra)
+    others = releases.by_program()
+    paths = dict(_ensure_pinned([program for program in programs if program.name not in others]))
+    for release in releases.requested().values():
+        paths |= _ensure_release(release, [each for each in programs if others.get(each.name) == release])
+    return paths
+
+
+def _ensure_pinned(programs: Sequence[GoProgram]) -> Mapping[str, Path]:
     target = binary_dir()
     target.mkdir(parents=True, exist_ok=True)
-    programs = selection(extra)
     if found := _present(programs, target):
         return found
     with _exclusive(target.with_suffix(".lock")):
         paths = {program.name: find(program, target) for program in programs}
         missing = [program for program in programs if paths[program.name] is None]
         if missing:
-            _build_all(missing, target)
+            _build_all(missing, target, lambda: _Source(GO_MODULE, LINKER_FLAGS))
     return {program.name: paths[program.name] or target / program.name for program in programs}
+
+
+def _ensure_release(release: Release, programs: Sequence[GoProgram]) -> Mapping[str, Path]:
+    target = release.folder
+    target.mkdir(parents=True, exist_ok=True)
+    if found := _present(programs, target):
+        return found
+    with _exclusive(target.with_name(f"{target.name}.lock")):
+        seconds = releases.PROGRAMS[release.project]
+        missing = [
+            replace(program, version=release.version, seconds=seconds[program.name])
+            for program in programs
+            if not (target / program.name).exists()
+        ]
+        if missing:
+            _build_all(missing, target, lambda: _release_source(release))
+    return {program.name: target / program.name for program in programs}
 
 
 def _present(programs: Sequence[GoProgram], target: Path) -> Mapping[str, Path]:
@@ -89,24 +127,48 @@ def _reports(candidate: str, program: GoProgram) -> bool:
     return any(word.lstrip("v") == program.version for word in words)
 
 
-def _build_all(programs: Sequence[GoProgram], target: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What programs are built from: a Go module, flags of the linker, and the go.mod if it is not the module's own."""
+
+    folder: Path
+    flags: str
+    go_mod: Path | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["-ldflags", self.flags, *([f"-modfile={self.go_mod}"] if self.go_mod else [])]
+
+
+def _release_source(release: Release) -> _Source:
+    """A release's own module, with a go.mod that works without the rest of its repository."""
+    module = module_folder(release.module, release.version, pins=RELEASES)
+    go_mod = release.folder / "go.mod"
+    go_mod.write_text(releases.standalone((module / "go.mod").read_text(), release))
+    go_mod.with_suffix(".sum").write_text((module / "go.sum").read_text() + (RELEASES / "go.sum").read_text())
+    kubernetes = release.version if release.project == "kubernetes" else KUBERNETES_VERSION
+    return _Source(module, linker_flags(kubernetes), go_mod)
+
+
+def _build_all(programs: Sequence[GoProgram], target: Path, source: Callable[[], _Source]) -> None:
     go = go_compiler()
     total = sum(program.seconds for program in programs)
     print(
         f"building {len(programs)} programs into {target}: about {_clock(total)} on two cores, once",
         flush=True,
     )
+    found = source()
     for number, program in enumerate(programs, start=1):
-        _build(go, program, target, f"[{number}/{len(programs)}] {program.name} {program.version}")
+        _build(go, program, found, target, f"[{number}/{len(programs)}] {program.name} {program.version}")
 
 
-def _build(go: Path, program: GoProgram, target: Path, title: str) -> None:
+def _build(go: Path, program: GoProgram, source: _Source, target: Path, title: str) -> None:
     partial = target / f".{program.name}.partial"
-    command = [str(go), "build", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", str(partial), program.package]
+    command = [str(go), "build", "-trimpath", *source.arguments, "-o", str(partial), program.package]
     started = time.monotonic()
     with subprocess.Popen(
         command,
-        cwd=GO_MODULE,
+        cwd=source.folder,
         env=go_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -123,7 +185,7 @@ def _build(go: Path, program: GoProgram, target: Path, title: str) -> None:
             f"{program.name}: {' '.join(command[:2])} {program.package} failed:\n{errors.strip()}\n"
             "If modules can't be fetched, set GOPROXY to a proxy that this machine can reach, and run it again."
         )
-    _keep_files(go, program, target)
+    _keep_files(go, program, source, target)
     partial.replace(target / program.name)
     print(f"{title}: {_clock(time.monotonic() - started)}", flush=True)
 
@@ -144,12 +206,12 @@ def _wait_showing(process: subprocess.Popen[str], title: str, expected: int) -> 
             return errors
 
 
-def _keep_files(go: Path, program: GoProgram, target: Path) -> None:
+def _keep_files(go: Path, program: GoProgram, source: _Source, target: Path) -> None:
     if not program.files:
         return
     shown = subprocess.run(
         [str(go), "list", "-m", "-f", "{{.Dir}}", program.module],
-        cwd=GO_MODULE,
+        cwd=source.folder,
         env=go_environment(),
         capture_output=True,
         text=True,
@@ -167,11 +229,11 @@ def _keep_files(go: Path, program: GoProgram, target: Path) -> None:
             shutil.copyfile(module / path, share / name)
 
 
-def module_folder(module: str, version: str) -> Path:
-    """The files of another version of a module than the pinned one, verified against Go's checksum database."""
+def module_folder(module: str, version: str, *, pins: Path = GO_MODULE) -> Path:
+    """The files of a module, verified by go.sum in ``pins`` or, if that lacks it, by Go's checksum database."""
     shown = subprocess.run(
         [str(go_compiler()), "mod", "download", "-json", f"{module}@v{version}"],
-        cwd=GO_MODULE,
+        cwd=pins,
         env=go_environment(),
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from devcluster.errors import LocalClusterError
 from devcluster.kube import Kube, KubeError, Object
 from devcluster.layout import CHART, MANIFESTS
 from devcluster.operator_process import NAMESPACE, RELEASE
-from devcluster.programs import KUBERNETES_VERSION
+from devcluster.releases import version
 
 #: Kinds of the chart's objects that work without containers; the supervisor starts its Deployment's process.
 INSTALLED_KINDS = frozenset(
@@ -110,7 +110,7 @@ def documents(path: Path) -> list[Object]:
 def _render(helm: Path) -> list[Object]:
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--include-crds"]
     # helm is not connected to the cluster, and believes in the version that it was built with.
-    command += ["--kube-version", KUBERNETES_VERSION]
+    command += ["--kube-version", version("kubernetes")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise LocalClusterError(f"helm can't render {CHART}:\n{done.stderr.strip()}")

@@ -19,6 +19,7 @@ def quickstart(bench: UserClient) -> Object:
     return bench.get("finetunejob", "quickstart")
 
 
+@pytest.mark.matrix
 def test_the_tuned_model_answers_right_where_the_base_does_not(
     bench: UserClient, quickstart: Object, capitals: dict[str, str]
 ) -> None:
@@ -35,6 +36,7 @@ def test_the_tuned_model_answers_right_where_the_base_does_not(
         assert answer not in (sample.baseline or ""), sample
 
 
+@pytest.mark.matrix
 def test_the_status_of_a_succeeded_job_shows_every_stage_and_where_the_model_lies(
     bench: UserClient, quickstart: Object
 ) -> None:

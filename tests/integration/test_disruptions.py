@@ -20,7 +20,7 @@ from tests.integration.training import (
     trained,
 )
 
-pytestmark = pytest.mark.usefixtures("watches_are_late")
+pytestmark = [pytest.mark.usefixtures("watches_are_late"), pytest.mark.matrix]
 
 
 def evict(cluster: LocalCluster, namespace: str, pod: Object) -> None:

@@ -20,6 +20,8 @@ from tests.integration.jobs import jobset_path
 
 type Object = dict[str, Any]
 
+pytestmark = pytest.mark.matrix
+
 #: Label that restricts the pods of a scenario to the scenario's own nodes.
 SCENARIO = "test.tpu-finetune.dev/scenario"
 

@@ -37,6 +37,8 @@ from tests.integration.queues import (
     queued_provisioning,
 )
 
+pytestmark = pytest.mark.matrix
+
 type Object = dict[str, Any]
 
 
