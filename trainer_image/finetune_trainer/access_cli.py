@@ -75,7 +75,11 @@ def examine(store: StorageClient, *, read: Sequence[str], write: Sequence[str]) 
 
 def _read(store: StorageClient, folder: str) -> None:
     for entry in store.entries(folder):
-        store.read_range(entry.uri, 0, 1, generation=entry.generation)
+        try:
+            store.read_range(entry.uri, 0, 1, generation=entry.generation)
+        except StageError as error:
+            if error.code is not ExitCode.INPUT_MISSING:  # deleted meanwhile
+                raise
         return
 
 
@@ -85,7 +89,15 @@ def _write(store: StorageClient, folder: str) -> None:
     try:
         store.read(own)
     finally:
+        _delete(store, own)
+
+
+def _delete(store: StorageClient, own: str) -> None:
+    try:
         store.delete(own)
+    except StageError as error:
+        error.actual = f"{own} is left behind: {error.actual}"
+        raise
 
 
 def _parser() -> argparse.ArgumentParser:

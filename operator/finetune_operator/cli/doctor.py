@@ -9,16 +9,8 @@ import typer
 
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.doctor_checks import Finding, State, findings
-from finetune_operator.cli.doctor_probe import (
-    DEADLINE_SECONDS,
-    LABEL,
-    Probe,
-    ended,
-    judged,
-    not_tested,
-    probes,
-    refused,
-)
+from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, LABEL, Probe, probes
+from finetune_operator.cli.doctor_probe_ends import ended, judged, left_over, not_tested, refused
 from finetune_operator.cli.doctor_setup import Setup, read_setup
 from finetune_operator.cli.printing import json_text
 from finetune_operator.cli.text import one_line
@@ -70,7 +62,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
     """Runs the pods and returns their findings. They are deleted at the end, also if the command is interrupted."""
     for old in await connection.pods({LABEL: "access"}):
-        if ended(old):  # of a command that was killed
+        if left_over(old):
             await connection.delete(PODS, old)
     found: list[Finding] = []
     running: dict[str, Probe] = {}
@@ -87,7 +79,7 @@ async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
         typer.echo(f"{len(running)} pods run, for {DEADLINE_SECONDS // 60} minutes at most.", err=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(DEADLINE_SECONDS if running else 0):
-                await _ends(connection, running, last)
+                await _ends(connection, {_uid(pod): pod["metadata"]["name"] for pod in created}, last)
     finally:
         for pod in created:
             with suppress(ClusterError):  # its deadline ends it
@@ -97,13 +89,20 @@ async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
     return list(dict.fromkeys(found))
 
 
-async def _ends(connection: Connection, running: Mapping[str, Probe], last: dict[str, Object]) -> None:
-    """Keeps ``last`` at the newest state of each pod, until all have ended."""
+async def _ends(connection: Connection, created: Mapping[str, str], last: dict[str, Object]) -> None:
+    """Keeps ``last`` at the newest state of each pod, until all have ended.
+
+    ``created``: names of the pods by uid. Another pod of the same name is not ours.
+    """
     async for pods in connection.follow(PODS, labels={LABEL: "access"}):
         last.clear()
-        last.update({name: pod for name, pod in pods.items() if name in running})
-        if all(name not in last or ended(last[name]) for name in running):
+        last.update({name: pod for name, pod in pods.items() if created.get(_uid(pod)) == name})
+        if all(name not in last or ended(last[name]) for name in created.values()):
             return
+
+
+def _uid(pod: Object) -> str:
+    return str(pod["metadata"]["uid"])
 
 
 def line(finding: Finding) -> str:

@@ -10,6 +10,7 @@ from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cli.profiles import serves
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
 from finetune_operator.planning import Refused, check_profile_object
+from finetune_operator.rendering import quantities
 
 _CHIPS = ("requests.google.com/tpu", "google.com/tpu")
 _JOB_COUNT = "count/finetunejobs.tpu-finetune.dev"
@@ -148,9 +149,7 @@ def _accounts(setup: Setup) -> Findings:
             )
             continue
         google = (existing[account]["metadata"].get("annotations") or {}).get(_GOOGLE_ACCOUNT)
-        if google is not None and not re.fullmatch(
-            r"[a-z0-9-]+@[a-z0-9.-]+\.iam\.gserviceaccount\.com", google
-        ):
+        if google is not None and google_account(setup, account) is None:
             fix = (
                 f"kubectl annotate serviceaccount {account} --namespace {setup.namespace} --overwrite "
                 f"{_GOOGLE_ACCOUNT}=NAME@PROJECT.iam.gserviceaccount.com"
@@ -161,6 +160,13 @@ def _accounts(setup: Setup) -> Findings:
         else:
             acts = f" and acts as {google}" if google else ""
             yield Finding(name, State.OK, f"{account} exists{acts}.")
+
+
+def google_account(setup: Setup, account: str) -> str | None:
+    """Returns the Google service account that the ServiceAccount's annotation names; None if it names none."""
+    own = next((each for each in setup.accounts or () if each["metadata"]["name"] == account), None)
+    named = str(((own or {}).get("metadata", {}).get("annotations") or {}).get(_GOOGLE_ACCOUNT, ""))
+    return named if re.fullmatch(r"[a-z0-9-]+@[a-z0-9.-]+\.iam\.gserviceaccount\.com", named) else None
 
 
 def _queues(setup: Setup) -> Findings:
@@ -292,9 +298,7 @@ def _slices(profile: Object) -> Iterator[int]:
 
 
 def _number(quantity: object) -> int:
-    """A whole quantity; kubectl and the API server write counts and chips without a suffix, or with k."""
-    text = str(quantity)
-    return int(text[:-1]) * 1000 if text.endswith("k") else int(text)
+    return int(quantities.number(str(quantity)))
 
 
 def _rights(setup: Setup) -> Findings:

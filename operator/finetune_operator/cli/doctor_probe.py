@@ -1,17 +1,14 @@
-"""The pods of ``finetune doctor --probe``: one for each account of a profile, and what their ends mean. Pure.
+"""The pods of ``finetune doctor --probe``: one for each account of a profile. Pure.
 
 A pod runs ``finetune-stage access`` with the account, the image and the environment of the profile's stages, always on
 the nodes of stages without TPU.
 """
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Literal
 
-from finetune_operator.cli.doctor_checks import Finding, State, serving
+from finetune_operator.cli.doctor_checks import serving
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import Object
 from finetune_operator.planning.stored_plan import cache_root
@@ -21,10 +18,7 @@ from finetune_operator.rendering.pod import CONTAINER, SCRATCH, restricted, unpr
 LABEL = "tpu-finetune.dev/doctor"
 #: Nodes that are created for the pod take minutes.
 DEADLINE_SECONDS = 600
-CHECK = "storage"
-_GOOGLE_ACCOUNT = "iam.gke.io/gcp-service-account"
-_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-_CANNOT_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+NAME_PREFIX = "finetune-doctor-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +29,23 @@ class Probe:
     account: str
     image: str
     stages: Literal["cpu", "tpu"]
-    read: Sequence[str]
-    write: Sequence[str]
+    read: Sequence["Folder"]
+    write: Sequence["Folder"]
     pod: Object
     """Its manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder in a bucket, or a whole bucket, that an account uses."""
+
+    uri: str
+    own: bool = True
+    """Whether the account may use all of it. False: only some names in it, which no role can be granted for."""
+
+    @property
+    def bucket(self) -> str:
+        return "/".join(self.uri.split("/")[:3])
 
 
 def probes(setup: Setup) -> list[Probe]:
@@ -49,7 +56,8 @@ def probes(setup: Setup) -> list[Probe]:
 def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Probe:
     name, spec, namespace = profile["metadata"]["name"], profile["spec"], setup.namespace
     storage, images = spec["storage"], spec["images"]
-    artifacts, cache = f"{storage['artifacts'].rstrip('/')}/{namespace}", cache_root(spec, namespace)
+    artifacts = Folder(uri=f"{storage['artifacts'].rstrip('/')}/{namespace}")
+    cache = Folder(uri=cache_root(spec, namespace))
     inputs = [folder for each in _readable(spec) if (folder := _folder(each))]
     read = [*inputs, *([cache] if stages == "tpu" else [])]
     write = [artifacts, *([cache] if stages == "cpu" else [])]
@@ -62,7 +70,7 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
         stages=stages,
         read=read,
         write=write,
-        pod=_manifest(spec, f"finetune-doctor-{stages}-", namespace)
+        pod=_manifest(spec, f"{NAME_PREFIX}{stages}-", namespace)
         | {"spec": _pod_spec(spec, account, image, _command(read, write))},
     )
 
@@ -71,17 +79,19 @@ def _readable(spec: Object) -> Sequence[str]:
     return ((spec.get("constraints") or {}).get("uris") or {}).get("read") or ()
 
 
-def _folder(pattern: str) -> str | None:
-    """The folder in which everything that matches lies; None if it is not in a bucket."""
+def _folder(pattern: str) -> Folder | None:
+    """The folder in which everything that matches lies; None if it is not in one bucket."""
     if not pattern.startswith("gs://"):
         return None
-    fixed, wildcard, _ = pattern.partition("*")
-    folder = fixed.rpartition("/")[0] if wildcard else fixed.rstrip("/")
-    return folder if folder.removeprefix("gs://") not in ("", "gs:/") else None
+    fixed = pattern.partition("*")[0]
+    folder = fixed.rpartition("/")[0]
+    if folder in ("gs:/", "gs:"):
+        return None if "*" in pattern else Folder(uri=pattern)
+    return Folder(uri=folder, own=pattern == f"{folder}/*")
 
 
-def _command(read: Sequence[str], write: Sequence[str]) -> list[str]:
-    options = [("--read", each) for each in read] + [("--write", each) for each in write]
+def _command(read: Sequence[Folder], write: Sequence[Folder]) -> list[str]:
+    options = [("--read", each.uri) for each in read] + [("--write", each.uri) for each in write]
     return ["finetune-stage", "access", *(part for option in options for part in option)]
 
 
@@ -128,176 +138,3 @@ def _pod_spec(spec: Object, account: str, image: str, command: Sequence[str]) ->
         "containers": [container],
         "volumes": [{"name": "scratch", "emptyDir": {}}],
     }
-
-
-def ended(pod: Object) -> bool:
-    """Whether no more is to be learned from the pod."""
-    reason = _waiting(pod)[0]
-    # The kubelet's first error of a pull may pass.
-    stuck = reason in (*_NO_IMAGE, *_CANNOT_START) and reason != "ErrImagePull"
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or stuck
-
-
-def not_tested(setup: Setup) -> Finding:
-    """What the report says without ``--probe``."""
-    return Finding(
-        CHECK,
-        State.UNKNOWN,
-        "Buckets and images were not tried.",
-        f"finetune doctor --probe --namespace {setup.namespace}, which runs two pods for each profile",
-    )
-
-
-def refused(setup: Setup, probe: Probe, status: int | None, message: str) -> Finding:
-    """The finding for a pod that the API server does not take."""
-    if status == HTTPStatus.FORBIDDEN and re.search(r"cannot create resource \"?pods", message):
-        fix = f"kubectl create rolebinding finetune-probe --namespace {setup.namespace} --clusterrole edit --user YOU"
-        return Finding(CHECK, State.UNKNOWN, f"You may not create pods in {setup.namespace}.", fix)
-    fix = f"kubectl edit resourcequota --namespace {setup.namespace}"
-    if "PodSecurity" in message:
-        fix = f"kubectl edit finetuneprofile {probe.profile}, or the namespace's Pod Security level"
-    elif "serviceaccount" in message.lower():
-        fix = f"kubectl create serviceaccount {probe.account} --namespace {setup.namespace}"
-    return Finding(CHECK, State.MISSING, f"A pod of {_who(setup, probe)} is not admitted: {message}", fix)
-
-
-def judged(setup: Setup, probe: Probe, pod: Object | None) -> Iterator[Finding]:
-    """Yields the findings of a pod as it was last seen; None if it is gone."""
-    if pod is None:
-        yield Finding(CHECK, State.UNKNOWN, f"The pod of {_who(setup, probe)} was deleted meanwhile.")
-        return
-    status = pod.get("status") or {}
-    reason, detail = _waiting(pod)
-    if reason in _NO_IMAGE:
-        yield _no_image(probe, detail or reason)
-    elif reason in _CANNOT_START:
-        fix = f"kubectl edit finetuneprofile {probe.profile}, whose pod.env names it"
-        yield Finding(CHECK, State.MISSING, f"A pod of {_who(setup, probe)} cannot start: {detail}", fix)
-    elif (end := _terminated(pod)) is not None:
-        yield from _of_program(setup, probe, end)
-    elif (unscheduled := _unscheduled(pod)) is not None:
-        yield Finding(
-            CHECK,
-            State.MISSING,
-            f"No node took a pod of {_who(setup, probe)} in {DEADLINE_SECONDS // 60} minutes: {unscheduled}",
-            "gcloud container node-pools list --cluster CLUSTER --location LOCATION; the cpuPool of profile "
-            f"{probe.profile} selects the nodes",
-        )
-    else:
-        said = status.get("message") or f"it is {status.get('phase', 'unknown')}"
-        yield Finding(
-            CHECK,
-            State.UNKNOWN,
-            f"The pod of {_who(setup, probe)} did not end in {DEADLINE_SECONDS // 60} minutes: {said}",
-            _IDENTITY_OF_NODES,
-        )
-
-
-_IDENTITY_OF_NODES = (
-    "gcloud container node-pools update POOL --cluster CLUSTER --location LOCATION --workload-metadata=GKE_METADATA, "
-    "if its metadata server does not respond"
-)
-
-
-def _of_program(setup: Setup, probe: Probe, end: Mapping[str, Any]) -> Iterator[Finding]:
-    faults = _faults(str(end.get("message") or ""))
-    if faults is None:
-        fix = f"kubectl edit finetuneprofile {probe.profile}, and name an image of the operator's release"
-        said = (
-            f"Image {probe.image} has no command `finetune-stage access` (exit code {end.get('exitCode')})."
-        )
-        yield Finding("images", State.MISSING, said, fix)
-        return
-    yield Finding("images", State.OK, f"{probe.image} was pulled.")
-    for fault in faults:
-        yield _of_fault(setup, probe, fault)
-    if not faults:
-        folders = f"{len(probe.read)} folders and writes {len(probe.write)}"
-        yield Finding(
-            CHECK, State.OK, f"{_who(setup, probe)} reads {folders}, as profile {probe.profile} needs."
-        )
-
-
-def _faults(message: str) -> list[Mapping[str, str]] | None:
-    """The program's result. None for anything else, which a foreign or older image may leave."""
-    try:
-        listed = json.loads(message)["faults"]
-        return [{key: str(each[key]) for key in ("right", "uri", "reason", "detail")} for each in listed]
-    except (ValueError, LookupError, TypeError):
-        return None
-
-
-def _of_fault(setup: Setup, probe: Probe, fault: Mapping[str, str]) -> Finding:
-    right, uri, reason = fault["right"], fault["uri"], fault["reason"]
-    bucket, _, inside = uri.removeprefix("gs://").partition("/")
-    who, detail = _who(setup, probe), fault["detail"]
-    if reason == "InputMissing":
-        fix = f"gcloud storage buckets create gs://{bucket} --location LOCATION --uniform-bucket-level-access"
-        return Finding(CHECK, State.MISSING, f"Bucket gs://{bucket} does not exist.", fix)
-    if reason != "StoragePermissionDenied":
-        message = f"{who} could not {_verb(right)} {uri}: {detail}"
-        return Finding(CHECK, State.UNKNOWN, message, _IDENTITY_OF_NODES)
-    if "credentials" in detail.lower():
-        return Finding(CHECK, State.MISSING, f"{who} has no Google identity: {detail}", _IDENTITY_OF_NODES)
-    role, place = (
-        "projects/PROJECT/roles/finetuneBucketReader",
-        f"buckets add-iam-policy-binding gs://{bucket}",
-    )
-    if right != "bucket":
-        role = "roles/storage.objectUser" if right == "write" else "roles/storage.objectViewer"
-        if top := inside.partition("/")[0]:
-            place = f"managed-folders add-iam-policy-binding gs://{bucket}/{top}/"
-    fix = f"gcloud storage {place} --member {_member(setup, probe.account)} --role {role}"
-    return Finding(CHECK, State.MISSING, f"{who} may not {_verb(right)} {uri}: {detail}", fix)
-
-
-def _verb(right: str) -> str:
-    return "read the metadata of" if right == "bucket" else f"{right} in"
-
-
-def _member(setup: Setup, account: str) -> str:
-    """The account as IAM writes it."""
-    own = next((each for each in setup.accounts or () if each["metadata"]["name"] == account), None)
-    google = ((own or {}).get("metadata", {}).get("annotations") or {}).get(_GOOGLE_ACCOUNT)
-    if google:
-        return f"serviceAccount:{google}"
-    return (
-        "principal://iam.googleapis.com/projects/PROJECT_NUMBER/locations/global/workloadIdentityPools/"
-        f"PROJECT.svc.id.goog/subject/ns/{setup.namespace}/sa/{account}"
-    )
-
-
-def _no_image(probe: Probe, detail: str) -> Finding:
-    fix = (
-        "gcloud artifacts repositories add-iam-policy-binding REPOSITORY --location LOCATION "
-        "--member serviceAccount:ACCOUNT_OF_THE_NODES --role roles/artifactregistry.reader"
-    )
-    if re.search(r"not found|manifest unknown|InvalidImageName|invalid reference", detail):
-        fix = f"kubectl edit finetuneprofile {probe.profile}, and correct images"
-    return Finding("images", State.MISSING, f"{probe.image} cannot be pulled: {detail}", fix)
-
-
-def _who(setup: Setup, probe: Probe) -> str:
-    return f"{setup.namespace}/{probe.account}"
-
-
-def _waiting(pod: Object) -> tuple[str, str]:
-    """Reason and message of a container that does not start."""
-    for each in (pod.get("status") or {}).get("containerStatuses") or ():
-        if waiting := (each.get("state") or {}).get("waiting"):
-            return waiting.get("reason", ""), waiting.get("message", "")
-    return "", ""
-
-
-def _terminated(pod: Object) -> Mapping[str, Any] | None:
-    for each in (pod.get("status") or {}).get("containerStatuses") or ():
-        if end := (each.get("state") or {}).get("terminated"):
-            return None if (pod["status"].get("reason") == "DeadlineExceeded") else dict(end)
-    return None
-
-
-def _unscheduled(pod: Object) -> str | None:
-    for each in (pod.get("status") or {}).get("conditions") or ():
-        if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return str(each.get("message", ""))
-    return None

@@ -1,4 +1,4 @@
-"""Kubernetes quantities of memory and disk."""
+"""Kubernetes quantities."""
 
 import re
 
@@ -8,8 +8,13 @@ _UNITS = {
 }  # fmt: skip
 
 
-def gib(quantity: str) -> float:
-    """Returns a quantity in GiB: 16.0 for ``16Gi``. ``quantity`` is valid by the schema (``api.common.Quantity``)."""
+def number(quantity: str) -> float:
+    """Returns the quantity without its unit: 1000 for ``1k``. ``quantity`` is valid by its schema."""
     match = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", quantity)
-    assert match is not None, "the profile's schema admits quantities only"
-    return float(match[1]) * _UNITS[match[2]] / 2**30
+    assert match is not None, "the schema admits quantities only"
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def gib(quantity: str) -> float:
+    """Returns a quantity in GiB: 16.0 for ``16Gi``."""
+    return number(quantity) / 2**30

@@ -167,6 +167,12 @@ def test_what_the_caller_may_not_read_is_unknown_and_not_missing(field: str) -> 
     assert ["You may not read" in each.message for each in of(setup, State.UNKNOWN)] == [True]
 
 
+@pytest.mark.parametrize(("hard", "used"), [("1M", "3"), ("2k", "1999"), ("1500", "1k")])
+def test_quotas_of_many_jobs_are_read_as_the_api_server_writes_them(hard: str, used: str) -> None:
+    setup = dataclasses.replace(healthy(), **quota({JOB_COUNT: hard}, {JOB_COUNT: used}))
+    assert of(setup, State.MISSING) == []
+
+
 @pytest.mark.parametrize("served", ["*", "team-a", "team-b,team-a"])
 def test_a_release_that_serves_the_namespace_is_enough(served: str) -> None:
     setup = dataclasses.replace(

