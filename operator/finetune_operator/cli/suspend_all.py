@@ -105,7 +105,8 @@ async def suspend_all(connection: Connection, jobs: Sequence[LiveJob], *, write:
 
 def _live(job: Object) -> bool:
     spec = job["spec"]
-    return not (status_view.ended(job) or spec.get("suspend") or spec.get("cancel") or spec.get("planOnly"))
+    # planOnly is no exception: it can be set while a training runs, and does not stop it.
+    return not (status_view.ended(job) or spec.get("suspend") or spec.get("cancel"))
 
 
 def _jobs(number: int) -> str:

@@ -12,6 +12,7 @@ contains, so a listing shows every transition that is that much older than its b
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -26,8 +27,10 @@ log = logging.getLogger(__name__)
 WRITE_SECONDS = 300
 #: Hours after which a notice that its receiver does not take is given up.
 LONGEST_HOURS = 24
-#: Notices that wait for their delivery. Those beyond are derived again at a later listing.
-MOST_PENDING = 2_000
+#: Notices that wait for their delivery, in all and of one namespace. Those beyond are derived again at a later listing.
+MOST_PENDING, MOST_OF_NAMESPACE = 2_000, 200
+#: Refusals after which a notice is given up that the receiver itself refuses while it takes others: half an hour.
+MOST_REFUSALS = 12
 #: Ids of delivered notices that are recorded. The oldest beyond may be delivered again after a restart.
 MOST_RECORDED = 5_000
 #: Deliveries at the same time.
@@ -42,14 +45,21 @@ _KEY = "notifications.json"
 
 
 class DeliveryError(Exception):
-    """The receiver could not be reached, or did not take the notice."""
+    """The receiver could not be reached, or did not take the notice.
+
+    ``final``: the receiver says that it will not take this one later either.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 class NotificationObserver(Protocol):
     """Observes deliveries."""
 
     def notified(self, result: str) -> None:
-        """Called with ``delivered``, ``refused`` (and sent again later) or ``expired``."""
+        """Called with ``delivered``, ``refused`` (and sent again later) or ``expired`` (given up)."""
 
 
 type Deliver = Callable[[str, Mapping[str, Any]], Awaitable[None]]
@@ -89,6 +99,12 @@ class Notifications:
         """Times of delivered notices that are not older, by id."""
         self._pending: dict[str, tuple[Notice, asyncio.Task[None]]] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        """A namespace has one delivery at a time, so that its notices do not keep out those of others."""
+        self._waiting: Counter[str] = Counter()
+        """Pending notices by namespace."""
+        self._taken = 0
+        """Deliveries so far."""
         self._changed = asyncio.Event()
         self._listing: datetime | None = None
         """Beginning of the listing in progress; None if a notice has found no room since."""
@@ -133,14 +149,16 @@ class Notifications:
         """Takes a version of a job, and sends those of its notices that have not been sent."""
         if self._until is None:
             return
+        namespace = job["metadata"]["namespace"]
         for notice in notices(job, since=self._until):
             if notice.id in self._delivered or notice.id in self._pending:
                 continue
-            if len(self._pending) >= MOST_PENDING:
+            if len(self._pending) >= MOST_PENDING or self._waiting[namespace] >= MOST_OF_NAMESPACE:
                 self._listing = None
                 continue
-            task = asyncio.get_running_loop().create_task(self._send(notice))
+            task = asyncio.get_running_loop().create_task(self._send(notice, namespace))
             self._pending[notice.id] = notice, task
+            self._waiting[namespace] += 1
 
     def listing(self) -> None:
         """Called before the jobs are listed."""
@@ -179,30 +197,40 @@ class Notifications:
             except TimeoutError:
                 log.warning("the record of notifications was not written: some may be sent again")
 
-    async def _send(self, notice: Notice) -> None:
-        pause = _FIRST_PAUSE
+    async def _send(self, notice: Notice, namespace: str) -> None:
+        pause, refusals, taken = _FIRST_PAUSE, 0, self._taken
+        turn = self._turns.setdefault(namespace, asyncio.Semaphore(1))
         while True:
-            async with self._places:
+            async with turn, self._places:
                 try:
                     await self._deliver(notice.id, notice.event)
                 except DeliveryError as error:
                     self._observer.notified("refused")
+                    refusals += error.final
                     log.warning(
                         "the notice %s was not delivered (again in %.0f s): %s", notice.id, pause, error
                     )
                 else:
-                    self._end(notice, "delivered")
+                    self._taken += 1
+                    self._end(notice, namespace, "delivered")
                     return
             if notice.time < self._oldest():
+                why = f"not delivered in {LONGEST_HOURS} h"
+                break
+            if refusals >= MOST_REFUSALS and self._taken > taken:
+                why = "the webhook refuses this one, and takes others"
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        log.error("the notice %s is given up: not delivered in %d h", notice.id, LONGEST_HOURS)
-        self._end(notice, "expired")
+        log.error("the notice %s is given up: %s", notice.id, why)
+        self._end(notice, namespace, "expired")
 
-    def _end(self, notice: Notice, result: str) -> None:
+    def _end(self, notice: Notice, namespace: str, result: str) -> None:
         self._observer.notified(result)
         del self._pending[notice.id]
+        self._waiting[namespace] -= 1
+        if not self._waiting[namespace]:
+            del self._waiting[namespace], self._turns[namespace]
         self._delivered[notice.id] = notice.time
         self._changed.set()
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from ssl import SSLContext
+from time import monotonic
 
 from aiohttp import web
 
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which a reconcile counts as hanging: a minute after its own timeout.
 STUCK_SECONDS = RECONCILE_SECONDS + 60
+#: Share of the time that rendering of metrics may take.
+_RENDERING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class ProbeServer:
         ready: result of /readyz: whether the process leads or could lead at once.
         metrics: metrics for /metrics.
         metrics_tls: TLS of /metrics; None: plain HTTP.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -69,11 +73,14 @@ class ProbeServer:
         ready: Callable[[], ProbeResult],
         metrics: OperatorMetrics,
         metrics_tls: SSLContext | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._healthy = healthy
         self._ready = ready
         self._metrics = metrics
         self._metrics_tls = metrics_tls
+        self._clock = clock
+        self._rendered, self._stale = b"", float("-inf")
         self._runners: list[web.AppRunner] = []
 
     async def start(self, host: str, health_port: int, metrics_port: int) -> tuple[int, int]:
@@ -110,7 +117,15 @@ class ProbeServer:
         return handler
 
     async def _render(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        """Renders anew after nine times as long as the last rendering took.
+
+        It runs on the event loop, which also renews the Lease: whoever reaches the port must not occupy it.
+        """
+        if (begun := self._clock()) >= self._stale:
+            self._rendered = self._metrics.render()
+            ended = self._clock()
+            self._stale = ended + (ended - begun) * (1 / _RENDERING - 1)
+        return web.Response(body=self._rendered, headers={"Content-Type": CONTENT_TYPE})
 
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

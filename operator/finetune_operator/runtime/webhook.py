@@ -19,6 +19,8 @@ from finetune_operator.runtime.settings import Settings, SettingsError
 _SECONDS = 10
 _CONTENT_TYPE = "application/cloudevents+json; charset=UTF-8"
 _PREFIX = "whsec_"
+#: Refusals of the moment: timeout, too early, too many requests.
+_PASSING = (408, 425, 429)
 #: Bytes of a key, after the specification.
 _SHORTEST, _LONGEST = 24, 64
 
@@ -104,7 +106,10 @@ class Webhook:
                 self._url, data=body, headers=headers, allow_redirects=False
             ) as answer:
                 if not 200 <= answer.status < 300:
-                    raise DeliveryError(f"the webhook answers {answer.status}, expected 2xx")
+                    raise DeliveryError(
+                        f"the webhook answers {answer.status}, expected 2xx",
+                        final=400 <= answer.status < 500 and answer.status not in _PASSING,
+                    )
         except aiohttp.ClientError as error:
             # The others may contain the whole URL, and with it what identifies the sender.
             text = str(error) if isinstance(error, aiohttp.ClientConnectorError) else type(error).__name__

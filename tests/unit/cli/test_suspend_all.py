@@ -25,7 +25,14 @@ async def test_jobs_that_have_ended_or_are_suspended_or_cancelled_are_left_out(
     await api.put("finetunejobs", job("failed", "ended"))
     await api.put("finetunejobs", job("running", "suspended", suspend=True))
     await api.put("finetunejobs", job("running", "cancelled", cancel=True))
-    await api.put("finetunejobs", job("running", "plan", planOnly=True))
+    assert await live_jobs(connection, everywhere=False, selector=None) == [live("trains", Stage.TRAIN)]
+
+
+async def test_a_training_is_not_hidden_by_a_field_that_does_not_stop_it(
+    api: FakeApi, connection: Connection
+) -> None:
+    """planOnly may be set while it runs."""
+    await api.put("finetunejobs", job("running", "trains", planOnly=True))
     assert await live_jobs(connection, everywhere=False, selector=None) == [live("trains", Stage.TRAIN)]
 
 

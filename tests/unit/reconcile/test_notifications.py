@@ -39,6 +39,8 @@ class World:
         self.received: list[str] = []
         self.refuses: set[str] = set()
         """Names of jobs whose notices are refused; ``*``: all of them."""
+        self.final = False
+        """Whether the receiver says that it will not take it later either."""
         self.results: list[str] = []
         self.changed = asyncio.Event()
 
@@ -49,7 +51,7 @@ class World:
         await asyncio.sleep(0)
         self.changed.set()
         if self.refuses & {event["data"]["name"], "*"}:
-            raise DeliveryError("answers 500, expected 2xx")
+            raise DeliveryError("answers 500, expected 2xx", final=self.final)
         self.received.append(event["data"]["name"])
 
     def clock(self) -> datetime:
@@ -263,3 +265,50 @@ async def test_a_receiver_that_does_not_answer_holds_up_nothing(world: World) ->
             notifications.job(ended(f"job-{number}"))
         assert notifications.pending == 100
     assert world.received == []
+
+
+def of_namespace(namespace: str, name: str) -> dict[str, Any]:
+    found = ended(name)
+    found["metadata"]["namespace"] = namespace
+    return found
+
+
+async def test_many_notices_of_one_namespace_do_not_keep_out_those_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_OF_NAMESPACE", 20)
+    async with world.operator() as notifications:
+        for number in range(50):
+            notifications.job(of_namespace("mallory", f"noise-{number}"))
+        notifications.job(of_namespace("team-b", "training"))
+        assert notifications.pending == 21
+        await settled(notifications)
+    assert world.received.index("training") <= 2
+    assert len(world.received) == 21
+
+
+async def test_a_notice_that_the_receiver_refuses_for_good_is_given_up_while_others_are_taken(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.refuses, world.final = {"poison"}, True
+    async with world.operator() as notifications:
+        notifications.job(of_namespace("mallory", "poison"))
+        notifications.job(of_namespace("team-b", "training"))
+        await settled(notifications)
+    assert world.received == ["training"]
+    assert world.results.count("refused") == module.MOST_REFUSALS
+    assert world.results.count("expired") == 1
+    assert "takes others" in caplog.text
+
+
+async def test_a_receiver_that_refuses_everything_loses_nothing(world: World) -> None:
+    """Such as one with a wrong key."""
+    world.refuses, world.final = {"*"}, True
+    async with world.operator() as notifications:
+        notifications.job(ended())
+        async with asyncio.timeout(5):
+            while world.results.count("refused") < 2 * module.MOST_REFUSALS:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        world.refuses = set()
+        await settled(notifications)
+    assert world.received == ["demo"]

@@ -61,6 +61,30 @@ async def test_probes_say_why_not() -> None:
         await server.stop()
 
 
+async def test_scrapes_take_at_most_a_tenth_of_the_event_loop() -> None:
+    """A rendering takes 2 s here; who scrapes meanwhile gets its result."""
+    now, rendered = [100.0], list[float]()
+
+    class Slow(OperatorMetrics):
+        def render(self) -> bytes:
+            rendered.append(now[0])
+            now[0] += 2
+            return b"%d" % len(rendered)
+
+    server = ProbeServer(healthy=ProbeResult, ready=ProbeResult, metrics=Slow(), clock=lambda: now[0])
+    _, metrics = await server.start("127.0.0.1", 0, 0)
+    try:
+        answers = await asyncio.gather(*(fetch(metrics, "/metrics") for _ in range(20)))
+        assert set(answers) == {(200, "1")}
+        now[0] += 17.9
+        assert (await fetch(metrics, "/metrics"))[1] == "1"
+        now[0] += 0.1
+        assert (await fetch(metrics, "/metrics"))[1] == "2"
+    finally:
+        await server.stop()
+    assert rendered == [100, 120]
+
+
 def test_readiness_is_not_leadership() -> None:
     assert readiness((), None).good
     assert readiness(("jobs cannot be listed",), None).problems == ("jobs cannot be listed",)
