@@ -19,7 +19,7 @@ _EXTRA_LABELS = ("stage", "attempt")
 #: Bearer headers, JSON web tokens, Hugging Face tokens, Google access tokens, passwords in URLs.
 _SECRETS = re.compile(
     r"(?i:(?P<scheme>bearer\s+))[^\s\"',]+"
-    r"|(?P<user>[a-z+]+://[^\s/:@]+:)[^\s/@]+(?=@)"
+    r"|(?P<user>[a-z+]{1,20}://[^\s/:@]+:)[^\s/@]+(?=@)"
     r"|eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
     r"|hf_[A-Za-z0-9]{8,}"
     r"|ya29\.[\w-]+"

@@ -119,7 +119,7 @@ class ProbeServer:
     async def _render(self, _request: web.Request) -> web.Response:
         """Renders anew after nine times as long as the last rendering took.
 
-        It runs on the event loop, which also renews the Lease: whoever reaches the port must not occupy it.
+        It runs on the event loop, which also renews the Lease: a client of the port must not occupy it.
         """
         if (begun := self._clock()) >= self._stale:
             self._rendered = self._metrics.render()
