@@ -83,6 +83,8 @@ def _kube_proxy(
                 "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
                 "kind": "KubeProxyConfiguration",
                 "mode": "iptables",
+                # Pods of one bridge answer each other past the rules that would translate a Service's address back.
+                "iptables": {"masqueradeAll": True},
                 "clientConnection": {"kubeconfig": str(kubeconfig)},
                 "hostnameOverride": node,
                 "clusterCIDR": NETWORK,
