@@ -299,7 +299,11 @@ def test_a_store_that_is_down(site: Site) -> None:
         site.prometheus.resolves(alert, seconds=0)
     site.trainer("stored", seconds=3600, stages=[Stage.TRAIN])
     storage = {"artifacts": "gs://ft-artifacts/monitored", "cache": "gs://ft-cache/monitored"}
-    path = site.apply("stored", profile=site.profile("stored", storage=storage))
+    inputs = {
+        "model": {"uri": "gs://ft-models/tiny"},
+        "datasets": {"train": [{"uri": "gs://ft-data/train.jsonl"}], "maxSeqLength": 64},
+    }
+    path = site.apply("stored", profile=site.profile("stored", storage=storage), **inputs)
     site.trains(path)
     namespace = path.split("/")[5]
     site.cluster.stop("gcs")
