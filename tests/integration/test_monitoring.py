@@ -329,8 +329,9 @@ def test_a_job_that_cannot_proceed_and_one_that_only_its_author_can_mend(site: S
     shows(site, path, "phase", 1, phase="Queued")
     alerting = {each["exported_namespace"] for each in site.prometheus.firing("FinetuneJobsStalled")}
     assert alerting == {path.split("/")[5]}
-    ((labels, number),) = site.prometheus.query("finetune_jobs_invalid > 0")
-    assert (labels["exported_namespace"], number) == (invalid.split("/")[5], 1)
+    for each, expected in ((invalid, 1), (path, 0)):
+        found = site.prometheus.query(f'finetune_jobs_invalid{{exported_namespace="{each.split("/")[5]}"}}')
+        assert [number for _, number in found] == [expected], each
     for each in (path, invalid):
         site.cluster.delete(each)
     site.prometheus.resolves("FinetuneJobsStalled")
