@@ -395,6 +395,10 @@ def test_a_ledger_that_cannot_be_written(site: Site) -> None:
     site.prometheus.resolves("FinetuneLedgerErrors", seconds=150)
 
 
+def test_no_fault_was_an_internal_error_of_the_operator(site: Site) -> None:
+    assert not site.prometheus.has_had('finetune_reconcile_errors_total{reason="InternalError"} > 0')
+
+
 # --- dashboards
 
 
