@@ -196,8 +196,8 @@ class Applier:
     async def write_status(self, job: Object, status: FineTuneJobStatus) -> None:
         """Writes the status if it differs.
 
-        Raises Conflict if the job has changed since it was observed; NotFound if it was deleted. Its plan is then
-        deleted, too: it may have been stored after the deletion's event was handled.
+        Raises Conflict if the job has changed since it was observed. If it was deleted, so is its plan, which may have
+        been stored after the deletion's event was handled.
         """
         document = status.to_document()
         if job.get("status") == document:
@@ -208,9 +208,9 @@ class Applier:
             written = await self._cluster.patch_status(
                 JOBS, namespace, name, document, resource_version=metadata["resourceVersion"]
             )
-        except NotFound:
+        except NotFound as error:
             await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
-            raise
+            raise Conflict(f"{error}: deleted since it was observed", status=error.status) from error
         self._cache.wrote(JOBS, written)
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
@@ -245,8 +245,14 @@ class Applier:
             except Rejected:
                 await self._delete(job, deletions)
                 raise
-            except Conflict:
-                edited = await self._cluster.get(JOBS, job["metadata"]["namespace"], job["metadata"]["name"])
+            except Conflict as conflict:
+                try:
+                    edited = await self._cluster.get(
+                        JOBS, job["metadata"]["namespace"], job["metadata"]["name"]
+                    )
+                except NotFound:
+                    # Deleted meanwhile, and its JobSets with it.
+                    raise conflict from None
                 if edited["metadata"]["uid"] != job["metadata"]["uid"] or edited.get("status") != job.get(
                     "status"
                 ):

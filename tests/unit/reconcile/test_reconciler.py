@@ -98,6 +98,24 @@ async def test_the_decision_says_when_to_look_again(cluster: FakeCluster) -> Non
 
 
 @pytest.mark.parametrize(
+    "action",
+    [Wait(), Delete(jobsets=(Deletion(name="demo-prep-1", uid="uid-demo-prep-1"),), status_first=True)],
+    ids=["wait", "delete"],
+)
+async def test_a_job_deleted_before_its_status_is_written_is_no_internal_error(
+    cluster: FakeCluster, action: Wait | Delete
+) -> None:
+    def decide(_: Observation) -> Decision:
+        cluster.objects.clear()
+        return Decision(action=action, status=RUNNING)
+
+    with pytest.raises(ReconcileError, match="deleted") as caught:
+        await make(cluster, decide).reconcile(KEY, retry_in=30)
+    assert caught.value.reason == "ChangedMeanwhile"
+    assert await make(cluster, decide).reconcile(KEY, retry_in=30) is None
+
+
+@pytest.mark.parametrize(
     ("error", "reason", "says"),
     [
         (Rejected("webhook denied it", status=422), "RefusedByAPIServer", "webhook denied it. Fix"),
