@@ -31,7 +31,7 @@ EVERYTHING = {
     "LEDGER": "true",
 }
 #: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
-_STAND_IN = """#!/bin/sh
+_STAND_IN = r"""#!/bin/sh
 echo "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
 case "$*" in
@@ -39,7 +39,12 @@ case "$*" in
 *image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,}";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
+*"clusters list"*) echo "${OTHERS-}";;
 *resourceLabels*) echo "${OURS-}";;
+*"node-pools list"*config.labels*) echo "${POOLS-}";;
+*"buckets list"*labels.*) echo "${LABELLED-}";;
+*"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
+*"get namespace"*) [ -n "${EXIST-}" ];;
 *describe*) [ -n "${EXIST-}" ];;
 esac
 """

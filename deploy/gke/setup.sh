@@ -4,7 +4,8 @@
 #   deploy/gke/setup.sh --dry-run    print the commands and files, and run nothing
 #   deploy/gke/setup.sh              create what is missing; a second run changes nothing
 #   deploy/gke/setup.sh first-job    apply the example job in the first team's namespace
-#   deploy/gke/setup.sh --remove     remove all of it; buckets stay, unless DELETE_DATA=true
+#   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS on storage, and nothing else
+#   deploy/gke/setup.sh --remove     remove what it has created; buckets stay, unless DELETE_DATA=true
 #
 # Variables of the environment (docs/install-gke.md describes them):
 #   required  PROJECT, LOCATION (region), ZONE (of the TPUs), TEAMS
@@ -17,6 +18,9 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 JOBSET_VERSION=v0.12.0
 KUEUE_VERSION=v0.19.2
 BUCKET_READER=finetuneBucketReader
+# Label of clusters, buckets, node pools and namespaces that this script has created: only these are removed. That of
+# a bucket is the cluster's name.
+SETUP_LABEL=finetune_setup
 NODES_ACCOUNT=finetune-nodes
 NAMESPACE=finetune-system
 
@@ -302,7 +306,7 @@ pool() {
   shift
   unless gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" -- \
     gcloud container node-pools create "$name" "${IN_CLUSTER[@]}" --node-locations "$ZONE" "$@" \
-    --service-account "$NODES_EMAIL" --workload-metadata GKE_METADATA
+    --service-account "$NODES_EMAIL" --workload-metadata GKE_METADATA --node-labels "$SETUP_LABEL=true"
 }
 
 kube() { run kubectl --context "$CONTEXT" "$@"; }
@@ -376,14 +380,19 @@ ledger_roles() {
   done
 }
 
+# Names of buckets are global: one of another project, which others may read, would get this project's models. It is
+# not among the project's own, and cannot be created.
 bucket() {
-  unless gcloud storage buckets describe "gs://$1" -- \
-    gcloud storage buckets create "gs://$1" --project "$PROJECT" --location "$LOCATION" \
+  local found
+  ask found "" gcloud storage buckets list --project "$PROJECT" --filter "name=$1" --format 'value(name)'
+  [[ -z $found ]] || return 0
+  run gcloud storage buckets create "gs://$1" --project "$PROJECT" --location "$LOCATION" \
     --uniform-bucket-level-access --public-access-prevention
+  run gcloud storage buckets update "gs://$1" --update-labels "$SETUP_LABEL=$CLUSTER"
 }
 
 number() {
-  [[ -n ${PROJECT_NUMBER:-} ]] ||
+  [[ -n $PROJECT_NUMBER ]] ||
     ask PROJECT_NUMBER PROJECT_NUMBER gcloud projects describe "$PROJECT" --format 'value(projectNumber)'
 }
 # account NAMESPACE NAME: a Kubernetes account, as IAM names it under Workload Identity Federation.
@@ -391,12 +400,12 @@ account() {
   printf 'principal://iam.googleapis.com/projects/%s/locations/global/workloadIdentityPools/%s.svc.id.goog/subject/ns/%s/sa/%s' \
     "$PROJECT_NUMBER" "$PROJECT" "$1" "$2"
 }
-# CHANGE is add or remove.
+# CHANGE is add or remove, TRY is run or attempt; main sets both.
 bind_bucket() {
-  "${TRY:-run}" gcloud storage buckets "${CHANGE:-add}-iam-policy-binding" "gs://$1" --member "$2" --role "$3"
+  "$TRY" gcloud storage buckets "$CHANGE-iam-policy-binding" "gs://$1" --member "$2" --role "$3"
 }
 bind_folder() {
-  "${TRY:-run}" gcloud storage managed-folders "${CHANGE:-add}-iam-policy-binding" "gs://$1/" --member "$2" --role "roles/storage.$3"
+  "$TRY" gcloud storage managed-folders "$CHANGE-iam-policy-binding" "gs://$1/" --member "$2" --role "roles/storage.$3"
 }
 
 do_teams() {
@@ -404,25 +413,34 @@ do_teams() {
   number
   for i in "${!TEAM[@]}"; do
     step "Team ${TEAM[i]}: namespace, accounts, people, network, managed folders and their roles"
+    team_namespace "${TEAM[i]}" | write "$FILES/namespace-${TEAM[i]}.yaml"
+    unless kubectl --context "$CONTEXT" get namespace "${TEAM[i]}" -- \
+      kubectl --context "$CONTEXT" apply -f "$FILES/namespace-${TEAM[i]}.yaml"
     team_objects "${TEAM[i]}" "${MEMBERS[i]}" | write "$FILES/${TEAM[i]}.yaml"
     kube apply -f "$FILES/${TEAM[i]}.yaml"
     for bucket in "${BUCKETS[@]}" $([[ $PATHWAYS == false ]] || echo "$PROJECT-finetune-scratch"); do
       folder=gs://$bucket/${TEAM[i]}/
       unless gcloud storage managed-folders describe "$folder" -- gcloud storage managed-folders create "$folder"
     done
+    operator_bindings "${TEAM[i]}"
     bindings "${TEAM[i]}" "${MEMBERS[i]}"
   done
 }
 
-# bindings NAMESPACE MEMBERS: the roles of a team's accounts and people on storage. docs/install-gke.md has the table.
-bindings() {
-  local bucket name member
-  local operator cpu train
-  operator=$(account $NAMESPACE finetune-operator) cpu=$(account "$1" ft-cpu) train=$(account "$1" ft-train)
+# The operator's roles on a team's folders. docs/install-gke.md has the table.
+operator_bindings() {
+  local operator
+  operator=$(account $NAMESPACE finetune-operator)
   bind_folder "$PROJECT-finetune-artifacts/$1" "$operator" objectUser
+  bind_folder "$PROJECT-finetune-cache/$1" "$operator" objectViewer
+}
+
+# bindings NAMESPACE MEMBERS: the roles of a team's accounts and people on storage.
+bindings() {
+  local bucket name member cpu train
+  cpu=$(account "$1" ft-cpu) train=$(account "$1" ft-train)
   bind_folder "$PROJECT-finetune-artifacts/$1" "$cpu" objectUser
   bind_folder "$PROJECT-finetune-artifacts/$1" "$train" objectUser
-  bind_folder "$PROJECT-finetune-cache/$1" "$operator" objectViewer
   bind_folder "$PROJECT-finetune-cache/$1" "$cpu" objectUser
   bind_folder "$PROJECT-finetune-cache/$1" "$train" objectViewer
   [[ $PATHWAYS == false ]] || bind_folder "$PROJECT-finetune-scratch/$1" "$train" objectUser
@@ -434,19 +452,40 @@ bindings() {
     bind_folder "$PROJECT-finetune-artifacts/$1" "$member" objectViewer
     bind_folder "$PROJECT-models/$1" "$member" objectUser
     bind_folder "$PROJECT-data/$1" "$member" objectUser
-    "${TRY:-run}" gcloud projects "${CHANGE:-add}-iam-policy-binding" "$PROJECT" --member "$member" \
-      --role roles/container.clusterViewer --condition None
+    [[ " $STAYING " == *" $member "* ]] ||
+      "$TRY" gcloud projects "$CHANGE-iam-policy-binding" "$PROJECT" --member "$member" \
+        --role roles/container.clusterViewer --condition None
   done
 }
 
-team_objects() {
+# withdraw NAMESPACE: of the team alone; its people are those of TEAMS. Who is in another team still sees the cluster.
+withdraw() {
+  local i found="" TRY=attempt CHANGE=remove
+  for i in "${!TEAM[@]}"; do
+    if [[ ${TEAM[i]} == "$1" ]]; then found=$i; else STAYING+=" ${MEMBERS[i]//,/ }"; fi
+  done
+  if [[ -n $found ]]; then
+    number
+    step "Roles of $1 on storage"
+    bindings "$1" "${MEMBERS[found]}"
+    return
+  fi
+  fail "There is no team \"$1\" in TEAMS: expected one of ${TEAM[*]}." "export TEAMS with all teams and their people."
+}
+
+# Applied only where the namespace does not exist: another one keeps its own level of Pod Security, and is not removed.
+team_namespace() {
   cat <<EOF
 apiVersion: v1
 kind: Namespace
 metadata:
   name: $1
-  labels: {pod-security.kubernetes.io/enforce: restricted, pod-security.kubernetes.io/warn: restricted}
----
+  labels: {$SETUP_LABEL: "true", pod-security.kubernetes.io/enforce: restricted, pod-security.kubernetes.io/warn: restricted}
+EOF
+}
+
+team_objects() {
+  cat <<EOF
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: ft-cpu, namespace: $1}
@@ -454,12 +493,6 @@ metadata: {name: ft-cpu, namespace: $1}
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: ft-train, namespace: $1}
----
-apiVersion: v1
-kind: ResourceQuota
-metadata: {name: finetune, namespace: $1}
-spec:
-  hard: {count/finetunejobs.tpu-finetune.dev: "$TEAM_JOBS", requests.google.com/tpu: "$ALL_CHIPS"}
 ---
 EOF
   if [[ -n $2 ]]; then
@@ -502,7 +535,7 @@ EOF
 do_operator() {
   local ledger="" own=()
   step "Operator"
-  [[ -n ${OPERATOR_DIGEST:-} ]] || digests
+  [[ -n $OPERATOR_DIGEST ]] || digests
   [[ $LEDGER == false ]] || ledger="ledger: {uri: gs://$PROJECT-finetune-ledger}"
   write "$FILES/values.yaml" <<EOF
 # Written anew by every run of setup.sh. Values of your own: values-own.yaml beside it, which the script passes, too.
@@ -520,15 +553,22 @@ EOF
   run helm upgrade --install finetune-operator "$ROOT/charts/finetune-operator" --kube-context "$CONTEXT" \
     --namespace $NAMESPACE --create-namespace --values "$FILES/values.yaml" "${own[@]}" --wait --timeout 10m
   if [[ -n $ADMINS ]]; then
-    role_binding ClusterRoleBinding finetune-admins "" finetune-operator-profile-admin "$ADMINS" | write "$FILES/admins.yaml"
+    # Profiles; jobs of all namespaces, for the emergency stop; and what the runbooks read.
+    {
+      role_binding ClusterRoleBinding finetune-admins "" finetune-operator-profile-admin "$ADMINS"
+      role_binding ClusterRoleBinding finetune-admins-jobs "" finetune-operator-edit "$ADMINS"
+      role_binding RoleBinding finetune-admins "namespace: $NAMESPACE" view "$ADMINS"
+    } | write "$FILES/admins.yaml"
     kube apply -f "$FILES/admins.yaml"
   fi
 }
 
 do_profiles() {
   local team
-  [[ -n ${TRAINER_DIGEST:-} ]] || digests
+  [[ -n $TRAINER_DIGEST ]] || digests
   for team in "${TEAM[@]}"; do
+    team_quota "$team" | write "$FILES/quota-$team.yaml"
+    kube apply -f "$FILES/quota-$team.yaml"
     step "Profile of $team: yours to edit; a later run applies the file and does not replace it"
     profile "$team" | keep "$FILES/profile-$team.yaml"
     [[ $DRY_RUN == true ]] || grep -q "$TRAINER_DIGEST" "$FILES/profile-$team.yaml" ||
@@ -536,6 +576,17 @@ do_profiles() {
     kube apply -f "$FILES/profile-$team.yaml"
     kube wait --for condition=Valid "finetuneprofile/gke-$team" --timeout 60s
   done
+}
+
+# After the CRDs: a quota on a kind that does not exist yet refuses all jobs for minutes after the kind exists.
+team_quota() {
+  cat <<EOF
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: finetune, namespace: $1}
+spec:
+  hard: {count/finetunejobs.tpu-finetune.dev: "$TEAM_JOBS", requests.google.com/tpu: "$ALL_CHIPS"}
+EOF
 }
 
 profile() {
@@ -594,62 +645,77 @@ do_first_job() {
 }
 
 remove() {
-  local i name bucket ours TRY=attempt CHANGE=remove
-  if [[ $DRY_RUN != true && $YES != true ]]; then
-    read -r -p "This ends all jobs and removes cluster $CLUSTER of $PROJECT. Type the cluster's name to go ahead: " name || true
-    [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."
-  fi
+  local i bucket buckets ours others pools TRY=attempt CHANGE=remove of=(--location "$LOCATION" --project "$PROJECT")
+  ask ours true gcloud container clusters describe "$CLUSTER" "${of[@]}" \
+    --format "value(resourceLabels.$SETUP_LABEL)" || ours=""
+  ask others "" gcloud container clusters list --project "$PROJECT" \
+    --filter "resourceLabels.$SETUP_LABEL=true AND name!=$CLUSTER" --format 'value(name)'
+  others=${others//$'\n'/, }
+  confirm_removal
   number
   step "Jobs, operator and CRDs"
   attempt kubectl --context "$CONTEXT" delete finetunejobs --all --all-namespaces --timeout 10m
   attempt helm uninstall finetune-operator --kube-context "$CONTEXT" --namespace $NAMESPACE --wait
   attempt kubectl --context "$CONTEXT" delete crd finetunejobs.tpu-finetune.dev finetuneprofiles.tpu-finetune.dev
-  step "The cluster, if this script has created it; otherwise its node pools and namespaces"
-  ask ours true gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" \
-    --format 'value(resourceLabels.finetune_setup)' || ours=""
+  step "The cluster, if this script has created it; otherwise its node pools and namespaces that it has created"
   if [[ $ours == true ]]; then
-    attempt gcloud container clusters delete "$CLUSTER" --location "$LOCATION" --project "$PROJECT" --quiet
+    attempt gcloud container clusters delete "$CLUSTER" "${of[@]}" --quiet
   fi
   if [[ $ours != true || $DRY_RUN == true ]]; then
-    for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete namespace "${TEAM[i]}"; done
+    attempt kubectl --context "$CONTEXT" delete namespace --selector "$SETUP_LABEL=true"
     attempt kubectl --context "$CONTEXT" delete namespace $NAMESPACE
     for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete clusterrolebinding "finetune-profiles-${TEAM[i]}"; done
-    attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins
-    for name in finetune-cpu finetune-head $(pool_names); do
-      attempt gcloud container node-pools delete "$name" "${IN_CLUSTER[@]}" --quiet
-    done
+    attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins finetune-admins-jobs
+    ask pools finetune-cpu gcloud container node-pools list "${IN_CLUSTER[@]}" \
+      --filter "config.labels.$SETUP_LABEL=true" --format 'value(name)'
+    for i in $pools; do attempt gcloud container node-pools delete "$i" "${IN_CLUSTER[@]}" --quiet; done
+  fi
+  if [[ $DELETE_DATA == true ]]; then
+    step "Buckets that this script has created for $CLUSTER, with models, data, run folders and the ledger"
+    ask buckets "${BUCKETS[*]}" gcloud storage buckets list --project "$PROJECT" \
+      --filter "labels.$SETUP_LABEL=$CLUSTER" --format 'value(name)'
+    for bucket in $buckets; do attempt gcloud storage rm --recursive "gs://$bucket"; done
+  fi
+  if [[ -n $others ]]; then
+    line "# Roles on storage, images and the nodes' account stay: cluster $others of $PROJECT uses them."
+    return
   fi
   step "Roles on storage, which would hold for the same names in any cluster of the project"
-  for i in "${!TEAM[@]}"; do bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
+  for i in "${!TEAM[@]}"; do operator_bindings "${TEAM[i]}"; bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
   [[ $LEDGER == false ]] || ledger_roles
-  if [[ $DELETE_DATA == true ]]; then
-    step "Buckets, with models, data, run folders and the ledger"
-    for bucket in "${BUCKETS[@]}" "$PROJECT-finetune-scratch" "$PROJECT-finetune-ledger"; do
-      attempt gcloud storage rm --recursive "gs://$bucket"
-    done
-  fi
   step "Images and the nodes' account. The role $BUCKET_READER stays: the id of a deleted role cannot be used again for weeks"
-  attempt gcloud artifacts repositories delete finetune --location "$LOCATION" --project "$PROJECT" --quiet
+  attempt gcloud artifacts repositories delete finetune "${of[@]}" --quiet
   attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
     --role roles/container.defaultNodeServiceAccount --condition None
   attempt gcloud iam service-accounts delete "$NODES_EMAIL" --project "$PROJECT" --quiet
 }
 
-pool_names() {
-  local i
-  for i in "${!SLICE[@]}"; do
-    if [[ ${HOSTS[i]} == 1 ]]; then echo "${SLICE[i]//\//-}"; else seq -f "${SLICE[i]//\//-}-%g" "${COUNT[i]}"; fi
-  done
+confirm_removal() {
+  local what="the namespaces and node pools that this script has created in cluster $CLUSTER" name
+  [[ $DRY_RUN != true && $YES != true ]] || return 0
+  [[ $ours != true ]] || what="cluster $CLUSTER with everything in it"
+  [[ $DELETE_DATA != true ]] || what+="; the buckets that it has created, with all models, data, run folders and the ledger"
+  [[ -n $others ]] || what+="; images, the nodes' account and roles on storage"
+  printf 'This ends ALL jobs in cluster %s and removes, in %s: %s.\n' "$CLUSTER" "$PROJECT" "$what" >&2
+  read -r -p "Type the cluster's name to go ahead: " name || true
+  [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."
 }
 
 # ------------------------------------------------------------------------------------------------------ main
 
 main() {
-  DRY_RUN=false YES=false
+  # None of them comes from the environment.
+  DRY_RUN=false YES=false TRY=run CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING=""
   [[ ${BASH_VERSINFO[0]} -ge 5 ]] || fail "This is bash $BASH_VERSION: expected bash 5 or later." "Use Cloud Shell, or brew install bash."
-  local remove=false steps=() each
-  for each in "$@"; do
+  local remove=false team="" steps=() each
+  while [[ $# -gt 0 ]]; do
+    each=$1
+    shift
     case $each in
+      withdraw)
+        [[ $# -gt 0 && $1 != --* ]] || fail "withdraw needs the namespace of a team." "deploy/gke/setup.sh withdraw team-a"
+        team=$1
+        shift ;;
       --dry-run) DRY_RUN=true ;;
       --remove) remove=true ;;
       --yes) YES=true ;;
@@ -665,6 +731,7 @@ main() {
     done
   fi
   if [[ $remove == true ]]; then remove; return; fi
+  if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
   for each in "${steps[@]}"; do "do_${each//-/_}"; done
   line

@@ -26,7 +26,8 @@ def test_what_the_script_sets_up_for_a_team_lacks_nothing_until_something_is_tak
 ) -> None:
     """The team's objects and profile are applied as the script writes them. The operator is not a Deployment here."""
     text = plan(TEAMS=f"{namespace}=user:anna@example.com", SECURITY_GROUP="")
-    operator.kubectl("apply", "-f", "-", stdin=files(text)[f"{namespace}.yaml"])
+    for name in (f"{namespace}.yaml", f"quota-{namespace}.yaml"):
+        operator.kubectl("apply", "-f", "-", stdin=files(text)[name])
     profile = files(text)[f"profile-{namespace}.yaml"].replace("DIGEST_OF_THE_TRAINER", "1" * 64)
     operator.kubectl("apply", "-f", "-", stdin=profile)
     operator.kubectl(

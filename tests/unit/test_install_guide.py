@@ -1,6 +1,7 @@
 """docs/install-gke.md and the set-up script that it is about: what it plans, and what it runs."""
 
 import csv
+import os
 import re
 import shutil
 import subprocess
@@ -160,7 +161,11 @@ def test_a_first_run_creates_what_the_plan_says(tmp_path: Path) -> None:
         sorted(each for each in planned - set(world.calls) if each.split()[0] in setup_script.PROGRAMS) == []
     )
     assert {each.name for each in world.files.iterdir()} == {
-        *("team-a.yaml", "team-b.yaml", "profile-team-a.yaml", "profile-team-b.yaml"),
+        *(
+            f"{kind}{team}.yaml"
+            for kind in ("", "namespace-", "quota-", "profile-")
+            for team in ("team-a", "team-b")
+        ),
         *("queues.yaml", "values.yaml", "admins.yaml"),
     }
 
@@ -349,23 +354,99 @@ def test_a_removal_withdraws_every_role_that_was_granted() -> None:
     )
 
 
-def test_a_removal_keeps_buckets_unless_it_is_asked_and_clusters_that_it_did_not_create(
-    tmp_path: Path,
-) -> None:
+def test_a_removal_deletes_only_what_the_script_has_created(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.run("--remove", "--yes", POOLS="v6e-4").returncode == 0
+    deleted = [each for each in world.calls if " delete " in each or "storage rm" in each]
+    assert not any("clusters delete" in each for each in deleted)
+    assert [each.split()[4] for each in deleted if "node-pools delete" in each] == ["v6e-4"]
+    namespaces = [each.partition("delete namespace ")[2] for each in deleted if "delete namespace" in each]
+    assert namespaces == ["--selector finetune_setup=true", "finetune-system"]
+
+    world.run("--remove", "--yes", OURS="true", POOLS="v6e-4")
+    assert any("clusters delete finetune " in each for each in world.calls)
+    assert not any("node-pools delete" in each for each in world.calls)
+
+
+def test_a_removal_deletes_data_only_if_it_is_asked_and_only_buckets_of_its_own(tmp_path: Path) -> None:
     assert "gcloud storage rm" not in plan("--remove")
     world = World(tmp_path)
-    assert world.run("--remove", "--yes").returncode == 0
-    assert not any("clusters delete" in each for each in world.calls)
-    assert any("node-pools delete v6e-4 " in each for each in world.calls)
-    world.run("--remove", "--yes", OURS="true")
-    assert any("clusters delete finetune " in each for each in world.calls)
+    world.run("--remove", "--yes", DELETE_DATA="true", LABELLED="my-project-finetune-cache")
+    assert [each for each in world.calls if "storage rm" in each] == [
+        "gcloud storage rm --recursive gs://my-project-finetune-cache"
+    ]
 
 
-def test_a_removal_without_confirmation_removes_nothing(tmp_path: Path) -> None:
+def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
     world = World(tmp_path)
-    done = world.run("--remove")
-    assert (done.returncode, world.calls) == (1, [])
+    done = world.run("--remove", "--yes", OURS="true", OTHERS="production")
+    assert done.returncode == 0
+    assert "cluster production of my-project uses them" in done.stderr
+    shared = ("remove-iam-policy-binding", "repositories delete", "service-accounts delete")
+    assert [each for each in world.calls if any(word in each for word in shared)] == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({}, ["that this script has created in cluster finetune", "images"]),
+        ({"OURS": "true", "DELETE_DATA": "true"}, ["cluster finetune with everything in it", "buckets", "ledger"]),
+        ({"OTHERS": "production"}, ["ends ALL jobs"]),
+    ],
+)  # fmt: skip
+def test_a_removal_without_confirmation_removes_nothing(
+    variables: dict[str, str], named: list[str], tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    done = world.run("--remove", **variables)
+    assert done.returncode == 1
+    assert [each for each in world.calls if not re.search(r" (describe|list) ", each)] == []
     assert "Nothing was removed" in done.stderr
+    assert [word for word in named if word not in done.stderr] == []
+
+
+def test_rights_of_one_team_are_withdrawn_and_nothing_else() -> None:
+    teams = "team-a=user:anna@example.com,user:both@example.com team-b=user:both@example.com"
+    text = plan("withdraw", "team-a", TEAMS=teams, LEDGER="true", ADMINS="user:root@example.com")
+    assert sorted(_grants(text, "remove")) == sorted(
+        each for each in _grants(plan("teams", TEAMS=teams)) if "team-a" in str(each) or "anna" in str(each)
+        if "team-b" not in str(each) and "finetune-operator" not in str(each)
+    )  # fmt: skip
+    assert "remove-iam-policy-binding" in text
+    for word in (
+        "nodes@",
+        "ledger",
+        "team-b",
+        "finetune-operator",
+        " delete ",
+        "both@example.com --role roles/container",
+    ):
+        assert word not in text
+
+
+def test_a_team_that_is_not_named_cannot_be_withdrawn() -> None:
+    done = setup_script.run(
+        "withdraw", "team-x", "--dry-run", environment={"PATH": os.environ["PATH"], **VARIABLES}
+    )
+    assert done.returncode == 1
+    assert 'There is no team "team-x" in TEAMS' in done.stderr
+
+
+def test_a_bucket_of_another_project_with_the_same_name_is_not_used(tmp_path: Path) -> None:
+    """Its creation fails, since names are global."""
+    world = World(tmp_path)
+    done = world.run("buckets", FAIL="buckets create")
+    assert done.returncode == 1
+    assert not any("iam-policy-binding" in each for each in world.calls)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"TRY": "env"}, {"CHANGE": "remove"}, {"PROJECT_NUMBER": "9"}, {"OPERATOR_DIGEST": "sha256:0"}],
+    ids=str,
+)
+def test_internal_variables_do_not_come_from_the_environment(variables: dict[str, str]) -> None:
+    assert plan(**variables) == plan()
 
 
 # What it writes
@@ -376,16 +457,21 @@ def test_a_team_has_accounts_pod_security_a_policy_and_a_quota(team: str) -> Non
     objects = written(plan("teams", TEAMS=team), f"{team}.yaml")
     found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     assert set(found) == {
-        ("Namespace", team),
         ("ServiceAccount", "ft-cpu"),
         ("ServiceAccount", "ft-train"),
-        ("ResourceQuota", "finetune"),
         ("NetworkPolicy", "finetune-stages"),
     }
-    assert (
-        found["Namespace", team]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    )
-    assert {each["metadata"].get("namespace", team) for each in objects} == {team}
+    (namespace,) = written(plan("teams", TEAMS=team), f"namespace-{team}.yaml")
+    assert namespace["metadata"]["name"] == team
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    (quota,) = written(plan("profiles", TEAMS=team), f"quota-{team}.yaml")
+    assert {each["metadata"].get("namespace") for each in (*objects, quota)} == {team}
+
+
+def test_a_quota_on_jobs_comes_after_their_kind() -> None:
+    """Else the API server refuses all jobs for minutes after the kind exists."""
+    text = everything()
+    assert text.index("helm upgrade") < text.index("quota-team-a.yaml")
 
 
 def test_a_team_of_another_name_gets_nothing_of_team_a() -> None:
@@ -437,8 +523,7 @@ def test_the_chart_accepts_the_values(variables: dict[str, str]) -> None:
 
 def test_the_quota_and_the_queue_are_all_chips_of_the_pools() -> None:
     chips = 4 * 4 + 2 * 16 + 8
-    team = written(everything(), "team-a.yaml")
-    (quota,) = (each for each in team if each["kind"] == "ResourceQuota")
+    (quota,) = written(everything(), "quota-team-a.yaml")
     assert quota["spec"]["hard"]["requests.google.com/tpu"] == str(chips)
     (queue,) = (each for each in written(everything(), "queues.yaml") if each["kind"] == "ClusterQueue")
     ((flavor,),) = (group["flavors"] for group in queue["spec"]["resourceGroups"])
