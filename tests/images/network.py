@@ -20,6 +20,7 @@ NETWORK = "198.18.7.0/24"
 BRIDGE = "finetune0"
 #: Addresses of Services.
 DNS = "10.96.0.10"
+_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _API_SERVER_PORT = 6443
 _DNS_PORTS: Sequence[Mapping[str, object]] = (
     {"name": "dns", "port": 53, "protocol": "UDP"},
@@ -36,6 +37,10 @@ def bridge(stack: ExitStack) -> None:
     stack.callback(run, "ip", "link", "delete", BRIDGE, check=False)
     run("ip", "address", "add", f"{ADDRESS}/24", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
+    # A Service leads from one pod to another through the machine.
+    before = _FORWARD.read_text()
+    _FORWARD.write_text("1")
+    stack.callback(_FORWARD.write_text, before)
 
 
 def services(cluster: LocalCluster, node: str, folder: Path, processes: Processes, stack: ExitStack) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from finetune_contract.log_line import readable
-from finetune_trainer.logs import JsonFormatter, OnceEach
+from finetune_trainer.logs import LogLineFormatter, OnceEach
 from finetune_trainer.redaction import Redactor
 from tests.trainer.requests import request
 
@@ -33,7 +33,7 @@ def test_a_library_s_warning_is_logged_once_for_each_text() -> None:
 
 
 def formatted(message: str, **fields: object) -> str:
-    form = JsonFormatter(Redactor({"HF_TOKEN": SECRET}), LABELS)
+    form = LogLineFormatter(Redactor({"HF_TOKEN": SECRET}), LABELS)
     record = logging.makeLogRecord({"name": "absl", "levelno": 30, "levelname": "WARNING", "created": 0.5})
     record.__dict__ |= {"msg": message, **fields}
     return form.format(record)

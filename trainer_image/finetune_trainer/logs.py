@@ -12,7 +12,7 @@ from finetune_trainer.errors import encodable
 _LOG = logging.getLogger(__name__)
 
 
-class JsonFormatter(logging.Formatter):
+class LogLineFormatter(logging.Formatter):
     """One line for each record, with its traceback; ``redact`` replaces secrets before they are escaped."""
 
     def __init__(self, redact: Callable[[str], str], labels: Mapping[str, str]) -> None:
@@ -52,7 +52,7 @@ def configure(request: StageRequest, environment: Mapping[str, str], redact: Cal
     """
     if environment.get(LOG_FORMAT_VARIABLE) == "json":
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(JsonFormatter(redact, _labels(request)))
+        handler.setFormatter(LogLineFormatter(redact, _labels(request)))
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
