@@ -95,8 +95,10 @@ def disruption_target(pod: Pod, ended: datetime | None) -> ObjectCondition | Non
     if found is None or taken is None or ended is None:
         return found
     gone = pod.finished_at
-    saved = pod.termination_grace_period_seconds if gone is not None and gone >= ended - WINDOW else 0
-    return found if after(taken, saved) >= ended - WINDOW else None
+    window = WINDOW.total_seconds()
+    recent = gone is not None and after(gone, window) >= ended
+    saved = pod.termination_grace_period_seconds if recent else 0
+    return found if after(taken, saved + window) >= ended else None
 
 
 def _nodes_lost(pods: Iterable[Pod], nodes: Mapping[str, SliceNode]) -> Iterator[str]:
@@ -182,5 +184,7 @@ def _eviction(pod: Pod, ended: datetime | None) -> str:
         message = target.message if target.reason == "TerminationByKubelet" else None
     else:
         gone = pod.finished_at
-        message = pod.evicted if ended is None or gone is None or gone >= ended - WINDOW else None
+        # ``ended`` is a trainer's, and may be the first day of the calendar.
+        recent = ended is None or gone is None or after(gone, WINDOW.total_seconds()) >= ended
+        message = pod.evicted if recent else None
     return " ".join((message or "").split())
