@@ -37,14 +37,14 @@ case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
 *image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;
-*currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,}";;
+*currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
 *"clusters list"*) echo "${OTHERS-}";;
 *resourceLabels*) echo "${OURS-}";;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
-*"get namespace"*) [ -n "${EXIST-}" ];;
+*" get "*) [ -n "${EXIST-}" ];;
 *describe*) [ -n "${EXIST-}" ];;
 esac
 """
@@ -79,7 +79,8 @@ class World:
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs the script; ``calls`` are then its calls alone."""
         self._calls.write_text("")
-        paths = {"PATH": f"{self._folder}:/usr/bin:/bin", "COMMANDS": str(self._calls)}
+        group = variables.pop("GROUPS_OF", VARIABLES["SECURITY_GROUP"])
+        paths = {"PATH": f"{self._folder}:/usr/bin:/bin", "COMMANDS": str(self._calls), "GROUPS_OF": group}
         return run(*arguments, environment={**paths, "FILES": str(self.files), **VARIABLES, **variables})
 
     @property

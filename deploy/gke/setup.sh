@@ -10,7 +10,7 @@
 # Variables of the environment (docs/install-gke.md describes them):
 #   required  PROJECT, LOCATION (region), ZONE (of the TPUs), TEAMS
 #   optional  CLUSTER, SLICES, CAPACITY, RESERVATION, ADMINS, SECURITY_GROUP, VERSION, BUILDER, BASE_IMAGE, CPU_MACHINE,
-#             CPU_DISK_GB, CPU_NODES, TEAM_JOBS, KUEUE, PATHWAYS, LEDGER, FILES, DELETE_DATA
+#             CPU_DISK_GB, CPU_NODES, TEAM_JOBS, KUEUE, PATHWAYS, LEDGER, FILES, DELETE_DATA, CLUSTER_FLAGS
 # Without expansion of file names: SLICES has asterisks.
 set -euof pipefail
 
@@ -95,7 +95,8 @@ check_variables() {
   CPU_MACHINE=${CPU_MACHINE:-n2-highmem-4} CPU_DISK_GB=${CPU_DISK_GB:-300} CPU_NODES=${CPU_NODES:-4}
   TEAM_JOBS=${TEAM_JOBS:-20} KUEUE=${KUEUE:-false} PATHWAYS=${PATHWAYS:-false} LEDGER=${LEDGER:-false}
   DELETE_DATA=${DELETE_DATA:-false} TEAMS=${TEAMS:-}
-  VERSION=${VERSION:-$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' "$ROOT/charts/finetune-operator/Chart.yaml")}
+  RELEASE=$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' "$ROOT/charts/finetune-operator/Chart.yaml")
+  VERSION=${VERSION:-$RELEASE} CLUSTER_FLAGS=${CLUSTER_FLAGS:-}
 
   check PROJECT '[a-z][a-z0-9-]{4,28}[a-z0-9]' "the id of a Google Cloud project" my-project
   check LOCATION '[a-z]+-[a-z]+[0-9]+' "a region" europe-west4
@@ -107,6 +108,8 @@ check_variables() {
   fi
   check VERSION '[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}' "a tag of the images" 0.2.0
   check BUILDER 'docker|podman|buildah' "docker, podman or buildah" docker
+  [[ -z $CLUSTER_FLAGS ]] || check CLUSTER_FLAGS '--[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?( --[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?)*' \
+    "flags of gcloud container clusters create, with values after =" "'--enable-private-nodes --network=shared'"
   [[ -z $BASE_IMAGE ]] || check BASE_IMAGE '[A-Za-z0-9][A-Za-z0-9_./:@-]*' "an image with Python 3.12" python:3.12-slim-bookworm
   check CPU_MACHINE 'n2-highmem-(4|8|16)' "n2-highmem-4, n2-highmem-8 or n2-highmem-16" n2-highmem-4
   check CPU_DISK_GB '[1-9][0-9]{2,4}' "a size in GB from 100 to 99999" 300
@@ -204,6 +207,7 @@ do_apis() {
 
 do_images() {
   step "Images: built where the tag $VERSION does not exist yet"
+  [[ $VERSION == "$RELEASE" ]] || line "# This checkout is release $RELEASE: what is built as $VERSION is its code."
   unless gcloud artifacts repositories describe finetune --location "$LOCATION" --project "$PROJECT" -- \
     gcloud artifacts repositories create finetune --repository-format docker --location "$LOCATION" --project "$PROJECT"
   run gcloud auth configure-docker "$LOCATION-docker.pkg.dev" --quiet
@@ -221,7 +225,7 @@ image() {
     return
   fi
   line "# unless this succeeds: $(quoted gcloud artifacts docker images describe "$target")"
-  run "$BUILDER" build -t "$target" -f "$ROOT/$2" "${base[@]}" "$ROOT"
+  run "$BUILDER" build --platform linux/amd64 -t "$target" -f "$ROOT/$2" "${base[@]}" "$ROOT"
   run "$BUILDER" push "$target"
 }
 
@@ -234,8 +238,9 @@ digests() {
 }
 
 do_cluster() {
-  local groups=()
+  local groups=() own=()
   step "Cluster"
+  read -r -a own <<<"$CLUSTER_FLAGS"
   [[ -z $SECURITY_GROUP ]] || groups=(--security-group "$SECURITY_GROUP")
   unless gcloud iam service-accounts describe "$NODES_EMAIL" --project "$PROJECT" -- \
     gcloud iam service-accounts create "$NODES_ACCOUNT" --display-name "Nodes of $CLUSTER" --project "$PROJECT"
@@ -245,7 +250,7 @@ do_cluster() {
     --member "serviceAccount:$NODES_EMAIL" --role roles/artifactregistry.reader
   unless gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" -- \
     gcloud container clusters create "$CLUSTER" --location "$LOCATION" --project "$PROJECT" \
-    --release-channel regular --enable-dataplane-v2 --workload-pool "$PROJECT.svc.id.goog" "${groups[@]}" \
+    --release-channel regular --enable-dataplane-v2 --workload-pool "$PROJECT.svc.id.goog" "${groups[@]}" "${own[@]}" \
     --service-account "$NODES_EMAIL" --machine-type e2-standard-4 --num-nodes 1 --labels finetune_setup=true
   check_cluster
   run gcloud container clusters get-credentials "$CLUSTER" --location "$LOCATION" --project "$PROJECT"
@@ -253,11 +258,11 @@ do_cluster() {
 
 # An existing cluster may lack what only its administrator should change, because it recreates nodes.
 check_cluster() {
-  local found version pool datapath policy modes of="$CLUSTER --location $LOCATION --project $PROJECT"
-  ask found "$MINIMUM,$PROJECT.svc.id.goog,ADVANCED_DATAPATH," \
+  local found version pool datapath policy group modes of="$CLUSTER --location $LOCATION --project $PROJECT"
+  ask found "$MINIMUM,$PROJECT.svc.id.goog,ADVANCED_DATAPATH,,$SECURITY_GROUP" \
     gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" --format \
-    'csv[no-heading](currentMasterVersion,workloadIdentityConfig.workloadPool,networkConfig.datapathProvider,networkPolicy.enabled)'
-  IFS=, read -r version pool datapath policy <<<"$found"
+    'csv[no-heading](currentMasterVersion,workloadIdentityConfig.workloadPool,networkConfig.datapathProvider,networkPolicy.enabled,authenticatorGroupsConfig.securityGroup)'
+  IFS=, read -r version pool datapath policy group <<<"$found"
   at_least "$version" "$MINIMUM" || fail \
     "Cluster $CLUSTER has GKE $version: $SLICES need $MINIMUM or later." "gcloud container clusters upgrade $of --master"
   [[ $pool == "$PROJECT.svc.id.goog" ]] || fail \
@@ -266,6 +271,9 @@ check_cluster() {
   [[ $datapath == ADVANCED_DATAPATH || ${policy,,} == true ]] || fail \
     "Cluster $CLUSTER does not enforce NetworkPolicies." \
     "gcloud container clusters update $of --update-addons=NetworkPolicy=ENABLED && gcloud container clusters update $of --enable-network-policy"
+  [[ $group == "$SECURITY_GROUP" || -z $SECURITY_GROUP ]] || fail \
+    "Cluster $CLUSTER knows no groups of $SECURITY_GROUP, so roles of groups have no effect." \
+    "gcloud container clusters update $of --security-group=$SECURITY_GROUP"
   ask modes "default-pool,GKE_METADATA" gcloud container node-pools list "${IN_CLUSTER[@]}" \
     --format 'csv[no-heading](name,config.workloadMetadataConfig.mode)'
   while IFS=, read -r pool policy; do
@@ -277,6 +285,7 @@ check_cluster() {
 
 do_pools() {
   local i n name
+  POOL_NAMES=()
   step "Node pools: one for stages without TPU, one for all one-host slices of a kind, one for each larger slice"
   elastic finetune-cpu "$CPU_NODES" --machine-type "$CPU_MACHINE" --disk-size "$CPU_DISK_GB"
   [[ $PATHWAYS == false ]] || elastic finetune-head 4 --machine-type n2-standard-64
@@ -291,6 +300,18 @@ do_pools() {
       done
     fi
   done
+  other_pools
+}
+
+# Pools of an earlier run that SLICES no longer names: a fixed one is billed until it is deleted.
+other_pools() {
+  local found name
+  ask found "" gcloud container node-pools list "${IN_CLUSTER[@]}" --filter "config.labels.$SETUP_LABEL=true" \
+    --format 'value(name)'
+  for name in $found; do
+    [[ " ${POOL_NAMES[*]} " == *" $name "* ]] ||
+      line "# Pool $name is not in SLICES and stays: gcloud container node-pools delete $name ${IN_CLUSTER[*]}"
+  done
 }
 
 # elastic NAME MOST FLAG…: a pool without nodes until pods need them. In one zone, because GKE counts nodes per zone.
@@ -304,6 +325,7 @@ elastic() {
 pool() {
   local name=$1
   shift
+  POOL_NAMES+=("$name")
   unless gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" -- \
     gcloud container node-pools create "$name" "${IN_CLUSTER[@]}" --node-locations "$ZONE" "$@" \
     --service-account "$NODES_EMAIL" --workload-metadata GKE_METADATA --node-labels "$SETUP_LABEL=true"
@@ -313,13 +335,19 @@ kube() { run kubectl --context "$CONTEXT" "$@"; }
 
 do_controllers() {
   step "JobSet$([[ $KUEUE == false ]] || echo ' and Kueue')"
-  kube apply --server-side -f "https://github.com/kubernetes-sigs/jobset/releases/download/$JOBSET_VERSION/manifests.yaml"
+  controller jobset jobset-controller-manager jobset-system "$JOBSET_VERSION"
   kube rollout status deployment/jobset-controller-manager --namespace jobset-system --timeout 5m
   [[ $KUEUE == true ]] || return 0
-  kube apply --server-side -f "https://github.com/kubernetes-sigs/kueue/releases/download/$KUEUE_VERSION/manifests.yaml"
+  controller kueue kueue-controller-manager kueue-system "$KUEUE_VERSION"
   kube rollout status deployment/kueue-controller-manager --namespace kueue-system --timeout 5m
   queues | write "$FILES/queues.yaml"
   kube apply -f "$FILES/queues.yaml"
+}
+
+# controller PROJECT DEPLOYMENT NAMESPACE VERSION: one that exists may serve others, and keeps its version.
+controller() {
+  unless kubectl --context "$CONTEXT" get deployment "$2" --namespace "$3" -- \
+    kubectl --context "$CONTEXT" apply --server-side -f "https://github.com/kubernetes-sigs/$1/releases/download/$4/manifests.yaml"
 }
 
 queues() {
@@ -356,6 +384,20 @@ EOF
       resources: [{name: google.com/tpu, nominalQuota: $chips}]
 EOF
   done
+  [[ $PATHWAYS == true ]] || return 0
+  # Heads of Pathways request CPU and memory, which a ClusterQueue has to cover: four heads, as many as the pool has nodes.
+  cat <<EOF
+  - coveredResources: [cpu, memory]
+    flavors:
+    - name: finetune-head
+      resources: [{name: cpu, nominalQuota: 240}, {name: memory, nominalQuota: 930Gi}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: finetune-head}
+spec:
+  nodeLabels: {cloud.google.com/gke-nodepool: finetune-head}
+EOF
 }
 
 do_buckets() {

@@ -192,6 +192,11 @@ def test_a_second_run_creates_nothing_and_keeps_an_edited_profile(tmp_path: Path
         ),
         ({"FOUND": "1.34.1-gke.1,,ADVANCED_DATAPATH,"}, "no Workload Identity", "--workload-pool=my-project"),
         ({"FOUND": "1.34.1-gke.1,my-project.svc.id.goog,,"}, "NetworkPolicies", "--enable-network-policy"),
+        (
+            {"GROUPS_OF": "none"},
+            "knows no groups of gke-security-groups@example.com",
+            "--security-group=gke-security-groups@example.com",
+        ),
         ({"MODES": "old,GCE_METADATA"}, "Node pool old has no GKE_METADATA", "node-pools update old"),
     ],
 )
@@ -432,6 +437,64 @@ def test_a_team_that_is_not_named_cannot_be_withdrawn() -> None:
     assert 'There is no team "team-x" in TEAMS' in done.stderr
 
 
+def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("pools", SLICES="v6e-16", POOLS="finetune-cpu v6e-16-1 v6e-16-2")
+    assert done.returncode == 0, done.stderr
+    left = re.findall(
+        r"# Pool (\S+) is not in SLICES and stays: (gcloud container node-pools delete \S+)", done.stderr
+    )
+    assert left == [("v6e-16-2", "gcloud container node-pools delete v6e-16-2")]
+    assert not any("delete" in each for each in world.calls)
+
+
+def test_a_controller_that_exists_keeps_its_version(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("controllers", KUEUE="true", EXIST="yes")
+    assert not any("manifests.yaml" in each for each in world.calls)
+    world.run("controllers", KUEUE="true")
+    assert len([each for each in world.calls if "manifests.yaml" in each]) == 2
+
+
+def test_heads_of_pathways_fit_the_queue() -> None:
+    """Kueue admits no Workload with a resource that its ClusterQueue does not cover."""
+    queue, flavors = None, set()
+    for each in written(plan(KUEUE="true", PATHWAYS="true"), "queues.yaml"):
+        if each["kind"] == "ClusterQueue":
+            queue = each
+        else:
+            flavors.add(each["metadata"]["name"])
+    assert queue is not None
+    groups = queue["spec"]["resourceGroups"]
+    assert [group["coveredResources"] for group in groups] == [["google.com/tpu"], ["cpu", "memory"]]
+    assert {flavor["name"] for group in groups for flavor in group["flavors"]} == flavors
+
+
+def test_further_flags_of_the_cluster_are_words_and_nothing_else() -> None:
+    text = plan("cluster", CLUSTER_FLAGS="--enable-private-nodes --network=shared")
+    assert re.search(r"clusters create finetune .* --enable-private-nodes --network=shared ", text)
+    bad = {"PATH": os.environ["PATH"], **VARIABLES, "CLUSTER_FLAGS": "--network=$(id); rm"}
+    done = setup_script.run("--dry-run", "cluster", environment=bad)
+    assert done.returncode == 1
+    assert "CLUSTER_FLAGS" in done.stderr
+
+
+def test_a_build_of_another_release_says_which_code_it_has() -> None:
+    assert "what is built as 9.9.9 is its code" in plan("images", VERSION="9.9.9")
+    assert "is its code" not in plan("images")
+
+
+def test_administrators_may_stop_all_jobs() -> None:
+    objects = written(plan("operator", ADMINS="user:root@example.com"), "admins.yaml")
+    assert {
+        (each["kind"], each["roleRef"]["name"], each["metadata"].get("namespace")) for each in objects
+    } == {
+        ("ClusterRoleBinding", "finetune-operator-profile-admin", None),
+        ("ClusterRoleBinding", "finetune-operator-edit", None),
+        ("RoleBinding", "view", "finetune-system"),
+    }
+
+
 def test_a_bucket_of_another_project_with_the_same_name_is_not_used(tmp_path: Path) -> None:
     """Its creation fails, since names are global."""
     world = World(tmp_path)
@@ -526,7 +589,7 @@ def test_the_quota_and_the_queue_are_all_chips_of_the_pools() -> None:
     (quota,) = written(everything(), "quota-team-a.yaml")
     assert quota["spec"]["hard"]["requests.google.com/tpu"] == str(chips)
     (queue,) = (each for each in written(everything(), "queues.yaml") if each["kind"] == "ClusterQueue")
-    ((flavor,),) = (group["flavors"] for group in queue["spec"]["resourceGroups"])
+    (flavor,) = queue["spec"]["resourceGroups"][0]["flavors"]
     assert flavor["resources"] == [{"name": "google.com/tpu", "nominalQuota": chips}]
 
 
