@@ -5,6 +5,8 @@
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS dependencies
+# A base may end with another user.
+USER 0
 # copy: the cache and the target may lie on different file systems. Byte code is compiled once here, because the
 # final file system is read-only, and is valid whatever the times of its sources: layers round them to seconds. The
 # certificates trusted are those of BASE, so that a company CA put there counts.
@@ -27,10 +29,11 @@ RUN /tools/bin/uv build --quiet --no-cache --wheel --python python3 --require-ha
  && /tools/bin/uv pip install --quiet --no-cache --python /opt/finetune/bin/python --prefix /code --no-deps /wheels/*.whl
 
 FROM ${BASE}
+USER 0
 LABEL org.opencontainers.image.title="finetune-operator" org.opencontainers.image.licenses="Apache-2.0"
 COPY LICENSE /licenses/LICENSE
 # Python's own library, which many base images ship without byte code.
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packages|tests?|lib2to3)/' \
+RUN PYTHONDONTWRITEBYTECODE=1 python3 -m compileall -q -f --invalidation-mode unchecked-hash -x '/(site-packages|tests?|lib2to3)/' \
       "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 # Two layers: after a change of code, only the small second one is pushed and pulled anew.
 COPY --from=dependencies /opt/finetune /opt/finetune

@@ -54,8 +54,6 @@ def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> li
             replicas=1,
             pods=1,
             pod=_head(plan, pathways, request),
-            # All slices stop without the head, so removing its half-used node is never worthwhile.
-            pod_annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
         ),
         ReplicatedJob(
             name=WORKER,

@@ -11,6 +11,7 @@ type Object = Mapping[str, Any]
 
 #: Exit codes of a process that was stopped: by the trainer after saving, or by SIGTERM before it could handle it.
 _STOPPED = (int(ExitCode.STOPPED), 143)
+_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,6 @@ class ReplicatedJob:
     """Number of pod failures (or container failures, if the kubelet restarts them) after which the Job fails."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Annotations of the Jobs; JobSet copies its own annotations from there to the pods."""
-    pod_annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def render_replicated_job(
@@ -40,9 +40,11 @@ def render_replicated_job(
     metadata: dict[str, Any] = {"labels": dict(labels)}
     if group.annotations:
         metadata["annotations"] = dict(group.annotations)
-    pod_metadata: dict[str, Any] = {"labels": {**pod_labels, **labels}}
-    if annotations := {**pod_annotations, **group.pod_annotations}:
-        pod_metadata["annotations"] = annotations
+    pod_metadata: dict[str, Any] = {
+        "labels": {**pod_labels, **labels},
+        # A stage that is moved to another node begins again, which costs more than a node that is used little.
+        "annotations": {_SAFE_TO_EVICT: "false", **pod_annotations},
+    }
     spec: dict[str, Any] = {
         "parallelism": group.pods,
         "completions": group.pods,

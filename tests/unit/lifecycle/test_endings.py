@@ -146,7 +146,7 @@ def evicted_over_its_own_limit(expected: str) -> dict[str, Any]:
 
 
 def evicted_by_kubelet(expected: str) -> dict[str, Any]:
-    if "exceed" in expected:
+    if "exceed" in expected or "rejected" in expected:
         return evicted_over_its_own_limit(expected)
     condition = {
         "type": "DisruptionTarget",
@@ -170,6 +170,8 @@ LOW_ON_DISK = (
         ("Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. ", "DiskPressure", CHARGED),
         ('Usage of EmptyDir volume "scratch" exceeds the limit "5Gi". ', "DiskPressure", CHARGED),
         ("The node was low on resource: inodes. ", "DiskPressure", CHARGED),
+        ("Pod was rejected: The node had condition: [DiskPressure]. ", "DiskPressure", CHARGED),
+        ("Pod was rejected: The node had condition: [MemoryPressure]. ", "MemoryPressure", CHARGED),
         ("The node was low on resource: memory. Container trainer was using 60Gi. ", "MemoryPressure", CHARGED),
         ("Pod was terminated in response to imminent node shutdown.", "Preempted", NOT_CHARGED),
     ],
@@ -813,3 +815,29 @@ def test_a_head_without_its_server_reports_that_it_waits_for_it() -> None:
     assert world.status["waiting"]["message"] == (
         "container pathways-rm keeps exiting (exit code 1): no permission to write /tmp."
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "named", "charged"),
+    [
+        ("UnexpectedAdmissionError", "PodRejected", CHARGED),
+        ("NodeAffinity", "PodRejected", CHARGED),
+        ("OutOfcpu", "PodRejected", CHARGED),
+        ("NodeShutdown", "Preempted", NOT_CHARGED),
+    ],
+)
+def test_a_pod_that_its_kubelet_did_not_run_is_named_with_the_kubelets_words(
+    reason: str, named: str, charged: dict[str, int]
+) -> None:
+    """As after the restart of a node with device plugins: the pod has failed, and no container has run."""
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.end_pods(
+        name, 1, reason=reason, message="Pod was rejected: Allocate failed due to no healthy devices"
+    )
+    for pod in world.pods_of(name):
+        pod["status"]["containerStatuses"] = []
+    world.end_jobset(name, "Failed")
+    world.reconcile()
+    assert world.status["attempts"]["history"][-1]["reason"] == named
+    assert counters(world) == charged

@@ -68,6 +68,10 @@ _MEASURED = (
 
 #: Pathways' workers failed repeatedly, which ended the attempt; the head only received SIGTERM.
 WORKERS_FAILED = "WorkersFailed"
+#: A kubelet did not run a pod that was bound to its node.
+POD_REJECTED = "PodRejected"
+#: Reasons of the kubelet for pods that it ends or rejects because its node shuts down.
+_SHUTDOWN = ("NodeShutdown", "Terminated", "Shutdown")
 #: The result cannot be parsed and a later attempt has followed, see :mod:`.damaged_records`.
 RECORD_IGNORED = "RecordIgnored"
 #: The result cannot be parsed, and no later attempt has followed.
@@ -274,6 +278,8 @@ def _from_pods(attempt: Attempt, job: str) -> Failure:
     """Returns the failure of an attempt whose JobSet has ended without a record of the trainer."""
     stage = attempt.key.stage
     ended = [(pod, end) for pod, end in trainer_terminations(attempt.pods) if end.exit_code != 0]
+    if not ended and (rejected := _rejected(attempt)):
+        return rejected
     if not ended:
         message = attempt.jobset.failure_message if attempt.jobset else ""
         reported = f" JobSet reports: {message}." if message else ""
@@ -284,6 +290,23 @@ def _from_pods(attempt: Attempt, job: str) -> Failure:
             f"trainer, and its pods are deleted or succeeded.{reported}"[:1024],
         )
     return _died(stage, *min(ended, key=lambda pair: (_silence(pair[1]), pair[0].name)))
+
+
+def _rejected(attempt: Attempt) -> Failure | None:
+    """Returns the failure of a pod that its kubelet did not run, as after a restart of the node; None for any other."""
+    for pod in attempt.pods:
+        if pod.failure_reason and not pod.terminations:
+            shutdown = pod.failure_reason in _SHUTDOWN
+            said = " ".join((pod.failure_message or "").split())
+            return Failure(
+                code=ExitCode.STOPPED if shutdown else ExitCode.UNAVAILABLE,
+                reason=PREEMPTED if shutdown else POD_REJECTED,
+                message=f"{attempt.key.stage}: the kubelet did not run pod {pod.name} ({pod.failure_reason}): {said}"[
+                    :1024
+                ],
+                actual=pod.failure_reason[:512],
+            )
+    return None
 
 
 def _died(stage: Stage, pod: Pod, end: ContainerTermination) -> Failure:

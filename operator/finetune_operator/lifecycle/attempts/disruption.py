@@ -140,14 +140,16 @@ def _wrong(node: SliceNode) -> str | None:
 
 
 PRESSURES = ("DiskPressure", "MemoryPressure")
-#: The kubelet's messages (pkg/kubelet/eviction/helpers.go): a node is low, or a pod exceeds a limit of its own.
+#: The kubelet's messages (pkg/kubelet/eviction/helpers.go): a node is low, or was when it rejected the pod, or a pod
+#: exceeds a limit of its own.
 _DISK = re.compile(
-    r"low on resource: (?:ephemeral-storage|inodes)|ephemeral (?:local )?storage|EmptyDir volume",
+    r"low on resource: (?:ephemeral-storage|inodes)|ephemeral (?:local )?storage|EmptyDir volume"
+    r"|had condition: \[[^]]*DiskPressure",
     re.IGNORECASE,
 )
 _OWN_LIMIT = re.compile(r"exceed\w* (?:the total limit|its local ephemeral storage limit)", re.IGNORECASE)
 _RAISE = "Raise the limit in the namespace's LimitRange. If it is Export's own, set by the model, report it."
-_MEMORY = re.compile(r"low on resource: memory", re.IGNORECASE)
+_MEMORY = re.compile(r"low on resource: memory|had condition: \[[^]]*MemoryPressure", re.IGNORECASE)
 
 
 def pressure(attempt: Attempt, ended: datetime | None) -> Failure | None:
@@ -186,5 +188,5 @@ def _eviction(pod: Pod, ended: datetime | None) -> str:
         gone = pod.finished_at
         # ``ended`` is a trainer's, and may be the first day of the calendar.
         recent = ended is None or gone is None or after(gone, WINDOW.total_seconds()) >= ended
-        message = pod.evicted if recent else None
+        message = pod.failure_message if recent and pod.failure_reason == "Evicted" else None
     return " ".join((message or "").split())

@@ -57,8 +57,10 @@ class Pod:
     """PodScheduled if it is False: the scheduler found no node."""
     disruption_target: ObjectCondition | None
     """DisruptionTarget if it is True: Kubernetes terminates the pod."""
-    evicted: str | None
-    """The kubelet's message if it has evicted the pod. One that exceeds a limit of its own is no DisruptionTarget."""
+    failure_reason: str | None
+    """Why the kubelet has failed the pod, such as Evicted; None if its containers ended."""
+    failure_message: str | None
+    """The kubelet's message about it."""
     last_change: datetime | None
     """Of a failed pod: the latest time in its metadata and conditions. None for all others."""
     containers: tuple[ContainerStatus, ...]
@@ -86,7 +88,8 @@ class Pod:
             start_time=time(status, "startTime"),
             unscheduled=parse_condition(conditions, "PodScheduled", "False"),
             disruption_target=parse_condition(conditions, "DisruptionTarget", "True"),
-            evicted=text(status, "message") if text(status, "reason") == "Evicted" else None,
+            failure_reason=text(status, "reason") if phase == "Failed" else None,
+            failure_message=text(status, "message") if phase == "Failed" else None,
             last_change=_latest(created, deleted, conditions) if phase == "Failed" else None,
             containers=parse_containers(status, "containerStatuses"),
             init_containers=parse_containers(status, "initContainerStatuses"),
