@@ -33,6 +33,10 @@ def test_what_the_script_sets_up_for_a_team_lacks_nothing_until_something_is_tak
     operator.kubectl(
         "wait", "--for", "condition=Valid", f"finetuneprofile/gke-{namespace}", "--timeout", "60s"
     )
+    counted = r"jsonpath={.status.used.count/finetunejobs\.tpu-finetune\.dev}=0"
+    operator.kubectl(
+        "wait", f"--for={counted}", "resourcequota/finetune", "-n", namespace, "--timeout", "60s"
+    )
     try:
         assert missing(operator, "-n", namespace) == (
             1,
