@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from finetune_contract import ExitCode
+from finetune_trainer.attempt import TERMINATION_BYTES
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import StorageClient, join, open_store
 
-#: Kubernetes keeps 4,096 bytes of a termination message.
-_REPORT_BYTES = 4096
 _DETAIL = 200
 
 
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 def _report(faults: Sequence[Fault]) -> str:
     """The first faults, as many as fit."""
     text = json.dumps({"faults": [fault._asdict() for fault in faults]})
-    return text if len(text) <= _REPORT_BYTES else _report(faults[:-1])
+    return text if len(text) <= TERMINATION_BYTES else _report(faults[:-1])
 
 
 def examine(store: StorageClient, *, read: Sequence[str], write: Sequence[str]) -> Iterator[Fault]:

@@ -38,7 +38,7 @@ from finetune_trainer.storage import StorageClient
 
 _LOG = logging.getLogger(__name__)
 #: Kubernetes keeps 4,096 bytes of a termination message.
-_TERMINATION_BYTES = 4096
+TERMINATION_BYTES = 4096
 _TAIL_LINES = 200
 _EVIDENCE_LINES = 20
 #: A line that no program writes. Once it has passed the pipe, everything written before it has passed too.
@@ -170,7 +170,7 @@ class AttemptRecorder:
         text = f"{failure.reason}: {failure.message}"
         _LOG.error("%s", text)
         try:
-            self.termination.write_bytes(text.encode()[:_TERMINATION_BYTES])
+            self.termination.write_bytes(text.encode()[:TERMINATION_BYTES])
         except OSError as error:
             _LOG.warning("no termination message at %s: %s", self.termination, error)
 

@@ -9,6 +9,7 @@ from finetune_contract.tpu import chips_of_topology
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cli.profiles import serves
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
+from finetune_operator.cluster.releases import EVERY, served_namespaces
 from finetune_operator.planning import Refused, check_profile_object
 from finetune_operator.rendering import quantities
 
@@ -16,8 +17,6 @@ _CHIPS = ("requests.google.com/tpu", "google.com/tpu")
 _JOB_COUNT = "count/finetunejobs.tpu-finetune.dev"
 _METADATA_SERVER = "iam.gke.io/gke-metadata-server-enabled"
 _GOOGLE_ACCOUNT = "iam.gke.io/gcp-service-account"
-#: Annotation of a release's ClusterRole: namespaces, separated by commas, or ``*`` for all.
-SERVES = "tpu-finetune.dev/serves"
 
 
 class State(StrEnum):
@@ -84,16 +83,15 @@ def _served_namespace(setup: Setup) -> Findings:
             name, State.UNKNOWN, f"You may not read ClusterRoles, which say whether {namespace} is served."
         )
         return
-    notes = (each["metadata"].get("annotations") or {} for each in setup.operator_roles)
-    served = {each for note in notes for each in str(note.get(SERVES, "")).split(",")}
-    if {"*", namespace} & served:
+    served = {each for role in setup.operator_roles for each in served_namespaces(role)}
+    if {EVERY, namespace} & served:
         yield Finding(name, State.OK, f"An operator serves {namespace}.")
     elif setup.operator_roles:
         fix = (
             f"add {namespace} to namespaces in values.yaml (deploy/gke/setup.sh: TEAMS), then "
             f"{_install(setup.operator_namespace)}"
         )
-        others = ", ".join(sorted(served - {""})) or "no namespace"
+        others = ", ".join(sorted(served)) or "no namespace"
         yield Finding(name, State.MISSING, f"No operator serves {namespace}; served: {others}.", fix)
 
 

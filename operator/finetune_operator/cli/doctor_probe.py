@@ -28,7 +28,6 @@ class Probe:
     profile: str
     account: str
     image: str
-    stages: Literal["cpu", "tpu"]
     read: Sequence["Folder"]
     write: Sequence["Folder"]
     pod: Object
@@ -67,7 +66,6 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
         profile=name,
         account=account,
         image=image,
-        stages=stages,
         read=read,
         write=write,
         pod=_manifest(spec, f"{NAME_PREFIX}{stages}-", namespace)

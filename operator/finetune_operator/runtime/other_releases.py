@@ -8,12 +8,10 @@ import logging
 from collections.abc import Sequence
 
 from finetune_operator.cluster.port import CLUSTER_ROLES, ClusterError, KubernetesClient, Object
+from finetune_operator.cluster.releases import EVERY, served_namespaces
 
 log = logging.getLogger(__name__)
 
-#: Namespaces, separated by commas, or ``*`` for all.
-SERVES = "tpu-finetune.dev/serves"
-_EVERY = "*"
 _OPERATORS = {"app.kubernetes.io/component": "operator"}
 
 
@@ -35,35 +33,30 @@ async def earlier_releases(
             role
             async for page in cluster.pages(CLUSTER_ROLES, None, labels=_OPERATORS, metadata_only=True)
             for role in page
-            if _serves(role)
+            if served_namespaces(role)
         ]
     except ClusterError as error:
         log.warning("other releases that serve the same namespaces are not noticed: %s", error)
         return ()
     own = next((role for role in roles if _name(role) == own_role), None)
-    mine = frozenset(namespaces) or frozenset({_EVERY})
+    mine = frozenset(namespaces) or frozenset({EVERY})
     return tuple(
         f'the release with ClusterRole "{_name(role)}" serves {shared} already: remove the namespace from one of the '
         "releases, because both would act on the same jobs"
         for role in roles
         if role is not own
         if own is None or _age(role) < _age(own)
-        if (shared := _shared(mine, _serves(role)))
+        if (shared := _shared(mine, served_namespaces(role)))
     )
 
 
 def _shared(mine: frozenset[str], theirs: frozenset[str]) -> str:
     """Returns the namespaces that both serve, as text; empty if there are none."""
-    if _EVERY in mine and _EVERY in theirs:
+    if EVERY in mine and EVERY in theirs:
         return "every namespace"
-    if _EVERY in mine or _EVERY in theirs:
-        return ", ".join(sorted((mine | theirs) - {_EVERY}))
+    if EVERY in mine or EVERY in theirs:
+        return ", ".join(sorted((mine | theirs) - {EVERY}))
     return ", ".join(sorted(mine & theirs))
-
-
-def _serves(role: Object) -> frozenset[str]:
-    text = str((role["metadata"].get("annotations") or {}).get(SERVES, ""))
-    return frozenset(text.split(",")) - {""}
 
 
 def _name(role: Object) -> str:

@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from devcluster.testing import LocalCluster
-from finetune_operator.runtime.other_releases import SERVES
+from finetune_operator.cluster.releases import SERVES
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
 

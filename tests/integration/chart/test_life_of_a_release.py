@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.testing import LocalCluster
-from finetune_operator.runtime.other_releases import SERVES
+from finetune_operator.cluster.releases import SERVES
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
 from tests.integration.chart.test_deployment import CLUSTER_ROLE, IMAGE, started

@@ -9,9 +9,10 @@ import yaml
 
 from devcluster.layout import ROOT
 from finetune_operator.cli.doctor import line
-from finetune_operator.cli.doctor_checks import CHECKS, SERVES, Finding, State, findings
+from finetune_operator.cli.doctor_checks import CHECKS, Finding, State, findings
 from finetune_operator.cli.doctor_setup import Right, Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES
+from finetune_operator.cluster.releases import SERVES
 
 EDIT = Right("create", "finetunejobs", "kubectl apply")
 SEE = Right("list", "finetuneprofiles", "finetune profiles")

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from finetune_operator.cluster.port import JOBS, KubernetesClient, Object, Rejected, WatchStream
-from finetune_operator.runtime.other_releases import SERVES, earlier_releases
+from finetune_operator.cluster.releases import SERVES
+from finetune_operator.runtime.other_releases import earlier_releases
 from finetune_operator.runtime.prerequisites import wait_for_prerequisites
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
