@@ -7,6 +7,8 @@ from deploy.grafana.panels import HALF, THIRD, choice, curves, frame, number
 
 #: Jobs of the chosen namespaces and profiles.
 _JOBS = '$team_label=~"$team", profile=~"$profile"'
+#: Pods of the chosen releases of the operator.
+_PODS = 'namespace=~"$release"'
 #: In a legend: the namespace of the jobs. A series has one of the two labels.
 _TEAM = "{{exported_namespace}}{{namespace}}"
 
@@ -24,6 +26,11 @@ def fleet() -> dashboard.Dashboard:
         )
         .with_variable(choice("team", "Namespace", "label_values(finetune_jobs, $team_label)", several=True))
         .with_variable(choice("profile", "Profile", "label_values(finetune_jobs, profile)", several=True))
+        .with_variable(
+            choice(
+                "release", "Operator's namespace", "label_values(finetune_leader, namespace)", several=True
+            )
+        )
     )
     for part in (_now, _jobs, _time, _usage, _service_levels, _operator):
         made = part(made)
@@ -33,7 +40,9 @@ def fleet() -> dashboard.Dashboard:
 def _now(made: dashboard.Dashboard) -> dashboard.Dashboard:
     return (
         made.with_row(dashboard.Row("Now"))
-        .with_panel(number("Unfinished jobs", "short", "max(finetune_jobs_live)"))
+        .with_panel(
+            number("Unfinished jobs", "short", f"sum(max by (namespace) (finetune_jobs_live{{{_PODS}}}))")
+        )
         .with_panel(number("Chips at work", "short", f"sum(finetune_chips_held{{{_JOBS}}}) or vector(0)"))
         .with_panel(
             number(
@@ -56,7 +65,9 @@ def _now(made: dashboard.Dashboard) -> dashboard.Dashboard:
                 "Jobs whose run folder is unreadable",
             )
         )
-        .with_panel(number("Operators that lead", "short", "sum(finetune_leader)", "1 for each release"))
+        .with_panel(
+            number("Operators that lead", "short", f"sum(finetune_leader{{{_PODS}}})", "1 for each release")
+        )
     )
 
 
@@ -214,7 +225,8 @@ def _usage(made: dashboard.Dashboard) -> dashboard.Dashboard:
 
 def _service_levels(made: dashboard.Dashboard) -> dashboard.Dashboard:
     def share(metric: str, seconds: str) -> str:
-        return f'sum(increase({metric}_bucket{{le="{seconds}"}}[$__range])) / sum(increase({metric}_count[$__range]))'
+        met = f'increase({metric}_bucket{{le="{seconds}", {_PODS}}}[$__range])'
+        return f"sum({met}) / sum(increase({metric}_count{{{_PODS}}}[$__range]))"
 
     return (
         made.with_row(dashboard.Row("Service levels over the chosen time"))
@@ -246,7 +258,7 @@ def _service_levels(made: dashboard.Dashboard) -> dashboard.Dashboard:
             number(
                 "An operator leads",
                 "percentunit",
-                "avg_over_time((max(finetune_leader) or vector(0))[$__range:1m])",
+                f"avg_over_time((min(max by (namespace) (finetune_leader{{{_PODS}}})) or vector(0))[$__range:1m])",
                 "Target: 99.9 %",
             )
         )
@@ -260,24 +272,37 @@ def _operator(made: dashboard.Dashboard) -> dashboard.Dashboard:
             curves(
                 "Queue",
                 "short",
-                {"due": "max(finetune_queue_depth)", "longest wait, s": "max(finetune_queue_oldest_seconds)"},
+                {
+                    "due": f"max(finetune_queue_depth{{{_PODS}}})",
+                    "longest wait, s": f"max(finetune_queue_oldest_seconds{{{_PODS}}})",
+                },
             )
         )
         .with_panel(
-            curves("Age of watches", "s", {"{{watch}}": "max by (watch) (finetune_watch_age_seconds)"})
+            curves(
+                "Age of watches",
+                "s",
+                {"{{watch}}": f"max by (watch) (finetune_watch_age_seconds{{{_PODS}}})"},
+            )
         )
         .with_panel(
             curves(
                 "Reconciles",
                 "ops",
-                {"{{result}}": "sum by (result) (rate(finetune_reconcile_seconds_count[$__rate_interval]))"},
+                {
+                    "{{result}}": "sum by (result) "
+                    f"(rate(finetune_reconcile_seconds_count{{{_PODS}}}[$__rate_interval]))"
+                },
             )
         )
         .with_panel(
             curves(
                 "Errors by reason",
                 "ops",
-                {"{{reason}}": "sum by (reason) (rate(finetune_reconcile_errors_total[$__rate_interval]))"},
+                {
+                    "{{reason}}": "sum by (reason) "
+                    f"(rate(finetune_reconcile_errors_total{{{_PODS}}}[$__rate_interval]))"
+                },
             )
         )
         .with_panel(
@@ -285,7 +310,8 @@ def _operator(made: dashboard.Dashboard) -> dashboard.Dashboard:
                 "Requests to the API server",
                 "reqps",
                 {
-                    "{{verb}} {{code}}": "sum by (verb, code) (rate(finetune_api_requests_total[$__rate_interval]))"
+                    "{{verb}} {{code}}": "sum by (verb, code) "
+                    f"(rate(finetune_api_requests_total{{{_PODS}}}[$__rate_interval]))"
                 },
             )
         )
@@ -294,9 +320,10 @@ def _operator(made: dashboard.Dashboard) -> dashboard.Dashboard:
                 "Requests to stores",
                 "reqps",
                 {
-                    "{{operation}}": "sum by (operation) (rate(finetune_storage_requests_total[$__rate_interval]))",
+                    "{{operation}}": "sum by (operation) "
+                    f"(rate(finetune_storage_requests_total{{{_PODS}}}[$__rate_interval]))",
                     "{{operation}}, refused": "sum by (operation) "
-                    "(rate(finetune_storage_refused_total[$__rate_interval]))",
+                    f"(rate(finetune_storage_refused_total{{{_PODS}}}[$__rate_interval]))",
                 },
             )
         )
@@ -305,8 +332,8 @@ def _operator(made: dashboard.Dashboard) -> dashboard.Dashboard:
                 "Records that wait",
                 "short",
                 {
-                    "ledger, jobs": "max(finetune_ledger_pending)",
-                    "ledger, namespaces that cannot be read": "max(finetune_ledger_unread)",
+                    "ledger, jobs": f"max(finetune_ledger_pending{{{_PODS}}})",
+                    "ledger, namespaces that cannot be read": f"max(finetune_ledger_unread{{{_PODS}}})",
                 },
                 width=HALF,
             )
@@ -317,7 +344,7 @@ def _operator(made: dashboard.Dashboard) -> dashboard.Dashboard:
                 "s",
                 {
                     "{{verb}}, 99 %": "histogram_quantile(0.99, sum by (le, verb) "
-                    "(rate(finetune_api_request_seconds_bucket[$__rate_interval])))"
+                    f"(rate(finetune_api_request_seconds_bucket{{{_PODS}}}[$__rate_interval])))"
                 },
                 width=HALF,
             )

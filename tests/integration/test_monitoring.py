@@ -340,11 +340,17 @@ def test_a_job_that_cannot_proceed_and_one_that_only_its_author_can_mend(site: S
 def test_a_training_that_stands_still(site: Site) -> None:
     site.prometheus.resolves("FinetuneAttemptsHung", seconds=0)
     site.trainer("hung", seconds=3600, stages=[Stage.TRAIN])
-    path = site.apply("hung", hangPolicy={"startupSeconds": 5, "noStepSeconds": 5})
-    site.trains(path)
+    limits = {"startupSeconds": 5, "noStepSeconds": 5}
+    own = site.apply("impatient", hangPolicy=limits)
+    path = site.apply("hung", profile=site.profile("hanging", defaults={"hangPolicy": limits}))
+    for each in (own, path):
+        site.trains(each)
     site.trainer("quick", measured=True)
     site.prometheus.fires("FinetuneAttemptsHung", seconds=120, exported_namespace=path.split("/")[5])
-    site.ends(path, "Succeeded")
+    for each in (own, path):
+        site.ends(each, "Succeeded")
+    found = {each["exported_namespace"] for each in site.prometheus.firing("FinetuneAttemptsHung")}
+    assert found == {path.split("/")[5]}
 
 
 def test_jobs_that_fail_alert_unless_the_fault_is_their_own(site: Site) -> None:
@@ -418,7 +424,8 @@ def lived(site: Site) -> Site:
 
 def test_every_panel_of_the_fleet_and_every_documented_query_has_series(lived: Site) -> None:
     variables = {
-        "team_label": "exported_namespace", "team": ".*", "profile": ".*", "__rate_interval": "15s", "__range": "1h",
+        "team_label": "exported_namespace", "team": ".*", "profile": ".*", "release": ".*",
+        "__rate_interval": "15s", "__range": "1h",
     }  # fmt: skip
     queries = [*panel_queries("fleet", variables), *documented_queries()]
     assert [each for each in queries if not lived.prometheus.has_had(each.expr)] == []

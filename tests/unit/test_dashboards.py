@@ -14,7 +14,8 @@ from devcluster.layout import ROOT
 from tests.dashboards import Query, documented_queries, panel_queries
 
 VARIABLES = {
-    "team_label": "exported_namespace", "team": ".*", "profile": ".*", "namespace": "team-a", "job": "demo",
+    "team_label": "exported_namespace", "team": ".*", "profile": ".*", "release": ".*",
+    "namespace": "team-a", "job": "demo",
     "__rate_interval": "1m", "__range": "1d",
 }  # fmt: skip
 FLEET, JOB = (list(panel_queries(name, VARIABLES)) for name in ("fleet", "job"))

@@ -14,9 +14,11 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from finetune_contract import FailureClass, Stage
-from finetune_operator.api import Phase, Reason, WaitingReason
+from finetune_operator.api import Phase, Reason, StagePhase, WaitingReason
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.accounting.transitions import TrainingUses, Transitions
+from finetune_operator.lifecycle.children.kueue import NEVER_ADMITTED
+from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 
 #: Seconds, from a check of the data to a training of four weeks.
@@ -31,6 +33,18 @@ _ON_TPU = frozenset(stage.value for stage in Stage if stage.on_tpu)
 _PHASES = frozenset(Phase)
 _FINISHED = frozenset(phase for phase in Phase if phase.finished)
 _WAITS = frozenset(WaitingReason)
+#: Words of the condition Stalled: the operator's and Kueue's.
+_STALLS = frozenset({*Reason, *WaitingReason, *NEVER_ADMITTED, "Deactivated"})
+#: How a stage ends.
+_STAGE_ENDS = (StagePhase.SUCCEEDED, StagePhase.FAILED)
+
+
+class Place(NamedTuple):
+    """Where jobs run, in the labels of counters and histograms."""
+
+    namespace: str
+    profile: str
+    capacity: str
 
 
 class JobFacts(NamedTuple):
@@ -43,9 +57,13 @@ class JobFacts(NamedTuple):
     reason: str
     """Why the job waits; empty if it does not."""
     capacity: str
+    """Of its slices; empty if the job was never admitted."""
     chips: int
-    stalled: bool
+    """At work now."""
+    stalled: str
+    """Reason for which the job cannot proceed; empty if it can, and if its author alone can change that."""
     invalid: bool
+    """Whether the job cannot proceed until its author edits or deletes it."""
     blind: bool
 
     @classmethod
@@ -59,18 +77,22 @@ class JobFacts(NamedTuple):
         live = phase not in _FINISHED
         holds = phase == Phase.RUNNING and status.get("stage") in _ON_TPU
         readable, valid = conditions.get("RunFolderReadable", {}), conditions.get("Valid", {})
-        stalled = live and conditions.get("Stalled", {}).get("status") == "True"
+        stalled = conditions.get("Stalled", {})
+        is_stalled, reason = live and stalled.get("status") == "True", stalled.get("reason")
         # Only its author can mend a refused spec. An invalid profile is the platform team's.
         refused = valid.get("status") == "False" and valid.get("reason") != Reason.PROFILE_INVALID
+        own_queue = QUEUE_LABEL in (job["metadata"].get("labels") or {}) and reason in NEVER_ADMITTED
         return cls(
             namespace=job["metadata"]["namespace"],
             profile=(resolved.get("profile") or {}).get("name", ""),
             phase=phase if phase in _PHASES else Phase.PENDING.value,
             reason=waiting if live and waiting in _WAITS else "",
-            capacity=resources.get("capacity", "") if holds else "",
+            capacity=resources.get("capacity") or "",
             chips=int(resources.get("chips", 0)) if holds else 0,
-            stalled=stalled and not refused,
-            invalid=stalled and refused,
+            stalled=(reason if reason in _STALLS else "Other")
+            if is_stalled and not (refused or own_queue)
+            else "",
+            invalid=is_stalled and (refused or own_queue),
             blind=live
             and readable.get("status") in ("False", "Unknown")
             and readable.get("reason") != Reason.NOT_STARTED,
@@ -95,6 +117,12 @@ class JobCollector(Collector):
         """Forgets a deleted job."""
         self._jobs.pop(key, None)
 
+    def places(self) -> frozenset[Place]:
+        """Returns where jobs are that have been admitted, and where jobs were until the last scrape."""
+        return frozenset(
+            Place(each.namespace, each.profile, each.capacity) for each in self._shared if each.profile
+        )
+
     def collect(self) -> Iterable[Metric]:
         jobs = GaugeMetricFamily(
             "finetune_jobs",
@@ -103,12 +131,13 @@ class JobCollector(Collector):
         )
         stalled = GaugeMetricFamily(
             "finetune_jobs_stalled",
-            "Number of unfinished valid jobs that cannot proceed: the condition Stalled is True",
-            labels=["namespace", "profile"],
+            "Number of unfinished valid jobs that cannot proceed, by the reason of the condition Stalled",
+            labels=["namespace", "profile", "reason"],
         )
         invalid = GaugeMetricFamily(
             "finetune_jobs_invalid",
-            "Number of unfinished jobs that cannot proceed until their author edits or deletes them: Valid is False",
+            "Number of unfinished jobs that cannot proceed until their author edits or deletes them: Valid is False, "
+            "or the queue of their own label admits none",
             labels=["namespace", "profile"],
         )
         blind = GaugeMetricFamily(
@@ -127,7 +156,7 @@ class JobCollector(Collector):
         for facts, number in found.items():
             place = facts.namespace, facts.profile
             sums[jobs.name, (*place, facts.phase, facts.reason)] += number
-            sums[stalled.name, place] += number * facts.stalled
+            sums[stalled.name, (*place, facts.stalled)] += number * bool(facts.stalled)
             sums[invalid.name, place] += number * facts.invalid
             sums[blind.name, place] += number * facts.blind
             if facts.chips:
@@ -144,8 +173,9 @@ class TransitionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._jobs = Counter(
             "finetune_jobs_ended",
-            "Jobs that have ended, by result (Succeeded, Failed or Planned) and class of the failure",
-            ["namespace", "profile", "result", "class"],
+            "Jobs that have ended, by result (Succeeded, Failed or Planned), class of the failure, and its cause: "
+            "OwnLimit (a limit that the job sets below the default), NoCapacity, or empty",
+            ["namespace", "profile", "result", "class", "cause"],
             registry=registry,
         )
         self._attempts = Counter(
@@ -156,8 +186,9 @@ class TransitionMetrics:
         )
         self._hung = Counter(
             "finetune_attempts_hung",
-            "Attempts that the operator has ended because they made no progress",
-            ["namespace", "profile"],
+            "Attempts that the operator has ended because they made no progress; cause is OwnLimit if the job sets the "
+            "limit below the default",
+            ["namespace", "profile", "cause"],
             registry=registry,
         )
         self._stage_seconds = Histogram(
@@ -201,28 +232,38 @@ class TransitionMetrics:
             registry=registry,
         )
 
-    def begin(self, namespace: str, profile: str) -> None:
-        """Begins the counters of a namespace under a profile at 0: a first value of 1 is no increase to Prometheus."""
-        place = namespace, profile
+    def begin(self, place: Place) -> None:
+        """Begins the series of a namespace under a profile at 0: a first value of 1 is no increase to Prometheus."""
+        namespace, profile, capacity = place
         for result in (Phase.SUCCEEDED, Phase.PLANNED):
-            self._jobs.labels(*place, result, "")
+            self._jobs.labels(namespace, profile, result, "", "")
         for failure_class in FailureClass:
             if failure_class is not FailureClass.QUOTA:
-                self._jobs.labels(*place, Phase.FAILED, failure_class)
-            self._attempts.labels(*place, failure_class)
-        self._hung.labels(*place)
+                self._jobs.labels(namespace, profile, Phase.FAILED, failure_class, "")
+            self._attempts.labels(namespace, profile, failure_class)
+        self._hung.labels(namespace, profile, "")
         for use in fields(TrainingUses):
-            self._training_seconds.labels(*place, use.name)
+            self._training_seconds.labels(namespace, profile, use.name)
+        for stage in Stage:
+            for ended in _STAGE_ENDS:
+                self._stage_seconds.labels(profile, stage, ended)
+        for histogram in (self._queue_seconds, self._provisioning_seconds, self._compilation_seconds):
+            histogram.labels(profile, capacity)
+
+    def end(self, namespace: str, profile: str) -> None:
+        """Removes the series of a namespace under a profile. Those without a namespace stay."""
+        for counter in (self._jobs, self._attempts, self._hung, self._training_seconds):
+            counter.remove_by_labels({"namespace": namespace, "profile": profile})
 
     def observe(self, seen: Transitions) -> None:
         """Counts what has ended from one status to the next."""
         place = seen.namespace, seen.profile
         if seen.result is not None:
-            self._jobs.labels(*place, seen.result, seen.failure_class or "").inc()
+            self._jobs.labels(*place, seen.result, seen.failure_class or "", seen.cause or "").inc()
         for attempt in seen.attempts:
             self._attempts.labels(*place, attempt.failure_class).inc()
             if attempt.hung:
-                self._hung.labels(*place).inc()
+                self._hung.labels(*place, attempt.cause or "").inc()
         for stage in seen.stages:
             self._stage_seconds.labels(seen.profile, stage.stage, stage.result).observe(stage.seconds)
         if seen.admission is not None:

@@ -1,6 +1,6 @@
 """The operator's Prometheus metrics. One registry per process, passed explicitly and never global."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from time import monotonic
 
@@ -28,7 +28,7 @@ from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.job_metrics import JobCollector, TransitionMetrics
+from finetune_operator.runtime.job_metrics import JobCollector, Place, TransitionMetrics
 from finetune_operator.runtime.queue import WorkQueue
 
 # The time at which each series began would be a series of its own, of which no query makes use.
@@ -36,6 +36,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HOUR = 3600
+_DAY = 24 * _HOUR
 #: Seconds, from a single fast read to a stage that waits for the API server to recover.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -91,6 +92,12 @@ class OperatorMetrics:
         self._errors = Counter(
             "finetune_reconcile_errors",
             "Reconciles that failed, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._failing_now = Gauge(
+            "finetune_reconcile_failing",
+            "Number of jobs and profiles whose last reconcile failed, by reason",
             ["reason"],
             registry=self.registry,
         )
@@ -166,8 +173,11 @@ class OperatorMetrics:
         self._finished: dict[JobKey, float] = {}
         self._jobs = JobCollector()
         self.registry.register(self._jobs)
-        self._places = set[tuple[str, str]]()
-        """Namespaces with profiles whose counters have begun."""
+        self._failing: dict[Hashable, str] = {}
+        self._places = set[Place]()
+        """Places whose counters have begun."""
+        self._idle: dict[tuple[str, str], float] = {}
+        """Since when a namespace has had no jobs under a profile."""
         self._transitions = TransitionMetrics(self.registry)
 
     def leads(
@@ -225,11 +235,15 @@ class OperatorMetrics:
             age.labels(str(watch)).set_function(partial(cache.age, watch))
         self._leading.set_function(lambda: float(leading()))
 
-    def reconciled(self, seconds: float, error: str | None) -> None:
+    def reconciled(self, key: Hashable, seconds: float, error: str | None) -> None:
         """Records one reconcile. ``error`` is its reason; None if it succeeded."""
         self._reconcile.labels("error" if error else "ok").observe(seconds)
+        if before := self._failing.pop(key, None):
+            self._failing_now.labels(before).dec()
         if error:
             self._errors.labels(error).inc()
+            self._failing[key] = error
+            self._failing_now.labels(error).inc()
 
     def brought_up_to_date(self, seconds: float) -> None:
         """Records a reconcile that succeeded, ``seconds`` after its key was due."""
@@ -277,10 +291,10 @@ class OperatorMetrics:
         if facts.reason or facts.phase == Phase.SUSPENDED:
             # Its next JobSet is not due.
             self._finished.pop(key, None)
-        place = facts.namespace, facts.profile
-        if place not in self._places and all(place):
+        place = Place(facts.namespace, facts.profile, facts.capacity)
+        if facts.profile and place not in self._places:
             self._places.add(place)
-            self._transitions.begin(*place)
+            self._transitions.begin(place)
 
     def gone(self, key: JobKey) -> None:
         """Drops a deleted job."""
@@ -301,4 +315,19 @@ class OperatorMetrics:
 
     def render(self) -> bytes:
         """Returns the text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        text = generate_latest(self.registry)
+        self._drop_idle()
+        return text
+
+    def _drop_idle(self) -> None:
+        """Drops the counters of namespaces that have had no jobs under a profile for a day."""
+        live, now = {place[:2] for place in self._jobs.places()}, self._clock()
+        for pair in {place[:2] for place in self._places}:
+            if pair in live:
+                self._idle.pop(pair, None)
+            elif now - self._idle.setdefault(pair, now) > _DAY:
+                del self._idle[pair]
+                self._places = {place for place in self._places if place[:2] != pair}
+                self._transitions.end(*pair)
+                for counter in (self._chip_seconds, self._cost):
+                    counter.remove_by_labels(dict(zip(("namespace", "profile"), pair, strict=True)))

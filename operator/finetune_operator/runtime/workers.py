@@ -132,7 +132,7 @@ class Workers[K: Hashable]:
             self._metrics.brought_up_to_date(self._queue.delay(key))
             self._queue.done(key, again_after)
         finally:
-            self._metrics.reconciled(self._clock() - begun, reason)
+            self._metrics.reconciled(key, self._clock() - begun, reason)
 
 
 class StoreWithCalls(Protocol):

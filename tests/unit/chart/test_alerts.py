@@ -28,7 +28,7 @@ def test_promtool_accepts_the_rules_and_each_fires_when_it_should() -> None:
 
 
 def test_promtool_is_asked_about_every_alert_both_ways() -> None:
-    well, _, wrong = yaml.safe_load(TESTS.read_text())["tests"]
+    well, *_, wrong = yaml.safe_load(TESTS.read_text())["tests"]
     assert [each["alertname"] for each in well["alert_rule_test"]] == NAMES
     fired = [sample["labels"] for sample in wrong["promql_expr_test"][0]["exp_samples"]]
     assert fired == [f'{{alertname="{name}"}}' for name in NAMES]

@@ -63,6 +63,7 @@ def queued(**queue: Any) -> World:
         ([waits("Inadmissible", "LocalQueue team-tpu doesn't exist")], QuotaState.NEVER, "Inadmissible"),
         ([waits("Misconfigured", "LocalQueue team-tpu doesn't exist")], QuotaState.NEVER, "Misconfigured"),
         ([waits("Suspended", "ClusterQueue tpu is stopped")], QuotaState.NEVER, "Suspended"),
+        ([waits("Inadmissible", "ClusterQueue tpu is stopped")], QuotaState.NEVER, "Suspended"),
         ([waits("Waiting", "waiting for all admitted workloads")], QuotaState.WAITING, "WaitingForPodsReady"),
         (
             [waits("WaitingForPreemptedWorkloads", "pending the preemption of 1 workload(s)")],

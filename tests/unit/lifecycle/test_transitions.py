@@ -1,17 +1,21 @@
 """What metrics count of a job: each end once, whatever is reported in between."""
 
+from typing import Any
+
+import pytest
+
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Phase, StagePhase
 from finetune_operator.api.status_stages import GoodputStatus
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle.accounting.transitions import Transitions, transitions
+from finetune_operator.lifecycle.accounting.transitions import FailureCause, Transitions, transitions
 from finetune_operator.lifecycle.attempts.deadlines import HUNG
 from finetune_operator.lifecycle.attempts.disruption import PREEMPTED
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.progress import goodput_status
 from tests.unit.lifecycle.test_goodput import SECONDS, progress
-from tests.unit.lifecycle.world import TOTAL_STEPS, World
+from tests.unit.lifecycle.world import TOTAL_STEPS, World, job
 
 GOODPUT = goodput_status(progress(**SECONDS), WaitTimes(queued=70.0, provisioning=30.0))
 
@@ -19,8 +23,8 @@ GOODPUT = goodput_status(progress(**SECONDS), WaitTimes(queued=70.0, provisionin
 class Counted:
     """A world whose statuses are compared after each reconcile, as the operator compares them at each write."""
 
-    def __init__(self, goodput: GoodputStatus | None = GOODPUT) -> None:
-        self.world = World()
+    def __init__(self, goodput: GoodputStatus | None = GOODPUT, **spec: Any) -> None:
+        self.world = World(job=job(**spec))
         self._goodput = goodput
         self.seen: list[Transitions] = []
         created = {"creationTimestamp": stamp(self.world.now)}
@@ -117,3 +121,61 @@ def test_a_preempted_attempt_has_not_hung() -> None:
     assert [(each.failure_class, each.hung) for seen in counted.seen for each in seen.attempts] == [
         (FailureClass.PREEMPTION, False)
     ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "cause"),
+    [
+        ({}, None),
+        ({"hangPolicy": {"noStepSeconds": 900}}, None),
+        ({"hangPolicy": {"noStepSeconds": 3600}}, None),
+        ({"hangPolicy": {"noStepSeconds": 60}}, FailureCause.OWN_LIMIT),
+    ],
+)
+def test_an_attempt_that_hung_by_a_limit_of_its_own_has_that_cause(
+    spec: dict[str, Any], cause: FailureCause | None
+) -> None:
+    counted = Counted(**spec)
+    name = counted.until(Stage.TRAIN)
+    counted.world.train(name, TOTAL_STEPS // 2)
+    counted.reconcile()
+    counted.world.wait(7200)
+    counted.reconcile()
+    counted.world.stop(name)
+    counted.reconcile()
+    assert [each.cause for seen in counted.seen for each in seen.attempts] == [cause]
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "cause"),
+    [
+        ({"recovery": {"maxInfrastructureRetries": 0}}, 69, FailureCause.OWN_LIMIT),
+        ({"recovery": {"maxPreemptions": 0}}, None, FailureCause.OWN_LIMIT),
+        ({"recovery": {"maxInfrastructureRetries": 0}}, 65, None),
+        ({"recovery": {"maxInfrastructureRetries": 0}}, 70, None),
+    ],
+)
+def test_a_job_that_a_retry_limit_of_its_own_ends_has_that_cause(
+    spec: dict[str, Any], code: int | None, cause: FailureCause | None
+) -> None:
+    counted = Counted(**spec)
+    name = counted.until(Stage.TRAIN)
+    if code is None:
+        counted.world.stop(name)
+    else:
+        counted.world.fail(name, code)
+    for _ in range(3):
+        counted.reconcile()
+    assert [(seen.result, seen.cause) for seen in counted.seen if seen.result] == [(Phase.FAILED, cause)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "cause"),
+    [({}, FailureCause.NO_CAPACITY), ({"preRunningDeadlineSeconds": 60}, FailureCause.OWN_LIMIT)],
+)
+def test_a_job_without_nodes_has_a_cause_of_its_own(spec: dict[str, Any], cause: FailureCause) -> None:
+    counted = Counted(**spec)
+    for _ in range(10):
+        counted.reconcile()
+        counted.world.wait(7300)
+    assert [(seen.result, seen.cause) for seen in counted.seen if seen.result] == [(Phase.FAILED, cause)]

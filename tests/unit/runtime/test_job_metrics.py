@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Phase, StagePhase
 from finetune_operator.api.placement import Capacity
 from finetune_operator.ledger.month import MonthlyBudget
+from finetune_operator.lifecycle.accounting.amounts import Amounts
+from finetune_operator.lifecycle.accounting.increments import UsageIncrement
 from finetune_operator.lifecycle.accounting.transitions import (
     AttemptEnd,
+    FailureCause,
     StageEnd,
     TrainingEnd,
     TrainingUses,
@@ -131,6 +135,30 @@ def test_stalled_and_blind_jobs(
     assert sum(samples(metrics, name).values()) == counts
 
 
+@pytest.mark.parametrize(
+    ("labels", "reason", "stalled", "invalid"),
+    [
+        ({}, "ExceedsMaxQuota", {("team", "small", "ExceedsMaxQuota"): 1}, 0),
+        ({"kueue.x-k8s.io/queue-name": "mine"}, "ExceedsMaxQuota", {}, 1),
+        ({"kueue.x-k8s.io/queue-name": "mine"}, "KueueNotInstalled", {("team", "small", "KueueNotInstalled"): 1}, 0),
+        ({}, "ATenantsWord", {("team", "small", "Other"): 1}, 0),
+    ],
+)  # fmt: skip
+def test_a_job_whose_queue_admits_none_is_its_authors_if_its_own_label_names_the_queue(
+    metrics: OperatorMetrics,
+    intake: EventHandlers,
+    labels: Any,
+    reason: str,
+    stalled: Any,
+    invalid: int,
+) -> None:
+    made = version(1, phase="Queued", conditions=[{"type": "Stalled", "status": "True", "reason": reason}])
+    made["metadata"]["labels"] = labels
+    intake.job("ADDED", made)
+    assert samples(metrics, "finetune_jobs_stalled") == stalled
+    assert sum(samples(metrics, "finetune_jobs_invalid").values()) == invalid
+
+
 @pytest.mark.parametrize(("reason", "stalled", "invalid"), [("NoFlavorFits", 0, 1), ("ProfileInvalid", 1, 0)])
 def test_a_refused_job_is_its_authors_unless_the_profile_is_invalid(
     metrics: OperatorMetrics, intake: EventHandlers, reason: str, stalled: int, invalid: int
@@ -157,7 +185,10 @@ def ended(**fields: Any) -> Transitions:
         "capacity": Capacity.SPOT,
         "result": Phase.FAILED,
         "failure_class": FailureClass.USER,
-        "attempts": (AttemptEnd(failure_class=FailureClass.INFRASTRUCTURE, hung=True),),
+        "cause": None,
+        "attempts": (
+            AttemptEnd(failure_class=FailureClass.INFRASTRUCTURE, hung=True, cause=FailureCause.OWN_LIMIT),
+        ),
         "stages": (StageEnd(stage=Stage.TRAIN, result=StagePhase.FAILED, seconds=100.0),),
         "training": TrainingEnd(
             uses=TrainingUses(
@@ -177,9 +208,9 @@ def ended(**fields: Any) -> Transitions:
 
 def test_ends_are_counted(metrics: OperatorMetrics) -> None:
     metrics.changed(ended())
-    assert samples(metrics, "finetune_jobs_ended_total") == {("User", "team", "small", "Failed"): 1}
+    assert samples(metrics, "finetune_jobs_ended_total") == {("", "User", "team", "small", "Failed"): 1}
     assert samples(metrics, "finetune_attempts_ended_total") == {("Infrastructure", "team", "small"): 1}
-    assert samples(metrics, "finetune_attempts_hung_total") == {("team", "small"): 1}
+    assert samples(metrics, "finetune_attempts_hung_total") == {("OwnLimit", "team", "small"): 1}
     assert samples(metrics, "finetune_stage_seconds_sum") == {("small", "Failed", "Train"): 100}
     assert samples(metrics, "finetune_training_queue_seconds_sum") == {("Spot", "small"): 40}
     assert samples(metrics, "finetune_training_provisioning_seconds_sum") == {("Spot", "small"): 20}
@@ -200,7 +231,44 @@ def test_counters_of_a_namespace_begin_at_zero_when_its_first_job_is_seen(
     text = metrics.render().decode()
     labels = 'class="Platform",namespace="team",profile="small"'
     assert f"finetune_attempts_ended_total{{{labels}}} 0.0" in text
-    assert f'finetune_jobs_ended_total{{{labels},result="Failed"}} 0.0' in text
+    assert f'finetune_jobs_ended_total{{cause="",{labels},result="Failed"}} 0.0' in text
+    assert 'finetune_stage_seconds_count{profile="small",result="Failed",stage="Train"} 0.0' in text
+    assert 'finetune_training_queue_seconds_count{capacity="",profile="small"} 0.0' in text
+    intake.job("MODIFIED", version(2, **RUNNING))
+    queue = 'finetune_training_queue_seconds_count{capacity="Spot",profile="small"} 0.0'
+    assert queue in metrics.render().decode()
+
+
+def test_series_of_a_namespace_without_jobs_end_after_a_day() -> None:
+    now = 0.0
+    metrics = OperatorMetrics(clock=lambda: now)
+    intake = EventHandlers(lambda _key, _after: None, metrics)
+    for name, namespace in (("a", "team"), ("b", "other")):
+        made = version(1, name)
+        made["metadata"]["namespace"] = namespace
+        intake.job("ADDED", made)
+    amounts = Amounts(chip_hours=Decimal(1), cost=Decimal(2))
+    metrics.used(
+        UsageIncrement(namespace="team", profile="small", capacity="Spot", currency="USD", amounts=amounts)
+    )
+    intake.job("DELETED", version(2, "a"))
+    metrics.changed(ended())
+    hour = 3600
+    for now, remains in ((0, True), (1 * hour, True), (24 * hour, True), (24 * hour + 60, False)):
+        metrics.render()
+        assert ('namespace="team"' in metrics.render().decode()) is remains, now
+    assert 'cause="",namespace="other"' in metrics.render().decode()
+    intake.job("ADDED", version(3, "a"))
+    begun = 'finetune_attempts_hung_total{cause="",namespace="team",profile="small"} 0.0'
+    assert begun in metrics.render().decode()
+
+
+def test_jobs_whose_last_reconcile_failed_are_counted_by_its_reason(metrics: OperatorMetrics) -> None:
+    for key, reason in (("a", "TooSlow"), ("b", "TooSlow"), ("a", "InternalError"), ("b", None), ("c", None)):
+        metrics.reconciled(key, 0.1, reason)
+    assert samples(metrics, "finetune_reconcile_failing") == {("InternalError",): 1}
+    metrics.reconciled("a", 0.1, None)
+    assert samples(metrics, "finetune_reconcile_failing") == {}
 
 
 class Ledger:
@@ -267,7 +335,7 @@ def test_metrics_follow_the_conventions_of_prometheus(leader: OperatorMetrics, i
     intake.job("ADDED", version(1, **RUNNING))
     leader.changed(ended())
     leader.requested("get", "pods", 200, 0.1)
-    leader.reconciled(0.1, "TooSlow")
+    leader.reconciled("a", 0.1, "TooSlow")
     text = leader.render()
     assert list(text_string_to_metric_families(text.decode()))
     assert b"_created" not in text

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import (
@@ -14,10 +15,32 @@ from finetune_operator.api import (
     StagePhase,
 )
 from finetune_operator.api.placement import Capacity
-from finetune_operator.lifecycle.attempts.deadlines import HUNG, STARTUP_TIMEOUT
+from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
+from finetune_operator.lifecycle.attempts.deadlines import HUNG, POD_NOT_STARTED, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.decision import Object
 from finetune_operator.lifecycle.status.events import new_failures
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.planning.defaults import BUILT_IN
+from finetune_operator.planning.merge import lookup
+
+#: Limits that a job may lower, by the reason or class of the failures that they lead to.
+_LIMITS = {
+    NO_CAPACITY: "preRunningDeadlineSeconds",
+    POD_NOT_STARTED: "preRunningDeadlineSeconds",
+    HUNG: "hangPolicy.noStepSeconds",
+    STARTUP_TIMEOUT: "hangPolicy.startupSeconds",
+    FailureClass.PREEMPTION: "recovery.maxPreemptions",
+    FailureClass.INFRASTRUCTURE: "recovery.maxInfrastructureRetries",
+}
+
+
+class FailureCause(StrEnum):
+    """Why a failure that is not the job's fault may still be nothing that the platform team has to mend."""
+
+    OWN_LIMIT = "OwnLimit"
+    """The job itself sets the limit that ended it, below the built-in default."""
+    NO_CAPACITY = "NoCapacity"
+    """No nodes were available in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +50,7 @@ class AttemptEnd:
     failure_class: FailureClass
     hung: bool
     """Whether the operator has ended it because it made no progress although its nodes were there."""
+    cause: FailureCause | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +95,7 @@ class Transitions:
     result: Phase | None
     """How the job has ended; None: it has not."""
     failure_class: FailureClass | None
+    cause: FailureCause | None
     attempts: tuple[AttemptEnd, ...]
     stages: tuple[StageEnd, ...]
     training: TrainingEnd | None
@@ -88,14 +113,20 @@ def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
     ended = status.phase is not None and status.phase.finished and status.phase is not before.phase
     stages = tuple(_stages(before, status))
     train = next((each for each in stages if each.stage is Stage.TRAIN), None)
+    failure = status.failure if ended else None
     return Transitions(
         namespace=job["metadata"]["namespace"],
         profile=resolved.profile.name if resolved and resolved.profile else "",
         capacity=resolved.resources.capacity if resolved and resolved.resources else None,
         result=status.phase if ended else None,
-        failure_class=status.failure.failure_class if ended and status.failure else None,
+        failure_class=failure.failure_class if failure else None,
+        cause=_cause(job, failure.reason, failure.failure_class) if failure else None,
         attempts=tuple(
-            AttemptEnd(failure_class=each.failure_class, hung=each.reason in (HUNG, STARTUP_TIMEOUT))
+            AttemptEnd(
+                failure_class=each.failure_class,
+                hung=each.reason in (HUNG, STARTUP_TIMEOUT),
+                cause=_cause(job, each.reason),
+            )
             for each, _ in new_failures(before.attempts, status.attempts)
             if each.failure_class is not None
         ),
@@ -103,6 +134,15 @@ def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
         training=_training(status, train.seconds) if train else None,
         admission=_admission(job, before, status),
     )
+
+
+def _cause(job: Object, *limited_by: str | None) -> FailureCause | None:
+    """Returns the cause of a failure with this reason and, if it has ended the job, this class."""
+    for path in filter(None, map(_LIMITS.get, filter(None, limited_by))):
+        own = lookup(job["spec"], path)
+        if isinstance(own, int) and own < lookup(BUILT_IN, path):
+            return FailureCause.OWN_LIMIT
+    return FailureCause.NO_CAPACITY if NO_CAPACITY in limited_by else None
 
 
 def _stages(before: FineTuneJobStatus, after: FineTuneJobStatus) -> Iterator[StageEnd]:

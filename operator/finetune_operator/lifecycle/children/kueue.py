@@ -18,9 +18,11 @@ from finetune_operator.lifecycle.children.workload import Workload
 UNSEEN_SECONDS = 20.0
 _COARSE: Mapping[str, str] = {"Pending": Reason.WAITING_FOR_QUOTA, "Waiting": Reason.WAITING_FOR_PODS_READY}
 #: Reasons for which waiting does not help: quota, flavors or queues have to be changed.
-_NEVER = frozenset(
+NEVER_ADMITTED = frozenset(
     {"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured", "Suspended", "Inadmissible", "OnHold"}
 )
+#: The detailed reason for a queue that a stopPolicy holds.
+QUEUE_STOPPED = "Suspended"
 #: Detailed reasons by parts of the message of the coarse reason Pending (pkg/scheduler/flavorassigner of Kueue 0.19).
 _NEVER_BY_MESSAGE = {
     "> maximum capacity": "ExceedsMaxQuota",
@@ -28,6 +30,8 @@ _NEVER_BY_MESSAGE = {
     "doesn't match node affinity": "NoMatchingFlavor",
     "untolerated taint": "NoMatchingFlavor",
 }
+#: End of the message of the coarse reason Inadmissible if a stopPolicy holds the queue.
+_STOPPED = " is stopped"
 #: If there are several flavors, waiting helps if the quota of one is only used up.
 _USED_UP = "more needed"
 
@@ -173,8 +177,10 @@ def _by_condition(queue: str, condition: ObjectCondition, quota_state: QuotaStat
 def _never(quota: ObjectCondition) -> str | None:
     """Returns why waiting for quota does not help; None if it may."""
     reason, message = quota.reason or "", quota.message or ""
+    if reason == "Inadmissible" and message.endswith(_STOPPED):
+        return QUEUE_STOPPED
     if reason != "Pending":
-        return reason if reason in _NEVER else None
+        return reason if reason in NEVER_ADMITTED else None
     if _USED_UP in message:
         return None
     return next((why for part, why in _NEVER_BY_MESSAGE.items() if part in message), None)
