@@ -149,7 +149,7 @@ def test_the_operator_is_upgraded_and_rolled_back_in_the_middle_of_training(
 
 def test_the_kernels_out_of_memory_kill_is_reported_as_such(node: Node, bench: UserClient) -> None:
     (flavor,) = bench.get("finetuneprofile", "local")["spec"]["flavors"]
-    bench.apply_profile("small", flavors=[flavor | {"hostResources": {"memory": "600Mi"}}])
+    bench.apply_profile("small", flavors=[flavor | {"hostResources": {"memory": "256Mi"}}])
     recovery = {"maxInfrastructureRetries": 0, "maxUserRetries": 0}
     with _exit_codes(node, bench, "oom") as codes:
         bench.apply(finetune_job("oom", **LONG, profileRef={"name": "small"}, recovery=recovery))
