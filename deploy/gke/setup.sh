@@ -6,6 +6,7 @@
 #   deploy/gke/setup.sh first-job    apply the example job in the first team's namespace
 #   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS on storage, and nothing else
 #   deploy/gke/setup.sh --remove     remove what it has created; buckets stay, unless DELETE_DATA=true
+#   deploy/gke/setup.sh --change     the same with other variables than at the last run
 #
 # Variables of the environment (docs/install-gke.md describes them):
 #   required  PROJECT, LOCATION (region), ZONE (of the TPUs), TEAMS
@@ -23,6 +24,10 @@ BUCKET_READER=finetuneBucketReader
 SETUP_LABEL=finetune_setup
 NODES_ACCOUNT=finetune-nodes
 NAMESPACE=finetune-system
+# Variables that every run needs as they were at the last one. Not among them: BUILDER, which each machine has its own
+# of, FILES, where they are kept, and DELETE_DATA.
+SETTINGS=(PROJECT LOCATION ZONE TEAMS CLUSTER SLICES CAPACITY RESERVATION ADMINS SECURITY_GROUP VERSION BASE_IMAGE
+  CPU_MACHINE CPU_DISK_GB CPU_NODES TEAM_JOBS KUEUE PATHWAYS LEDGER CLUSTER_FLAGS)
 
 # ---------------------------------------------------------------------------------------------------- output
 
@@ -75,7 +80,8 @@ $text
 EOF"
   if [[ $DRY_RUN != true ]]; then
     mkdir -p "$(dirname "$1")"
-    printf '%s\n' "$text" > "$1"
+    printf '%s\n' "$text" > "$1.new"
+    mv "$1.new" "$1"
   fi
 }
 keep() { if [[ -e $1 ]]; then line "# $1 is kept"; cat >/dev/null; else write "$1"; fi; }
@@ -118,6 +124,7 @@ check_variables() {
   for name in KUEUE PATHWAYS LEDGER DELETE_DATA; do check $name 'true|false' "true or false" false; done
   FILES=${FILES:-gke-$CLUSTER}
 
+  for name in SLICES TEAMS; do one_line $name; done
   read_slices
   read_teams
   if [[ $ADMINS,$TEAMS == *group:* ]]; then
@@ -125,6 +132,13 @@ check_variables() {
       "the group gke-security-groups@DOMAIN that holds the groups of TEAMS and ADMINS" gke-security-groups@example.com
   fi
   derive
+}
+
+# one_line NAME: its words, separated by single spaces.
+one_line() {
+  local words
+  read -r -d '' -a words <<<"${!1}" || true
+  printf -v "$1" '%s' "${words[*]}"
 }
 
 # SLICES → arrays SLICE (name), POOL_MACHINE, TOPOLOGY, HOSTS, CHIPS (per host), COUNT, LABEL; and MINIMUM, of GKE.
@@ -195,6 +209,40 @@ derive() {
       CAPACITY_FLAGS=(--reservation-affinity specific --reservation "$RESERVATION")
       FLAVOR="capacity: Reservation, reservation: $RESERVATION" ;;
   esac
+}
+
+# -------------------------------------------------------------------------------------------------- settings
+
+# A variable that is forgotten would be a change that nobody asked for. The file is only read, never run.
+compare_settings() {
+  local file=$FILES/settings.env text name differences=""
+  if [[ ! -e $file ]]; then
+    line "# There is no $file: this is the first run."
+    return
+  fi
+  while IFS= read -r text || [[ -n $text ]]; do
+    [[ $text != "#"* ]] || continue
+    [[ $text =~ ^([A-Z_]+)=\'([^\'[:cntrl:]]*)\'$ && " ${SETTINGS[*]} " == *" ${BASH_REMATCH[1]} "* ]] || fail \
+      "$file has the line $(quoted "$text"): expected NAME='VALUE' with a variable of this script." \
+      "Restore the file from version control, or delete it: then this is the first run."
+    name=${BASH_REMATCH[1]}
+    [[ ${BASH_REMATCH[2]} == "${!name}" ]] || differences+=$'\n'"  $name: was \"${BASH_REMATCH[2]}\", is \"${!name}\""
+  done < "$file"
+  [[ -n $differences ]] || return 0
+  [[ $CONFIRMED == true || $DRY_RUN == true ]] || fail "Variables differ from those of the last run, in $file:$differences" \
+    "Take those of the last run (set -a; . $(quoted "$file"); set +a), or confirm the change: add --change."
+  line "# Variables differ from those of the last run, in $file:${differences//$'\n'/$'\n'#}"
+  [[ $CONFIRMED == true ]] || line "# Without --change, a run that is not --dry-run stops here."
+}
+
+# Before the first command, not after the last: a run that fails has changed a part, which a run with the variables of
+# the one before would change back.
+keep_settings() {
+  local name
+  {
+    echo "# Variables of the last run of setup.sh, whether it has ended well or not."
+    for name in "${SETTINGS[@]}"; do printf "%s='%s'\n" "$name" "${!name}"; done
+  } | write "$FILES/settings.env"
 }
 
 # ----------------------------------------------------------------------------------------------------- steps
@@ -747,7 +795,7 @@ confirm_removal() {
 
 main() {
   # None of them comes from the environment.
-  DRY_RUN=false YES=false TRY=run CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING=""
+  DRY_RUN=false YES=false CONFIRMED=false TRY=run CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING=""
   [[ ${BASH_VERSINFO[0]} -ge 5 ]] || fail "This is bash $BASH_VERSION: expected bash 5 or later." "Use Cloud Shell, or brew install bash."
   local remove=false team="" steps=() each
   while [[ $# -gt 0 ]]; do
@@ -761,6 +809,7 @@ main() {
       --dry-run) DRY_RUN=true ;;
       --remove) remove=true ;;
       --yes) YES=true ;;
+      --change) CONFIRMED=true ;;
       -h | --help) sed -n '2,/^# Without/{/^# Without/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
       apis | images | cluster | pools | controllers | buckets | teams | operator | profiles | first-job) steps+=("$each") ;;
       *) fail "There is no argument \"$each\"." "deploy/gke/setup.sh --help" ;;
@@ -772,9 +821,11 @@ main() {
       command -v "$each" >/dev/null || fail "$each is not on PATH." "Install it, or use Cloud Shell, which has gcloud, kubectl and helm."
     done
   fi
+  compare_settings
   if [[ $remove == true ]]; then remove; return; fi
   if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
+  keep_settings
   for each in "${steps[@]}"; do "do_${each//-/_}"; done
   line
   line "# Next: finetune doctor --context $CONTEXT -n ${TEAM[0]}; then deploy/gke/setup.sh first-job"

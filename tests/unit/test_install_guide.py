@@ -166,7 +166,7 @@ def test_a_first_run_creates_what_the_plan_says(tmp_path: Path) -> None:
             for kind in ("", "namespace-", "quota-", "profile-")
             for team in ("team-a", "team-b")
         ),
-        *("queues.yaml", "values.yaml", "admins.yaml"),
+        *("queues.yaml", "values.yaml", "admins.yaml", "settings.env"),
     }
 
 
@@ -224,7 +224,7 @@ def test_a_command_that_fails_ends_the_run(command: str, tmp_path: Path) -> None
 def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
     between = {"EXIST": "yes", "FOUND": "1.30.5-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,"}
     assert World(tmp_path).run("cluster", SLICES="v5litepod-4", **between).returncode == 0
-    done = World(tmp_path).run("cluster", SLICES="v5litepod-4 v6e-4", **between)
+    done = World(tmp_path).run("--change", "cluster", SLICES="v5litepod-4 v6e-4", **between)
     assert "need 1.31.2-gke.1115000" in done.stderr
 
 
