@@ -146,15 +146,13 @@ read_slices() {
   SLICE=() POOL_MACHINE=() TOPOLOGY=() HOSTS=() CHIPS=() COUNT=() LABEL=() MINIMUM=1.30 ALL_CHIPS=0
   local entry name row family label machine topology hosts chips placement seen=" "
   for entry in $SLICES; do
-    name=${entry%\**}
-    row=$(awk -F, -v name="$name" '$1 == name {print $2, $3, $4, $5, $6, $7, $9}' \
-      "$ROOT/contract/finetune_contract/tpu_slices.csv")
+    row=$(slice "${entry%\**}")
     [[ -n $row && $entry =~ ^[^*]+(\*[1-9][0-9]?)?$ ]] || fail \
       "SLICES has \"$entry\": expected names of slices, each with *N for N of them." \
-      "export SLICES=\"v6e-4*4 v6e-16\"; contract/finetune_contract/tpu_slices.csv lists all names."
+      "export SLICES=\"v6e-4*4 v6e-16\"; docs/tpu-slices.md#names lists the names."
+    read -r name family label machine topology hosts chips placement <<<"$row"
     [[ $seen != *" $name "* ]] || fail "SLICES has $name twice." "Write it once, with the number: $name*2."
     seen+="$name "
-    read -r family label machine topology hosts chips placement <<<"$row"
     [[ $placement == false ]] || fail \
       "SLICES has $name, whose node pool needs a workload policy, which this script does not create." \
       "Create that pool as Google's page on TPU7x says, and leave $name out of SLICES."
@@ -164,6 +162,19 @@ read_slices() {
     ALL_CHIPS=$((ALL_CHIPS + hosts * chips * COUNT[-1]))
   done
   [[ ${#SLICE[@]} -gt 0 ]] || fail "SLICES is empty: expected names of slices." "export SLICES=v6e-4"
+}
+# slice NAME: its row of the catalogue, which begins with the name there. NAME is a name of a job's resources.tpu: family or
+# gcloud's prefix, with gcloud's number or a topology (v5e-16, v5litepod-16, v5e-4x4). Where machines of four and of eight
+# chips share a name it means those of four; NAME/1host those of eight.
+slice() {
+  awk -F, -v name="$1" '
+    FNR == NR {prefix[$1] = $2; next}
+    {
+      number = substr($1, length(prefix[$2]) + 1)
+      of_number = ($1 == name || $2 number == name) && ($10 == "true" || $1 ~ "/")
+      of_topology = ($2 "-" $5 == name || prefix[$2] "-" $5 == name) && $3 !~ /device/ && $1 !~ "/"
+      if (of_number || of_topology) print $1, $2, $3, $4, $5, $6, $7, $9
+    }' "$ROOT/contract/finetune_contract/tpu_families.csv" "$ROOT/contract/finetune_contract/tpu_slices.csv"
 }
 minimum() { at_least "$MINIMUM" "$1" || MINIMUM=$1; }
 at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$2" ]]; }

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import yaml
 
 from devcluster.bucket_iam import ROLES, Grant
+from finetune_contract.tpu import TpuShape
+from finetune_operator.catalog.tpu import shape_by_name
 from finetune_operator.cli.checks import check_files
 from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
@@ -244,6 +247,7 @@ def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
         ({"SLICES": "v6e-5"}, 'SLICES has "v6e-5"'),
         ({"SLICES": "v6e-4*0"}, 'SLICES has "v6e-4*0"'),
         ({"SLICES": "v6e-4 v6e-4"}, "v6e-4 twice"),
+        ({"SLICES": "v5litepod-16 v5e-4x4"}, "v5litepod-16 twice"),
         ({"SLICES": "tpu7x-16"}, "needs a workload policy"),
         ({"CAPACITY": "Cheap"}, "OnDemand, Spot or Reservation"),
         ({"CAPACITY": "Reservation"}, "RESERVATION is not set"),
@@ -468,6 +472,41 @@ def test_heads_of_pathways_fit_the_queue() -> None:
     groups = queue["spec"]["resourceGroups"]
     assert [group["coveredResources"] for group in groups] == [["google.com/tpu"], ["cpu", "memory"]]
     assert {flavor["name"] for group in groups for flavor in group["flavors"]} == flavors
+
+
+def _made_pools(slices: str) -> set[tuple[str, ...]]:
+    """Machine type of each pool of slices; topology and nodes of those that are one slice."""
+    found = set()
+    for command in re.findall(r"\|\| gcloud container node-pools create (.*)", plan("pools", SLICES=slices)):
+        if not command.startswith("finetune-"):
+            flags = dict(re.findall(r"--(machine-type|tpu-topology|num-nodes) (\S+)", command))
+            several = "tpu-topology" in flags
+            found.add(
+                (flags["machine-type"], *((flags["tpu-topology"], flags["num-nodes"]) if several else ()))
+            )
+    return found
+
+
+def test_every_name_of_a_slice_that_the_documents_list_is_taken_as_jobs_take_it() -> None:
+    page = (ROOT / "docs" / "tpu-slices.md").read_text().partition("## Names")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:tpu: )?((?:v\d\w*|tpu7x)-\d[\dx]*)`", page))
+    assert {"v5e-4", "v5litepod-16", "v6e-4x4", "v5p-128"} <= named
+    by_shape: dict[TpuShape, list[str]] = {}
+    for name in sorted(named | {"v5e-2x2", "v6e-2x4", "v5litepod-4x4", "v4-4x4x16"}):
+        ambiguous = name in ("v5e-8", "v6e-8", "v6e-2x4")
+        shape = shape_by_name(name, chips_per_host=4 if ambiguous else None)
+        if not shape.requires_placement_policy:
+            by_shape.setdefault(shape, []).append(name)
+    for names in zip_longest(*by_shape.values()):
+        asked = {shape: name for shape, name in zip(by_shape, names, strict=True) if name}
+        assert _made_pools(" ".join(asked.values())) == {
+            (each.machine_type, *((each.topology, str(each.hosts)) if each.multi_host else ()))
+            for each in asked
+        }
+
+
+def test_one_host_of_eight_chips_is_named_by_either_prefix() -> None:
+    assert _made_pools("v5e-8/1host v6e-8/1host") == {("ct5lp-hightpu-8t",), ("ct6e-standard-8t",)}
 
 
 def test_further_flags_of_the_cluster_are_words_and_nothing_else() -> None:
