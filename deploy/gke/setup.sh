@@ -182,11 +182,16 @@ at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$2" ]]; }
 # TEAMS → arrays TEAM (namespace) and MEMBERS (of each, separated by commas).
 read_teams() {
   TEAM=() MEMBERS=()
-  local entry name people='(user|group):[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+' seen=" "
+  local entry name seen=" " workforce='://iam\.googleapis\.com/locations/global/workforcePools/[a-z0-9-]+/'
+  local people="((user|group):[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+|serviceAccount:[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com"
+  people+="|principal${workforce}subject/[A-Za-z0-9._+@-]+|principalSet${workforce}group/[A-Za-z0-9._+@-]+)"
+  [[ $TEAMS,$ADMINS != *workloadIdentityPools* ]] || fail \
+    "TEAMS or ADMINS names an identity of a workload identity pool, which roles in a GKE cluster are not known to take." \
+    "Name the service account that it impersonates: serviceAccount:NAME@PROJECT.iam.gserviceaccount.com."
   for entry in $TEAMS; do
     name=${entry%%=*}
     [[ $entry =~ ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(=$people(,$people)*)?$ ]] || fail \
-      "TEAMS has \"$entry\": expected namespaces, each with its people: NAMESPACE=user:EMAIL,group:EMAIL." \
+      "TEAMS has \"$entry\": expected namespaces, each with its people: NAMESPACE=user:EMAIL,group:EMAIL,serviceAccount:EMAIL or identifiers of a workforce pool's users and groups." \
       'export TEAMS="team-a=group:team-a@example.com team-b=user:anna@example.com"'
     [[ ! $name =~ ^(kube-.*|gke-.*|gmp-.*|default|$NAMESPACE|jobset-system|kueue-system)$ ]] || fail \
       "TEAMS has $name, a namespace of the platform." "Give each team a namespace of its own, such as team-a."
@@ -198,7 +203,7 @@ read_teams() {
   [[ ${#TEAM[@]} -gt 0 ]] || fail "TEAMS is not set: expected the namespaces of teams." \
     'export TEAMS="team-a=user:anna@example.com"'
   [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
-    "ADMINS is \"$ADMINS\": expected user:EMAIL or group:EMAIL, separated by commas." \
+    "ADMINS is \"$ADMINS\": expected people as in TEAMS, separated by commas." \
     "export ADMINS=group:platform@example.com"
 }
 
@@ -616,7 +621,7 @@ EOF
 
 # role_binding KIND NAME NAMESPACE CLUSTERROLE MEMBERS
 role_binding() {
-  local member
+  local member kind name
   cat <<EOF
 apiVersion: rbac.authorization.k8s.io/v1
 kind: $1
@@ -625,10 +630,14 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: $4}
 subjects:
 EOF
   for member in ${5//,/ }; do
+    # GKE's names of people: the e-mail address, and of a workforce pool's users and groups the whole identifier.
     case $member in
-      user:*) echo "- {apiGroup: rbac.authorization.k8s.io, kind: User, name: \"${member#user:}\"}" ;;
-      group:*) echo "- {apiGroup: rbac.authorization.k8s.io, kind: Group, name: \"${member#group:}\"}" ;;
+      principal:*) kind=User name=$member ;;
+      principalSet:*) kind=Group name=$member ;;
+      group:*) kind=Group name=${member#*:} ;;
+      *) kind=User name=${member#*:} ;;
     esac
+    echo "- {apiGroup: rbac.authorization.k8s.io, kind: $kind, name: \"$name\"}"
   done
   echo ---
 }

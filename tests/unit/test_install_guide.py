@@ -33,6 +33,7 @@ BUCKETS = {
     "my-project-models": MODELS,
     "my-project-data": DATA,
 }
+WORKFORCE = "iam.googleapis.com/locations/global/workforcePools/acme"
 DIGESTS = {
     "sha256:DIGEST_OF_THE_TRAINER": f"sha256:{'1' * 64}",
     "sha256:DIGEST_OF_THE_OPERATOR": f"sha256:{'2' * 64}",
@@ -242,6 +243,16 @@ def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
         ({"TEAMS": "kube-system"}, "a namespace of the platform"),
         ({"TEAMS": "team-a=anna"}, "NAMESPACE=user:EMAIL"),
         ({"TEAMS": 'team-a=user:"}@example.com'}, "NAMESPACE=user:EMAIL"),
+        ({"TEAMS": "team-a=serviceAccount:ci@example.com"}, "serviceAccount:EMAIL"),
+        ({"TEAMS": f"team-a=principal://{WORKFORCE}/attribute.department/x"}, "users and groups"),
+        ({"TEAMS": f"team-a=principalSet://{WORKFORCE}/*"}, "users and groups"),
+        ({"TEAMS": f'team-a=principal://{WORKFORCE}/subject/"}}'}, "users and groups"),
+        (
+            {
+                "ADMINS": "principal://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/x/subject/y"
+            },
+            "a workload identity pool",
+        ),
         ({"TEAMS": "team-a team-a"}, "team-a twice"),
         ({"TEAMS": "team-a;reboot"}, "expected namespaces"),
         ({"SLICES": "v6e-5"}, 'SLICES has "v6e-5"'),
@@ -595,6 +606,38 @@ def test_people_get_the_charts_roles_in_their_namespace() -> None:
         ("Group", "team-a@example.com"),
         ("User", "anna@example.com"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("member", "kind", "name"),
+    [
+        ("user:anna@example.com", "User", "anna@example.com"),
+        ("group:team-a@example.com", "Group", "team-a@example.com"),
+        (
+            "serviceAccount:ci@my-project.iam.gserviceaccount.com",
+            "User",
+            "ci@my-project.iam.gserviceaccount.com",
+        ),
+        (
+            f"principal://{WORKFORCE}/subject/anna@example.com",
+            "User",
+            f"principal://{WORKFORCE}/subject/anna@example.com",
+        ),
+        (
+            f"principalSet://{WORKFORCE}/group/1b2c-3d4e",
+            "Group",
+            f"principalSet://{WORKFORCE}/group/1b2c-3d4e",
+        ),
+    ],
+)
+def test_people_are_named_as_iam_names_them_and_bound_by_the_name_that_the_cluster_knows(
+    member: str, kind: str, name: str
+) -> None:
+    text = plan("teams", "operator", TEAMS=f"team-a={member}", ADMINS=member)
+    assert {person for _, person, _ in _grants(text) if "workloadIdentityPools" not in person} == {member}
+    bindings = [each for file in ("team-a.yaml", "admins.yaml") for each in written(text, file)]
+    found = [each["subjects"] for each in bindings if each["kind"].endswith("Binding")]
+    assert found == [[{"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}]] * 6
 
 
 @pytest.mark.parametrize(
