@@ -32,7 +32,7 @@ EVERYTHING = {
 }
 #: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
 _STAND_IN = r"""#!/bin/sh
-echo "$(basename "$0") $*" >> "$COMMANDS"
+printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
@@ -40,10 +40,12 @@ case "$*" in
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
 *"clusters list"*) echo "${OTHERS-}";;
-*resourceLabels*) echo "${OURS-}";;
+*resourceLabels*) [ -z "${GONE-}" ] && echo "${OURS-}";;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
+*"get deployments"*) printf "${RELEASES-}";;
+*"get namespaces"*) echo "${NAMESPACES-}";;
 *" get "*) [ -n "${EXIST-}" ];;
 *describe*) [ -n "${EXIST-}" ];;
 esac

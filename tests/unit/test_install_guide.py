@@ -89,8 +89,17 @@ def documented() -> str:
     return "\n".join(block.text for block in blocks("bash"))
 
 
-def test_every_command_of_the_script_and_every_flag_is_in_the_table_of_published_ones() -> None:
-    text = everything() + removal() + plan(CAPACITY="Spot") + plan("--remove")
+@pytest.fixture(scope="module")
+def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the script can print: its plans, and the removal beside another release, which no plan knows of."""
+    beside = World(tmp_path_factory.mktemp("beside")).run("--remove", "--yes", **OTHER_RELEASE)
+    return everything() + removal() + plan(CAPACITY="Spot") + plan("--remove") + beside.stderr
+
+
+def test_every_command_of_the_script_and_every_flag_is_in_the_table_of_published_ones(
+    every_command: str,
+) -> None:
+    text = every_command
     assert len(list(commands(text))) > 100
     assert unknown(text, setup_script.PROGRAMS) == []
 
@@ -110,12 +119,12 @@ def test_a_flag_that_is_not_published_is_found() -> None:
     ]
 
 
-def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read() -> None:
+def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read(every_command: str) -> None:
     known, used = table(), set()
     script = setup_script.SCRIPT.read_text().replace("${IN_CLUSTER[*]}", "--cluster --location --project")
     script = script.replace("$of", "--location --project")
     fixes = "\n".join(re.findall(r"\"(gcloud [^\"\n]*)", script))
-    for words in commands(everything() + removal() + plan(CAPACITY="Spot") + documented() + "\n" + fixes):
+    for words in commands(every_command + documented() + "\n" + fixes):
         name, _ = in_table(words, known)
         used |= {(name, ""), *((name, each.partition("=")[0]) for each in words if each.startswith("-"))}
     assert sorted(set(known) - used) == []
@@ -406,12 +415,56 @@ def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
     assert [each for each in world.calls if any(word in each for word in shared)] == []
 
 
+OTHER_RELEASE = {
+    "RELEASES": "finetune-operator-0.2.0 finetune-system/finetune-operator\n"
+    "finetune-operator-0.1.0 finetune-b/finetune-b\njobset-0.12.0 jobset-system/jobset\n",
+    "NAMESPACES": "team-a moved",
+    "POOLS": "finetune-cpu",
+}
+
+
+def test_a_removal_leaves_what_another_release_of_the_cluster_needs(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("--remove", "--yes", **OTHER_RELEASE)
+    assert done.returncode == 0, done.stderr
+    deleted = [each for each in world.calls if " delete " in each or "uninstall" in each]
+    assert [re.sub(r"--(kube-)?context \S+ ", "", each) for each in deleted] == [
+        "kubectl delete finetunejobs --all --namespace team-a --timeout 10m",
+        "kubectl delete finetuneprofiles gke-team-a",
+        "helm uninstall finetune-operator --namespace finetune-system --wait",
+        "kubectl delete namespace team-a",
+        "kubectl delete clusterrolebinding finetune-profiles-team-a",
+        "kubectl delete clusterrolebinding finetune-admins finetune-admins-jobs",
+    ]
+    assert "CRDs and all other jobs stay, for finetune-b/finetune-b\n" in done.stderr
+    assert "Pool finetune-cpu stays" in done.stderr
+    assert any("managed-folders remove-iam-policy-binding" in each for each in world.calls)
+
+
+def test_a_removal_that_cannot_ask_for_other_releases_removes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("--remove", "--yes", FAIL="get deployments")
+    assert done.returncode == 1
+    assert "could not be asked for other releases" in done.stderr
+    assert not any(" delete " in each or "remove-" in each or "uninstall" in each for each in world.calls)
+
+
+def test_a_removal_can_be_repeated_when_the_cluster_is_gone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("--remove", "--yes", GONE="yes", FAIL="kubectl")
+    assert done.returncode == 0
+    assert not any(each.startswith(("kubectl", "helm")) for each in world.calls)
+    assert any("iam service-accounts delete" in each for each in world.calls)
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
         ({}, ["that this script has created in cluster finetune", "images"]),
         ({"OURS": "true", "DELETE_DATA": "true"}, ["cluster finetune with everything in it", "buckets", "ledger"]),
         ({"OTHERS": "production"}, ["ends ALL jobs"]),
+        (OTHER_RELEASE, ["the jobs of team-a", "namespaces of TEAMS"]),
+        ({**OTHER_RELEASE, "OURS": "true"}, ["everything in it, also what belongs to finetune-b/finetune-b"]),
     ],
 )  # fmt: skip
 def test_a_removal_without_confirmation_removes_nothing(
@@ -420,7 +473,7 @@ def test_a_removal_without_confirmation_removes_nothing(
     world = World(tmp_path)
     done = world.run("--remove", **variables)
     assert done.returncode == 1
-    assert [each for each in world.calls if not re.search(r" (describe|list) ", each)] == []
+    assert [each for each in world.calls if not re.search(r" (describe|list|get) ", each)] == []
     assert "Nothing was removed" in done.stderr
     assert [word for word in named if word not in done.stderr] == []
 
