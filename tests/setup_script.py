@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "deploy" / "gke" / "setup.sh"
+#: With the files that it is made of.
+SOURCES = sorted(SCRIPT.parent.glob("*.sh"))
 TABLE = ROOT / "deploy" / "gke" / "commands.csv"
 PROGRAMS = ("gcloud", "kubectl", "helm", "docker")
 VARIABLES = {

@@ -24,10 +24,13 @@ BUCKET_READER=finetuneBucketReader
 SETUP_LABEL=finetune_setup
 NODES_ACCOUNT=finetune-nodes
 NAMESPACE=finetune-system
-# Variables that every run needs as they were at the last one. Not among them: BUILDER, which each machine has its own
-# of, FILES, where they are kept, and DELETE_DATA.
-SETTINGS=(PROJECT LOCATION ZONE TEAMS CLUSTER SLICES CAPACITY RESERVATION ADMINS SECURITY_GROUP VERSION BASE_IMAGE
-  CPU_MACHINE CPU_DISK_GB CPU_NODES TEAM_JOBS KUEUE PATHWAYS LEDGER CLUSTER_FLAGS)
+
+# shellcheck source-path=SCRIPTDIR source=variables.sh
+. "$ROOT/deploy/gke/variables.sh"
+# shellcheck source-path=SCRIPTDIR source=objects.sh
+. "$ROOT/deploy/gke/objects.sh"
+# shellcheck source-path=SCRIPTDIR source=remove.sh
+. "$ROOT/deploy/gke/remove.sh"
 
 # ---------------------------------------------------------------------------------------------------- output
 
@@ -85,181 +88,6 @@ EOF"
   fi
 }
 keep() { if [[ -e $1 ]]; then line "# $1 is kept"; cat >/dev/null; else write "$1"; fi; }
-
-# ------------------------------------------------------------------------------------------------- variables
-
-# check NAME PATTERN EXPECTED EXAMPLE
-check() {
-  local value=${!1:-}
-  [[ -n $value ]] || fail "$1 is not set: expected $3." "export $1=$4"
-  [[ $value =~ ^($2)$ ]] || fail "$1 is \"$value\": expected $3." "export $1=$4"
-}
-
-check_variables() {
-  CLUSTER=${CLUSTER:-finetune} SLICES=${SLICES:-v6e-4} CAPACITY=${CAPACITY:-OnDemand} RESERVATION=${RESERVATION:-}
-  ADMINS=${ADMINS:-} SECURITY_GROUP=${SECURITY_GROUP:-} BUILDER=${BUILDER:-docker} BASE_IMAGE=${BASE_IMAGE:-}
-  CPU_MACHINE=${CPU_MACHINE:-n2-highmem-4} CPU_DISK_GB=${CPU_DISK_GB:-300} CPU_NODES=${CPU_NODES:-4}
-  TEAM_JOBS=${TEAM_JOBS:-20} KUEUE=${KUEUE:-false} PATHWAYS=${PATHWAYS:-false} LEDGER=${LEDGER:-false}
-  DELETE_DATA=${DELETE_DATA:-false} TEAMS=${TEAMS:-}
-  RELEASE=$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' "$ROOT/charts/finetune-operator/Chart.yaml")
-  VERSION=${VERSION:-$RELEASE} CLUSTER_FLAGS=${CLUSTER_FLAGS:-}
-
-  check PROJECT '[a-z][a-z0-9-]{4,28}[a-z0-9]' "the id of a Google Cloud project" my-project
-  check LOCATION '[a-z]+-[a-z]+[0-9]+' "a region" europe-west4
-  check ZONE "$LOCATION-[a-z]" "a zone of $LOCATION that has the TPUs" "$LOCATION-a"
-  check CLUSTER '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "the name of a cluster" finetune
-  check CAPACITY 'OnDemand|Spot|Reservation' "OnDemand, Spot or Reservation" OnDemand
-  if [[ $CAPACITY == Reservation ]]; then
-    check RESERVATION '[a-z][a-z0-9-]{0,62}' "the name of a reservation of this project" spring
-  fi
-  check VERSION '[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}' "a tag of the images" 0.2.0
-  check BUILDER 'docker|podman|buildah' "docker, podman or buildah" docker
-  [[ -z $CLUSTER_FLAGS ]] || check CLUSTER_FLAGS '--[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?( --[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?)*' \
-    "flags of gcloud container clusters create, with values after =" "'--enable-private-nodes --network=shared'"
-  [[ -z $BASE_IMAGE ]] || check BASE_IMAGE '[A-Za-z0-9][A-Za-z0-9_./:@-]*' "an image with Python 3.12" python:3.12-slim-bookworm
-  check CPU_MACHINE 'n2-highmem-(4|8|16)' "n2-highmem-4, n2-highmem-8 or n2-highmem-16" n2-highmem-4
-  check CPU_DISK_GB '[1-9][0-9]{2,4}' "a size in GB from 100 to 99999" 300
-  local name
-  for name in CPU_NODES TEAM_JOBS; do check $name '[1-9][0-9]{0,3}' "a number from 1 to 9999" 4; done
-  for name in KUEUE PATHWAYS LEDGER DELETE_DATA; do check $name 'true|false' "true or false" false; done
-  FILES=${FILES:-gke-$CLUSTER}
-
-  for name in SLICES TEAMS; do one_line $name; done
-  read_slices
-  read_teams
-  if [[ $ADMINS,$TEAMS == *group:* ]]; then
-    check SECURITY_GROUP 'gke-security-groups@[a-z0-9.-]+' \
-      "the group gke-security-groups@DOMAIN that holds the groups of TEAMS and ADMINS" gke-security-groups@example.com
-  fi
-  derive
-}
-
-# one_line NAME: its words, separated by single spaces.
-one_line() {
-  local words
-  read -r -d '' -a words <<<"${!1}" || true
-  printf -v "$1" '%s' "${words[*]}"
-}
-
-# SLICES → arrays SLICE (name), POOL_MACHINE, TOPOLOGY, HOSTS, CHIPS (per host), COUNT, LABEL; and MINIMUM, of GKE.
-read_slices() {
-  SLICE=() POOL_MACHINE=() TOPOLOGY=() HOSTS=() CHIPS=() COUNT=() LABEL=() MINIMUM=1.30 ALL_CHIPS=0
-  local entry name row family label machine topology hosts chips placement seen=" "
-  for entry in $SLICES; do
-    row=$(slice "${entry%\**}")
-    [[ -n $row && $entry =~ ^[^*]+(\*[1-9][0-9]?)?$ ]] || fail \
-      "SLICES has \"$entry\": expected names of slices, each with *N for N of them." \
-      "export SLICES=\"v6e-4*4 v6e-16\"; docs/tpu-slices.md#names lists the names."
-    read -r name family label machine topology hosts chips placement <<<"$row"
-    [[ $seen != *" $name "* ]] || fail "SLICES has $name twice." "Write it once, with the number: $name*2."
-    seen+="$name "
-    [[ $placement == false ]] || fail \
-      "SLICES has $name, whose node pool needs a workload policy, which this script does not create." \
-      "Create that pool as Google's page on TPU7x says, and leave $name out of SLICES."
-    case $family in v6e) minimum 1.31.2-gke.1115000 ;; tpu7*) minimum 1.34.0-gke.2201000 ;; esac
-    SLICE+=("$name") LABEL+=("$label") POOL_MACHINE+=("$machine") TOPOLOGY+=("$topology") HOSTS+=("$hosts") CHIPS+=("$chips")
-    if [[ $entry == *\** ]]; then COUNT+=("${entry##*\*}"); else COUNT+=(1); fi
-    ALL_CHIPS=$((ALL_CHIPS + hosts * chips * COUNT[-1]))
-  done
-  [[ ${#SLICE[@]} -gt 0 ]] || fail "SLICES is empty: expected names of slices." "export SLICES=v6e-4"
-}
-# slice NAME: its row of the catalogue, which begins with the name there. NAME is a name of a job's resources.tpu: family or
-# gcloud's prefix, with gcloud's number or a topology (v5e-16, v5litepod-16, v5e-4x4). Where machines of four and of eight
-# chips share a name it means those of four; NAME/1host those of eight.
-slice() {
-  awk -F, -v name="$1" '
-    FNR == NR {prefix[$1] = $2; next}
-    {
-      number = substr($1, length(prefix[$2]) + 1)
-      of_number = ($1 == name || $2 number == name) && ($10 == "true" || $1 ~ "/")
-      of_topology = ($2 "-" $5 == name || prefix[$2] "-" $5 == name) && $3 !~ /device/ && $1 !~ "/"
-      if (of_number || of_topology) print $1, $2, $3, $4, $5, $6, $7, $9
-    }' "$ROOT/contract/finetune_contract/tpu_families.csv" "$ROOT/contract/finetune_contract/tpu_slices.csv"
-}
-minimum() { at_least "$MINIMUM" "$1" || MINIMUM=$1; }
-at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$2" ]]; }
-
-# TEAMS → arrays TEAM (namespace) and MEMBERS (of each, separated by commas).
-read_teams() {
-  TEAM=() MEMBERS=()
-  local entry name seen=" " workforce='://iam\.googleapis\.com/locations/global/workforcePools/[a-z0-9-]+/'
-  local people="((user|group):[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+|serviceAccount:[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com"
-  people+="|principal${workforce}subject/[A-Za-z0-9._+@-]+|principalSet${workforce}group/[A-Za-z0-9._+@-]+)"
-  [[ $TEAMS,$ADMINS != *workloadIdentityPools* ]] || fail \
-    "TEAMS or ADMINS names an identity of a workload identity pool, which roles in a GKE cluster are not known to take." \
-    "Name the service account that it impersonates: serviceAccount:NAME@PROJECT.iam.gserviceaccount.com."
-  for entry in $TEAMS; do
-    name=${entry%%=*}
-    [[ $entry =~ ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(=$people(,$people)*)?$ ]] || fail \
-      "TEAMS has \"$entry\": expected namespaces, each with its people: NAMESPACE=user:EMAIL,group:EMAIL,serviceAccount:EMAIL or identifiers of a workforce pool's users and groups." \
-      'export TEAMS="team-a=group:team-a@example.com team-b=user:anna@example.com"'
-    [[ ! $name =~ ^(kube-.*|gke-.*|gmp-.*|default|$NAMESPACE|jobset-system|kueue-system)$ ]] || fail \
-      "TEAMS has $name, a namespace of the platform." "Give each team a namespace of its own, such as team-a."
-    [[ $seen != *" $name "* ]] || fail "TEAMS has $name twice." "Write it once, with all its people."
-    seen+="$name "
-    TEAM+=("$name")
-    if [[ $entry == *=* ]]; then MEMBERS+=("${entry#*=}"); else MEMBERS+=(""); fi
-  done
-  [[ ${#TEAM[@]} -gt 0 ]] || fail "TEAMS is not set: expected the namespaces of teams." \
-    'export TEAMS="team-a=user:anna@example.com"'
-  [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
-    "ADMINS is \"$ADMINS\": expected people as in TEAMS, separated by commas." \
-    "export ADMINS=group:platform@example.com"
-}
-
-derive() {
-  local gib
-  NODES_EMAIL=$NODES_ACCOUNT@$PROJECT.iam.gserviceaccount.com
-  REPOSITORY=$LOCATION-docker.pkg.dev/$PROJECT/finetune
-  CONTEXT=gke_${PROJECT}_${LOCATION}_$CLUSTER
-  BUCKETS=("$PROJECT-finetune-artifacts" "$PROJECT-finetune-cache" "$PROJECT-models" "$PROJECT-data")
-  IN_CLUSTER=(--cluster "$CLUSTER" --location "$LOCATION" --project "$PROJECT")
-  # What a node leaves for a pod: docs/install-gke.md has the arithmetic.
-  case $CPU_MACHINE in *-4) CPU_MEMORY=27Gi ;; *-8) CPU_MEMORY=57Gi ;; *) CPU_MEMORY=117Gi ;; esac
-  gib=$((CPU_DISK_GB * 1000000 / 1073742))
-  CPU_STORAGE=$(awk -v gib=$((gib)) 'BEGIN {low = 0.55 * gib - 6; high = 0.9 * gib - 100; print int(low > high ? low : high)}')Gi
-  case $CAPACITY in
-    OnDemand) CAPACITY_FLAGS=() FLAVOR="capacity: OnDemand" ;;
-    Spot) CAPACITY_FLAGS=(--spot) FLAVOR="capacity: Spot" ;;
-    Reservation)
-      CAPACITY_FLAGS=(--reservation-affinity specific --reservation "$RESERVATION")
-      FLAVOR="capacity: Reservation, reservation: $RESERVATION" ;;
-  esac
-}
-
-# -------------------------------------------------------------------------------------------------- settings
-
-# A variable that is forgotten would be a change that nobody asked for. The file is only read, never run.
-compare_settings() {
-  local file=$FILES/settings.env text name differences=""
-  if [[ ! -e $file ]]; then
-    line "# There is no $file: this is the first run."
-    return
-  fi
-  while IFS= read -r text || [[ -n $text ]]; do
-    [[ $text != "#"* ]] || continue
-    [[ $text =~ ^([A-Z_]+)=\'([^\'[:cntrl:]]*)\'$ && " ${SETTINGS[*]} " == *" ${BASH_REMATCH[1]} "* ]] || fail \
-      "$file has the line $(quoted "$text"): expected NAME='VALUE' with a variable of this script." \
-      "Restore the file from version control, or delete it: then this is the first run."
-    name=${BASH_REMATCH[1]}
-    [[ ${BASH_REMATCH[2]} == "${!name}" ]] || differences+=$'\n'"  $name: was \"${BASH_REMATCH[2]}\", is \"${!name}\""
-  done < "$file"
-  [[ -n $differences ]] || return 0
-  [[ $CONFIRMED == true || $DRY_RUN == true ]] || fail "Variables differ from those of the last run, in $file:$differences" \
-    "Take those of the last run (set -a; . $(quoted "$file"); set +a), or confirm the change: add --change."
-  line "# Variables differ from those of the last run, in $file:${differences//$'\n'/$'\n'#}"
-  [[ $CONFIRMED == true ]] || line "# Without --change, a run that is not --dry-run stops here."
-}
-
-# Before the first command, not after the last: a run that fails has changed a part, which a run with the variables of
-# the one before would change back.
-keep_settings() {
-  local name
-  {
-    echo "# Variables of the last run of setup.sh, whether it has ended well or not."
-    for name in "${SETTINGS[@]}"; do printf "%s='%s'\n" "$name" "${!name}"; done
-  } | write "$FILES/settings.env"
-}
 
 # ----------------------------------------------------------------------------------------------------- steps
 
@@ -414,56 +242,6 @@ controller() {
     kubectl --context "$CONTEXT" apply --server-side -f "https://github.com/kubernetes-sigs/$1/releases/download/$4/manifests.yaml"
 }
 
-queues() {
-  local label
-  for label in $(printf '%s\n' "${LABEL[@]}" | sort -u); do
-    cat <<EOF
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ResourceFlavor
-metadata: {name: $label}
-spec:
-  nodeLabels: {cloud.google.com/gke-tpu-accelerator: $label}
----
-EOF
-  done
-  cat <<EOF
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ClusterQueue
-metadata: {name: tpu}
-spec:
-  namespaceSelector: {}
-  preemption: {withinClusterQueue: LowerPriority}
-  resourceGroups:
-  - coveredResources: [google.com/tpu]
-    flavors:
-EOF
-  local i chips
-  for label in $(printf '%s\n' "${LABEL[@]}" | sort -u); do
-    chips=0
-    for i in "${!SLICE[@]}"; do
-      [[ ${LABEL[i]} != "$label" ]] || chips=$((chips + HOSTS[i] * CHIPS[i] * COUNT[i]))
-    done
-    cat <<EOF
-    - name: $label
-      resources: [{name: google.com/tpu, nominalQuota: $chips}]
-EOF
-  done
-  [[ $PATHWAYS == true ]] || return 0
-  # Heads of Pathways request CPU and memory, which a ClusterQueue has to cover: four heads, as many as the pool has nodes.
-  cat <<EOF
-  - coveredResources: [cpu, memory]
-    flavors:
-    - name: finetune-head
-      resources: [{name: cpu, nominalQuota: 240}, {name: memory, nominalQuota: 930Gi}]
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ResourceFlavor
-metadata: {name: finetune-head}
-spec:
-  nodeLabels: {cloud.google.com/gke-nodepool: finetune-head}
-EOF
-}
-
 do_buckets() {
   local bucket
   step "Buckets"
@@ -579,96 +357,16 @@ withdraw() {
   fail "There is no team \"$1\" in TEAMS: expected one of ${TEAM[*]}." "export TEAMS with all teams and their people."
 }
 
-# Applied only where the namespace does not exist: another one keeps its own level of Pod Security, and is not removed.
-team_namespace() {
-  cat <<EOF
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: $1
-  labels: {$SETUP_LABEL: "true", pod-security.kubernetes.io/enforce: restricted, pod-security.kubernetes.io/warn: restricted}
-EOF
-}
-
-team_objects() {
-  cat <<EOF
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: ft-cpu, namespace: $1}
----
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: ft-train, namespace: $1}
----
-EOF
-  if [[ -n $2 ]]; then
-    # Jobs; and pods with their logs, for finetune logs.
-    role_binding RoleBinding finetune "namespace: $1" finetune-operator-edit "$2"
-    role_binding RoleBinding finetune-view "namespace: $1" view "$2"
-    role_binding ClusterRoleBinding "finetune-profiles-$1" "" finetune-operator-profile-view "$2"
-  fi
-  if [[ $KUEUE == true ]]; then
-    cat <<EOF
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: LocalQueue
-metadata: {namespace: $1, name: team-tpu}
-spec: {clusterQueue: tpu}
----
-EOF
-  fi
-  sed "s/namespace: team-a/namespace: $1/" "$ROOT/examples/cluster/networkpolicy.yaml"
-}
-
-# role_binding KIND NAME NAMESPACE CLUSTERROLE MEMBERS
-role_binding() {
-  local member kind name
-  cat <<EOF
-apiVersion: rbac.authorization.k8s.io/v1
-kind: $1
-metadata: {name: $2${3:+, $3}}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: $4}
-subjects:
-EOF
-  for member in ${5//,/ }; do
-    # GKE's names of people: the e-mail address, and of a workforce pool's users and groups the whole identifier.
-    case $member in
-      principal:*) kind=User name=$member ;;
-      principalSet:*) kind=Group name=$member ;;
-      group:*) kind=Group name=${member#*:} ;;
-      *) kind=User name=${member#*:} ;;
-    esac
-    echo "- {apiGroup: rbac.authorization.k8s.io, kind: $kind, name: \"$name\"}"
-  done
-  echo ---
-}
-
 do_operator() {
-  local ledger="" own=()
+  local own=()
   step "Operator"
   [[ -n $OPERATOR_DIGEST ]] || digests
-  [[ $LEDGER == false ]] || ledger="ledger: {uri: gs://$PROJECT-finetune-ledger}"
-  write "$FILES/values.yaml" <<EOF
-# Written anew by every run of setup.sh. Values of your own: values-own.yaml beside it, which the script passes, too.
-image:
-  repository: $REPOSITORY/finetune-operator
-  digest: $OPERATOR_DIGEST
-namespaces: [$(IFS=,; echo "${TEAM[*]}")]
-metrics:
-  podMonitoring: {enabled: true}
-networkPolicy: {enabled: true}
-nodeSelector: {iam.gke.io/gke-metadata-server-enabled: "true"}${ledger:+
-$ledger}
-EOF
+  chart_values | write "$FILES/values.yaml"
   [[ ! -e $FILES/values-own.yaml ]] || own=(--values "$FILES/values-own.yaml")
   run helm upgrade --install finetune-operator "$ROOT/charts/finetune-operator" --kube-context "$CONTEXT" \
     --namespace $NAMESPACE --create-namespace --values "$FILES/values.yaml" "${own[@]}" --wait --timeout 10m
   if [[ -n $ADMINS ]]; then
-    # Profiles; jobs of all namespaces, for the emergency stop; and what the runbooks read.
-    {
-      role_binding ClusterRoleBinding finetune-admins "" finetune-operator-profile-admin "$ADMINS"
-      role_binding ClusterRoleBinding finetune-admins-jobs "" finetune-operator-edit "$ADMINS"
-      role_binding RoleBinding finetune-admins "namespace: $NAMESPACE" view "$ADMINS"
-    } | write "$FILES/admins.yaml"
+    admin_objects | write "$FILES/admins.yaml"
     kube apply -f "$FILES/admins.yaml"
   fi
 }
@@ -688,188 +386,12 @@ do_profiles() {
   done
 }
 
-# After the CRDs: a quota on a kind that does not exist yet refuses all jobs for minutes after the kind exists.
-team_quota() {
-  cat <<EOF
-apiVersion: v1
-kind: ResourceQuota
-metadata: {name: finetune, namespace: $1}
-spec:
-  hard: {count/finetunejobs.tpu-finetune.dev: "$TEAM_JOBS", requests.google.com/tpu: "$ALL_CHIPS"}
-EOF
-}
-
-profile() {
-  local i
-  cat <<EOF
-# What jobs of $1 may use. examples/profiles/gke-v6e.yaml explains the fields, docs/profiles.md all of them.
-apiVersion: tpu-finetune.dev/v1alpha1
-kind: FineTuneProfile
-metadata: {name: gke-$1}
-spec:
-  namespaces: [$1]
-  images:
-    trainer: $REPOSITORY/finetune-trainer@$TRAINER_DIGEST
-  storage:
-    artifacts: gs://$PROJECT-finetune-artifacts
-    cache: gs://$PROJECT-finetune-cache
-EOF
-  [[ $PATHWAYS == false ]] || echo "    pathwaysScratch: gs://$PROJECT-finetune-scratch"
-  [[ $KUEUE == false ]] || echo "  queue: {localQueue: team-tpu}"
-  cat <<EOF
-  serviceAccounts: {tpu: ft-train, cpu: ft-cpu}
-  # Add chipHourPrice, the price of your region: without it there are no costs.
-  flavors:
-EOF
-  for i in "${!SLICE[@]}"; do
-    cat <<EOF
-  - {name: ${SLICE[i]//\//-}, $FLAVOR, accelerator: ${LABEL[i]}, topologies: [${TOPOLOGY[i]}], chipsPerHost: ${CHIPS[i]}}
-EOF
-  done
-  cat <<EOF
-  cpuPool:
-    nodeSelector: {cloud.google.com/gke-nodepool: finetune-cpu}
-    maxMemory: $CPU_MEMORY
-    maxEphemeralStorage: $CPU_STORAGE
-EOF
-  [[ $PATHWAYS == false ]] || echo "  pathways: {headNodeSelector: {cloud.google.com/gke-nodepool: finetune-head}}"
-  cat <<EOF
-  models:
-    allow: ["Qwen/Qwen3-*", "gs://$PROJECT-models/$1/*"]
-  constraints:
-EOF
-  [[ $PATHWAYS == true ]] || echo "    locked: [resources.controller]"
-  cat <<EOF
-    uris:
-      read: ["gs://$PROJECT-models/$1/*", "gs://$PROJECT-data/$1/*", "hf://datasets/HuggingFaceH4/*"]
-EOF
-}
-
 do_first_job() {
-  local team=${TEAM[0]} slice=${SLICE[0]%%/*}
+  local team=${TEAM[0]}
   step "The first job, in the namespace $team"
-  sed -e "s/namespace: team-a/namespace: $team/" -e "s/name: gke-v6e/name: gke-$team/" -e "s/tpu: v6e-4/tpu: $slice/" \
-    "$ROOT/examples/huggingface.yaml" | write "$FILES/first-job.yaml"
+  first_job "$team" | write "$FILES/first-job.yaml"
   kube apply -f "$FILES/first-job.yaml"
   line "# finetune watch --context $CONTEXT -n $team qwen3-chat"
-}
-
-remove() {
-  local i bucket buckets ours others releases="" gone=false TRY=attempt CHANGE=remove
-  local of=(--location "$LOCATION" --project "$PROJECT")
-  ask ours true gcloud container clusters describe "$CLUSTER" "${of[@]}" \
-    --format "value(resourceLabels.$SETUP_LABEL)" || gone=true
-  ask others "" gcloud container clusters list --project "$PROJECT" \
-    --filter "resourceLabels.$SETUP_LABEL=true AND name!=$CLUSTER" --format 'value(name)'
-  others=${others//$'\n'/, }
-  [[ $gone == true ]] || other_releases
-  confirm_removal
-  number
-  if [[ $gone == true ]]; then line "# There is no cluster $CLUSTER in $LOCATION."; else remove_from_cluster; fi
-  if [[ $DELETE_DATA == true ]]; then
-    step "Buckets that this script has created for $CLUSTER, with models, data, run folders and the ledger"
-    ask buckets "${BUCKETS[*]}" gcloud storage buckets list --project "$PROJECT" \
-      --filter "labels.$SETUP_LABEL=$CLUSTER" --format 'value(name)'
-    for bucket in $buckets; do attempt gcloud storage rm --recursive "gs://$bucket"; done
-  fi
-  if [[ -n $others ]]; then
-    line "# Roles on storage, images and the nodes' account stay: cluster $others of $PROJECT uses them."
-    return
-  fi
-  step "Roles on storage, which would hold for the same names in any cluster of the project"
-  for i in "${!TEAM[@]}"; do operator_bindings "${TEAM[i]}"; bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
-  [[ $LEDGER == false ]] || ledger_roles
-  if [[ -n $releases && $ours != true ]]; then
-    line "# Images and the nodes' account stay: $releases may use them."
-    return
-  fi
-  step "Images and the nodes' account. The role $BUCKET_READER stays: the id of a deleted role cannot be used again for weeks"
-  attempt gcloud artifacts repositories delete finetune "${of[@]}" --quiet
-  attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
-    --role roles/container.defaultNodeServiceAccount --condition None
-  attempt gcloud iam service-accounts delete "$NODES_EMAIL" --project "$PROJECT" --quiet
-}
-
-# Where another release serves other namespaces, what it needs stays: CRDs, its jobs and namespaces, and node pools.
-remove_from_cluster() {
-  local i pools
-  if [[ -z $releases ]]; then
-    step "Jobs, operator and CRDs"
-    attempt kubectl --context "$CONTEXT" delete finetunejobs --all --all-namespaces --timeout 10m
-  else
-    step "Jobs and profiles of ${TEAM[*]}, and the operator. CRDs and all other jobs stay, for $releases"
-    for i in "${TEAM[@]}"; do
-      attempt kubectl --context "$CONTEXT" delete finetunejobs --all --namespace "$i" --timeout 10m
-      attempt kubectl --context "$CONTEXT" delete finetuneprofiles "gke-$i"
-    done
-  fi
-  attempt helm uninstall finetune-operator --kube-context "$CONTEXT" --namespace $NAMESPACE --wait
-  [[ -n $releases ]] ||
-    attempt kubectl --context "$CONTEXT" delete crd finetunejobs.tpu-finetune.dev finetuneprofiles.tpu-finetune.dev
-  step "The cluster, if this script has created it; otherwise its node pools and namespaces that it has created"
-  if [[ $ours == true ]]; then
-    attempt gcloud container clusters delete "$CLUSTER" "${of[@]}" --quiet
-    [[ $DRY_RUN == true ]] || return 0
-  fi
-  remove_namespaces
-  for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete clusterrolebinding "finetune-profiles-${TEAM[i]}"; done
-  attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins finetune-admins-jobs
-  ask pools finetune-cpu gcloud container node-pools list "${IN_CLUSTER[@]}" \
-    --filter "config.labels.$SETUP_LABEL=true" --format 'value(name)'
-  for i in $pools; do
-    if [[ -z $releases ]]; then
-      attempt gcloud container node-pools delete "$i" "${IN_CLUSTER[@]}" --quiet
-    else
-      line "# Pool $i stays, since jobs of $releases may use it: gcloud container node-pools delete $i ${IN_CLUSTER[*]}"
-    fi
-  done
-}
-
-# All that this script has created; beside another release only those of TEAMS, since a team may have moved to it.
-remove_namespaces() {
-  local found name
-  if [[ -z $releases ]]; then
-    attempt kubectl --context "$CONTEXT" delete namespace --selector "$SETUP_LABEL=true"
-    attempt kubectl --context "$CONTEXT" delete namespace $NAMESPACE
-    return
-  fi
-  ask found "${TEAM[*]}" kubectl --context "$CONTEXT" get namespaces --selector "$SETUP_LABEL=true" \
-    --output 'jsonpath={.items[*].metadata.name}'
-  for name in $found; do
-    [[ " ${TEAM[*]} " != *" $name "* ]] || attempt kubectl --context "$CONTEXT" delete namespace "$name"
-  done
-}
-
-# Sets releases to the cluster's other releases of the operator, which the labels of their Deployments tell, whatever tool
-# has installed them.
-other_releases() {
-  local found chart release
-  ask found "" kubectl --context "$CONTEXT" get deployments --all-namespaces \
-    --selector app.kubernetes.io/component=operator --output \
-    'jsonpath={range .items[*]}{.metadata.labels.helm\.sh/chart} {.metadata.namespace}/{.metadata.labels.app\.kubernetes\.io/instance}{"\n"}{end}' ||
-    [[ $ours == true ]] || fail "Cluster $CLUSTER could not be asked for other releases of the operator, so nothing was removed." \
-      "gcloud container clusters get-credentials $CLUSTER --location $LOCATION --project $PROJECT"
-  while read -r chart release; do
-    [[ $chart != finetune-operator-* || $release == "$NAMESPACE/finetune-operator" ]] || releases+=${releases:+, }$release
-  done <<<"$found"
-}
-
-confirm_removal() {
-  local what="the namespaces and node pools that this script has created in cluster $CLUSTER" jobs="ALL jobs" name
-  [[ $DRY_RUN != true && $YES != true ]] || return 0
-  if [[ $ours == true ]]; then
-    what="cluster $CLUSTER with everything in it${releases:+, also what belongs to $releases}"
-  elif [[ -n $releases ]]; then
-    what="the operator and those namespaces of TEAMS that this script has created" jobs="the jobs of ${TEAM[*]}"
-  elif [[ $gone == true ]]; then
-    what="nothing of the cluster, which does not exist" jobs="no jobs"
-  fi
-  [[ $DELETE_DATA != true ]] || what+="; the buckets that it has created, with all models, data, run folders and the ledger"
-  [[ -n $others ]] || what+="; roles on storage"
-  [[ -n $others || (-n $releases && $ours != true) ]] || what+=", images and the nodes' account"
-  printf 'This ends %s in cluster %s and removes, in %s: %s.\n' "$jobs" "$CLUSTER" "$PROJECT" "$what" >&2
-  read -r -p "Type the cluster's name to go ahead: " name || true
-  [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."
 }
 
 # ------------------------------------------------------------------------------------------------------ main

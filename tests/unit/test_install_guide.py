@@ -121,7 +121,8 @@ def test_a_flag_that_is_not_published_is_found() -> None:
 
 def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read(every_command: str) -> None:
     known, used = table(), set()
-    script = setup_script.SCRIPT.read_text().replace("${IN_CLUSTER[*]}", "--cluster --location --project")
+    script = "\n".join(source.read_text() for source in setup_script.SOURCES)
+    script = script.replace("${IN_CLUSTER[*]}", "--cluster --location --project")
     script = script.replace("$of", "--location --project")
     fixes = "\n".join(re.findall(r"\"(gcloud [^\"\n]*)", script))
     for words in commands(every_command + documented() + "\n" + fixes):
@@ -140,7 +141,10 @@ def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read(eve
 )
 def test_shellcheck_finds_nothing() -> None:
     done = subprocess.run(
-        ["shellcheck", str(setup_script.SCRIPT)], capture_output=True, text=True, check=False
+        ["shellcheck", "--external-sources", "--check-sourced", str(setup_script.SCRIPT)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == ""
 
@@ -304,7 +308,8 @@ def test_every_variable_of_the_script_is_described_and_every_described_one_exist
     )
     described = set(re.findall(r"^\| `([A-Z_]+)` \|", GUIDE, re.MULTILINE))
     assert named == described
-    assert all(re.search(rf"\b{name}\b", script.partition("check_variables()")[2]) for name in named)
+    sources = "".join(source.read_text() for source in setup_script.SOURCES)
+    assert all(re.search(rf"\$\{{?{name}\b", sources) for name in named)
 
 
 # Roles
