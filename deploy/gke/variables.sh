@@ -22,7 +22,7 @@ check_variables() {
   check ZONE "$LOCATION-[a-z]" "a zone of $LOCATION that has the TPUs" "$LOCATION-a"
   check CLUSTER '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "the name of a cluster" finetune
   check CAPACITY 'OnDemand|Spot|Reservation' "OnDemand, Spot or Reservation" OnDemand
-  if [[ $CAPACITY == Reservation ]]; then
+  if [[ $CAPACITY == Reservation || -n $RESERVATION ]]; then
     check RESERVATION '[a-z][a-z0-9-]{0,62}' "the name of a reservation of this project" spring
   fi
   check VERSION '[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}' "a tag of the images" 0.2.0
@@ -40,7 +40,7 @@ check_variables() {
   for name in SLICES TEAMS; do one_line $name; done
   read_slices
   read_teams
-  if [[ $ADMINS,$TEAMS == *group:* ]]; then
+  if [[ $ADMINS,$TEAMS == *group:* || -n $SECURITY_GROUP ]]; then
     check SECURITY_GROUP 'gke-security-groups@[a-z0-9.-]+' \
       "the group gke-security-groups@DOMAIN that holds the groups of TEAMS and ADMINS" gke-security-groups@example.com
   fi
