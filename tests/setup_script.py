@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,13 @@ EVERYTHING = {
     "KUEUE": "true",
     "PATHWAYS": "true",
     "LEDGER": "true",
+}
+#: What the stand-ins answer in a cluster with another release of the operator.
+OTHER_RELEASE = {
+    "RELEASES": "finetune-operator-0.2.0 finetune-system/finetune-operator\n"
+    "finetune-operator-0.1.0 finetune-b/finetune-b\njobset-0.12.0 jobset-system/jobset\n",
+    "NAMESPACES": "team-a moved",
+    "POOLS": "finetune-cpu",
 }
 #: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
 _STAND_IN = r"""#!/bin/sh
@@ -59,6 +67,16 @@ def plan(*arguments: str, **variables: str) -> str:
     done = run("--dry-run", *arguments, environment={"PATH": os.environ["PATH"], **VARIABLES, **variables})
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@cache
+def everything() -> str:
+    return plan(**EVERYTHING) + plan("first-job", **EVERYTHING)
+
+
+@cache
+def removal() -> str:
+    return plan("--remove", DELETE_DATA="true", **EVERYTHING)
 
 
 def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -122,3 +140,11 @@ def files(text: str) -> dict[str, str]:
         Path(name).name: content
         for name, content in re.findall(r"^cat > (\S+) <<'EOF'\n(.*?)\nEOF$", text, re.DOTALL | re.MULTILINE)
     }
+
+
+def grants(text: str, verb: str = "add") -> list[tuple[str, str, str]]:
+    """Member, place and role of each binding on storage."""
+    return re.findall(
+        rf"gcloud storage (?:buckets|managed-folders) {verb}-iam-policy-binding gs://(\S+) --member (\S+) --role (\S+)",
+        text,
+    )

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,6 @@ DIGESTS = {
     "sha256:DIGEST_OF_THE_TRAINER": f"sha256:{'1' * 64}",
     "sha256:DIGEST_OF_THE_OPERATOR": f"sha256:{'2' * 64}",
 }
-
-
-@cache
-def everything() -> str:
-    return plan(**EVERYTHING) + plan("first-job", **EVERYTHING)
-
-
-@cache
-def removal() -> str:
-    return plan("--remove", DELETE_DATA="true", **EVERYTHING)
 
 
 def written(text: str, name: str) -> list[dict[str, Any]]:
@@ -92,8 +81,14 @@ def documented() -> str:
 @pytest.fixture(scope="module")
 def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the script can print: its plans, and the removal beside another release, which no plan knows of."""
-    beside = World(tmp_path_factory.mktemp("beside")).run("--remove", "--yes", **OTHER_RELEASE)
-    return everything() + removal() + plan(CAPACITY="Spot") + plan("--remove") + beside.stderr
+    beside = World(tmp_path_factory.mktemp("beside")).run("--remove", "--yes", **setup_script.OTHER_RELEASE)
+    return (
+        setup_script.everything()
+        + setup_script.removal()
+        + plan(CAPACITY="Spot")
+        + plan("--remove")
+        + beside.stderr
+    )
 
 
 def test_every_command_of_the_script_and_every_flag_is_in_the_table_of_published_ones(
@@ -150,7 +145,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_the_plan_is_a_script_that_a_shell_can_read(tmp_path: Path) -> None:
-    for text in (everything(), removal()):
+    for text in (setup_script.everything(), setup_script.removal()):
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
@@ -317,17 +312,9 @@ def test_every_variable_of_the_script_is_described_and_every_described_one_exist
 # Roles
 
 
-def _grants(text: str, verb: str = "add") -> list[tuple[str, str, str]]:
-    """Member, place and role of each binding on storage."""
-    return re.findall(
-        rf"gcloud storage (?:buckets|managed-folders) {verb}-iam-policy-binding gs://(\S+) --member (\S+) --role (\S+)",
-        text,
-    )
-
-
 def _of_accounts(text: str) -> list[Grant]:
     found = []
-    for place, member, role in _grants(text):
+    for place, member, role in setup_script.grants(text):
         match = re.fullmatch(
             r"principal://iam\.googleapis\.com/projects/PROJECT_NUMBER/locations/global/workloadIdentityPools/"
             r"my-project\.svc\.id\.goog/subject/ns/([^/ ]+)/sa/(\S+)",
@@ -359,7 +346,9 @@ def test_no_account_has_a_role_on_objects_of_a_whole_bucket_of_ours() -> None:
 
 def test_people_read_results_write_their_own_models_and_data_and_no_run_folder() -> None:
     people = {
-        (place, role) for place, member, role in _grants(plan()) if member == "group:team-a@example.com"
+        (place, role)
+        for place, member, role in setup_script.grants(plan())
+        if member == "group:team-a@example.com"
     }
     assert people == {
         ("my-project-finetune-artifacts/team-a/", "roles/storage.objectViewer"),
@@ -369,10 +358,11 @@ def test_people_read_results_write_their_own_models_and_data_and_no_run_folder()
 
 
 def test_a_bucket_with_managed_folders_has_uniform_access_and_is_never_public() -> None:
-    made = re.findall(r"gcloud storage buckets create gs://(\S+) (.*)", everything())
+    made = re.findall(r"gcloud storage buckets create gs://(\S+) (.*)", setup_script.everything())
     assert all("--uniform-bucket-level-access --public-access-prevention" in flags for _, flags in made)
     places = {
-        each.partition("/")[0] for each in re.findall(r"managed-folders create gs://(\S+)", everything())
+        each.partition("/")[0]
+        for each in re.findall(r"managed-folders create gs://(\S+)", setup_script.everything())
     }
     assert places < {name for name, _ in made}
 
@@ -380,136 +370,6 @@ def test_a_bucket_with_managed_folders_has_uniform_access_and_is_never_public() 
 def test_the_custom_role_has_one_permission() -> None:
     (command,) = re.findall(r"gcloud iam roles create .*", plan())
     assert command.endswith("--permissions storage.buckets.get")
-
-
-def test_a_removal_withdraws_every_role_that_was_granted() -> None:
-    assert sorted(_grants(removal(), "remove")) == sorted(_grants(everything()))
-    given = re.findall(r"gcloud projects add-(iam-policy-binding .*)", everything())
-    assert set(given) <= set(
-        re.findall(r"gcloud projects remove-(iam-policy-binding .*?) \|\| true", removal())
-    )
-
-
-def test_a_removal_deletes_only_what_the_script_has_created(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    assert world.run("--remove", "--yes", POOLS="v6e-4").returncode == 0
-    deleted = [each for each in world.calls if " delete " in each or "storage rm" in each]
-    assert not any("clusters delete" in each for each in deleted)
-    assert [each.split()[4] for each in deleted if "node-pools delete" in each] == ["v6e-4"]
-    namespaces = [each.partition("delete namespace ")[2] for each in deleted if "delete namespace" in each]
-    assert namespaces == ["--selector finetune_setup=true", "finetune-system"]
-
-    world.run("--remove", "--yes", OURS="true", POOLS="v6e-4")
-    assert any("clusters delete finetune " in each for each in world.calls)
-    assert not any("node-pools delete" in each for each in world.calls)
-
-
-def test_a_removal_deletes_data_only_if_it_is_asked_and_only_buckets_of_its_own(tmp_path: Path) -> None:
-    assert "gcloud storage rm" not in plan("--remove")
-    world = World(tmp_path)
-    world.run("--remove", "--yes", DELETE_DATA="true", LABELLED="my-project-finetune-cache")
-    assert [each for each in world.calls if "storage rm" in each] == [
-        "gcloud storage rm --recursive gs://my-project-finetune-cache"
-    ]
-
-
-def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    done = world.run("--remove", "--yes", OURS="true", OTHERS="production")
-    assert done.returncode == 0
-    assert "cluster production of my-project uses them" in done.stderr
-    shared = ("remove-iam-policy-binding", "repositories delete", "service-accounts delete")
-    assert [each for each in world.calls if any(word in each for word in shared)] == []
-
-
-OTHER_RELEASE = {
-    "RELEASES": "finetune-operator-0.2.0 finetune-system/finetune-operator\n"
-    "finetune-operator-0.1.0 finetune-b/finetune-b\njobset-0.12.0 jobset-system/jobset\n",
-    "NAMESPACES": "team-a moved",
-    "POOLS": "finetune-cpu",
-}
-
-
-def test_a_removal_leaves_what_another_release_of_the_cluster_needs(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    done = world.run("--remove", "--yes", **OTHER_RELEASE)
-    assert done.returncode == 0, done.stderr
-    deleted = [each for each in world.calls if " delete " in each or "uninstall" in each]
-    assert [re.sub(r"--(kube-)?context \S+ ", "", each) for each in deleted] == [
-        "kubectl delete finetunejobs --all --namespace team-a --timeout 10m",
-        "kubectl delete finetuneprofiles gke-team-a",
-        "helm uninstall finetune-operator --namespace finetune-system --wait",
-        "kubectl delete namespace team-a",
-        "kubectl delete clusterrolebinding finetune-profiles-team-a",
-        "kubectl delete clusterrolebinding finetune-admins finetune-admins-jobs",
-    ]
-    assert "CRDs and all other jobs stay, for finetune-b/finetune-b\n" in done.stderr
-    assert "Pool finetune-cpu stays" in done.stderr
-    assert any("managed-folders remove-iam-policy-binding" in each for each in world.calls)
-
-
-def test_a_removal_that_cannot_ask_for_other_releases_removes_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    done = world.run("--remove", "--yes", FAIL="get deployments")
-    assert done.returncode == 1
-    assert "could not be asked for other releases" in done.stderr
-    assert not any(" delete " in each or "remove-" in each or "uninstall" in each for each in world.calls)
-
-
-def test_a_removal_can_be_repeated_when_the_cluster_is_gone(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    done = world.run("--remove", "--yes", GONE="yes", FAIL="kubectl")
-    assert done.returncode == 0
-    assert not any(each.startswith(("kubectl", "helm")) for each in world.calls)
-    assert any("iam service-accounts delete" in each for each in world.calls)
-
-
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        ({}, ["that this script has created in cluster finetune", "images"]),
-        ({"OURS": "true", "DELETE_DATA": "true"}, ["cluster finetune with everything in it", "buckets", "ledger"]),
-        ({"OTHERS": "production"}, ["ends ALL jobs"]),
-        (OTHER_RELEASE, ["the jobs of team-a", "namespaces of TEAMS"]),
-        ({**OTHER_RELEASE, "OURS": "true"}, ["everything in it, also what belongs to finetune-b/finetune-b"]),
-    ],
-)  # fmt: skip
-def test_a_removal_without_confirmation_removes_nothing(
-    variables: dict[str, str], named: list[str], tmp_path: Path
-) -> None:
-    world = World(tmp_path)
-    done = world.run("--remove", **variables)
-    assert done.returncode == 1
-    assert [each for each in world.calls if not re.search(r" (describe|list|get) ", each)] == []
-    assert "Nothing was removed" in done.stderr
-    assert [word for word in named if word not in done.stderr] == []
-
-
-def test_rights_of_one_team_are_withdrawn_and_nothing_else() -> None:
-    teams = "team-a=user:anna@example.com,user:both@example.com team-b=user:both@example.com"
-    text = plan("withdraw", "team-a", TEAMS=teams, LEDGER="true", ADMINS="user:root@example.com")
-    assert sorted(_grants(text, "remove")) == sorted(
-        each for each in _grants(plan("teams", TEAMS=teams)) if "team-a" in str(each) or "anna" in str(each)
-        if "team-b" not in str(each) and "finetune-operator" not in str(each)
-    )  # fmt: skip
-    assert "remove-iam-policy-binding" in text
-    for word in (
-        "nodes@",
-        "ledger",
-        "team-b",
-        "finetune-operator",
-        " delete ",
-        "both@example.com --role roles/container",
-    ):
-        assert word not in text
-
-
-def test_a_team_that_is_not_named_cannot_be_withdrawn() -> None:
-    done = setup_script.run(
-        "withdraw", "team-x", "--dry-run", environment={"PATH": os.environ["PATH"], **VARIABLES}
-    )
-    assert done.returncode == 1
-    assert 'There is no team "team-x" in TEAMS' in done.stderr
 
 
 def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(tmp_path: Path) -> None:
@@ -643,7 +503,7 @@ def test_a_team_has_accounts_pod_security_a_policy_and_a_quota(team: str) -> Non
 
 def test_a_quota_on_jobs_comes_after_their_kind() -> None:
     """Else the API server refuses all jobs for minutes after the kind exists."""
-    text = everything()
+    text = setup_script.everything()
     assert text.index("helm upgrade") < text.index("quota-team-a.yaml")
 
 
@@ -694,7 +554,9 @@ def test_people_are_named_as_iam_names_them_and_bound_by_the_name_that_the_clust
     member: str, kind: str, name: str
 ) -> None:
     text = plan("teams", "operator", TEAMS=f"team-a={member}", ADMINS=member)
-    assert {person for _, person, _ in _grants(text) if "workloadIdentityPools" not in person} == {member}
+    assert {
+        person for _, person, _ in setup_script.grants(text) if "workloadIdentityPools" not in person
+    } == {member}
     bindings = [each for file in ("team-a.yaml", "admins.yaml") for each in written(text, file)]
     found = [each["subjects"] for each in bindings if each["kind"].endswith("Binding")]
     assert found == [[{"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}]] * 6
@@ -728,9 +590,11 @@ def test_the_chart_accepts_the_values(variables: dict[str, str]) -> None:
 
 def test_the_quota_and_the_queue_are_all_chips_of_the_pools() -> None:
     chips = 4 * 4 + 2 * 16 + 8
-    (quota,) = written(everything(), "quota-team-a.yaml")
+    (quota,) = written(setup_script.everything(), "quota-team-a.yaml")
     assert quota["spec"]["hard"]["requests.google.com/tpu"] == str(chips)
-    (queue,) = (each for each in written(everything(), "queues.yaml") if each["kind"] == "ClusterQueue")
+    (queue,) = (
+        each for each in written(setup_script.everything(), "queues.yaml") if each["kind"] == "ClusterQueue"
+    )
     (flavor,) = queue["spec"]["resourceGroups"][0]["flavors"]
     assert flavor["resources"] == [{"name": "google.com/tpu", "nominalQuota": chips}]
 
