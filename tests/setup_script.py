@@ -5,10 +5,13 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "deploy" / "gke" / "setup.sh"
+#: With the files that it is made of.
+SOURCES = sorted(SCRIPT.parent.glob("*.sh"))
 TABLE = ROOT / "deploy" / "gke" / "commands.csv"
 PROGRAMS = ("gcloud", "kubectl", "helm", "docker")
 VARIABLES = {
@@ -30,9 +33,16 @@ EVERYTHING = {
     "PATHWAYS": "true",
     "LEDGER": "true",
 }
+#: What the stand-ins answer in a cluster with another release of the operator.
+OTHER_RELEASE = {
+    "RELEASES": "finetune-operator-0.2.0 finetune-system/finetune-operator\n"
+    "finetune-operator-0.1.0 finetune-b/finetune-b\njobset-0.12.0 jobset-system/jobset\n",
+    "NAMESPACES": "team-a moved",
+    "POOLS": "finetune-cpu",
+}
 #: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
 _STAND_IN = r"""#!/bin/sh
-echo "$(basename "$0") $*" >> "$COMMANDS"
+printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
@@ -40,10 +50,12 @@ case "$*" in
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
 *"clusters list"*) echo "${OTHERS-}";;
-*resourceLabels*) echo "${OURS-}";;
+*resourceLabels*) [ -z "${GONE-}" ] && echo "${OURS-}";;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
+*"get deployments"*) printf "${RELEASES-}";;
+*"get namespaces"*) echo "${NAMESPACES-}";;
 *" get "*) [ -n "${EXIST-}" ];;
 *describe*) [ -n "${EXIST-}" ];;
 esac
@@ -55,6 +67,16 @@ def plan(*arguments: str, **variables: str) -> str:
     done = run("--dry-run", *arguments, environment={"PATH": os.environ["PATH"], **VARIABLES, **variables})
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@cache
+def everything() -> str:
+    return plan(**EVERYTHING) + plan("first-job", **EVERYTHING)
+
+
+@cache
+def removal() -> str:
+    return plan("--remove", DELETE_DATA="true", **EVERYTHING)
 
 
 def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -118,3 +140,11 @@ def files(text: str) -> dict[str, str]:
         Path(name).name: content
         for name, content in re.findall(r"^cat > (\S+) <<'EOF'\n(.*?)\nEOF$", text, re.DOTALL | re.MULTILINE)
     }
+
+
+def grants(text: str, verb: str = "add") -> list[tuple[str, str, str]]:
+    """Member, place and role of each binding on storage."""
+    return re.findall(
+        rf"gcloud storage (?:buckets|managed-folders) {verb}-iam-policy-binding gs://(\S+) --member (\S+) --role (\S+)",
+        text,
+    )

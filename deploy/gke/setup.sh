@@ -6,6 +6,7 @@
 #   deploy/gke/setup.sh first-job    apply the example job in the first team's namespace
 #   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS on storage, and nothing else
 #   deploy/gke/setup.sh --remove     remove what it has created; buckets stay, unless DELETE_DATA=true
+#   deploy/gke/setup.sh --change     the same with other variables than at the last run
 #
 # Variables of the environment (docs/install-gke.md describes them):
 #   required  PROJECT, LOCATION (region), ZONE (of the TPUs), TEAMS
@@ -23,6 +24,13 @@ BUCKET_READER=finetuneBucketReader
 SETUP_LABEL=finetune_setup
 NODES_ACCOUNT=finetune-nodes
 NAMESPACE=finetune-system
+
+# shellcheck source-path=SCRIPTDIR source=variables.sh
+. "$ROOT/deploy/gke/variables.sh"
+# shellcheck source-path=SCRIPTDIR source=objects.sh
+. "$ROOT/deploy/gke/objects.sh"
+# shellcheck source-path=SCRIPTDIR source=remove.sh
+. "$ROOT/deploy/gke/remove.sh"
 
 # ---------------------------------------------------------------------------------------------------- output
 
@@ -75,127 +83,11 @@ $text
 EOF"
   if [[ $DRY_RUN != true ]]; then
     mkdir -p "$(dirname "$1")"
-    printf '%s\n' "$text" > "$1"
+    printf '%s\n' "$text" > "$1.new"
+    mv "$1.new" "$1"
   fi
 }
 keep() { if [[ -e $1 ]]; then line "# $1 is kept"; cat >/dev/null; else write "$1"; fi; }
-
-# ------------------------------------------------------------------------------------------------- variables
-
-# check NAME PATTERN EXPECTED EXAMPLE
-check() {
-  local value=${!1:-}
-  [[ -n $value ]] || fail "$1 is not set: expected $3." "export $1=$4"
-  [[ $value =~ ^($2)$ ]] || fail "$1 is \"$value\": expected $3." "export $1=$4"
-}
-
-check_variables() {
-  CLUSTER=${CLUSTER:-finetune} SLICES=${SLICES:-v6e-4} CAPACITY=${CAPACITY:-OnDemand} RESERVATION=${RESERVATION:-}
-  ADMINS=${ADMINS:-} SECURITY_GROUP=${SECURITY_GROUP:-} BUILDER=${BUILDER:-docker} BASE_IMAGE=${BASE_IMAGE:-}
-  CPU_MACHINE=${CPU_MACHINE:-n2-highmem-4} CPU_DISK_GB=${CPU_DISK_GB:-300} CPU_NODES=${CPU_NODES:-4}
-  TEAM_JOBS=${TEAM_JOBS:-20} KUEUE=${KUEUE:-false} PATHWAYS=${PATHWAYS:-false} LEDGER=${LEDGER:-false}
-  DELETE_DATA=${DELETE_DATA:-false} TEAMS=${TEAMS:-}
-  RELEASE=$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' "$ROOT/charts/finetune-operator/Chart.yaml")
-  VERSION=${VERSION:-$RELEASE} CLUSTER_FLAGS=${CLUSTER_FLAGS:-}
-
-  check PROJECT '[a-z][a-z0-9-]{4,28}[a-z0-9]' "the id of a Google Cloud project" my-project
-  check LOCATION '[a-z]+-[a-z]+[0-9]+' "a region" europe-west4
-  check ZONE "$LOCATION-[a-z]" "a zone of $LOCATION that has the TPUs" "$LOCATION-a"
-  check CLUSTER '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "the name of a cluster" finetune
-  check CAPACITY 'OnDemand|Spot|Reservation' "OnDemand, Spot or Reservation" OnDemand
-  if [[ $CAPACITY == Reservation ]]; then
-    check RESERVATION '[a-z][a-z0-9-]{0,62}' "the name of a reservation of this project" spring
-  fi
-  check VERSION '[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}' "a tag of the images" 0.2.0
-  check BUILDER 'docker|podman|buildah' "docker, podman or buildah" docker
-  [[ -z $CLUSTER_FLAGS ]] || check CLUSTER_FLAGS '--[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?( --[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?)*' \
-    "flags of gcloud container clusters create, with values after =" "'--enable-private-nodes --network=shared'"
-  [[ -z $BASE_IMAGE ]] || check BASE_IMAGE '[A-Za-z0-9][A-Za-z0-9_./:@-]*' "an image with Python 3.12" python:3.12-slim-bookworm
-  check CPU_MACHINE 'n2-highmem-(4|8|16)' "n2-highmem-4, n2-highmem-8 or n2-highmem-16" n2-highmem-4
-  check CPU_DISK_GB '[1-9][0-9]{2,4}' "a size in GB from 100 to 99999" 300
-  local name
-  for name in CPU_NODES TEAM_JOBS; do check $name '[1-9][0-9]{0,3}' "a number from 1 to 9999" 4; done
-  for name in KUEUE PATHWAYS LEDGER DELETE_DATA; do check $name 'true|false' "true or false" false; done
-  FILES=${FILES:-gke-$CLUSTER}
-
-  read_slices
-  read_teams
-  if [[ $ADMINS,$TEAMS == *group:* ]]; then
-    check SECURITY_GROUP 'gke-security-groups@[a-z0-9.-]+' \
-      "the group gke-security-groups@DOMAIN that holds the groups of TEAMS and ADMINS" gke-security-groups@example.com
-  fi
-  derive
-}
-
-# SLICES → arrays SLICE (name), POOL_MACHINE, TOPOLOGY, HOSTS, CHIPS (per host), COUNT, LABEL; and MINIMUM, of GKE.
-read_slices() {
-  SLICE=() POOL_MACHINE=() TOPOLOGY=() HOSTS=() CHIPS=() COUNT=() LABEL=() MINIMUM=1.30 ALL_CHIPS=0
-  local entry name row family label machine topology hosts chips placement seen=" "
-  for entry in $SLICES; do
-    name=${entry%\**}
-    row=$(awk -F, -v name="$name" '$1 == name {print $2, $3, $4, $5, $6, $7, $9}' \
-      "$ROOT/contract/finetune_contract/tpu_slices.csv")
-    [[ -n $row && $entry =~ ^[^*]+(\*[1-9][0-9]?)?$ ]] || fail \
-      "SLICES has \"$entry\": expected names of slices, each with *N for N of them." \
-      "export SLICES=\"v6e-4*4 v6e-16\"; contract/finetune_contract/tpu_slices.csv lists all names."
-    [[ $seen != *" $name "* ]] || fail "SLICES has $name twice." "Write it once, with the number: $name*2."
-    seen+="$name "
-    read -r family label machine topology hosts chips placement <<<"$row"
-    [[ $placement == false ]] || fail \
-      "SLICES has $name, whose node pool needs a workload policy, which this script does not create." \
-      "Create that pool as Google's page on TPU7x says, and leave $name out of SLICES."
-    case $family in v6e) minimum 1.31.2-gke.1115000 ;; tpu7*) minimum 1.34.0-gke.2201000 ;; esac
-    SLICE+=("$name") LABEL+=("$label") POOL_MACHINE+=("$machine") TOPOLOGY+=("$topology") HOSTS+=("$hosts") CHIPS+=("$chips")
-    if [[ $entry == *\** ]]; then COUNT+=("${entry##*\*}"); else COUNT+=(1); fi
-    ALL_CHIPS=$((ALL_CHIPS + hosts * chips * COUNT[-1]))
-  done
-  [[ ${#SLICE[@]} -gt 0 ]] || fail "SLICES is empty: expected names of slices." "export SLICES=v6e-4"
-}
-minimum() { at_least "$MINIMUM" "$1" || MINIMUM=$1; }
-at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$2" ]]; }
-
-# TEAMS → arrays TEAM (namespace) and MEMBERS (of each, separated by commas).
-read_teams() {
-  TEAM=() MEMBERS=()
-  local entry name people='(user|group):[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+' seen=" "
-  for entry in $TEAMS; do
-    name=${entry%%=*}
-    [[ $entry =~ ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(=$people(,$people)*)?$ ]] || fail \
-      "TEAMS has \"$entry\": expected namespaces, each with its people: NAMESPACE=user:EMAIL,group:EMAIL." \
-      'export TEAMS="team-a=group:team-a@example.com team-b=user:anna@example.com"'
-    [[ ! $name =~ ^(kube-.*|gke-.*|gmp-.*|default|$NAMESPACE|jobset-system|kueue-system)$ ]] || fail \
-      "TEAMS has $name, a namespace of the platform." "Give each team a namespace of its own, such as team-a."
-    [[ $seen != *" $name "* ]] || fail "TEAMS has $name twice." "Write it once, with all its people."
-    seen+="$name "
-    TEAM+=("$name")
-    if [[ $entry == *=* ]]; then MEMBERS+=("${entry#*=}"); else MEMBERS+=(""); fi
-  done
-  [[ ${#TEAM[@]} -gt 0 ]] || fail "TEAMS is not set: expected the namespaces of teams." \
-    'export TEAMS="team-a=user:anna@example.com"'
-  [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
-    "ADMINS is \"$ADMINS\": expected user:EMAIL or group:EMAIL, separated by commas." \
-    "export ADMINS=group:platform@example.com"
-}
-
-derive() {
-  local gib
-  NODES_EMAIL=$NODES_ACCOUNT@$PROJECT.iam.gserviceaccount.com
-  REPOSITORY=$LOCATION-docker.pkg.dev/$PROJECT/finetune
-  CONTEXT=gke_${PROJECT}_${LOCATION}_$CLUSTER
-  BUCKETS=("$PROJECT-finetune-artifacts" "$PROJECT-finetune-cache" "$PROJECT-models" "$PROJECT-data")
-  IN_CLUSTER=(--cluster "$CLUSTER" --location "$LOCATION" --project "$PROJECT")
-  # What a node leaves for a pod: docs/install-gke.md has the arithmetic.
-  case $CPU_MACHINE in *-4) CPU_MEMORY=27Gi ;; *-8) CPU_MEMORY=57Gi ;; *) CPU_MEMORY=117Gi ;; esac
-  gib=$((CPU_DISK_GB * 1000000 / 1073742))
-  CPU_STORAGE=$(awk -v gib=$((gib)) 'BEGIN {low = 0.55 * gib - 6; high = 0.9 * gib - 100; print int(low > high ? low : high)}')Gi
-  case $CAPACITY in
-    OnDemand) CAPACITY_FLAGS=() FLAVOR="capacity: OnDemand" ;;
-    Spot) CAPACITY_FLAGS=(--spot) FLAVOR="capacity: Spot" ;;
-    Reservation)
-      CAPACITY_FLAGS=(--reservation-affinity specific --reservation "$RESERVATION")
-      FLAVOR="capacity: Reservation, reservation: $RESERVATION" ;;
-  esac
-}
 
 # ----------------------------------------------------------------------------------------------------- steps
 
@@ -350,56 +242,6 @@ controller() {
     kubectl --context "$CONTEXT" apply --server-side -f "https://github.com/kubernetes-sigs/$1/releases/download/$4/manifests.yaml"
 }
 
-queues() {
-  local label
-  for label in $(printf '%s\n' "${LABEL[@]}" | sort -u); do
-    cat <<EOF
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ResourceFlavor
-metadata: {name: $label}
-spec:
-  nodeLabels: {cloud.google.com/gke-tpu-accelerator: $label}
----
-EOF
-  done
-  cat <<EOF
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ClusterQueue
-metadata: {name: tpu}
-spec:
-  namespaceSelector: {}
-  preemption: {withinClusterQueue: LowerPriority}
-  resourceGroups:
-  - coveredResources: [google.com/tpu]
-    flavors:
-EOF
-  local i chips
-  for label in $(printf '%s\n' "${LABEL[@]}" | sort -u); do
-    chips=0
-    for i in "${!SLICE[@]}"; do
-      [[ ${LABEL[i]} != "$label" ]] || chips=$((chips + HOSTS[i] * CHIPS[i] * COUNT[i]))
-    done
-    cat <<EOF
-    - name: $label
-      resources: [{name: google.com/tpu, nominalQuota: $chips}]
-EOF
-  done
-  [[ $PATHWAYS == true ]] || return 0
-  # Heads of Pathways request CPU and memory, which a ClusterQueue has to cover: four heads, as many as the pool has nodes.
-  cat <<EOF
-  - coveredResources: [cpu, memory]
-    flavors:
-    - name: finetune-head
-      resources: [{name: cpu, nominalQuota: 240}, {name: memory, nominalQuota: 930Gi}]
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ResourceFlavor
-metadata: {name: finetune-head}
-spec:
-  nodeLabels: {cloud.google.com/gke-nodepool: finetune-head}
-EOF
-}
-
 do_buckets() {
   local bucket
   step "Buckets"
@@ -515,92 +357,16 @@ withdraw() {
   fail "There is no team \"$1\" in TEAMS: expected one of ${TEAM[*]}." "export TEAMS with all teams and their people."
 }
 
-# Applied only where the namespace does not exist: another one keeps its own level of Pod Security, and is not removed.
-team_namespace() {
-  cat <<EOF
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: $1
-  labels: {$SETUP_LABEL: "true", pod-security.kubernetes.io/enforce: restricted, pod-security.kubernetes.io/warn: restricted}
-EOF
-}
-
-team_objects() {
-  cat <<EOF
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: ft-cpu, namespace: $1}
----
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: ft-train, namespace: $1}
----
-EOF
-  if [[ -n $2 ]]; then
-    # Jobs; and pods with their logs, for finetune logs.
-    role_binding RoleBinding finetune "namespace: $1" finetune-operator-edit "$2"
-    role_binding RoleBinding finetune-view "namespace: $1" view "$2"
-    role_binding ClusterRoleBinding "finetune-profiles-$1" "" finetune-operator-profile-view "$2"
-  fi
-  if [[ $KUEUE == true ]]; then
-    cat <<EOF
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: LocalQueue
-metadata: {namespace: $1, name: team-tpu}
-spec: {clusterQueue: tpu}
----
-EOF
-  fi
-  sed "s/namespace: team-a/namespace: $1/" "$ROOT/examples/cluster/networkpolicy.yaml"
-}
-
-# role_binding KIND NAME NAMESPACE CLUSTERROLE MEMBERS
-role_binding() {
-  local member
-  cat <<EOF
-apiVersion: rbac.authorization.k8s.io/v1
-kind: $1
-metadata: {name: $2${3:+, $3}}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: $4}
-subjects:
-EOF
-  for member in ${5//,/ }; do
-    case $member in
-      user:*) echo "- {apiGroup: rbac.authorization.k8s.io, kind: User, name: \"${member#user:}\"}" ;;
-      group:*) echo "- {apiGroup: rbac.authorization.k8s.io, kind: Group, name: \"${member#group:}\"}" ;;
-    esac
-  done
-  echo ---
-}
-
 do_operator() {
-  local ledger="" own=()
+  local own=()
   step "Operator"
   [[ -n $OPERATOR_DIGEST ]] || digests
-  [[ $LEDGER == false ]] || ledger="ledger: {uri: gs://$PROJECT-finetune-ledger}"
-  write "$FILES/values.yaml" <<EOF
-# Written anew by every run of setup.sh. Values of your own: values-own.yaml beside it, which the script passes, too.
-image:
-  repository: $REPOSITORY/finetune-operator
-  digest: $OPERATOR_DIGEST
-namespaces: [$(IFS=,; echo "${TEAM[*]}")]
-metrics:
-  podMonitoring: {enabled: true}
-networkPolicy: {enabled: true}
-nodeSelector: {iam.gke.io/gke-metadata-server-enabled: "true"}${ledger:+
-$ledger}
-EOF
+  chart_values | write "$FILES/values.yaml"
   [[ ! -e $FILES/values-own.yaml ]] || own=(--values "$FILES/values-own.yaml")
   run helm upgrade --install finetune-operator "$ROOT/charts/finetune-operator" --kube-context "$CONTEXT" \
     --namespace $NAMESPACE --create-namespace --values "$FILES/values.yaml" "${own[@]}" --wait --timeout 10m
   if [[ -n $ADMINS ]]; then
-    # Profiles; jobs of all namespaces, for the emergency stop; and what the runbooks read.
-    {
-      role_binding ClusterRoleBinding finetune-admins "" finetune-operator-profile-admin "$ADMINS"
-      role_binding ClusterRoleBinding finetune-admins-jobs "" finetune-operator-edit "$ADMINS"
-      role_binding RoleBinding finetune-admins "namespace: $NAMESPACE" view "$ADMINS"
-    } | write "$FILES/admins.yaml"
+    admin_objects | write "$FILES/admins.yaml"
     kube apply -f "$FILES/admins.yaml"
   fi
 }
@@ -620,134 +386,19 @@ do_profiles() {
   done
 }
 
-# After the CRDs: a quota on a kind that does not exist yet refuses all jobs for minutes after the kind exists.
-team_quota() {
-  cat <<EOF
-apiVersion: v1
-kind: ResourceQuota
-metadata: {name: finetune, namespace: $1}
-spec:
-  hard: {count/finetunejobs.tpu-finetune.dev: "$TEAM_JOBS", requests.google.com/tpu: "$ALL_CHIPS"}
-EOF
-}
-
-profile() {
-  local i
-  cat <<EOF
-# What jobs of $1 may use. examples/profiles/gke-v6e.yaml explains the fields, docs/profiles.md all of them.
-apiVersion: tpu-finetune.dev/v1alpha1
-kind: FineTuneProfile
-metadata: {name: gke-$1}
-spec:
-  namespaces: [$1]
-  images:
-    trainer: $REPOSITORY/finetune-trainer@$TRAINER_DIGEST
-  storage:
-    artifacts: gs://$PROJECT-finetune-artifacts
-    cache: gs://$PROJECT-finetune-cache
-EOF
-  [[ $PATHWAYS == false ]] || echo "    pathwaysScratch: gs://$PROJECT-finetune-scratch"
-  [[ $KUEUE == false ]] || echo "  queue: {localQueue: team-tpu}"
-  cat <<EOF
-  serviceAccounts: {tpu: ft-train, cpu: ft-cpu}
-  # Add chipHourPrice, the price of your region: without it there are no costs.
-  flavors:
-EOF
-  for i in "${!SLICE[@]}"; do
-    cat <<EOF
-  - {name: ${SLICE[i]//\//-}, $FLAVOR, accelerator: ${LABEL[i]}, topologies: [${TOPOLOGY[i]}], chipsPerHost: ${CHIPS[i]}}
-EOF
-  done
-  cat <<EOF
-  cpuPool:
-    nodeSelector: {cloud.google.com/gke-nodepool: finetune-cpu}
-    maxMemory: $CPU_MEMORY
-    maxEphemeralStorage: $CPU_STORAGE
-EOF
-  [[ $PATHWAYS == false ]] || echo "  pathways: {headNodeSelector: {cloud.google.com/gke-nodepool: finetune-head}}"
-  cat <<EOF
-  models:
-    allow: ["Qwen/Qwen3-*", "gs://$PROJECT-models/$1/*"]
-  constraints:
-EOF
-  [[ $PATHWAYS == true ]] || echo "    locked: [resources.controller]"
-  cat <<EOF
-    uris:
-      read: ["gs://$PROJECT-models/$1/*", "gs://$PROJECT-data/$1/*", "hf://datasets/HuggingFaceH4/*"]
-EOF
-}
-
 do_first_job() {
-  local team=${TEAM[0]} slice=${SLICE[0]%%/*}
+  local team=${TEAM[0]}
   step "The first job, in the namespace $team"
-  sed -e "s/namespace: team-a/namespace: $team/" -e "s/name: gke-v6e/name: gke-$team/" -e "s/tpu: v6e-4/tpu: $slice/" \
-    "$ROOT/examples/huggingface.yaml" | write "$FILES/first-job.yaml"
+  first_job "$team" | write "$FILES/first-job.yaml"
   kube apply -f "$FILES/first-job.yaml"
   line "# finetune watch --context $CONTEXT -n $team qwen3-chat"
-}
-
-remove() {
-  local i bucket buckets ours others pools TRY=attempt CHANGE=remove of=(--location "$LOCATION" --project "$PROJECT")
-  ask ours true gcloud container clusters describe "$CLUSTER" "${of[@]}" \
-    --format "value(resourceLabels.$SETUP_LABEL)" || ours=""
-  ask others "" gcloud container clusters list --project "$PROJECT" \
-    --filter "resourceLabels.$SETUP_LABEL=true AND name!=$CLUSTER" --format 'value(name)'
-  others=${others//$'\n'/, }
-  confirm_removal
-  number
-  step "Jobs, operator and CRDs"
-  attempt kubectl --context "$CONTEXT" delete finetunejobs --all --all-namespaces --timeout 10m
-  attempt helm uninstall finetune-operator --kube-context "$CONTEXT" --namespace $NAMESPACE --wait
-  attempt kubectl --context "$CONTEXT" delete crd finetunejobs.tpu-finetune.dev finetuneprofiles.tpu-finetune.dev
-  step "The cluster, if this script has created it; otherwise its node pools and namespaces that it has created"
-  if [[ $ours == true ]]; then
-    attempt gcloud container clusters delete "$CLUSTER" "${of[@]}" --quiet
-  fi
-  if [[ $ours != true || $DRY_RUN == true ]]; then
-    attempt kubectl --context "$CONTEXT" delete namespace --selector "$SETUP_LABEL=true"
-    attempt kubectl --context "$CONTEXT" delete namespace $NAMESPACE
-    for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete clusterrolebinding "finetune-profiles-${TEAM[i]}"; done
-    attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins finetune-admins-jobs
-    ask pools finetune-cpu gcloud container node-pools list "${IN_CLUSTER[@]}" \
-      --filter "config.labels.$SETUP_LABEL=true" --format 'value(name)'
-    for i in $pools; do attempt gcloud container node-pools delete "$i" "${IN_CLUSTER[@]}" --quiet; done
-  fi
-  if [[ $DELETE_DATA == true ]]; then
-    step "Buckets that this script has created for $CLUSTER, with models, data, run folders and the ledger"
-    ask buckets "${BUCKETS[*]}" gcloud storage buckets list --project "$PROJECT" \
-      --filter "labels.$SETUP_LABEL=$CLUSTER" --format 'value(name)'
-    for bucket in $buckets; do attempt gcloud storage rm --recursive "gs://$bucket"; done
-  fi
-  if [[ -n $others ]]; then
-    line "# Roles on storage, images and the nodes' account stay: cluster $others of $PROJECT uses them."
-    return
-  fi
-  step "Roles on storage, which would hold for the same names in any cluster of the project"
-  for i in "${!TEAM[@]}"; do operator_bindings "${TEAM[i]}"; bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
-  [[ $LEDGER == false ]] || ledger_roles
-  step "Images and the nodes' account. The role $BUCKET_READER stays: the id of a deleted role cannot be used again for weeks"
-  attempt gcloud artifacts repositories delete finetune "${of[@]}" --quiet
-  attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
-    --role roles/container.defaultNodeServiceAccount --condition None
-  attempt gcloud iam service-accounts delete "$NODES_EMAIL" --project "$PROJECT" --quiet
-}
-
-confirm_removal() {
-  local what="the namespaces and node pools that this script has created in cluster $CLUSTER" name
-  [[ $DRY_RUN != true && $YES != true ]] || return 0
-  [[ $ours != true ]] || what="cluster $CLUSTER with everything in it"
-  [[ $DELETE_DATA != true ]] || what+="; the buckets that it has created, with all models, data, run folders and the ledger"
-  [[ -n $others ]] || what+="; images, the nodes' account and roles on storage"
-  printf 'This ends ALL jobs in cluster %s and removes, in %s: %s.\n' "$CLUSTER" "$PROJECT" "$what" >&2
-  read -r -p "Type the cluster's name to go ahead: " name || true
-  [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."
 }
 
 # ------------------------------------------------------------------------------------------------------ main
 
 main() {
   # None of them comes from the environment.
-  DRY_RUN=false YES=false TRY=run CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING=""
+  DRY_RUN=false YES=false CONFIRMED=false TRY=run CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING=""
   [[ ${BASH_VERSINFO[0]} -ge 5 ]] || fail "This is bash $BASH_VERSION: expected bash 5 or later." "Use Cloud Shell, or brew install bash."
   local remove=false team="" steps=() each
   while [[ $# -gt 0 ]]; do
@@ -761,6 +412,7 @@ main() {
       --dry-run) DRY_RUN=true ;;
       --remove) remove=true ;;
       --yes) YES=true ;;
+      --change) CONFIRMED=true ;;
       -h | --help) sed -n '2,/^# Without/{/^# Without/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
       apis | images | cluster | pools | controllers | buckets | teams | operator | profiles | first-job) steps+=("$each") ;;
       *) fail "There is no argument \"$each\"." "deploy/gke/setup.sh --help" ;;
@@ -772,9 +424,11 @@ main() {
       command -v "$each" >/dev/null || fail "$each is not on PATH." "Install it, or use Cloud Shell, which has gcloud, kubectl and helm."
     done
   fi
+  compare_settings
   if [[ $remove == true ]]; then remove; return; fi
   if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
+  keep_settings
   for each in "${steps[@]}"; do "do_${each//-/_}"; done
   line
   line "# Next: finetune doctor --context $CONTEXT -n ${TEAM[0]}; then deploy/gke/setup.sh first-job"

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from devcluster.bucket_iam import ROLES, Grant
+from finetune_contract.tpu import TpuShape
+from finetune_operator.catalog.tpu import shape_by_name
 from finetune_operator.cli.checks import check_files
 from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
@@ -30,20 +32,11 @@ BUCKETS = {
     "my-project-models": MODELS,
     "my-project-data": DATA,
 }
+WORKFORCE = "iam.googleapis.com/locations/global/workforcePools/acme"
 DIGESTS = {
     "sha256:DIGEST_OF_THE_TRAINER": f"sha256:{'1' * 64}",
     "sha256:DIGEST_OF_THE_OPERATOR": f"sha256:{'2' * 64}",
 }
-
-
-@cache
-def everything() -> str:
-    return plan(**EVERYTHING) + plan("first-job", **EVERYTHING)
-
-
-@cache
-def removal() -> str:
-    return plan("--remove", DELETE_DATA="true", **EVERYTHING)
 
 
 def written(text: str, name: str) -> list[dict[str, Any]]:
@@ -85,8 +78,23 @@ def documented() -> str:
     return "\n".join(block.text for block in blocks("bash"))
 
 
-def test_every_command_of_the_script_and_every_flag_is_in_the_table_of_published_ones() -> None:
-    text = everything() + removal() + plan(CAPACITY="Spot") + plan("--remove")
+@pytest.fixture(scope="module")
+def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the script can print: its plans, and the removal beside another release, which no plan knows of."""
+    beside = World(tmp_path_factory.mktemp("beside")).run("--remove", "--yes", **setup_script.OTHER_RELEASE)
+    return (
+        setup_script.everything()
+        + setup_script.removal()
+        + plan(CAPACITY="Spot")
+        + plan("--remove")
+        + beside.stderr
+    )
+
+
+def test_every_command_of_the_script_and_every_flag_is_in_the_table_of_published_ones(
+    every_command: str,
+) -> None:
+    text = every_command
     assert len(list(commands(text))) > 100
     assert unknown(text, setup_script.PROGRAMS) == []
 
@@ -106,12 +114,13 @@ def test_a_flag_that_is_not_published_is_found() -> None:
     ]
 
 
-def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read() -> None:
+def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read(every_command: str) -> None:
     known, used = table(), set()
-    script = setup_script.SCRIPT.read_text().replace("${IN_CLUSTER[*]}", "--cluster --location --project")
+    script = "\n".join(source.read_text() for source in setup_script.SOURCES)
+    script = script.replace("${IN_CLUSTER[*]}", "--cluster --location --project")
     script = script.replace("$of", "--location --project")
     fixes = "\n".join(re.findall(r"\"(gcloud [^\"\n]*)", script))
-    for words in commands(everything() + removal() + plan(CAPACITY="Spot") + documented() + "\n" + fixes):
+    for words in commands(every_command + documented() + "\n" + fixes):
         name, _ = in_table(words, known)
         used |= {(name, ""), *((name, each.partition("=")[0]) for each in words if each.startswith("-"))}
     assert sorted(set(known) - used) == []
@@ -127,13 +136,16 @@ def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read() -
 )
 def test_shellcheck_finds_nothing() -> None:
     done = subprocess.run(
-        ["shellcheck", str(setup_script.SCRIPT)], capture_output=True, text=True, check=False
+        ["shellcheck", "--external-sources", "--check-sourced", str(setup_script.SCRIPT)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == ""
 
 
 def test_the_plan_is_a_script_that_a_shell_can_read(tmp_path: Path) -> None:
-    for text in (everything(), removal()):
+    for text in (setup_script.everything(), setup_script.removal()):
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
@@ -166,7 +178,7 @@ def test_a_first_run_creates_what_the_plan_says(tmp_path: Path) -> None:
             for kind in ("", "namespace-", "quota-", "profile-")
             for team in ("team-a", "team-b")
         ),
-        *("queues.yaml", "values.yaml", "admins.yaml"),
+        *("queues.yaml", "values.yaml", "admins.yaml", "settings.env"),
     }
 
 
@@ -224,7 +236,7 @@ def test_a_command_that_fails_ends_the_run(command: str, tmp_path: Path) -> None
 def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
     between = {"EXIST": "yes", "FOUND": "1.30.5-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,"}
     assert World(tmp_path).run("cluster", SLICES="v5litepod-4", **between).returncode == 0
-    done = World(tmp_path).run("cluster", SLICES="v5litepod-4 v6e-4", **between)
+    done = World(tmp_path).run("--change", "cluster", SLICES="v5litepod-4 v6e-4", **between)
     assert "need 1.31.2-gke.1115000" in done.stderr
 
 
@@ -239,15 +251,28 @@ def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
         ({"TEAMS": "kube-system"}, "a namespace of the platform"),
         ({"TEAMS": "team-a=anna"}, "NAMESPACE=user:EMAIL"),
         ({"TEAMS": 'team-a=user:"}@example.com'}, "NAMESPACE=user:EMAIL"),
+        ({"TEAMS": "team-a=serviceAccount:ci@example.com"}, "serviceAccount:EMAIL"),
+        ({"TEAMS": f"team-a=principal://{WORKFORCE}/attribute.department/x"}, "users and groups"),
+        ({"TEAMS": f"team-a=principalSet://{WORKFORCE}/*"}, "users and groups"),
+        ({"TEAMS": f'team-a=principal://{WORKFORCE}/subject/"}}'}, "users and groups"),
+        (
+            {
+                "ADMINS": "principal://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/x/subject/y"
+            },
+            "a workload identity pool",
+        ),
         ({"TEAMS": "team-a team-a"}, "team-a twice"),
         ({"TEAMS": "team-a;reboot"}, "expected namespaces"),
         ({"SLICES": "v6e-5"}, 'SLICES has "v6e-5"'),
         ({"SLICES": "v6e-4*0"}, 'SLICES has "v6e-4*0"'),
         ({"SLICES": "v6e-4 v6e-4"}, "v6e-4 twice"),
+        ({"SLICES": "v5litepod-16 v5e-4x4"}, "v5litepod-16 twice"),
         ({"SLICES": "tpu7x-16"}, "needs a workload policy"),
         ({"CAPACITY": "Cheap"}, "OnDemand, Spot or Reservation"),
         ({"CAPACITY": "Reservation"}, "RESERVATION is not set"),
+        ({"RESERVATION": "o'brien"}, "RESERVATION is"),
         ({"SECURITY_GROUP": ""}, "SECURITY_GROUP is not set"),
+        ({"SECURITY_GROUP": "x'y", "TEAMS": "team-a"}, "SECURITY_GROUP is"),
         ({"ADMINS": "root"}, "ADMINS is"),
         ({"VERSION": "a b"}, "a tag of the images"),
         ({"BUILDER": "make"}, "docker, podman or buildah"),
@@ -280,23 +305,16 @@ def test_every_variable_of_the_script_is_described_and_every_described_one_exist
     )
     described = set(re.findall(r"^\| `([A-Z_]+)` \|", GUIDE, re.MULTILINE))
     assert named == described
-    assert all(re.search(rf"\b{name}\b", script.partition("check_variables()")[2]) for name in named)
+    sources = "".join(source.read_text() for source in setup_script.SOURCES)
+    assert all(re.search(rf"\$\{{?{name}\b", sources) for name in named)
 
 
 # Roles
 
 
-def _grants(text: str, verb: str = "add") -> list[tuple[str, str, str]]:
-    """Member, place and role of each binding on storage."""
-    return re.findall(
-        rf"gcloud storage (?:buckets|managed-folders) {verb}-iam-policy-binding gs://(\S+) --member (\S+) --role (\S+)",
-        text,
-    )
-
-
 def _of_accounts(text: str) -> list[Grant]:
     found = []
-    for place, member, role in _grants(text):
+    for place, member, role in setup_script.grants(text):
         match = re.fullmatch(
             r"principal://iam\.googleapis\.com/projects/PROJECT_NUMBER/locations/global/workloadIdentityPools/"
             r"my-project\.svc\.id\.goog/subject/ns/([^/ ]+)/sa/(\S+)",
@@ -328,7 +346,9 @@ def test_no_account_has_a_role_on_objects_of_a_whole_bucket_of_ours() -> None:
 
 def test_people_read_results_write_their_own_models_and_data_and_no_run_folder() -> None:
     people = {
-        (place, role) for place, member, role in _grants(plan()) if member == "group:team-a@example.com"
+        (place, role)
+        for place, member, role in setup_script.grants(plan())
+        if member == "group:team-a@example.com"
     }
     assert people == {
         ("my-project-finetune-artifacts/team-a/", "roles/storage.objectViewer"),
@@ -338,10 +358,11 @@ def test_people_read_results_write_their_own_models_and_data_and_no_run_folder()
 
 
 def test_a_bucket_with_managed_folders_has_uniform_access_and_is_never_public() -> None:
-    made = re.findall(r"gcloud storage buckets create gs://(\S+) (.*)", everything())
+    made = re.findall(r"gcloud storage buckets create gs://(\S+) (.*)", setup_script.everything())
     assert all("--uniform-bucket-level-access --public-access-prevention" in flags for _, flags in made)
     places = {
-        each.partition("/")[0] for each in re.findall(r"managed-folders create gs://(\S+)", everything())
+        each.partition("/")[0]
+        for each in re.findall(r"managed-folders create gs://(\S+)", setup_script.everything())
     }
     assert places < {name for name, _ in made}
 
@@ -349,92 +370,6 @@ def test_a_bucket_with_managed_folders_has_uniform_access_and_is_never_public() 
 def test_the_custom_role_has_one_permission() -> None:
     (command,) = re.findall(r"gcloud iam roles create .*", plan())
     assert command.endswith("--permissions storage.buckets.get")
-
-
-def test_a_removal_withdraws_every_role_that_was_granted() -> None:
-    assert sorted(_grants(removal(), "remove")) == sorted(_grants(everything()))
-    given = re.findall(r"gcloud projects add-(iam-policy-binding .*)", everything())
-    assert set(given) <= set(
-        re.findall(r"gcloud projects remove-(iam-policy-binding .*?) \|\| true", removal())
-    )
-
-
-def test_a_removal_deletes_only_what_the_script_has_created(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    assert world.run("--remove", "--yes", POOLS="v6e-4").returncode == 0
-    deleted = [each for each in world.calls if " delete " in each or "storage rm" in each]
-    assert not any("clusters delete" in each for each in deleted)
-    assert [each.split()[4] for each in deleted if "node-pools delete" in each] == ["v6e-4"]
-    namespaces = [each.partition("delete namespace ")[2] for each in deleted if "delete namespace" in each]
-    assert namespaces == ["--selector finetune_setup=true", "finetune-system"]
-
-    world.run("--remove", "--yes", OURS="true", POOLS="v6e-4")
-    assert any("clusters delete finetune " in each for each in world.calls)
-    assert not any("node-pools delete" in each for each in world.calls)
-
-
-def test_a_removal_deletes_data_only_if_it_is_asked_and_only_buckets_of_its_own(tmp_path: Path) -> None:
-    assert "gcloud storage rm" not in plan("--remove")
-    world = World(tmp_path)
-    world.run("--remove", "--yes", DELETE_DATA="true", LABELLED="my-project-finetune-cache")
-    assert [each for each in world.calls if "storage rm" in each] == [
-        "gcloud storage rm --recursive gs://my-project-finetune-cache"
-    ]
-
-
-def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    done = world.run("--remove", "--yes", OURS="true", OTHERS="production")
-    assert done.returncode == 0
-    assert "cluster production of my-project uses them" in done.stderr
-    shared = ("remove-iam-policy-binding", "repositories delete", "service-accounts delete")
-    assert [each for each in world.calls if any(word in each for word in shared)] == []
-
-
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        ({}, ["that this script has created in cluster finetune", "images"]),
-        ({"OURS": "true", "DELETE_DATA": "true"}, ["cluster finetune with everything in it", "buckets", "ledger"]),
-        ({"OTHERS": "production"}, ["ends ALL jobs"]),
-    ],
-)  # fmt: skip
-def test_a_removal_without_confirmation_removes_nothing(
-    variables: dict[str, str], named: list[str], tmp_path: Path
-) -> None:
-    world = World(tmp_path)
-    done = world.run("--remove", **variables)
-    assert done.returncode == 1
-    assert [each for each in world.calls if not re.search(r" (describe|list) ", each)] == []
-    assert "Nothing was removed" in done.stderr
-    assert [word for word in named if word not in done.stderr] == []
-
-
-def test_rights_of_one_team_are_withdrawn_and_nothing_else() -> None:
-    teams = "team-a=user:anna@example.com,user:both@example.com team-b=user:both@example.com"
-    text = plan("withdraw", "team-a", TEAMS=teams, LEDGER="true", ADMINS="user:root@example.com")
-    assert sorted(_grants(text, "remove")) == sorted(
-        each for each in _grants(plan("teams", TEAMS=teams)) if "team-a" in str(each) or "anna" in str(each)
-        if "team-b" not in str(each) and "finetune-operator" not in str(each)
-    )  # fmt: skip
-    assert "remove-iam-policy-binding" in text
-    for word in (
-        "nodes@",
-        "ledger",
-        "team-b",
-        "finetune-operator",
-        " delete ",
-        "both@example.com --role roles/container",
-    ):
-        assert word not in text
-
-
-def test_a_team_that_is_not_named_cannot_be_withdrawn() -> None:
-    done = setup_script.run(
-        "withdraw", "team-x", "--dry-run", environment={"PATH": os.environ["PATH"], **VARIABLES}
-    )
-    assert done.returncode == 1
-    assert 'There is no team "team-x" in TEAMS' in done.stderr
 
 
 def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(tmp_path: Path) -> None:
@@ -468,6 +403,41 @@ def test_heads_of_pathways_fit_the_queue() -> None:
     groups = queue["spec"]["resourceGroups"]
     assert [group["coveredResources"] for group in groups] == [["google.com/tpu"], ["cpu", "memory"]]
     assert {flavor["name"] for group in groups for flavor in group["flavors"]} == flavors
+
+
+def _made_pools(slices: str) -> set[tuple[str, ...]]:
+    """Machine type of each pool of slices; topology and nodes of those that are one slice."""
+    found = set()
+    for command in re.findall(r"\|\| gcloud container node-pools create (.*)", plan("pools", SLICES=slices)):
+        if not command.startswith("finetune-"):
+            flags = dict(re.findall(r"--(machine-type|tpu-topology|num-nodes) (\S+)", command))
+            several = "tpu-topology" in flags
+            found.add(
+                (flags["machine-type"], *((flags["tpu-topology"], flags["num-nodes"]) if several else ()))
+            )
+    return found
+
+
+def test_every_name_of_a_slice_that_the_documents_list_is_taken_as_jobs_take_it() -> None:
+    page = (ROOT / "docs" / "tpu-slices.md").read_text().partition("## Names")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:tpu: )?((?:v\d\w*|tpu7x)-\d[\dx]*)`", page))
+    assert {"v5e-4", "v5litepod-16", "v6e-4x4", "v5p-128"} <= named
+    by_shape: dict[TpuShape, list[str]] = {}
+    for name in sorted(named | {"v5e-2x2", "v6e-2x4", "v5litepod-4x4", "v4-4x4x16"}):
+        ambiguous = name in ("v5e-8", "v6e-8", "v6e-2x4")
+        shape = shape_by_name(name, chips_per_host=4 if ambiguous else None)
+        if not shape.requires_placement_policy:
+            by_shape.setdefault(shape, []).append(name)
+    for names in zip_longest(*by_shape.values()):
+        asked = {shape: name for shape, name in zip(by_shape, names, strict=True) if name}
+        assert _made_pools(" ".join(asked.values())) == {
+            (each.machine_type, *((each.topology, str(each.hosts)) if each.multi_host else ()))
+            for each in asked
+        }
+
+
+def test_one_host_of_eight_chips_is_named_by_either_prefix() -> None:
+    assert _made_pools("v5e-8/1host v6e-8/1host") == {("ct5lp-hightpu-8t",), ("ct6e-standard-8t",)}
 
 
 def test_further_flags_of_the_cluster_are_words_and_nothing_else() -> None:
@@ -533,7 +503,7 @@ def test_a_team_has_accounts_pod_security_a_policy_and_a_quota(team: str) -> Non
 
 def test_a_quota_on_jobs_comes_after_their_kind() -> None:
     """Else the API server refuses all jobs for minutes after the kind exists."""
-    text = everything()
+    text = setup_script.everything()
     assert text.index("helm upgrade") < text.index("quota-team-a.yaml")
 
 
@@ -556,6 +526,40 @@ def test_people_get_the_charts_roles_in_their_namespace() -> None:
         ("Group", "team-a@example.com"),
         ("User", "anna@example.com"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("member", "kind", "name"),
+    [
+        ("user:anna@example.com", "User", "anna@example.com"),
+        ("group:team-a@example.com", "Group", "team-a@example.com"),
+        (
+            "serviceAccount:ci@my-project.iam.gserviceaccount.com",
+            "User",
+            "ci@my-project.iam.gserviceaccount.com",
+        ),
+        (
+            f"principal://{WORKFORCE}/subject/anna@example.com",
+            "User",
+            f"principal://{WORKFORCE}/subject/anna@example.com",
+        ),
+        (
+            f"principalSet://{WORKFORCE}/group/1b2c-3d4e",
+            "Group",
+            f"principalSet://{WORKFORCE}/group/1b2c-3d4e",
+        ),
+    ],
+)
+def test_people_are_named_as_iam_names_them_and_bound_by_the_name_that_the_cluster_knows(
+    member: str, kind: str, name: str
+) -> None:
+    text = plan("teams", "operator", TEAMS=f"team-a={member}", ADMINS=member)
+    assert {
+        person for _, person, _ in setup_script.grants(text) if "workloadIdentityPools" not in person
+    } == {member}
+    bindings = [each for file in ("team-a.yaml", "admins.yaml") for each in written(text, file)]
+    found = [each["subjects"] for each in bindings if each["kind"].endswith("Binding")]
+    assert found == [[{"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}]] * 6
 
 
 @pytest.mark.parametrize(
@@ -586,9 +590,11 @@ def test_the_chart_accepts_the_values(variables: dict[str, str]) -> None:
 
 def test_the_quota_and_the_queue_are_all_chips_of_the_pools() -> None:
     chips = 4 * 4 + 2 * 16 + 8
-    (quota,) = written(everything(), "quota-team-a.yaml")
+    (quota,) = written(setup_script.everything(), "quota-team-a.yaml")
     assert quota["spec"]["hard"]["requests.google.com/tpu"] == str(chips)
-    (queue,) = (each for each in written(everything(), "queues.yaml") if each["kind"] == "ClusterQueue")
+    (queue,) = (
+        each for each in written(setup_script.everything(), "queues.yaml") if each["kind"] == "ClusterQueue"
+    )
     (flavor,) = queue["spec"]["resourceGroups"][0]["flavors"]
     assert flavor["resources"] == [{"name": "google.com/tpu", "nominalQuota": chips}]
 

@@ -1,0 +1,120 @@
+# shellcheck shell=bash
+# setup.sh --remove: only what the script has created, and nothing that another cluster of the project or another release
+# of the operator needs.
+
+remove() {
+  local i bucket buckets ours others releases="" gone=false TRY=attempt CHANGE=remove
+  ask ours true gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" \
+    --format "value(resourceLabels.$SETUP_LABEL)" || gone=true
+  ask others "" gcloud container clusters list --project "$PROJECT" \
+    --filter "resourceLabels.$SETUP_LABEL=true AND name!=$CLUSTER" --format 'value(name)'
+  others=${others//$'\n'/, }
+  [[ $gone == true ]] || other_releases
+  confirm_removal
+  number
+  if [[ $gone == true ]]; then line "# There is no cluster $CLUSTER in $LOCATION."; else remove_from_cluster; fi
+  if [[ $DELETE_DATA == true ]]; then
+    step "Buckets that this script has created for $CLUSTER, with models, data, run folders and the ledger"
+    ask buckets "${BUCKETS[*]}" gcloud storage buckets list --project "$PROJECT" \
+      --filter "labels.$SETUP_LABEL=$CLUSTER" --format 'value(name)'
+    for bucket in $buckets; do attempt gcloud storage rm --recursive "gs://$bucket"; done
+  fi
+  if [[ -n $others ]]; then
+    line "# Roles on storage, images and the nodes' account stay: cluster $others of $PROJECT uses them."
+    return
+  fi
+  step "Roles on storage, which would hold for the same names in any cluster of the project"
+  for i in "${!TEAM[@]}"; do operator_bindings "${TEAM[i]}"; bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
+  [[ $LEDGER == false ]] || ledger_roles
+  if [[ -n $releases && $ours != true ]]; then
+    line "# Images and the nodes' account stay: $releases may use them."
+    return
+  fi
+  step "Images and the nodes' account. The role $BUCKET_READER stays: the id of a deleted role cannot be used again for weeks"
+  attempt gcloud artifacts repositories delete finetune "${IN_LOCATION[@]}" --quiet
+  attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
+    --role roles/container.defaultNodeServiceAccount --condition None
+  attempt gcloud iam service-accounts delete "$NODES_EMAIL" --project "$PROJECT" --quiet
+}
+
+# Where another release serves other namespaces, what it needs stays: CRDs, its jobs and namespaces, and node pools.
+remove_from_cluster() {
+  local i pools
+  if [[ -z $releases ]]; then
+    step "Jobs, operator and CRDs"
+    attempt kubectl --context "$CONTEXT" delete finetunejobs --all --all-namespaces --timeout 10m
+  else
+    step "Jobs and profiles of ${TEAM[*]}, and the operator. CRDs and all other jobs stay, for $releases"
+    for i in "${TEAM[@]}"; do
+      attempt kubectl --context "$CONTEXT" delete finetunejobs --all --namespace "$i" --timeout 10m
+      attempt kubectl --context "$CONTEXT" delete finetuneprofiles "gke-$i"
+    done
+  fi
+  attempt helm uninstall finetune-operator --kube-context "$CONTEXT" --namespace $NAMESPACE --wait
+  [[ -n $releases ]] ||
+    attempt kubectl --context "$CONTEXT" delete crd finetunejobs.tpu-finetune.dev finetuneprofiles.tpu-finetune.dev
+  step "The cluster, if this script has created it; otherwise its node pools and namespaces that it has created"
+  if [[ $ours == true ]]; then
+    attempt gcloud container clusters delete "$CLUSTER" "${IN_LOCATION[@]}" --quiet
+    [[ $DRY_RUN == true ]] || return 0
+  fi
+  remove_namespaces
+  for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete clusterrolebinding "finetune-profiles-${TEAM[i]}"; done
+  attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins finetune-admins-jobs
+  ask pools finetune-cpu gcloud container node-pools list "${IN_CLUSTER[@]}" \
+    --filter "config.labels.$SETUP_LABEL=true" --format 'value(name)'
+  for i in $pools; do
+    if [[ -z $releases ]]; then
+      attempt gcloud container node-pools delete "$i" "${IN_CLUSTER[@]}" --quiet
+    else
+      line "# Pool $i stays, since jobs of $releases may use it: gcloud container node-pools delete $i ${IN_CLUSTER[*]}"
+    fi
+  done
+}
+
+# All that this script has created; beside another release only those of TEAMS, since a team may have moved to it.
+remove_namespaces() {
+  local found name
+  if [[ -z $releases ]]; then
+    attempt kubectl --context "$CONTEXT" delete namespace --selector "$SETUP_LABEL=true"
+    attempt kubectl --context "$CONTEXT" delete namespace $NAMESPACE
+    return
+  fi
+  ask found "${TEAM[*]}" kubectl --context "$CONTEXT" get namespaces --selector "$SETUP_LABEL=true" \
+    --output 'jsonpath={.items[*].metadata.name}'
+  for name in $found; do
+    [[ " ${TEAM[*]} " != *" $name "* ]] || attempt kubectl --context "$CONTEXT" delete namespace "$name"
+  done
+}
+
+# Sets releases to the cluster's other releases of the operator, which the labels of their Deployments tell, whatever tool
+# has installed them.
+other_releases() {
+  local found chart release
+  ask found "" kubectl --context "$CONTEXT" get deployments --all-namespaces \
+    --selector app.kubernetes.io/component=operator --output \
+    'jsonpath={range .items[*]}{.metadata.labels.helm\.sh/chart} {.metadata.namespace}/{.metadata.labels.app\.kubernetes\.io/instance}{"\n"}{end}' ||
+    [[ $ours == true ]] || fail "Cluster $CLUSTER could not be asked for other releases of the operator, so nothing was removed." \
+      "gcloud container clusters get-credentials $CLUSTER --location $LOCATION --project $PROJECT"
+  while read -r chart release; do
+    [[ $chart != finetune-operator-* || $release == "$NAMESPACE/finetune-operator" ]] || releases+=${releases:+, }$release
+  done <<<"$found"
+}
+
+confirm_removal() {
+  local what="the namespaces and node pools that this script has created in cluster $CLUSTER" jobs="ALL jobs" name
+  [[ $DRY_RUN != true && $YES != true ]] || return 0
+  if [[ $ours == true ]]; then
+    what="cluster $CLUSTER with everything in it${releases:+, also what belongs to $releases}"
+  elif [[ -n $releases ]]; then
+    what="the operator and those namespaces of TEAMS that this script has created" jobs="the jobs of ${TEAM[*]}"
+  elif [[ $gone == true ]]; then
+    what="nothing of the cluster, which does not exist" jobs="no jobs"
+  fi
+  [[ $DELETE_DATA != true ]] || what+="; the buckets that it has created, with all models, data, run folders and the ledger"
+  [[ -n $others ]] || what+="; roles on storage"
+  [[ -n $others || (-n $releases && $ours != true) ]] || what+=", images and the nodes' account"
+  printf 'This ends %s in cluster %s and removes, in %s: %s.\n' "$jobs" "$CLUSTER" "$PROJECT" "$what" >&2
+  read -r -p "Type the cluster's name to go ahead: " name || true
+  [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."
+}

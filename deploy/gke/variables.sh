@@ -1,0 +1,179 @@
+# shellcheck shell=bash
+# The variables of setup.sh: their defaults and checks, what follows from them, and those of the last run.
+
+# check NAME PATTERN EXPECTED EXAMPLE
+check() {
+  local value=${!1:-}
+  [[ -n $value ]] || fail "$1 is not set: expected $3." "export $1=$4"
+  [[ $value =~ ^($2)$ ]] || fail "$1 is \"$value\": expected $3." "export $1=$4"
+}
+
+check_variables() {
+  CLUSTER=${CLUSTER:-finetune} SLICES=${SLICES:-v6e-4} CAPACITY=${CAPACITY:-OnDemand} RESERVATION=${RESERVATION:-}
+  ADMINS=${ADMINS:-} SECURITY_GROUP=${SECURITY_GROUP:-} BUILDER=${BUILDER:-docker} BASE_IMAGE=${BASE_IMAGE:-}
+  CPU_MACHINE=${CPU_MACHINE:-n2-highmem-4} CPU_DISK_GB=${CPU_DISK_GB:-300} CPU_NODES=${CPU_NODES:-4}
+  TEAM_JOBS=${TEAM_JOBS:-20} KUEUE=${KUEUE:-false} PATHWAYS=${PATHWAYS:-false} LEDGER=${LEDGER:-false}
+  DELETE_DATA=${DELETE_DATA:-false} TEAMS=${TEAMS:-}
+  RELEASE=$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' "$ROOT/charts/finetune-operator/Chart.yaml")
+  VERSION=${VERSION:-$RELEASE} CLUSTER_FLAGS=${CLUSTER_FLAGS:-}
+
+  check PROJECT '[a-z][a-z0-9-]{4,28}[a-z0-9]' "the id of a Google Cloud project" my-project
+  check LOCATION '[a-z]+-[a-z]+[0-9]+' "a region" europe-west4
+  check ZONE "$LOCATION-[a-z]" "a zone of $LOCATION that has the TPUs" "$LOCATION-a"
+  check CLUSTER '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "the name of a cluster" finetune
+  check CAPACITY 'OnDemand|Spot|Reservation' "OnDemand, Spot or Reservation" OnDemand
+  if [[ $CAPACITY == Reservation || -n $RESERVATION ]]; then
+    check RESERVATION '[a-z][a-z0-9-]{0,62}' "the name of a reservation of this project" spring
+  fi
+  check VERSION '[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}' "a tag of the images" 0.2.0
+  check BUILDER 'docker|podman|buildah' "docker, podman or buildah" docker
+  [[ -z $CLUSTER_FLAGS ]] || check CLUSTER_FLAGS '--[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?( --[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?)*' \
+    "flags of gcloud container clusters create, with values after =" "'--enable-private-nodes --network=shared'"
+  [[ -z $BASE_IMAGE ]] || check BASE_IMAGE '[A-Za-z0-9][A-Za-z0-9_./:@-]*' "an image with Python 3.12" python:3.12-slim-bookworm
+  check CPU_MACHINE 'n2-highmem-(4|8|16)' "n2-highmem-4, n2-highmem-8 or n2-highmem-16" n2-highmem-4
+  check CPU_DISK_GB '[1-9][0-9]{2,4}' "a size in GB from 100 to 99999" 300
+  local name
+  for name in CPU_NODES TEAM_JOBS; do check $name '[1-9][0-9]{0,3}' "a number from 1 to 9999" 4; done
+  for name in KUEUE PATHWAYS LEDGER DELETE_DATA; do check $name 'true|false' "true or false" false; done
+  FILES=${FILES:-gke-$CLUSTER}
+
+  for name in SLICES TEAMS; do one_line $name; done
+  read_slices
+  read_teams
+  if [[ $ADMINS,$TEAMS == *group:* || -n $SECURITY_GROUP ]]; then
+    check SECURITY_GROUP 'gke-security-groups@[a-z0-9.-]+' \
+      "the group gke-security-groups@DOMAIN that holds the groups of TEAMS and ADMINS" gke-security-groups@example.com
+  fi
+  derive
+}
+
+# one_line NAME: its words, separated by single spaces.
+one_line() {
+  local words
+  read -r -d '' -a words <<<"${!1}" || true
+  printf -v "$1" '%s' "${words[*]}"
+}
+
+# SLICES → arrays SLICE (name), POOL_MACHINE, TOPOLOGY, HOSTS, CHIPS (per host), COUNT, LABEL; and MINIMUM, of GKE.
+read_slices() {
+  SLICE=() POOL_MACHINE=() TOPOLOGY=() HOSTS=() CHIPS=() COUNT=() LABEL=() MINIMUM=1.30 ALL_CHIPS=0
+  local entry name row family label machine topology hosts chips placement seen=" "
+  for entry in $SLICES; do
+    row=$(slice "${entry%\**}")
+    [[ -n $row && $entry =~ ^[^*]+(\*[1-9][0-9]?)?$ ]] || fail \
+      "SLICES has \"$entry\": expected names of slices, each with *N for N of them." \
+      "export SLICES=\"v6e-4*4 v6e-16\"; docs/tpu-slices.md#names lists the names."
+    read -r name family label machine topology hosts chips placement <<<"$row"
+    [[ $seen != *" $name "* ]] || fail "SLICES has $name twice." "Write it once, with the number: $name*2."
+    seen+="$name "
+    [[ $placement == false ]] || fail \
+      "SLICES has $name, whose node pool needs a workload policy, which this script does not create." \
+      "Create that pool as Google's page on TPU7x says, and leave $name out of SLICES."
+    case $family in v6e) minimum 1.31.2-gke.1115000 ;; tpu7*) minimum 1.34.0-gke.2201000 ;; esac
+    SLICE+=("$name") LABEL+=("$label") POOL_MACHINE+=("$machine") TOPOLOGY+=("$topology") HOSTS+=("$hosts") CHIPS+=("$chips")
+    if [[ $entry == *\** ]]; then COUNT+=("${entry##*\*}"); else COUNT+=(1); fi
+    ALL_CHIPS=$((ALL_CHIPS + hosts * chips * COUNT[-1]))
+  done
+  [[ ${#SLICE[@]} -gt 0 ]] || fail "SLICES is empty: expected names of slices." "export SLICES=v6e-4"
+}
+# slice NAME: its row of the catalogue, which begins with the name there. NAME is a name of a job's resources.tpu: family or
+# gcloud's prefix, with gcloud's number or a topology (v5e-16, v5litepod-16, v5e-4x4). Where machines of four and of eight
+# chips share a name it means those of four; NAME/1host those of eight.
+slice() {
+  awk -F, -v name="$1" '
+    FNR == NR {prefix[$1] = $2; next}
+    {
+      number = substr($1, length(prefix[$2]) + 1)
+      of_number = ($1 == name || $2 number == name) && ($10 == "true" || $1 ~ "/")
+      of_topology = ($2 "-" $5 == name || prefix[$2] "-" $5 == name) && $3 !~ /device/ && $1 !~ "/"
+      if (of_number || of_topology) print $1, $2, $3, $4, $5, $6, $7, $9
+    }' "$ROOT/contract/finetune_contract/tpu_families.csv" "$ROOT/contract/finetune_contract/tpu_slices.csv"
+}
+minimum() { at_least "$MINIMUM" "$1" || MINIMUM=$1; }
+at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$2" ]]; }
+
+# TEAMS → arrays TEAM (namespace) and MEMBERS (of each, separated by commas).
+read_teams() {
+  TEAM=() MEMBERS=()
+  local entry name seen=" " workforce='://iam\.googleapis\.com/locations/global/workforcePools/[a-z0-9-]+/'
+  local people="((user|group):[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+|serviceAccount:[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com"
+  people+="|principal${workforce}subject/[A-Za-z0-9._+@-]+|principalSet${workforce}group/[A-Za-z0-9._+@-]+)"
+  [[ $TEAMS,$ADMINS != *workloadIdentityPools* ]] || fail \
+    "TEAMS or ADMINS names an identity of a workload identity pool, which roles in a GKE cluster are not known to take." \
+    "Name the service account that it impersonates: serviceAccount:NAME@PROJECT.iam.gserviceaccount.com."
+  for entry in $TEAMS; do
+    name=${entry%%=*}
+    [[ $entry =~ ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(=$people(,$people)*)?$ ]] || fail \
+      "TEAMS has \"$entry\": expected namespaces, each with its people: NAMESPACE=user:EMAIL,group:EMAIL,serviceAccount:EMAIL or identifiers of a workforce pool's users and groups." \
+      'export TEAMS="team-a=group:team-a@example.com team-b=user:anna@example.com"'
+    [[ ! $name =~ ^(kube-.*|gke-.*|gmp-.*|default|$NAMESPACE|jobset-system|kueue-system)$ ]] || fail \
+      "TEAMS has $name, a namespace of the platform." "Give each team a namespace of its own, such as team-a."
+    [[ $seen != *" $name "* ]] || fail "TEAMS has $name twice." "Write it once, with all its people."
+    seen+="$name "
+    TEAM+=("$name")
+    if [[ $entry == *=* ]]; then MEMBERS+=("${entry#*=}"); else MEMBERS+=(""); fi
+  done
+  [[ ${#TEAM[@]} -gt 0 ]] || fail "TEAMS is not set: expected the namespaces of teams." \
+    'export TEAMS="team-a=user:anna@example.com"'
+  [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
+    "ADMINS is \"$ADMINS\": expected people as in TEAMS, separated by commas." \
+    "export ADMINS=group:platform@example.com"
+}
+
+derive() {
+  local gib
+  NODES_EMAIL=$NODES_ACCOUNT@$PROJECT.iam.gserviceaccount.com
+  REPOSITORY=$LOCATION-docker.pkg.dev/$PROJECT/finetune
+  CONTEXT=gke_${PROJECT}_${LOCATION}_$CLUSTER
+  BUCKETS=("$PROJECT-finetune-artifacts" "$PROJECT-finetune-cache" "$PROJECT-models" "$PROJECT-data")
+  IN_LOCATION=(--location "$LOCATION" --project "$PROJECT")
+  IN_CLUSTER=(--cluster "$CLUSTER" --location "$LOCATION" --project "$PROJECT")
+  # What a node leaves for a pod: docs/install-gke.md has the arithmetic.
+  case $CPU_MACHINE in *-4) CPU_MEMORY=27Gi ;; *-8) CPU_MEMORY=57Gi ;; *) CPU_MEMORY=117Gi ;; esac
+  gib=$((CPU_DISK_GB * 1000000 / 1073742))
+  CPU_STORAGE=$(awk -v gib=$((gib)) 'BEGIN {low = 0.55 * gib - 6; high = 0.9 * gib - 100; print int(low > high ? low : high)}')Gi
+  case $CAPACITY in
+    OnDemand) CAPACITY_FLAGS=() FLAVOR="capacity: OnDemand" ;;
+    Spot) CAPACITY_FLAGS=(--spot) FLAVOR="capacity: Spot" ;;
+    Reservation)
+      CAPACITY_FLAGS=(--reservation-affinity specific --reservation "$RESERVATION")
+      FLAVOR="capacity: Reservation, reservation: $RESERVATION" ;;
+  esac
+}
+
+# Variables that every run needs as they were at the last one. Not among them: BUILDER, which each machine has its own
+# of, FILES, where they are kept, and DELETE_DATA.
+SETTINGS=(PROJECT LOCATION ZONE TEAMS CLUSTER SLICES CAPACITY RESERVATION ADMINS SECURITY_GROUP VERSION BASE_IMAGE
+  CPU_MACHINE CPU_DISK_GB CPU_NODES TEAM_JOBS KUEUE PATHWAYS LEDGER CLUSTER_FLAGS)
+
+# A variable that is forgotten would be a change that nobody asked for. The file is only read, never run.
+compare_settings() {
+  local file=$FILES/settings.env text name differences=""
+  if [[ ! -e $file ]]; then
+    line "# There is no $file: this is the first run."
+    return
+  fi
+  while IFS= read -r text || [[ -n $text ]]; do
+    [[ $text != "#"* ]] || continue
+    [[ $text =~ ^([A-Z_]+)=\'([^\'[:cntrl:]]*)\'$ && " ${SETTINGS[*]} " == *" ${BASH_REMATCH[1]} "* ]] || fail \
+      "$file has the line $(quoted "$text"): expected NAME='VALUE' with a variable of this script." \
+      "Restore the file from version control, or delete it: then this is the first run."
+    name=${BASH_REMATCH[1]}
+    [[ ${BASH_REMATCH[2]} == "${!name}" ]] || differences+=$'\n'"  $name: was \"${BASH_REMATCH[2]}\", is \"${!name}\""
+  done < "$file"
+  [[ -n $differences ]] || return 0
+  [[ $CONFIRMED == true || $DRY_RUN == true ]] || fail "Variables differ from those of the last run, in $file:$differences" \
+    "Take those of the last run (set -a; . $(quoted "$file"); set +a), or confirm the change: add --change."
+  line "# Variables differ from those of the last run, in $file:${differences//$'\n'/$'\n'#}"
+  [[ $CONFIRMED == true ]] || line "# Without --change, a run that is not --dry-run stops here."
+}
+
+# Before the first command, not after the last: a run that fails has changed a part, which a run with the variables of
+# the one before would change back.
+keep_settings() {
+  local name
+  {
+    echo "# Variables of the last run of setup.sh, whether it has ended well or not."
+    for name in "${SETTINGS[@]}"; do printf "%s='%s'\n" "$name" "${!name}"; done
+  } | write "$FILES/settings.env"
+}

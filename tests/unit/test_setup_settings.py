@@ -1,0 +1,109 @@
+"""The variables of the last run of the set-up script, which the next run is compared with."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests import setup_script
+from tests.setup_script import VARIABLES, World
+
+
+def settings(world: World) -> dict[str, str]:
+    lines = (world.files / "settings.env").read_text().splitlines()
+    words = [shlex.split(line, comments=True) for line in lines]
+    return dict(word.split("=", 1) for (word,) in filter(None, words))
+
+
+def test_a_variable_that_is_forgotten_stops_the_run_before_anything_is_called(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.run("apis", LEDGER="true", SLICES="v6e-4*4  v6e-16").returncode == 0
+    before = (world.files / "settings.env").read_text()
+    for arguments in (["apis"], ["withdraw", "team-a"], ["--remove", "--yes"], ["first-job"]):
+        done = world.run(*arguments, KUEUE="true")
+        assert done.returncode == 1
+        assert world.calls == []
+        changes = re.findall(r'^  (\S+): was "(.*)", is "(.*)"$', done.stderr, re.MULTILINE)
+        assert changes == [
+            ("SLICES", "v6e-4*4 v6e-16", "v6e-4"),
+            ("KUEUE", "false", "true"),
+            ("LEDGER", "true", "false"),
+        ]
+        assert "--change" in done.stderr.partition("Fix:")[2]
+    assert (world.files / "settings.env").read_text() == before
+
+
+def test_the_file_has_the_variables_of_the_last_run_for_a_shell(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis", LEDGER="true")
+    found = settings(world)
+    assert {name: found[name] for name in VARIABLES} == VARIABLES
+    assert found["LEDGER"] == "true"
+    assert world.run("apis", **found).returncode == 0
+
+
+def test_a_change_that_is_confirmed_is_made_and_kept(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis")
+    done = world.run("--change", "apis", LEDGER="true")
+    assert done.returncode == 0, done.stderr
+    assert 'LEDGER: was "false", is "true"' in done.stderr
+    assert world.run("apis", LEDGER="true").returncode == 0
+    assert world.run("apis").returncode == 1
+
+
+def test_a_dry_run_shows_what_differs_and_keeps_the_file(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis", LEDGER="true")
+    done = world.run("--dry-run", "apis")
+    assert done.returncode == 0
+    assert '#  LEDGER: was "true", is "false"\n# Without --change' in done.stdout
+    assert settings(world)["LEDGER"] == "true"
+
+
+def test_a_run_that_fails_can_be_repeated_and_is_not_taken_back_by_mistake(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis")
+    failed = world.run("--change", "apis", "images", LEDGER="true", FAIL="repositories create")
+    assert failed.returncode == 1
+    assert world.run("apis", LEDGER="true").returncode == 0
+    assert world.run("apis").returncode == 1
+
+
+def test_other_spaces_between_words_are_no_change(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis", TEAMS="team-a team-b")
+    assert world.run("apis", TEAMS=" team-a\n  team-b\n").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "LEDGER=$(touch PWNED)",
+        "LEDGER='true'; touch PWNED",
+        "LEDGER=true",
+        "PATH='/tmp'",
+        "IFS[$(touch PWNED)]='x'",
+        "LEDGER='a\x1b[2Jb'",
+        "<<<<<<< HEAD",
+    ],
+)
+def test_a_line_that_is_not_a_setting_is_refused_and_never_run(line: str, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.files.mkdir()
+    (world.files / "settings.env").write_text(f"KUEUE='false'\n{line}\n")
+    done = world.run("--change", "apis")
+    assert done.returncode == 1
+    assert "expected NAME='VALUE'" in done.stderr
+    assert world.calls == []
+    assert not Path("PWNED").exists()
+
+
+def test_every_variable_is_compared_except_those_of_a_machine_and_of_one_run(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis")
+    head = setup_script.SCRIPT.read_text().partition("# Variables of the environment")[2]
+    variables = set(re.findall(r"[A-Z][A-Z_]{3,}", head.partition("\n# Without")[0]))
+    assert variables - set(settings(world)) == {"BUILDER", "FILES", "DELETE_DATA"}
+    assert set(settings(world)) <= variables
