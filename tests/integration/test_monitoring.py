@@ -353,19 +353,23 @@ def test_a_training_that_stands_still(site: Site) -> None:
     assert found == {path.split("/")[5]}
 
 
-def test_jobs_that_fail_alert_unless_the_fault_is_their_own(site: Site) -> None:
+def test_jobs_that_fail_alert_unless_the_fault_or_the_limit_is_their_own(site: Site) -> None:
     site.prometheus.resolves("FinetuneJobsFailing", seconds=0)
     ended = {}
-    for name, code in (("user", ExitCode.BAD_DATA), ("platform", ExitCode.CONTRACT_UNSUPPORTED)):
+    for name, code, spec in (
+        ("user", ExitCode.BAD_DATA, {}),
+        ("platform", ExitCode.CONTRACT_UNSUPPORTED, {}),
+        ("impatient", ExitCode.UNAVAILABLE, {"recovery": {"maxInfrastructureRetries": 0}}),
+    ):
         image = f"localhost/trainer-{name}:test"
         program = site.runs / name / "finetune-stage"
         program.parent.mkdir(parents=True)
         program.write_text(f"#!/bin/sh\nexit {code}\n")
         program.chmod(0o755)
         site.cluster.add_image(image, program.parent)
-        path = site.apply(name, profile=site.profile(f"failing-{name}", images={"trainer": image}))
+        path = site.apply(name, profile=site.profile(f"failing-{name}", images={"trainer": image}), **spec)
         ended[name] = site.ends(path, "Failed")["status"]["failure"]["class"]
-    assert ended == {"user": "User", "platform": "Platform"}
+    assert ended == {"user": "User", "platform": "Platform", "impatient": "Infrastructure"}
     site.prometheus.fires("FinetuneJobsFailing", profile="failing-platform", **{"class": "Platform"})
     assert {each["class"] for each in site.prometheus.firing("FinetuneJobsFailing")} == {"Platform"}
     counted = site.prometheus.query('finetune_jobs_ended_total{result="Failed", class="User"} > 0')
