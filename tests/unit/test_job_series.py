@@ -139,6 +139,13 @@ def test_every_value_of_real_statuses_is_a_number() -> None:
     assert len(series(METRICS["stage_completion_time_seconds"], succeeded)) == len(Stage)
 
 
+def label_paths(metric: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """The paths of a metric's labels; those in an item are relative to it."""
+    (details,) = (value for key, value in metric["each"].items() if key != "type")
+    yield from metric.get("labelsFromPath", {}).values()
+    yield from details.get("labelsFromPath", {}).values()
+
+
 def labels(metric: Mapping[str, Any]) -> set[str]:
     """The names of a metric's labels."""
     (details,) = (value for key, value in metric["each"].items() if key != "type")
@@ -165,3 +172,14 @@ def test_googles_managed_prometheus_keeps_every_series_with_its_own_labels() -> 
     assert {name for name in names if re.fullmatch(kept["regex"], name)} == names
     assert not re.fullmatch(kept["regex"], "kube_pod_info")
     assert {name: clash for name, metric in METRICS.items() if (clash := labels(metric) & GOOGLES)} == {}
+
+
+def test_a_tenants_trainer_words_no_label() -> None:
+    """A label with a reason would make a series for each word that it reports."""
+    found = {tuple(path) for metric in METRICS.values() for path in label_paths(metric)}
+    assert found == {
+        ("type",), ("name",), ("status", "cost", "currency"),
+        *(("status", "resolved", *path) for path in (
+            ("profile", "name"), ("model", "source"), ("resources", "tpu"), ("resources", "capacity"),
+        )),
+    }  # fmt: skip
