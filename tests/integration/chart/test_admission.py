@@ -1,8 +1,10 @@
 """The chart's limit on the metadata of jobs, enforced by the real API server."""
 
+import json
 import time
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +86,38 @@ def test_as_much_as_tools_make_is_taken_and_the_status_is_written(
     changed = policy.patch(f"{path}/status", {"status": {"summary": "seen"}})
     assert changed["status"]["summary"] == "seen"
     policy.delete(path)
+
+
+def entry(number: int, size: int) -> Document:
+    """An entry of managedFields."""
+    fields = {"f:spec": {f"f:{'x' * size}": {}}}
+    return {
+        "manager": f"m{number}", "operation": "Apply", "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "fieldsType": "FieldsV1", "time": "2026-01-01T00:00:00Z", "fieldsV1": fields,
+    }  # fmt: skip
+
+
+def test_a_tenant_can_neither_fill_managed_fields_nor_keep_an_administrator_from_stopping_a_job(
+    policy: LocalCluster, stored: Document, tmp_path: Path
+) -> None:
+    namespace, name = stored["metadata"]["namespace"], stored["metadata"]["name"]
+    kind, of = "finetunejobs.tpu-finetune.dev", ["-n", namespace]
+    policy.kubectl("create", "role", "jobs", "--verb=get,patch", f"--resource={kind}", *of)
+    policy.kubectl("create", "rolebinding", "jobs", "--role=jobs", "--user=tenant", *of)
+    file = tmp_path / "patch.json"
+
+    def fill(entries: list[Document]) -> None:
+        file.write_text(json.dumps({"metadata": {"managedFields": entries}}))
+        as_tenant = ["--as=tenant", "--type=merge", f"--patch-file={file}"]
+        policy.kubectl("patch", kind, name, *of, *as_tenant)
+
+    with pytest.raises(AssertionError, match=r"managedFields has 1\d{6} characters: at most 131072"):
+        fill([entry(0, 1_200_000)])
+    with pytest.raises(AssertionError, match="managedFields has 65 entries: at most 64"):
+        fill([entry(number, 1) for number in range(65)])
+    path = f"{GROUP}/namespaces/{namespace}/finetunejobs/{name}"
+    for full in ([entry(number, 1) for number in range(64)], [entry(0, 130_800)]):
+        fill(full)
+        for suspend in (True, False):
+            changed = policy.patch(f"{path}?fieldManager=stop-{suspend}", {"spec": {"suspend": suspend}})
+            assert changed["spec"]["suspend"] is suspend
