@@ -325,6 +325,25 @@ def reference(metrics: OperatorMetrics) -> str:
     return HEAD + "\n".join(rows) + "\n"
 
 
+async def test_series_end_for_one_namespace_with_each_rendering() -> None:
+    """The end of one reads all series, which takes seconds for hundreds of namespaces that are deleted together."""
+    now = 0.0
+    metrics = OperatorMetrics(clock=lambda: now)
+    intake = EventHandlers(lambda _key, _after: None, metrics)
+    for name in ("a", "b", "c"):
+        made = version(1, name)
+        made["metadata"]["namespace"] = f"team-{name}"
+        intake.job("ADDED", made)
+        intake.job("DELETED", made)
+    await metrics.render()
+    now = 25 * 3600
+    remaining = []
+    for _ in range(4):
+        text = (await metrics.render()).decode()
+        remaining.append(sum(f'namespace="team-{name}"' in text for name in ("a", "b", "c")))
+    assert remaining == [3, 2, 1, 0]
+
+
 def test_the_reference_is_that_of_the_registry(leader: OperatorMetrics) -> None:
     text = reference(leader)
     if os.environ.get("UPDATE_SNAPSHOTS"):
