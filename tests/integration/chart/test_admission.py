@@ -1,6 +1,7 @@
 """The chart's limit on the metadata of jobs, enforced by the real API server."""
 
 import json
+import secrets
 import time
 from collections.abc import Iterator
 from copy import deepcopy
@@ -102,22 +103,37 @@ def test_a_tenant_can_neither_fill_managed_fields_nor_keep_an_administrator_from
 ) -> None:
     namespace, name = stored["metadata"]["namespace"], stored["metadata"]["name"]
     kind, of = "finetunejobs.tpu-finetune.dev", ["-n", namespace]
-    policy.kubectl("create", "role", "jobs", "--verb=get,patch", f"--resource={kind}", *of)
-    policy.kubectl("create", "rolebinding", "jobs", "--role=jobs", "--user=tenant", *of)
+    for scope, user, names in (("", "tenant", of), ("cluster", "administrator", [])):
+        right = ["--verb=get,patch", f"--resource={kind}", *names]
+        policy.kubectl("create", f"{scope}role", namespace, *right)
+        role = [f"--{scope}role={namespace}", f"--user={user}", *names]
+        policy.kubectl("create", f"{scope}rolebinding", namespace, *role)
     file = tmp_path / "patch.json"
 
+    def patch(user: str, change: Document) -> str:
+        file.write_text(json.dumps(change))
+        manager = [
+            "--type=merge",
+            f"--patch-file={file}",
+            f"--as={user}",
+            f"--field-manager={secrets.token_hex(4)}",
+        ]
+        return policy.kubectl("patch", kind, name, *of, *manager)
+
     def fill(entries: list[Document]) -> None:
-        file.write_text(json.dumps({"metadata": {"managedFields": entries}}))
-        as_tenant = ["--as=tenant", "--type=merge", f"--patch-file={file}"]
-        policy.kubectl("patch", kind, name, *of, *as_tenant)
+        patch("tenant", {"metadata": {"managedFields": entries}})
 
     with pytest.raises(AssertionError, match=r"managedFields has 1\d{6} characters: at most 131072"):
         fill([entry(0, 1_200_000)])
     with pytest.raises(AssertionError, match="managedFields has 65 entries: at most 64"):
         fill([entry(number, 1) for number in range(65)])
-    path = f"{GROUP}/namespaces/{namespace}/finetunejobs/{name}"
-    for full in ([entry(number, 1) for number in range(64)], [entry(0, 130_800)]):
-        fill(full)
-        for suspend in (True, False):
-            changed = policy.patch(f"{path}?fieldManager=stop-{suspend}", {"spec": {"suspend": suspend}})
-            assert changed["spec"]["suspend"] is suspend
+    try:
+        for full in ([entry(number, 1) for number in range(64)], [entry(0, 130_800)]):
+            fill(full)
+            with pytest.raises(AssertionError, match="managedFields"):
+                patch("tenant", {"spec": {"suspend": True}})
+            for suspend in (True, False):
+                patch("administrator", {"spec": {"suspend": suspend}})
+    finally:
+        for each in ("clusterrolebinding", "clusterrole"):
+            policy.kubectl("delete", each, namespace)
