@@ -191,7 +191,7 @@ def test_the_series_of_a_job_follow_its_status_and_no_alert_fires_while_all_is_w
     shows(site, path, "phase", 1, phase="Running")
     shows(site, path, "phase", 0, phase="Succeeded")
     shows(site, path, "stage", 1, stage="Train")
-    shows(site, path, "condition", 1, condition="Valid", reason="Accepted")
+    shows(site, path, "condition", 1, condition="Valid")
     run = RunFolder(running["status"]["resolved"]["runFolder"])
     await_file(run.request("train", 1))
     report = fake_trainer.progress(1, 7, datetime.now(UTC), measured=True)

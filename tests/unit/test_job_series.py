@@ -1,5 +1,6 @@
 """The series of single jobs: what kube-state-metrics reads exists in the schema and in real statuses."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 (CONFIG,) = yaml.safe_load((ROOT / "deploy/kube-state-metrics/custom-resource-state.yaml").read_text())[
     "spec"
 ]["resources"]
+COLLECTED = yaml.safe_load((ROOT / "deploy/kube-state-metrics/cluster-pod-monitoring.yaml").read_text())
 CRD = yaml.safe_load((ROOT / "crds/finetunejobs.tpu-finetune.dev.yaml").read_text())
 (VERSION,) = (
     each for each in CRD["spec"]["versions"] if each["name"] == CONFIG["groupVersionKind"]["version"]
@@ -27,6 +29,16 @@ UNREPORTED = {
     "created_time_seconds", "tokens_per_second", "mfu_percent", "cost", "budget_remaining", "compilation_seconds",
     "compilations", *(name for name in METRICS if name.startswith("goodput_")),
 }  # fmt: skip
+#: Labels that Google's managed Prometheus sets on every target; relabelings may not change them.
+GOOGLES = {
+    "project_id",
+    "location",
+    "cluster",
+    "job",
+    "instance",
+    "top_level_controller",
+    "top_level_controller_type",
+}
 SETS = {"phase": Phase, "stage": Stage, "waiting": WaitingReason}
 
 
@@ -125,3 +137,49 @@ def test_every_value_of_real_statuses_is_a_number() -> None:
     assert in_job(METRICS["phase"]["each"]["stateSet"]["path"], succeeded) == "Succeeded"
     assert len(series(METRICS["condition"], succeeded)) == 14
     assert len(series(METRICS["stage_completion_time_seconds"], succeeded)) == len(Stage)
+
+
+def label_paths(metric: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """The paths of a metric's labels; those in an item are relative to it."""
+    (details,) = (value for key, value in metric["each"].items() if key != "type")
+    yield from metric.get("labelsFromPath", {}).values()
+    yield from details.get("labelsFromPath", {}).values()
+
+
+def labels(metric: Mapping[str, Any]) -> set[str]:
+    """The names of a metric's labels."""
+    (details,) = (value for key, value in metric["each"].items() if key != "type")
+    named = [details["labelName"]] if "labelName" in details else []
+    return {
+        *CONFIG["labelsFromPath"],
+        *metric.get("labelsFromPath", {}),
+        *details.get("labelsFromPath", {}),
+        *named,
+    }
+
+
+def test_googles_managed_prometheus_keeps_every_series_with_its_own_labels() -> None:
+    assert (COLLECTED["apiVersion"], COLLECTED["kind"]) == (
+        "monitoring.googleapis.com/v1",
+        "ClusterPodMonitoring",
+    )
+    # Without the list, and with null, the operator sets the label namespace.
+    assert COLLECTED["spec"]["targetLabels"] == {"metadata": []}
+    (endpoint,) = COLLECTED["spec"]["endpoints"]
+    (kept,) = endpoint["metricRelabeling"]
+    assert (kept["action"], kept["sourceLabels"]) == ("keep", ["__name__"])
+    names = {f"{CONFIG['metricNamePrefix']}_{name}" for name in METRICS}
+    assert {name for name in names if re.fullmatch(kept["regex"], name)} == names
+    assert not re.fullmatch(kept["regex"], "kube_pod_info")
+    assert {name: clash for name, metric in METRICS.items() if (clash := labels(metric) & GOOGLES)} == {}
+
+
+def test_a_tenants_trainer_words_no_label() -> None:
+    """A label with a reason would make a series for each word that it reports."""
+    found = {tuple(path) for metric in METRICS.values() for path in label_paths(metric)}
+    assert found == {
+        ("type",), ("name",), ("status", "cost", "currency"),
+        *(("status", "resolved", *path) for path in (
+            ("profile", "name"), ("model", "source"), ("resources", "tpu"), ("resources", "capacity"),
+        )),
+    }  # fmt: skip

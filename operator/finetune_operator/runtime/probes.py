@@ -1,5 +1,6 @@
 """The HTTP endpoints of the operator's pod: /healthz and /readyz on one port, /metrics on another."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class ProbeServer:
         self._metrics_tls = metrics_tls
         self._clock = clock
         self._rendered, self._stale = b"", float("-inf")
+        self._rendering = asyncio.Lock()
         self._runners: list[web.AppRunner] = []
 
     async def start(self, host: str, health_port: int, metrics_port: int) -> tuple[int, int]:
@@ -117,14 +119,15 @@ class ProbeServer:
         return handler
 
     async def _render(self, _request: web.Request) -> web.Response:
-        """Renders anew after nine times as long as the last rendering took.
+        """Renders anew after nine times as long as the last rendering took, and once for all who ask meanwhile.
 
-        It runs on the event loop, which also renews the Lease: a client of the port must not occupy it.
+        It needs the event loop, which also renews the Lease: a client of the port must not occupy it.
         """
-        if (begun := self._clock()) >= self._stale:
-            self._rendered = self._metrics.render()
-            ended = self._clock()
-            self._stale = ended + (ended - begun) * (1 / _RENDERING - 1)
+        async with self._rendering:
+            if (begun := self._clock()) >= self._stale:
+                self._rendered = await self._metrics.render()
+                ended = self._clock()
+                self._stale = ended + (ended - begun) * (1 / _RENDERING - 1)
         return web.Response(body=self._rendered, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -1,5 +1,6 @@
 """Metrics of the fleet: what is counted, that labels are bounded, and that the reference names every metric."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -224,11 +225,11 @@ def test_ends_are_counted(metrics: OperatorMetrics) -> None:
     }  # fmt: skip
 
 
-def test_counters_of_a_namespace_begin_at_zero_when_its_first_job_is_seen(
+async def test_counters_of_a_namespace_begin_at_zero_when_its_first_job_is_seen(
     metrics: OperatorMetrics, intake: EventHandlers
 ) -> None:
     intake.job("ADDED", version(1))
-    text = metrics.render().decode()
+    text = (await metrics.render()).decode()
     labels = 'class="Platform",namespace="team",profile="small"'
     assert f"finetune_attempts_ended_total{{{labels}}} 0.0" in text
     assert f'finetune_jobs_ended_total{{cause="",{labels},result="Failed"}} 0.0' in text
@@ -236,10 +237,10 @@ def test_counters_of_a_namespace_begin_at_zero_when_its_first_job_is_seen(
     assert 'finetune_training_queue_seconds_count{capacity="",profile="small"} 0.0' in text
     intake.job("MODIFIED", version(2, **RUNNING))
     queue = 'finetune_training_queue_seconds_count{capacity="Spot",profile="small"} 0.0'
-    assert queue in metrics.render().decode()
+    assert queue in (await metrics.render()).decode()
 
 
-def test_series_of_a_namespace_without_jobs_end_after_a_day() -> None:
+async def test_series_of_a_namespace_without_jobs_end_after_a_day() -> None:
     now = 0.0
     metrics = OperatorMetrics(clock=lambda: now)
     intake = EventHandlers(lambda _key, _after: None, metrics)
@@ -255,12 +256,12 @@ def test_series_of_a_namespace_without_jobs_end_after_a_day() -> None:
     metrics.changed(ended())
     hour = 3600
     for now, remains in ((0, True), (1 * hour, True), (24 * hour, True), (24 * hour + 60, False)):
-        metrics.render()
-        assert ('namespace="team"' in metrics.render().decode()) is remains, now
-    assert 'cause="",namespace="other"' in metrics.render().decode()
+        await metrics.render()
+        assert ('namespace="team"' in (await metrics.render()).decode()) is remains, now
+    assert 'cause="",namespace="other"' in (await metrics.render()).decode()
     intake.job("ADDED", version(3, "a"))
     begun = 'finetune_attempts_hung_total{cause="",namespace="team",profile="small"} 0.0'
-    assert begun in metrics.render().decode()
+    assert begun in (await metrics.render()).decode()
 
 
 def test_jobs_whose_last_reconcile_failed_are_counted_by_its_reason(metrics: OperatorMetrics) -> None:
@@ -324,6 +325,25 @@ def reference(metrics: OperatorMetrics) -> str:
     return HEAD + "\n".join(rows) + "\n"
 
 
+async def test_series_end_for_one_namespace_with_each_rendering() -> None:
+    """The end of one reads all series, which takes seconds for hundreds of namespaces that are deleted together."""
+    now = 0.0
+    metrics = OperatorMetrics(clock=lambda: now)
+    intake = EventHandlers(lambda _key, _after: None, metrics)
+    for name in ("a", "b", "c"):
+        made = version(1, name)
+        made["metadata"]["namespace"] = f"team-{name}"
+        intake.job("ADDED", made)
+        intake.job("DELETED", made)
+    await metrics.render()
+    now = 25 * 3600
+    remaining = []
+    for _ in range(4):
+        text = (await metrics.render()).decode()
+        remaining.append(sum(f'namespace="team-{name}"' in text for name in ("a", "b", "c")))
+    assert remaining == [3, 2, 1, 0]
+
+
 def test_the_reference_is_that_of_the_registry(leader: OperatorMetrics) -> None:
     text = reference(leader)
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -336,7 +356,7 @@ def test_metrics_follow_the_conventions_of_prometheus(leader: OperatorMetrics, i
     leader.changed(ended())
     leader.requested("get", "pods", 200, 0.1)
     leader.reconciled("a", 0.1, "TooSlow")
-    text = leader.render()
+    text = asyncio.run(leader.render())
     assert list(text_string_to_metric_families(text.decode()))
     assert b"_created" not in text
     promtool = shutil.which("promtool")

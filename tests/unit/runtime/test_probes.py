@@ -1,10 +1,13 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from finetune_operator.cluster.port import (
     JOBS,
@@ -66,9 +69,10 @@ async def test_scrapes_take_at_most_a_tenth_of_the_event_loop() -> None:
     now, rendered = [100.0], list[float]()
 
     class Slow(OperatorMetrics):
-        def render(self) -> bytes:
+        async def render(self) -> bytes:
             rendered.append(now[0])
             now[0] += 2
+            await asyncio.sleep(0)
             return b"%d" % len(rendered)
 
     server = ProbeServer(healthy=ProbeResult, ready=ProbeResult, metrics=Slow(), clock=lambda: now[0])
@@ -85,25 +89,50 @@ async def test_scrapes_take_at_most_a_tenth_of_the_event_loop() -> None:
     assert rendered == [100, 120]
 
 
+async def test_the_event_loop_reads_the_metrics_and_runs_while_their_text_is_written() -> None:
+    """What a metric reads changes on the event loop; the text of many series takes seconds."""
+    loop, written, read_by = asyncio.get_running_loop(), threading.Event(), list[threading.Thread]()
+    writing = asyncio.Event()
+
+    class Text(str):
+        def replace(self, *_arguments: Any) -> str:
+            loop.call_soon_threadsafe(writing.set)
+            assert written.wait(10), "the event loop stands still"
+            return self
+
+    class Reader(Collector):
+        def collect(self) -> Iterable[Metric]:
+            read_by.append(threading.current_thread())
+            return [GaugeMetricFamily("slow", Text("help"), value=1)]
+
+    metrics = OperatorMetrics()
+    metrics.registry.register(Reader())
+    rendering = asyncio.create_task(metrics.render())
+    await writing.wait()
+    written.set()
+    assert b"slow 1.0\n" in await rendering
+    assert set(read_by) == {threading.main_thread()}
+
+
 def test_readiness_is_not_leadership() -> None:
     assert readiness((), None).good
     assert readiness(("jobs cannot be listed",), None).problems == ("jobs cannot be listed",)
     assert readiness((), "the API server is away").problems == ("the API server is away",)
 
 
-def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
+async def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
     metrics, queue = OperatorMetrics(), WorkQueue[Key]()
     intake = EventHandlers(queue.add, metrics)
     leading = True
     cache = WatchCache(watches([], kueue=False))
     metrics.leads(queue=queue, intake=intake, cache=cache, leading=lambda: leading)
     queue.add(key())
-    text = metrics.render().decode()
+    text = (await metrics.render()).decode()
     assert "finetune_queue_depth 1.0" in text
     assert 'finetune_watch_age_seconds{watch="jobsets"}' in text
     assert "finetune_leader 1.0" in text
     leading = False
-    assert "finetune_leader 0.0" in metrics.render().decode()
+    assert "finetune_leader 0.0" in (await metrics.render()).decode()
 
 
 def test_the_age_of_a_watch_is_that_by_which_decisions_rely_on_it() -> None:
@@ -269,11 +298,11 @@ def test_chip_seconds_and_cost_of_two_processes_add_up_to_the_reported_usage() -
     assert (seconds, cost) == (2.75 * 3600, 3.5)
 
 
-def test_a_series_begins_at_zero_before_anything_is_used() -> None:
+async def test_a_series_begins_at_zero_before_anything_is_used() -> None:
     process = OperatorMetrics()
     process.used(
         UsageIncrement(namespace="team-a", profile="p", capacity="Spot", currency=None, amounts=Amounts())
     )
     assert 'finetune_chip_seconds_total{capacity="Spot",namespace="team-a",profile="p"} 0.0' in (
-        process.render().decode()
+        (await process.render()).decode()
     )
