@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from finetune_contract.tpu import chips_of_topology
+from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
 from finetune_operator.cli.doctor_setup import Setup
-from finetune_operator.cli.profiles import serves
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
 from finetune_operator.cluster.releases import EVERY, served_namespaces
-from finetune_operator.planning import Refused, check_profile_object
+from finetune_operator.planning import Refused, check_profile_object, default_profile, serves
 from finetune_operator.rendering import quantities
 
 _CHIPS = ("requests.google.com/tpu", "google.com/tpu")
@@ -118,6 +118,21 @@ def _profiles(setup: Setup) -> Findings:
             yield Finding(name, State.MISSING, f"Profile {own} is not valid: {fault}", fix)
         else:
             yield Finding(name, State.OK, f"Profile {own} is valid.")
+    if serving(setup):
+        yield _default(setup)
+
+
+def _default(setup: Setup) -> Finding:
+    """Under which profile jobs run that name none."""
+    try:
+        own = default_profile(setup.namespace, setup.profiles or ())["metadata"]["name"]
+    except Refused as refused:
+        if refused.reason is Reason.AMBIGUOUS_DEFAULT_PROFILE:
+            fix = f"kubectl annotate finetuneprofile NAME {DEFAULT_PROFILE_ANNOTATION}-"
+            return Finding("profiles", State.MISSING, refused.message, fix)
+        message = f"Jobs name their profile: several serve {setup.namespace}, and none is marked as default."
+        return Finding("profiles", State.OK, message)
+    return Finding("profiles", State.OK, f"Jobs that name no profile run under {own}.")
 
 
 def _fault(profile: Object) -> str:

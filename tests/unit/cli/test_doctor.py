@@ -79,6 +79,11 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     return {"profiles": [own]}
 
 
+def profile_named(name: str, default: str) -> dict[str, Any]:
+    annotations = {"tpu-finetune.dev/is-default-profile": default}
+    return {**profile(), "metadata": {"name": name, "annotations": annotations}}
+
+
 def annotated(value: str) -> dict[str, Any]:
     account = {"metadata": {"name": "ft-cpu", "annotations": {"iam.gke.io/gcp-service-account": value}}}
     return {"accounts": [named("ft-train"), account]}
@@ -111,6 +116,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a profile that is not valid": (
         changed(lambda spec: spec["flavors"][0].update(topologies=["9x9"])),
         "profiles", "9x9", "kubectl edit finetuneprofile gke-v6e-queued",
+    ),
+    "two defaults": (
+        {"profiles": [profile_named("a", "true"), profile_named("b", "true")]},
+        "profiles", "2 FineTuneProfiles that serve namespace team-a are marked as default: a, b", "is-default-profile-",
     ),
     "an account": (
         {"accounts": [named("ft-cpu")]}, "accounts", "ft-train",
@@ -188,6 +197,20 @@ def test_a_pool_without_nodes_is_unknown_with_the_command_that_shows_it() -> Non
     assert [each.fix.startswith("gcloud container node-pools list") for each in of(setup, State.UNKNOWN)] == [
         True
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        ([profile_named("a", "false")], "Jobs that name no profile run under a."),
+        ([profile_named("a", "false"), profile_named("b", "true")], "Jobs that name no profile run under b."),
+        ([profile_named("a", ""), profile_named("b", "")], "Jobs name their profile: several serve team-a"),
+    ],
+)
+def test_the_profile_of_jobs_that_name_none_is_said(profiles: list[Any], message: str) -> None:
+    found = findings(dataclasses.replace(healthy(), profiles=profiles))
+    assert any(each.message.startswith(message) for each in found)
+    assert not [each for each in found if each.state is State.MISSING]
 
 
 def test_a_profile_without_queues_needs_no_kueue() -> None:
