@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 import typer
 
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.doctor_checks import Finding, State, findings
+from finetune_operator.cli.doctor_checks import findings
+from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, LABEL, Probe, probes
 from finetune_operator.cli.doctor_probe_ends import ended, judged, left_over, not_tested, refused
 from finetune_operator.cli.doctor_setup import Setup, read_setup

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.cli.doctor_checks import Finding, State
+from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_probe import Folder, Probe, probes
 from finetune_operator.cli.doctor_probe_ends import ended, judged, left_over, not_tested, refused
 from finetune_operator.cli.doctor_setup import Setup
