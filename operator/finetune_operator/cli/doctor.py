@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import typer
@@ -16,6 +16,9 @@ from finetune_operator.cli.doctor_setup import Setup, read_setup
 from finetune_operator.cli.printing import json_text
 from finetune_operator.cli.text import one_line
 from finetune_operator.cluster.port import PODS, ClusterError, Object, Rejected
+
+type _Run = tuple[Probe, Object | None]
+"""A probe and its pod as it was last seen; None: it is gone."""
 
 
 async def examine(
@@ -66,39 +69,37 @@ async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
         if left_over(old):
             await connection.delete(PODS, old)
     found: list[Finding] = []
-    running: dict[str, Probe] = {}
-    created: list[Object] = []
-    last: dict[str, Object] = {}
+    running: dict[str, _Run] = {}
     try:
-        for each in probes(setup):
+        for probe in probes(setup):
             try:
-                created.append(await connection.create(PODS, each.pod))
+                pod = await connection.create(PODS, probe.pod)
             except Rejected as error:
-                found.append(refused(setup, each, error.status, str(error)))
+                found.append(refused(setup, probe, error.status, str(error)))
             else:
-                running[created[-1]["metadata"]["name"]] = each
+                running[pod["metadata"]["name"]] = probe, pod
         typer.echo(f"{len(running)} pods run, for {DEADLINE_SECONDS // 60} minutes at most.", err=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(DEADLINE_SECONDS if running else 0):
-                await _ends(connection, {_uid(pod): pod["metadata"]["name"] for pod in created}, last)
+                await _ends(connection, running)
     finally:
-        for pod in created:
-            with suppress(ClusterError):  # its deadline ends it
-                await connection.delete(PODS, pod)
-    for name, each in running.items():
-        found += judged(setup, each, last.get(name))
+        for _, last in running.values():
+            if last is not None:
+                with suppress(ClusterError):  # its deadline ends it
+                    await connection.delete(PODS, last)
+    for probe, last in running.values():
+        found += judged(setup, probe, last)
     return list(dict.fromkeys(found))
 
 
-async def _ends(connection: Connection, created: Mapping[str, str], last: dict[str, Object]) -> None:
-    """Keeps ``last`` at the newest state of each pod, until all have ended.
-
-    ``created``: names of the pods by uid. Another pod of the same name is not ours.
-    """
+async def _ends(connection: Connection, running: dict[str, _Run]) -> None:
+    """Keeps ``running``, by name, at the newest state of each pod, until all have ended."""
     async for pods in connection.follow(PODS, labels={LABEL: "access"}):
-        last.clear()
-        last.update({name: pod for name, pod in pods.items() if created.get(_uid(pod)) == name})
-        if all(name not in last or ended(last[name]) for name in created.values()):
+        for name, (probe, last) in list(running.items()):
+            # Another pod of the same name is not ours.
+            is_ours = last is not None and name in pods and _uid(pods[name]) == _uid(last)
+            running[name] = probe, pods[name] if is_ours else None
+        if all(last is None or ended(last) for _, last in running.values()):
             return
 
 
