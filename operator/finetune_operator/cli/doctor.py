@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -48,7 +49,7 @@ async def examine(
     else:
         for each in found:
             write(line(each))
-        write(f"{missing} of {len(found)} checks failed." if missing else "Nothing is missing.")
+        write(closing(found))
     if missing:
         raise typer.Exit(1)
 
@@ -105,6 +106,14 @@ async def _ends(connection: Connection, running: dict[str, _Run]) -> None:
 
 def _uid(pod: Object) -> str:
     return str(pod["metadata"]["uid"])
+
+
+def closing(found: Sequence[Finding]) -> str:
+    """The last line: how many checks failed, and how many are unknown."""
+    count = Counter(each.state for each in found)
+    missing, unknown = count[State.MISSING], count[State.UNKNOWN]
+    failed = f"{missing} of {len(found)} checks failed" if missing else "Nothing is missing"
+    return f"{failed}; unknown: {unknown} of {len(found)}." if unknown else f"{failed}."
 
 
 def line(finding: Finding) -> str:

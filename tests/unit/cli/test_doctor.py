@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from devcluster.layout import ROOT
-from finetune_operator.cli.doctor import line
+from finetune_operator.cli.doctor import closing, line
 from finetune_operator.cli.doctor_checks import CHECKS, findings
 from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_setup import Right, Setup
@@ -314,6 +314,20 @@ def test_the_profile_of_jobs_that_name_none_is_said(profiles: list[Any], message
 def test_a_profile_without_queues_needs_no_kueue() -> None:
     setup = dataclasses.replace(healthy(), **changed(lambda spec: spec.pop("queue")), **without(LOCAL_QUEUES))
     assert of(setup, State.MISSING) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ("o", "Nothing is missing."),
+        ("ouu", "Nothing is missing; unknown: 2 of 3."),
+        ("om", "1 of 2 checks failed."),
+        ("omu", "1 of 3 checks failed; unknown: 1 of 3."),
+    ],
+)
+def test_the_last_line_counts_what_is_unknown_apart(states: str, said: str) -> None:
+    by_letter = {each.value[0]: each for each in State}
+    assert closing([Finding("nodes", by_letter[letter], "") for letter in states]) == said
 
 
 def test_a_text_of_the_cluster_begins_no_line_of_its_own() -> None:

@@ -72,6 +72,7 @@ def test_every_reason_that_the_documentation_names_is_explained() -> None:
         "Preempted",
         "SuspendedByUser",
         "Cancelled",
+        "TooSlow",
     } <= names
 
 
@@ -100,6 +101,7 @@ def test_without_a_reason_all_are_listed_by_place() -> None:
         "status.waiting:",
         "a condition:",
         "status.failure:",
+        "metrics of the operator:",
     ]
     assert "  PolicyViolation" in lines
 
