@@ -116,7 +116,8 @@ class FineTuneJobSpec(ApiModel):
 
     # --- identity: immutable
     profile_ref: ProfileRef | None = None
-    """Profile that the job runs under. Immutable. Default: the one marked as default."""
+    """Profile that the job runs under. Immutable. Default: of the profiles that serve the namespace the one marked as
+    default, or else the only one."""
     resume_from: ResumeFrom | None = None
     """Run to resume in its own folder. Immutable. Default: a new run."""
     model: Model

@@ -11,6 +11,7 @@ _SECTIONS = {
     "The job waits: `status.waiting`": "status.waiting",
     "Other conditions": "a condition",
     "The job failed: `status.failure`": "status.failure",
+    "The operator's reconciles: the label `reason`": "metrics of the operator",
 }
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _NAME = re.compile(r"`([A-Z][A-Za-z]+)`")

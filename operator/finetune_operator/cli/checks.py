@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from finetune_operator.api import Reason
-from finetune_operator.cli.context import context_of, profile_for, template_of
+from finetune_operator.cli.context import context_of, template_of
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Manifest, ManifestSet, Object, is_stdin, read_manifests, skipped
 from finetune_operator.cli.validate import NONE_OF_OURS, USE_API_VERSION
-from finetune_operator.planning import Admission, Plan, Refused, check_profile_object, profile_remarks
+from finetune_operator.planning import (
+    Admission,
+    Plan,
+    Refused,
+    check_profile_object,
+    choose_profile,
+    profile_remarks,
+)
 from finetune_operator.planning.admission import check_job
 from finetune_operator.rendering import CpuPoolTooSmall
 from finetune_operator.rendering.offline import first_jobsets, offline_admission
@@ -77,7 +84,13 @@ def check_files(
     profiles = [each.content for each in found.profiles]
     unchecked: dict[str, list[str]] = {}
     for job in found.jobs:
-        profile = profile_for(job.content, profiles)
+        try:
+            profile = profile_of(job, profiles) if profiles else None
+        except NotPlanned as error:
+            if not error.offline:
+                checked.problems[job.file].append(error.message)
+                continue
+            profile = None
         if profile is not None and profile["metadata"]["name"] in invalid:
             profile = None
         if why := _why_unchecked(job, profile, found.objects, checked):
@@ -133,6 +146,15 @@ def _why_unchecked(
             return error.message.rstrip(".")
         checked.problems[job.file].append(" ".join(filter(None, (error.message, error.fix))))
     return ""
+
+
+def profile_of(job: Manifest, profiles: Sequence[Object]) -> Object:
+    """Returns the one of all profiles that the operator would choose. Raises NotPlanned if it would choose none."""
+    try:
+        return choose_profile(job.content, profiles)
+    except Refused as error:
+        offline = error.reason is Reason.PROFILE_NOT_FOUND
+        raise NotPlanned(_refusal(job, error), fix="", offline=offline) from error
 
 
 def planned(job: Manifest, profile: Object, objects: Sequence[Object]) -> PlannedJob:

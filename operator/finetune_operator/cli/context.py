@@ -6,9 +6,8 @@ These are its profile, the ConfigMap of its chat template, and the job that it s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cli.manifests import Object, of_kind
-from finetune_operator.planning import Refused
+from finetune_operator.planning import Refused, choose_profile
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.rendering.offline import offline_plan
@@ -42,11 +41,10 @@ def context_of(
         why = "is not among the manifests"
     elif name in above:
         why = "starts from this job"
-    elif (its_profile := profile_for(source, of_kind(objects, "FineTuneProfile"))) is None:
-        why = "has no profile among the manifests"
     else:
-        given = context_of(source, its_profile, objects, above)
         try:
+            its_profile = choose_profile(source, of_kind(objects, "FineTuneProfile"))
+            given = context_of(source, its_profile, objects, above)
             plan = offline_plan(source, its_profile, given.template, given.source)
         except Refused as refused:
             why = f"is itself refused ({refused.reason})"
@@ -59,27 +57,6 @@ def context_of(
         source=unknown_source(job, profile),
         remark=f'spec.model.fromJob: FineTuneJob "{name}" {why}. Everything but its model was checked.',
     )
-
-
-def profile_for(job: Object, profiles: Sequence[Object]) -> Object | None:
-    """Returns the profile that the job names or, if it names none, the only one or the default one.
-
-    None if there is no such profile, or more than one.
-    """
-    wanted = (job["spec"].get("profileRef") or {}).get("name")
-    if wanted is not None:
-        meant = [each for each in profiles if each["metadata"]["name"] == wanted]
-    elif len(profiles) == 1:
-        meant = list(profiles)
-    else:
-        meant = [each for each in profiles if is_default(each)]
-    return meant[0] if len(meant) == 1 else None
-
-
-def is_default(profile: Object) -> bool:
-    """Whether jobs that name no profile run under this one."""
-    annotations = profile["metadata"].get("annotations") or {}
-    return bool(annotations.get(DEFAULT_PROFILE_ANNOTATION) == "true")
 
 
 def _id(job: Object) -> tuple[str, str]:

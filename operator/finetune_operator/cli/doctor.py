@@ -2,19 +2,24 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import typer
 
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.doctor_checks import Finding, State, findings
+from finetune_operator.cli.doctor_checks import findings
+from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, LABEL, Probe, probes
 from finetune_operator.cli.doctor_probe_ends import ended, judged, left_over, not_tested, refused
 from finetune_operator.cli.doctor_setup import Setup, read_setup
 from finetune_operator.cli.printing import json_text
 from finetune_operator.cli.text import one_line
 from finetune_operator.cluster.port import PODS, ClusterError, Object, Rejected
+
+type _Run = tuple[Probe, Object | None]
+"""A probe and its pod as it was last seen; None: it is gone."""
 
 
 async def examine(
@@ -44,7 +49,7 @@ async def examine(
     else:
         for each in found:
             write(line(each))
-        write(f"{missing} of {len(found)} checks failed." if missing else "Nothing is missing.")
+        write(closing(found))
     if missing:
         raise typer.Exit(1)
 
@@ -65,44 +70,50 @@ async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
         if left_over(old):
             await connection.delete(PODS, old)
     found: list[Finding] = []
-    running: dict[str, Probe] = {}
-    created: list[Object] = []
-    last: dict[str, Object] = {}
+    running: dict[str, _Run] = {}
     try:
-        for each in probes(setup):
+        for probe in probes(setup):
             try:
-                created.append(await connection.create(PODS, each.pod))
+                pod = await connection.create(PODS, probe.pod)
             except Rejected as error:
-                found.append(refused(setup, each, error.status, str(error)))
+                found.append(refused(setup, probe, error.status, str(error)))
             else:
-                running[created[-1]["metadata"]["name"]] = each
+                running[pod["metadata"]["name"]] = probe, pod
         typer.echo(f"{len(running)} pods run, for {DEADLINE_SECONDS // 60} minutes at most.", err=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(DEADLINE_SECONDS if running else 0):
-                await _ends(connection, {_uid(pod): pod["metadata"]["name"] for pod in created}, last)
+                await _ends(connection, running)
     finally:
-        for pod in created:
-            with suppress(ClusterError):  # its deadline ends it
-                await connection.delete(PODS, pod)
-    for name, each in running.items():
-        found += judged(setup, each, last.get(name))
+        for _, last in running.values():
+            if last is not None:
+                with suppress(ClusterError):  # its deadline ends it
+                    await connection.delete(PODS, last)
+    for probe, last in running.values():
+        found += judged(setup, probe, last)
     return list(dict.fromkeys(found))
 
 
-async def _ends(connection: Connection, created: Mapping[str, str], last: dict[str, Object]) -> None:
-    """Keeps ``last`` at the newest state of each pod, until all have ended.
-
-    ``created``: names of the pods by uid. Another pod of the same name is not ours.
-    """
+async def _ends(connection: Connection, running: dict[str, _Run]) -> None:
+    """Keeps ``running``, by name, at the newest state of each pod, until all have ended."""
     async for pods in connection.follow(PODS, labels={LABEL: "access"}):
-        last.clear()
-        last.update({name: pod for name, pod in pods.items() if created.get(_uid(pod)) == name})
-        if all(name not in last or ended(last[name]) for name in created.values()):
+        for name, (probe, last) in list(running.items()):
+            # Another pod of the same name is not ours.
+            is_ours = last is not None and name in pods and _uid(pods[name]) == _uid(last)
+            running[name] = probe, pods[name] if is_ours else None
+        if all(last is None or ended(last) for _, last in running.values()):
             return
 
 
 def _uid(pod: Object) -> str:
     return str(pod["metadata"]["uid"])
+
+
+def closing(found: Sequence[Finding]) -> str:
+    """The last line: how many checks failed, and how many are unknown."""
+    count = Counter(each.state for each in found)
+    missing, unknown = count[State.MISSING], count[State.UNKNOWN]
+    failed = f"{missing} of {len(found)} checks failed" if missing else "Nothing is missing"
+    return f"{failed}; unknown: {unknown} of {len(found)}." if unknown else f"{failed}."
 
 
 def line(finding: Finding) -> str:

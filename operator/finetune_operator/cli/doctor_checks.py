@@ -2,44 +2,20 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from finetune_contract.tpu import chips_of_topology
+from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
+from finetune_operator.cli.doctor_finding import Finding, Findings, State
+from finetune_operator.cli.doctor_nodes import check_nodes
 from finetune_operator.cli.doctor_setup import Setup
-from finetune_operator.cli.profiles import serves
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
 from finetune_operator.cluster.releases import EVERY, served_namespaces
-from finetune_operator.planning import Refused, check_profile_object
+from finetune_operator.planning import Refused, check_profile_object, default_profile
 from finetune_operator.rendering import quantities
 
 _CHIPS = ("requests.google.com/tpu", "google.com/tpu")
 _JOB_COUNT = "count/finetunejobs.tpu-finetune.dev"
-_METADATA_SERVER = "iam.gke.io/gke-metadata-server-enabled"
 _GOOGLE_ACCOUNT = "iam.gke.io/gcp-service-account"
-
-
-class State(StrEnum):
-    """Result of one check."""
-
-    OK = "ok"
-    MISSING = "missing"
-    UNKNOWN = "unknown"
-    """The caller may not read it, or the cluster cannot show it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    check: str
-    state: State
-    message: str
-    fix: str = ""
-    """The command that mends it, or that shows what is unknown. Empty if nothing is to be done."""
-
-
-type Findings = Iterator[Finding]
 
 
 def findings(setup: Setup) -> list[Finding]:
@@ -107,10 +83,10 @@ def _profiles(setup: Setup) -> Findings:
             name, State.UNKNOWN, "You may not read FineTuneProfiles, nor is what they name checked."
         )
         return
-    if not serving(setup):
+    if not setup.serving:
         fix = f"kubectl edit finetuneprofile NAME, and add {setup.namespace} to spec.namespaces"
         yield Finding(name, State.MISSING, f"No profile serves namespace {setup.namespace}.", fix)
-    for profile in serving(setup):
+    for profile in setup.serving:
         own = profile["metadata"]["name"]
         fault = _fault(profile)
         fix = f"kubectl edit finetuneprofile {own}"
@@ -118,6 +94,21 @@ def _profiles(setup: Setup) -> Findings:
             yield Finding(name, State.MISSING, f"Profile {own} is not valid: {fault}", fix)
         else:
             yield Finding(name, State.OK, f"Profile {own} is valid.")
+    if setup.serving:
+        yield _default(setup)
+
+
+def _default(setup: Setup) -> Finding:
+    """Under which profile jobs run that name none."""
+    try:
+        own = default_profile(setup.namespace, setup.profiles or ())["metadata"]["name"]
+    except Refused as refused:
+        if refused.reason is Reason.AMBIGUOUS_DEFAULT_PROFILE:
+            fix = f"kubectl annotate finetuneprofile NAME {DEFAULT_PROFILE_ANNOTATION}-"
+            return Finding("profiles", State.MISSING, refused.message, fix)
+        message = f"Jobs name their profile: several serve {setup.namespace}, and none is marked as default."
+        return Finding("profiles", State.OK, message)
+    return Finding("profiles", State.OK, f"Jobs that name no profile run under {own}.")
 
 
 def _fault(profile: Object) -> str:
@@ -132,7 +123,7 @@ def _fault(profile: Object) -> str:
 
 def _accounts(setup: Setup) -> Findings:
     name, wanted = "accounts", {}
-    for profile in serving(setup):
+    for profile in setup.serving:
         for account in (profile["spec"].get("serviceAccounts") or {}).values():
             wanted[account] = profile["metadata"]["name"]
     if setup.accounts is None:
@@ -171,7 +162,7 @@ def _queues(setup: Setup) -> Findings:
     name = "queues"
     wanted = {
         queue: profile["metadata"]["name"]
-        for profile in serving(setup)
+        for profile in setup.serving
         for field in ("localQueue", "cpuLocalQueue")
         if (queue := (profile["spec"].get("queue") or {}).get(field))
     }
@@ -204,65 +195,12 @@ def _queues(setup: Setup) -> Findings:
             yield Finding(name, State.OK, f"LocalQueue {queue} exists.")
 
 
-def _nodes(setup: Setup) -> Findings:
-    name = "nodes"
-    if setup.nodes is None:
-        yield Finding(name, State.UNKNOWN, "You may not read nodes.")
-        return
-    for what, selector in sorted(_selectors(setup).items()):
-        chosen = [each for each in setup.nodes if selector.items() <= _labels(each).items()]
-        without = [each for each in chosen if _gke(each) and _labels(each).get(_METADATA_SERVER) != "true"]
-        if without:
-            pool = _labels(without[0]).get("cloud.google.com/gke-nodepool", "POOL")
-            fix = (
-                f"gcloud container node-pools update {pool} --cluster CLUSTER --location LOCATION "
-                "--workload-metadata=GKE_METADATA"
-            )
-            node = without[0]["metadata"]["name"]
-            yield Finding(name, State.MISSING, f"Node {node}, for {what}, has no Workload Identity.", fix)
-        elif chosen:
-            yield Finding(name, State.OK, f"{len(chosen)} nodes for {what}.")
-        else:
-            message = f"No node for {what} at present, as in a pool that scales from zero."
-            fix = "gcloud container node-pools list --cluster CLUSTER --location LOCATION; deploy/gke/setup.sh pools"
-            yield Finding(name, State.UNKNOWN, message, fix)
-
-
-def _selectors(setup: Setup) -> dict[str, dict[str, str]]:
-    found = {}
-    for profile in serving(setup):
-        spec = profile["spec"]
-        for flavor in spec.get("flavors") or ():
-            for topology in flavor["topologies"]:
-                labels = {
-                    "cloud.google.com/gke-tpu-accelerator": flavor["accelerator"],
-                    "cloud.google.com/gke-tpu-topology": topology,
-                }
-                if flavor["capacity"] == "Spot":
-                    labels["cloud.google.com/gke-spot"] = "true"
-                found[f"flavor {flavor['name']} ({flavor['accelerator']} {topology})"] = labels
-        if cpu := (spec.get("cpuPool") or {}).get("nodeSelector"):
-            found[f"stages on CPU ({', '.join(f'{key}={value}' for key, value in sorted(cpu.items()))})"] = (
-                dict(cpu)
-            )
-    return found
-
-
-def _labels(node: Object) -> dict[str, str]:
-    return dict(node["metadata"].get("labels") or {})
-
-
-def _gke(node: Object) -> bool:
-    """Whether GKE made the node; others have no metadata server of GKE."""
-    return str((node.get("spec") or {}).get("providerID", "")).startswith("gce://")
-
-
 def _quotas(setup: Setup) -> Findings:
     name = "quotas"
     if setup.quotas is None:
         yield Finding(name, State.UNKNOWN, f"You may not read ResourceQuotas in {setup.namespace}.")
         return
-    smallest = min((chips for profile in serving(setup) for chips in _slices(profile)), default=0)
+    smallest = min((chips for profile in setup.serving for chips in _slices(profile)), default=0)
     for quota in setup.quotas:
         own, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = quota["spec"].get("hard") or {}, status.get("used") or {}
@@ -314,11 +252,6 @@ def _rights(setup: Setup) -> Findings:
         yield Finding("rights", State.MISSING, f"You may not {what} ({right.use}).", fix)
 
 
-def serving(setup: Setup) -> Sequence[Object]:
-    """Returns the profiles that serve the namespace."""
-    return [each for each in setup.profiles or () if serves(each, setup.namespace)]
-
-
 def _served(setup: Setup, check: str, kind: ResourceKind, fix: str) -> Finding:
     version = f"{kind.plural}.{kind.group}/{kind.version}"
     if setup.served[kind]:
@@ -333,7 +266,7 @@ CHECKS: Sequence[Callable[[Setup], Findings]] = (
     _profiles,
     _accounts,
     _queues,
-    _nodes,
+    check_nodes,
     _quotas,
     _rights,
 )

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from finetune_operator.cli.doctor_checks import serving
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import Object
 from finetune_operator.planning.stored_plan import cache_root
@@ -49,7 +48,7 @@ class Folder:
 
 def probes(setup: Setup) -> list[Probe]:
     """Returns the pods that the profiles serving the namespace need."""
-    return [_probe(setup, profile, stages) for profile in serving(setup) for stages in ("cpu", "tpu")]
+    return [_probe(setup, profile, stages) for profile in setup.serving for stages in ("cpu", "tpu")]
 
 
 def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Probe:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from finetune_operator.cli.doctor_checks import Finding, State, google_account
+from finetune_operator.cli.doctor_checks import google_account
+from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cli.text import one_line

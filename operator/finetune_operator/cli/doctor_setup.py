@@ -21,6 +21,7 @@ from finetune_operator.cluster.port import (
     Rejected,
     ResourceKind,
 )
+from finetune_operator.planning import serves
 
 type Listing = Sequence[Object] | None
 """None: the caller may not read them."""
@@ -68,6 +69,11 @@ class Setup:
     quotas: Listing
     nodes: Listing
     rights: Mapping[Right, bool]
+
+    @property
+    def serving(self) -> Sequence[Object]:
+        """The profiles that serve the namespace."""
+        return [each for each in self.profiles or () if serves(each, self.namespace)]
 
 
 async def read_setup(connection: Connection, operator_namespace: str) -> Setup:

@@ -40,7 +40,7 @@ def explained(reason: str | None) -> Iterator[str]:
     found = [row for row in rows if reason.lower() in (name.lower() for name in row.names)]
     if not found:
         raise CliError(
-            f'"{reason}" is not a reason that a status shows.',
+            f'"{reason}" is not a reason that a status or an alert shows.',
             fix=close_names(reason, {name for row in rows for name in row.names}),
         )
     for number, row in enumerate(found):

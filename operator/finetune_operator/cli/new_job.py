@@ -52,7 +52,7 @@ class NewJob:
     namespace: str | None = None
     """None: that of the context in which the manifest is applied."""
     profile: str | None = None
-    """None: the cluster's default profile."""
+    """None: the default profile of the job's namespace."""
     model: str
     """``OWNER/NAME`` or ``hf://OWNER/NAME``, each with ``@REVISION`` if wanted, or a URI."""
     datasets: Sequence[str]
@@ -112,7 +112,7 @@ def manifest_text(new: NewJob) -> str:
 def _spec(new: NewJob) -> Iterator[str]:
     defaults, rows = METHODS[new.method], _ROWS[new.method]
     if new.profile is None:
-        yield "# Default: the cluster's default profile. `finetune profiles` shows what you may use."
+        yield "# Default: the namespace's default profile. `finetune profiles` shows which it is, and what you may use."
         yield "# profileRef: {name: PROFILE}"
     else:
         yield from _lines({"profileRef": {"name": new.profile}})

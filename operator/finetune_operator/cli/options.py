@@ -31,7 +31,7 @@ def complete_profiles(ctx: typer.Context, incomplete: str) -> list[str]:
     """As :func:`complete_names`, of the profiles that the namespace's jobs may use."""
 
     async def names(cluster: "Connection") -> list[str]:
-        from finetune_operator.cli.profiles import serves
+        from finetune_operator.planning import serves
 
         found = await cluster.profiles()
         return [each["metadata"]["name"] for each in found if serves(each, cluster.namespace)]

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from finetune_operator.cli.checks import no_objects, planned, templates_of
-from finetune_operator.cli.context import profile_for
+from finetune_operator.cli.checks import no_objects, planned, profile_of, templates_of
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
-from finetune_operator.cli.manifests import Manifest, Object, read_manifests, skipped
+from finetune_operator.cli.manifests import read_manifests, skipped
 from finetune_operator.cli.plan_facts import FACTS_VERSION, facts
 from finetune_operator.cli.plan_page import page
 from finetune_operator.cli.plan_report import KnownInputs, PlanReport, report_of
@@ -70,10 +69,12 @@ def planned_jobs(
         made.errors.append(CliError(said, fix=fix))
     if not profiles:
         return made
-    objects = [*found.objects, *(beside.objects if beside is not found else ())]
+    objects = [*(each.content for each in found.jobs), *found.others, *profiles]
+    if beside is not found:
+        objects += beside.others
     for job in found.jobs:
         try:
-            found_plan = planned(job, _chosen(job, profiles), objects)
+            found_plan = planned(job, profile_of(job, profiles), objects)
             report = report_of(found_plan, known, job.where)
         except CliError as error:
             made.errors.append(error)
@@ -81,17 +82,6 @@ def planned_jobs(
             made.jobs.append(report)
             made.errors.extend(report.refusals)
     return made
-
-
-def _chosen(job: Manifest, profiles: Sequence[Object]) -> Object:
-    profile = profile_for(job.content, profiles)
-    if profile is None and "profileRef" not in job.content["spec"]:
-        raise CliError(
-            f"{job.where}: {job.name}: names no profile, and there are {len(profiles)} to choose from.",
-            fix="Set spec.profileRef.",
-        )
-    # The operator's own code refuses any other profile with its reason.
-    return profile or profiles[0]
 
 
 def shown_plans(jobs: Sequence[PlanReport], output: Literal["text", "json", "yaml"]) -> str:

@@ -1,6 +1,7 @@
 """``finetune profiles``: what jobs of a namespace may use."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from types import MappingProxyType
@@ -8,12 +9,11 @@ from typing import Any
 
 from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.context import is_default
 from finetune_operator.cli.errors import CliError, close_names
 from finetune_operator.cli.monthly_budget import known_text, newest_budgets
 from finetune_operator.cli.printing import Object, object_text
 from finetune_operator.cluster.port import Rejected
-from finetune_operator.planning.policy.job_checks import serves_namespace
+from finetune_operator.planning import Refused, default_profile, serves
 
 _LABEL = 10
 
@@ -77,10 +77,14 @@ def profile_lines(
         budgets: by profile, what is left of the namespace's chip hours of the month.
     """
     usable = [each for each in profiles if serves(each, namespace)]
+    default = None
+    with suppress(Refused):
+        default = default_profile(namespace, profiles)["metadata"]["name"]
     for number, profile in enumerate(usable):
         if number:
             yield ""
-        yield from _block(profile, namespace, budgets.get(profile["metadata"]["name"], ""))
+        name = profile["metadata"]["name"]
+        yield from _block(profile, namespace, budgets.get(name, ""), is_default=name == default)
     others = [each["metadata"]["name"] for each in profiles if not serves(each, namespace)]
     if not usable:
         yield f"No profile serves namespace {namespace}."
@@ -88,20 +92,14 @@ def profile_lines(
         yield f"{chr(10) if usable else ''}Not for namespace {namespace}: {', '.join(others)}"
 
 
-def serves(profile: Object, namespace: str) -> bool:
-    """Whether jobs of the namespace may use the profile."""
-    listed = profile["spec"].get("namespaces") or ()
-    return serves_namespace(listed, namespace, strict=_strict(profile))
-
-
 def _strict(profile: Object) -> bool:
     return bool((profile["spec"].get("constraints") or {}).get("mode", "Strict") == "Strict")
 
 
-def _block(profile: Object, namespace: str, budget: str) -> Iterator[str]:
+def _block(profile: Object, namespace: str, budget: str, *, is_default: bool) -> Iterator[str]:
     spec, metadata = profile["spec"], profile["metadata"]
     constraints = spec.get("constraints") or {}
-    head = [metadata["name"], *(["(default)"] if is_default(profile) else []), spec.get("displayName") or ""]
+    head = [metadata["name"], *(["(default)"] if is_default else []), spec.get("displayName") or ""]
     yield text.one_line(" ".join(head))
     if fault := _fault(profile):
         yield _line("Not valid", fault)

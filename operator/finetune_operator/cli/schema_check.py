@@ -169,7 +169,7 @@ def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Itera
             continue
         try:
             holds = bool(_program(rule["rule"]).evaluate({"self": json_to_cel(value)}))
-        except (CELEvalError, ValueError, OverflowError):
+        except (CELEvalError, TypeError, ValueError, OverflowError):
             holds = not sound
         if not holds:
             yield SchemaViolation((*place, *rule.get("fieldPath", "").split(".")[1:]), rule["message"])

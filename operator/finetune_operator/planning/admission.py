@@ -7,7 +7,6 @@ from typing import Any
 from finetune_contract import PREFERENCE_TYPES, MemoryOutcome
 from finetune_contract.engine import override_faults
 from finetune_operator.api import (
-    DEFAULT_PROFILE_ANNOTATION,
     FineTuneJob,
     InvalidObject,
     Reason,
@@ -23,7 +22,7 @@ from finetune_operator.planning.defaulted import (
 )
 from finetune_operator.planning.defaults import BUILT_IN, CONSTRAINT_MODE
 from finetune_operator.planning.errors import Refused, naming_contact, with_contact
-from finetune_operator.planning.merge import lookup, merge
+from finetune_operator.planning.merge import merge
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan
 from finetune_operator.planning.plan_builder import Draft, make_plan
 from finetune_operator.planning.policy.job_checks import policy_problems, refused_by
@@ -35,6 +34,7 @@ from finetune_operator.planning.policy.limits import (
 )
 from finetune_operator.planning.policy.locations import ProfileFolders, run_folder_problem
 from finetune_operator.planning.policy.profile_checks import check_profile
+from finetune_operator.planning.profile_choice import choose_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.sections.chat_template import with_chat_template
 from finetune_operator.planning.source_job import source_name, with_source_model
@@ -254,36 +254,3 @@ def check_profile_object(profile: Object) -> DefaultedProfileSpec:
         refuse_later_fields(name, spec)
         check_profile(name, spec)
     return spec
-
-
-def choose_profile(job: Object, profiles: Sequence[Object]) -> Object:
-    """Returns the profile that the job names, or else the only default profile. Raises Refused."""
-    by_name = {profile["metadata"]["name"]: profile for profile in profiles}
-    wanted = lookup(job["spec"], "profileRef.name")
-    existing = ", ".join(sorted(by_name)) or "none"
-    if wanted is not None:
-        if wanted not in by_name:
-            raise Refused(
-                Reason.PROFILE_NOT_FOUND,
-                f'spec.profileRef: there is no FineTuneProfile "{wanted}". Existing: {existing}. '
-                "The job continues when it is created.",
-            )
-        return by_name[wanted]
-    defaults = [
-        name
-        for name, profile in by_name.items()
-        if profile["metadata"].get("annotations", {}).get(DEFAULT_PROFILE_ANNOTATION) == "true"
-    ]
-    if not defaults:
-        raise Refused(
-            Reason.NO_DEFAULT_PROFILE,
-            f"spec.profileRef is left out and no FineTuneProfile carries {DEFAULT_PROFILE_ANNOTATION}. "
-            f"Existing: {existing}. Name one in spec.profileRef.",
-        )
-    if len(defaults) > 1:
-        raise Refused(
-            Reason.AMBIGUOUS_DEFAULT_PROFILE,
-            f"spec.profileRef is left out and {len(defaults)} FineTuneProfiles carry "
-            f"{DEFAULT_PROFILE_ANNOTATION}: {', '.join(sorted(defaults))}. Name one in spec.profileRef.",
-        )
-    return by_name[defaults[0]]

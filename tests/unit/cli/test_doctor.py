@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from devcluster.layout import ROOT
-from finetune_operator.cli.doctor import line
-from finetune_operator.cli.doctor_checks import CHECKS, Finding, State, findings
+from finetune_operator.cli.doctor import closing, line
+from finetune_operator.cli.doctor_checks import CHECKS, findings
+from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_setup import Right, Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES
 from finetune_operator.cluster.releases import SERVES
@@ -33,9 +34,31 @@ def node(name: str, **labels: str) -> dict[str, Any]:
     own = {key.replace("_", "-"): value for key, value in labels.items()}
     prefixed = {f"cloud.google.com/gke-{key}": value for key, value in own.items()}
     return {
-        "metadata": {"name": name, "labels": {"iam.gke.io/gke-metadata-server-enabled": "true", **prefixed}},
+        "metadata": {
+            "name": name,
+            "labels": {
+                "iam.gke.io/gke-metadata-server-enabled": "true",
+                "node.kubernetes.io/instance-type": "ct6e-standard-4t",
+                **prefixed,
+            },
+        },
         "spec": {"providerID": f"gce://my-project/europe-west4-a/{name}"},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
+
+
+def one_host(name: str = "one", **labels: str) -> dict[str, Any]:
+    return node(name, tpu_accelerator="tpu-v6e-slice", tpu_topology="2x2", **labels)
+
+
+def two_hosts(pool: str) -> list[dict[str, Any]]:
+    """A slice of the flavor two-hosts."""
+    labels = {"tpu_accelerator": "tpu-v6e-slice", "tpu_topology": "2x4", "nodepool": pool}
+    return [node(f"{pool}-{host}", **labels) for host in range(2)]
+
+
+def unready(found: dict[str, Any]) -> dict[str, Any]:
+    return {**found, "status": {"conditions": [{"type": "Ready", "status": "False"}]}}
 
 
 def queue(active: str, message: str = "") -> dict[str, Any]:
@@ -55,8 +78,8 @@ def healthy() -> Setup:
         queues=[queue("True")],
         **quota({JOB_COUNT: "20", "requests.google.com/tpu": "32"}, {JOB_COUNT: "3"}),
         nodes=[
-            node("one", tpu_accelerator="tpu-v6e-slice", tpu_topology="2x2"),
-            node("two", tpu_accelerator="tpu-v6e-slice", tpu_topology="2x4"),
+            one_host(),
+            *two_hosts("p"),
             node("cpu", nodepool="finetune-cpu"),
         ],
         rights={SEE: True, EDIT: True, LOG: True},
@@ -77,6 +100,11 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     own = profile()
     change(own["spec"])
     return {"profiles": [own]}
+
+
+def profile_named(name: str, default: str) -> dict[str, Any]:
+    annotations = {"tpu-finetune.dev/is-default-profile": default}
+    return {**profile(), "metadata": {"name": name, "annotations": annotations}}
 
 
 def annotated(value: str) -> dict[str, Any]:
@@ -111,6 +139,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a profile that is not valid": (
         changed(lambda spec: spec["flavors"][0].update(topologies=["9x9"])),
         "profiles", "9x9", "kubectl edit finetuneprofile gke-v6e-queued",
+    ),
+    "two defaults": (
+        {"profiles": [profile_named("a", "true"), profile_named("b", "true")]},
+        "profiles", "2 FineTuneProfiles that serve namespace team-a are marked as default: a, b", "is-default-profile-",
     ),
     "an account": (
         {"accounts": [named("ft-cpu")]}, "accounts", "ft-train",
@@ -190,9 +222,112 @@ def test_a_pool_without_nodes_is_unknown_with_the_command_that_shows_it() -> Non
     ] * 3
 
 
+CPU = node("cpu", nodepool="finetune-cpu")
+#: Nodes of which the stage cannot use those that it needs -> words of the finding, and of the command that shows them.
+UNUSABLE: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, str]] = {
+    "not ready": (
+        [unready(one_host()), *two_hosts("p"), CPU], {}, "None of 1 nodes for flavor one-host", "kubectl get nodes",
+    ),
+    "cordoned": (
+        [{**one_host(), "spec": {"unschedulable": True}}, *two_hosts("p"), CPU],
+        {}, "None of 1 nodes for flavor one-host", "kubectl get nodes --selector cloud.google.com/gke-tpu-accelerator=",
+    ),
+    "Spot for an on-demand flavor": (
+        [one_host(spot="true"), *two_hosts("p"), CPU], {}, "No node for flavor one-host", "node-pools list",
+    ),
+    "on demand for a Spot flavor": (
+        [one_host(), *two_hosts("p"), CPU], {"capacity": "Spot"}, "gke-spot=true", "node-pools list",
+    ),
+    "outside of the reservation": (
+        [one_host(), *two_hosts("p"), CPU],
+        {"capacity": "Reservation", "reservation": "mine"}, "reservation-name=mine", "node-pools list",
+    ),
+    "without the flavor's own label": (
+        [one_host(), *two_hosts("p"), CPU],
+        {"nodeSelector": {"cloud.google.com/compute-class": "tpu"}}, "compute-class=tpu", "node-pools list",
+    ),
+    "a host of two": (
+        [one_host(), *two_hosts("p")[:1], CPU], {}, "all 2 hosts ready for flavor two-hosts of", "--label-columns",
+    ),
+    "two hosts of two pools": (
+        [one_host(), two_hosts("p")[0], two_hosts("q")[1], CPU], {}, "the fullest has 1", "--label-columns",
+    ),
+    "a host of two that is not ready": (
+        [one_host(), two_hosts("p")[0], unready(two_hosts("p")[1]), CPU], {}, "the fullest has 1", "--label-columns",
+    ),
+    "half of an eight-chip host": (
+        [one_host(), *(
+            {**each, "metadata": {**each["metadata"], "labels": {
+                **each["metadata"]["labels"], "node.kubernetes.io/instance-type": "ct6e-standard-8t",
+            }}} for each in two_hosts("p")
+        ), CPU],
+        {}, "No node for flavor two-hosts of gke-v6e-queued (ct6e-standard-4t, 2x4)", "node-pools list",
+    ),
+    "CPU that is not ready": (
+        [one_host(), *two_hosts("p"), unready(CPU)], {}, "None of 1 nodes for stages of gke-v6e", "kubectl",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_nodes_that_no_stage_can_use_are_not_ok(name: str) -> None:
+    nodes, flavor, message, fix = UNUSABLE[name]
+    own = changed(lambda spec: spec["flavors"][0].update(flavor))
+    setup = dataclasses.replace(healthy(), nodes=nodes, **own)
+    assert of(setup, State.MISSING) == []
+    (found,) = of(setup, State.UNKNOWN)
+    assert message in found.message
+    assert fix in found.fix
+
+
+def test_slices_of_several_hosts_are_counted_by_their_pools() -> None:
+    nodes = [one_host(), *two_hosts("p"), *two_hosts("q"), *two_hosts("r")[:1], CPU]
+    found = findings(dataclasses.replace(healthy(), nodes=nodes))
+    assert (
+        "2 node pools with all 2 hosts ready for flavor two-hosts of gke-v6e-queued (ct6e-standard-4t, 2x4)."
+        in [each.message for each in found]
+    )
+
+
+def test_a_reservation_and_its_own_labels_are_found() -> None:
+    reserved = one_host(spot="false")
+    reserved["metadata"]["labels"] |= {"cloud.google.com/reservation-name": "mine"}
+    own = changed(lambda spec: spec["flavors"][0].update(capacity="Reservation", reservation="mine"))
+    setup = dataclasses.replace(healthy(), nodes=[reserved, *two_hosts("p"), CPU], **own)
+    assert {each.state for each in findings(setup)} == {State.OK}
+
+
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        ([profile_named("a", "false")], "Jobs that name no profile run under a."),
+        ([profile_named("a", "false"), profile_named("b", "true")], "Jobs that name no profile run under b."),
+        ([profile_named("a", ""), profile_named("b", "")], "Jobs name their profile: several serve team-a"),
+    ],
+)
+def test_the_profile_of_jobs_that_name_none_is_said(profiles: list[Any], message: str) -> None:
+    found = findings(dataclasses.replace(healthy(), profiles=profiles))
+    assert any(each.message.startswith(message) for each in found)
+    assert not [each for each in found if each.state is State.MISSING]
+
+
 def test_a_profile_without_queues_needs_no_kueue() -> None:
     setup = dataclasses.replace(healthy(), **changed(lambda spec: spec.pop("queue")), **without(LOCAL_QUEUES))
     assert of(setup, State.MISSING) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ("o", "Nothing is missing."),
+        ("ouu", "Nothing is missing; unknown: 2 of 3."),
+        ("om", "1 of 2 checks failed."),
+        ("omu", "1 of 3 checks failed; unknown: 1 of 3."),
+    ],
+)
+def test_the_last_line_counts_what_is_unknown_apart(states: str, said: str) -> None:
+    by_letter = {each.value[0]: each for each in State}
+    assert closing([Finding("nodes", by_letter[letter], "") for letter in states]) == said
 
 
 def test_a_text_of_the_cluster_begins_no_line_of_its_own() -> None:

@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.cli.doctor_checks import Finding, State
+from finetune_operator.cli import doctor
+from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_probe import Folder, Probe, probes
-from finetune_operator.cli.doctor_probe_ends import ended, judged, left_over, not_tested, refused
+from finetune_operator.cli.doctor_probe_ends import CHECK, ended, judged, left_over, not_tested, refused
 from finetune_operator.cli.doctor_setup import Setup
 from tests.unit.cli.test_doctor import changed, healthy
 
@@ -281,3 +284,69 @@ def test_any_termination_message_is_judged(message: str) -> None:
     found = list(judged(setup(), probe(), terminated(message, 1)))
     assert all(isinstance(each, Finding) for each in found)
     assert found
+
+
+class Cluster:
+    """Creates pods, shows ``states`` of them one after the other, and remembers what is deleted."""
+
+    namespace = "team-a"
+
+    def __init__(self, *states: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+        self.states = states
+        self.created: list[dict[str, Any]] = []
+        self.deleted: list[str] = []
+
+    async def pods(self, _labels: object) -> list[dict[str, Any]]:
+        return []
+
+    async def create(self, _kind: object, manifest: dict[str, Any]) -> dict[str, Any]:
+        number = len(self.created)
+        self.created.append({**manifest, "metadata": {"name": f"p{number}", "uid": f"u{number}"}})
+        return self.created[-1]
+
+    async def follow(self, _kind: object, **_: object) -> AsyncIterator[dict[str, Any]]:
+        for state in self.states:
+            shown = [found for each in self.created if (found := state(each)) is not None]
+            yield {each["metadata"]["name"]: each for each in shown}
+        raise AssertionError("the command waits for pods that have all ended")
+
+    async def delete(self, _kind: object, found: dict[str, Any]) -> None:
+        self.deleted.append(found["metadata"]["uid"])
+
+
+async def probed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The findings of the pods of a profile's two accounts."""
+
+    async def read(*_: object) -> Setup:
+        return setup()
+
+    monkeypatch.setattr(doctor, "read_setup", read)
+    written: list[str] = []
+    with suppress(typer.Exit):
+        await doctor.examine(cast("Any", cluster), "s", probe=True, as_json=True, write=written.append)
+    report = json.loads("".join(written))
+    return [each["message"] for each in report["findings"] if each["check"] in (CHECK, "images")]
+
+
+def at(state: dict[str, Any], **metadata: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda created: {**state, "metadata": {**created["metadata"], **metadata}}
+
+
+async def test_the_last_state_of_each_pod_is_judged_and_all_are_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(at(pod()), at(waiting("InvalidImageName", "no such name")))
+    found = await probed(cluster, monkeypatch)
+    assert ["no such name" in each for each in found] == [True]
+    assert cluster.deleted == ["u0", "u1"]
+
+
+@pytest.mark.parametrize("gone", [lambda _: None, at(pod("Succeeded"), uid="of another")])
+async def test_a_pod_that_is_gone_or_replaced_is_neither_judged_nor_deleted(
+    gone: Callable[[dict[str, Any]], dict[str, Any] | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(at(pod()), gone)
+    found = await probed(cluster, monkeypatch)
+    assert len(found) == 2
+    assert all("was deleted meanwhile" in each for each in found)
+    assert cluster.deleted == []

@@ -12,7 +12,7 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.explain import explained, explanations
 from finetune_operator.cli.monthly_budget import budget_text, known_text, newest_budgets
-from finetune_operator.cli.profiles import profile_lines, serves
+from finetune_operator.cli.profiles import profile_lines
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,25 +52,13 @@ def test_a_profile_with_a_fault_says_which() -> None:
     assert "  Not valid InvalidSpec: no such topology" in profile_lines([faulty], "team-a")
 
 
-@pytest.mark.parametrize(
-    ("namespaces", "mode", "served"),
-    [
-        (["team-a"], "Strict", True),
-        (["team-b"], "Open", False),
-        (["*"], "Strict", True),
-        (None, "Strict", False),
-        ([], None, False),
-        (None, "Open", True),
-    ],
-)
-def test_the_namespaces_that_a_profile_serves(namespaces: object, mode: str | None, served: bool) -> None:
-    spec: dict[str, Any] = {"namespaces": namespaces, "constraints": {"mode": mode} if mode else None}
-    assert (
-        serves(
-            {"metadata": {"name": "p"}, "spec": {k: v for k, v in spec.items() if v is not None}}, "team-a"
-        )
-        is served
-    )
+def test_the_profile_of_jobs_that_name_none_is_shown() -> None:
+    one, other = profile("gke-v6e"), profile("gke-many")
+    assert "gke-v6e (default) TPU v6e, up to 8 chips" in profile_lines([one, other], "team-a")
+    del one["metadata"]["annotations"]
+    assert not any("(default)" in line for line in profile_lines([one, other], "team-a"))
+    one["spec"]["namespaces"] = ["team-z"]
+    assert "gke-many (default) v5e and v6e, Spot first" in profile_lines([one, other], "team-a")
 
 
 def test_every_reason_that_the_documentation_names_is_explained() -> None:
@@ -84,6 +72,7 @@ def test_every_reason_that_the_documentation_names_is_explained() -> None:
         "Preempted",
         "SuspendedByUser",
         "Cancelled",
+        "TooSlow",
     } <= names
 
 
@@ -112,6 +101,7 @@ def test_without_a_reason_all_are_listed_by_place() -> None:
         "status.waiting:",
         "a condition:",
         "status.failure:",
+        "metrics of the operator:",
     ]
     assert "  PolicyViolation" in lines
 

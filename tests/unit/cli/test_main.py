@@ -28,6 +28,7 @@ apiVersion: tpu-finetune.dev/v1alpha1
 kind: FineTuneProfile
 metadata: {name: later}
 spec:
+  namespaces: ["*"]
   images: {trainer: example/trainer:1}
   storage: {artifacts: gs://a/b, optimizerStateTTLSeconds: 60}
   flavors: [{name: one, capacity: Spot, accelerator: tpu-v6e-slice, topologies: [2x2], chipsPerHost: 4}]
@@ -221,13 +222,40 @@ def test_validate_without_a_profile_says_what_was_not_judged(tmp_path: Path) -> 
     assert (done.exit_code, done.stdout) == (0, "1 file valid.\n")
     other = {**STRICT, "metadata": {"name": "other"}}
     assert finetune("validate", "-f", written(tmp_path, JOB, other)).stdout == ALONE
-    unnamed = changed(JOB, profileRef={"name": "strict"})
-    del unnamed["spec"]["profileRef"]
-    assert finetune("validate", "-f", written(tmp_path, unnamed, STRICT, other)).stdout == ALONE
-    default = {"name": "default", "annotations": {"tpu-finetune.dev/is-default-profile": "true"}}
-    assert finetune(
-        "validate", "-f", written(tmp_path, unnamed, STRICT, {**STRICT, "metadata": default})
-    ).stdout == ("1 file valid.\n")
+
+
+MARKED = {"annotations": {"tpu-finetune.dev/is-default-profile": "true"}}
+
+
+@pytest.mark.parametrize(
+    ("profiles", "refusal"),
+    [
+        ([STRICT], ""),
+        ([STRICT, changed({**STRICT, "metadata": {"name": "others", **MARKED}}, namespaces=["team-b"])], ""),
+        ([STRICT, {**STRICT, "metadata": {"name": "default", **MARKED}}], ""),
+        ([STRICT, {**STRICT, "metadata": {"name": "second"}}], "NoDefaultProfile"),
+        ([changed(STRICT, namespaces=["team-b"])], "NoDefaultProfile"),
+        ([{**STRICT, "metadata": {"name": each, **MARKED}} for each in "ab"], "AmbiguousDefaultProfile"),
+    ],
+)
+def test_plan_and_validate_choose_the_profile_as_the_operator_does(
+    profiles: list[Any], refusal: str, tmp_path: Path
+) -> None:
+    spec = {key: value for key, value in JOB["spec"].items() if key != "profileRef"}
+    file = written(tmp_path, {**JOB, "spec": spec}, *profiles)
+    validated, planned = finetune("validate", "-f", file), finetune("plan", "-f", file)
+    assert (validated.exit_code, planned.exit_code) == ((1, 1) if refusal else (0, 0)), validated.output
+    if not refusal:
+        assert validated.stdout == "1 file valid.\n"
+    else:
+        assert f"{file}: bot: {refusal}: spec.profileRef is left out" in validated.stderr
+        assert planned.stderr == f"Error: {validated.stderr}"
+
+
+def test_plan_chooses_among_the_profiles_of_its_option_alone(tmp_path: Path) -> None:
+    spec = {key: value for key, value in JOB["spec"].items() if key != "profileRef"}
+    file, other = written(tmp_path, {**JOB, "spec": spec}, STRICT), written(tmp_path, STRICT)
+    assert finetune("plan", "-f", file, "--profile", other).exit_code == 0
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -359,7 +387,11 @@ def test_the_model_of_the_source_and_its_export_are_judged(tmp_path: Path) -> No
             "is not among the manifests",
             "ProfileNotAllowed",
         ),
-        (changed(JOB, profileRef={"name": "gone"}), "has no profile among the manifests", "ProfileNotFound"),
+        (
+            changed(JOB, profileRef={"name": "gone"}),
+            "is itself refused (ProfileNotFound)",
+            "ProfileNotFound",
+        ),
         (
             changed(JOB, model={"huggingFace": {"repo": "evil/model"}}),
             "is itself refused (PolicyViolation)",

@@ -377,6 +377,10 @@ def test_a_profile_is_checked_too() -> None:
     assert "'ondemand' occurs twice" in problem.message
 
 
+def test_a_number_in_place_of_a_list_that_a_rule_reads_is_reported() -> None:
+    assert only(yaml.safe_dump(profile(namespaces=5))).message == "must be a list, not 5"
+
+
 def test_rules_on_changes_need_the_stored_object_and_are_left_out() -> None:
     assert problems(HEAD + "  planOnly: true\n  retry: {generation: 1}\n") == []
 

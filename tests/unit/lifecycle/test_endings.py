@@ -224,6 +224,56 @@ def test_an_oom_killed_container_is_charged_to_the_user() -> None:
     assert world.status["failure"]["class"] == "User"
 
 
+def unlimited(world: World, name: str) -> None:
+    """The pods have no memory limit, as in a queue."""
+    template = world.jobsets[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    for each in (template, *world.pods_of(name)):
+        (container,) = each["spec"]["containers"]
+        container["resources"]["limits"].pop("memory", None)
+
+
+def kill_for_memory(world: World, name: str, **status: Any) -> None:
+    world.run(name)
+    unlimited(world, name)
+    world.end_pods(name, 137, **status)
+    state = world.pods_of(name)[0]["status"]["containerStatuses"][0]["state"]["terminated"]
+    state["reason"] = "OOMKilled"
+    world.end_jobset(name, "Failed")
+    world.reconcile()
+
+
+def test_an_oom_kill_without_a_memory_limit_is_that_of_the_node() -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 0}))
+    kill_for_memory(world, world.until(Stage.TRAIN))
+    failure = world.status["failure"]
+    assert (failure["reason"], failure["class"]) == ("NodeOutOfMemory", "Infrastructure")
+    assert "node of pod support-bot-train-1-0 ran out of memory" in failure["message"]
+    assert "hostResources.memory" in failure["suggestion"]
+
+
+def test_a_job_that_always_exhausts_its_node_uses_up_the_infrastructure_budget() -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 2}))
+    world.until(Stage.TRAIN)
+    for number in (1, 2, 3):
+        assert world.live() == [f"support-bot-train-{number}"]
+        kill_for_memory(world, world.live()[0])
+        world.wait(400)
+        world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert counters(world) == {**CHARGED, "infrastructure": 3}
+
+
+def test_a_node_without_memory_that_is_lost_is_no_preemption() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    kill_for_memory(world, name, **DISRUPTED)
+    assert counters(world) == CHARGED
+    world.lose(name)
+    world.reconcile()
+    assert counters(world) == CHARGED
+    assert world.status["attempts"]["history"][-1]["reason"] == "NodeOutOfMemory"
+
+
 def test_a_result_derived_from_pods_is_kept_after_their_deletion() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
@@ -488,8 +538,8 @@ CRASHED = Failure(code=1, reason="UnexpectedError", message="unforeseen", host=1
 PEER_GONE = Failure(code=ExitCode.UNAVAILABLE, reason=PEER_LOST, message="host 1 does not answer")
 
 
-def two_hosts() -> tuple[World, str]:
-    world = World(job=job(resources={"tpu": "v6e-8"}))
+def two_hosts(**spec: Any) -> tuple[World, str]:
+    world = World(job=job(resources={"tpu": "v6e-8"}, **spec))
     name = world.until(Stage.TRAIN)
     assert len(world.pods_of(name)) == 2
     return world, name
@@ -537,6 +587,25 @@ def test_an_oom_killed_host_explains_the_failure_of_the_first_host() -> None:
     world.reconcile()
     assert world.status["failure"]["reason"] == "HostOutOfMemory"
     assert counters(world) == USERS
+
+
+@pytest.mark.parametrize(
+    ("limited", "reason", "expected"), [(False, "NodeOutOfMemory", CHARGED), (True, "HostOutOfMemory", USERS)]
+)
+def test_what_another_host_was_killed_for_is_kept_after_its_pod(
+    limited: bool, reason: str, expected: dict[str, int]
+) -> None:
+    world, name = two_hosts(recovery={"maxUserRetries": 1})
+    if not limited:
+        unlimited(world, name)
+    world.fail(name, PEER_GONE.code, PEER_GONE.reason, PEER_GONE.message)
+    state = world.pods_of(name)[1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    state.update({"exitCode": 137, "reason": "OOMKilled"})
+    for _ in range(3):
+        world.reconcile()
+        assert world.status["attempts"]["history"][-1]["reason"] == reason
+        assert counters(world) == expected
+        world.lose(name)
 
 
 def test_a_missing_host_of_unknown_fate_is_an_infrastructure_fault() -> None:

@@ -346,7 +346,7 @@ def test_a_run_after_an_eviction_ignores_records_of_the_run_before() -> None:
         {"name": "trainer", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
     ])  # fmt: skip
     world.reconcile()
-    assert world.status["failure"]["reason"] == "HostOutOfMemory"
+    assert world.status["attempts"]["history"][-1]["reason"] == "NodeOutOfMemory"
 
 
 def test_a_restart_of_a_jobset_that_lost_its_quota_is_not_charged() -> None:

@@ -132,6 +132,31 @@ def test_a_lost_plan_is_never_replaced_by_another(change: str) -> None:
     assert world.live() == ["support-bot-train-1"]
 
 
+def test_another_profile_for_the_namespace_changes_no_admitted_job() -> None:
+    world = World(job=job(), profiles=[profile("only", default=False)])
+    world.until(Stage.TRAIN)
+    before = world.status["resolved"]
+    world.profiles = [*world.profiles, profile("newer")]
+    world.succeed(world.live()[0])
+    world.until(Stage.EVALUATE)
+    assert world.status["resolved"] == before
+    world.config_map = None
+    reconciled(world)
+    assert world.config_map is not None
+    assert world.config_map["data"]["profile-name"] == "only"
+    assert world.condition("Valid")["status"] == "True"
+
+
+def test_a_job_that_waits_for_a_profile_follows_the_profiles_that_there_are() -> None:
+    several = [profile("one", default=False), profile("two", default=False)]
+    world = World(job=job(), profiles=several)
+    world.reconcile()
+    assert world.condition("Valid")["reason"] == "NoDefaultProfile"
+    world.profiles = several[1:]
+    reconciled(world)
+    assert world.status["resolved"]["profile"]["name"] == "two"
+
+
 def test_a_job_without_its_plan_can_be_suspended() -> None:
     world = lost()
     world.profiles = []

@@ -40,9 +40,10 @@ def test_explicit_default_values_are_accepted() -> None:
 
 CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({"profileRef": {"name": "late"}}, [profile()], Reason.PROFILE_NOT_FOUND),
-    ({}, [profile("a", default=False)], Reason.NO_DEFAULT_PROFILE),
+    ({}, [profile("a", default=False), profile("b", default=False)], Reason.NO_DEFAULT_PROFILE),
+    ({}, [profile(namespaces=["team-b"])], Reason.NO_DEFAULT_PROFILE),
     ({}, [profile("a"), profile("b")], Reason.AMBIGUOUS_DEFAULT_PROFILE),
-    ({}, [profile(namespaces=["team-b"])], Reason.PROFILE_NOT_ALLOWED),
+    ({"profileRef": {"name": "local"}}, [profile(namespaces=["team-b"])], Reason.PROFILE_NOT_ALLOWED),
     ({}, [profile(constraints={"locked": ["resources.contoller"]})], Reason.PROFILE_INVALID),
     ({"budget": {"onExhausted": "Fail"}}, [profile()], Reason.INVALID_SPEC),
     ({"budget": {"maxCost": 1}}, [profile()], Reason.INVALID_SPEC),

@@ -496,7 +496,8 @@ def test_which_namespaces_a_profile_serves(namespaces: Any, mode: str, admitted:
     if admitted:
         assert admit(job(), [found]).plan
     else:
-        refused = refusal(job(), found)
+        named = job(profileRef={"name": found["metadata"]["name"]})
+        refused = refusal(named, found)
         assert refused.reason == Reason.PROFILE_NOT_ALLOWED
         assert 'add "team-a" to spec.namespaces' in refused.message
 

@@ -76,7 +76,8 @@ async def test_of_a_child_only_what_decisions_read_is_held() -> None:
     for number in range(2):
         pod = child("Pod", f"demo-prep-1-cpu-0-0-abcd{number}")
         pod["metadata"] |= {"annotations": {"much": "x"}, "managedFields": [{"fieldsV1": {}}]}
-        pod["spec"] = {"nodeName": "host", "containers": [{"name": "trainer", "env": [{"name": "MUCH"}]}]}
+        container = {"name": "trainer", "resources": {"limits": {"memory": "1Gi"}}}
+        pod["spec"] = {"nodeName": "host", "containers": [{**container, "env": [{"name": "MUCH"}]}]}
         cluster.put(PODS, pod)
     del cluster.of(PODS)[1]["metadata"]["ownerReferences"]
     observation = await look(cluster)
@@ -85,7 +86,7 @@ async def test_of_a_child_only_what_decisions_read_is_held() -> None:
     assert (found.name, found.node_name) == ("demo-prep-1-cpu-0-0-abcd0", "host")
     reduced = pod_of(job(), cluster.of(PODS)[0])
     assert reduced is not None
-    assert reduced["spec"] == {"nodeName": "host", "containers": []}
+    assert reduced["spec"] == {"nodeName": "host", "containers": [container]}
     assert reduced["metadata"].keys() == {
         "name",
         "namespace",

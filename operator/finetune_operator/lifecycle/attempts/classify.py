@@ -39,6 +39,13 @@ from finetune_operator.lifecycle.attempts.disruption import (
     pressure,
 )
 from finetune_operator.lifecycle.attempts.multikueue import MULTIKUEUE_UNSUPPORTED
+from finetune_operator.lifecycle.attempts.out_of_memory import (
+    HOST_OUT_OF_MEMORY,
+    NODE_OUT_OF_MEMORY,
+    is_out_of_memory,
+    killed_by_kernel,
+    kills,
+)
 from finetune_operator.lifecycle.attempts.stop_records import (
     BUDGET_EXHAUSTED,
     CANCELLED,
@@ -53,7 +60,6 @@ from finetune_operator.lifecycle.children.container import ContainerTermination
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.pods import last_worker_message, trainer_terminations
-from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
@@ -61,10 +67,6 @@ _SIGNALLED = 128
 _MOST_EVIDENCE = 4096
 _SIGTERM = _SIGNALLED + 15
 _SIGKILL = _SIGNALLED + 9
-_MEASURED = (
-    "The stage requests the memory that was measured for models of this size, and no field of the job changes it: "
-    "report the model to the platform team, and use a smaller one meanwhile."
-)
 
 #: Pathways' workers failed repeatedly, which ended the attempt; the head only received SIGTERM.
 WORKERS_FAILED = "WorkersFailed"
@@ -97,6 +99,8 @@ _FINAL = (
     POD_NOT_STARTED,
     WORKERS_FAILED,
     MULTIKUEUE_UNSUPPORTED,
+    HOST_OUT_OF_MEMORY,
+    NODE_OUT_OF_MEMORY,
     *PRESSURES,
 )
 
@@ -265,7 +269,7 @@ def _elsewhere(
         return None
     if recorded and recorded.host != 0 and not (taken and _of_another_host(recorded)):
         return recorded
-    killed = [pair for pair in trainer_terminations(attempt.pods) if pair[1].reason == "OOMKilled"]
+    killed = kills(attempt)
     return _died(attempt.key.stage, *killed[0]) if killed else None
 
 
@@ -313,16 +317,8 @@ def _died(stage: Stage, pod: Pod, end: ContainerTermination) -> Failure:
     """Returns the failure of a pod whose trainer ended without a record, from its exit code and termination message."""
     code, name = end.exit_code, pod.name
     evidence = end.message[-_MOST_EVIDENCE:]
-    if end.reason == "OOMKilled":
-        return Failure(
-            code=ExitCode.OUT_OF_MEMORY,
-            reason="HostOutOfMemory",
-            message=f"{stage}: pod {name} was killed because it used more memory than its limit.",
-            fix=_MEASURED
-            if STAGES[stage].sized_by_model
-            else "Use a smaller batch or sequence length, or larger nodes.",
-            evidence=evidence,
-        )
+    if is_out_of_memory(end):
+        return killed_by_kernel(stage, pod, end, evidence)
     if code == ExitCode.CONTRACT_UNSUPPORTED:
         return contract_mismatch.refused_by_trainer(stage, name, evidence)
     if code in (ExitCode.STOPPED, _SIGTERM):
@@ -347,7 +343,7 @@ def _silence(end: ContainerTermination) -> int:
     A host that was stopped or killed because another one failed shows no cause of its own; a host that missed another
     one reports only that.
     """
-    if end.reason == "OOMKilled":
+    if is_out_of_memory(end):
         return 0
     code = end.exit_code
     if code in ExitCode._value2member_map_:
@@ -373,6 +369,10 @@ def _shown_by_pods(
 ) -> Failure | None:
     """Returns the failure that pods show for an attempt that was stopped, unless it is a preemption; else None."""
     short = pressure(attempt, ended)
+    unlimited = [(pod, end) for pod, end in kills(attempt) if pod.is_unlimited(end)]
+    if short is None and unlimited:
+        # A node without memory may soon not be ready either; it would be the same after each restart.
+        return _died(attempt.key.stage, *unlimited[0])
     if short is None and taken is None and attempt.jobset and attempt.jobset.workers_failed:
         return _workers_failed(attempt, job)
     return short

@@ -65,6 +65,8 @@ class Pod:
     """Of a failed pod: the latest time in its metadata and conditions. None for all others."""
     containers: tuple[ContainerStatus, ...]
     init_containers: tuple[ContainerStatus, ...]
+    unlimited: frozenset[str]
+    """Names of the containers without a memory limit."""
 
     @classmethod
     def parse(cls, found: Object) -> "Pod":
@@ -93,6 +95,11 @@ class Pod:
             last_change=_latest(created, deleted, conditions) if phase == "Failed" else None,
             containers=parse_containers(status, "containerStatuses"),
             init_containers=parse_containers(status, "initContainerStatuses"),
+            unlimited=frozenset(
+                text(each, "name") or ""
+                for each in items(spec, "containers")
+                if text(section(section(each, "resources"), "limits"), "memory") is None
+            ),
         )
 
     @property
@@ -142,6 +149,10 @@ class Pod:
     def terminations(self) -> list[ContainerTermination]:
         """Of the containers that have ended and were not restarted."""
         return [each.state.terminated for each in self.containers if each.state.terminated]
+
+    def is_unlimited(self, end: ContainerTermination) -> bool:
+        """Whether the container that ended so has no memory limit."""
+        return any(each.name in self.unlimited for each in self.containers if each.state.terminated is end)
 
 
 def _latest(

@@ -101,10 +101,10 @@ _POD: Shape = {
             INDEX_LABEL,
         )
     },
-    # The key alone distinguishes a pod from a JobSet.
+    # The containers also distinguish a pod from a JobSet.
     "spec": _SELECTOR
     | _texts("nodeName", "terminationGracePeriodSeconds")
-    | {"containers": _Each(of={}, most=0)},
+    | {"containers": _Each(of=_texts("name") | {"resources": {"limits": _texts("memory")}})},
     "status": _texts("phase", "startTime", "reason", "message")
     | {
         "conditions": _CONDITIONS,

@@ -10,6 +10,7 @@ from finetune_operator.api.placement import Capacity
 from finetune_operator.catalog import (
     CatalogError,
     TpuShape,
+    all_shapes,
     default_libtpu_args,
     shape_by_name,
     shape_by_topology,
@@ -226,6 +227,11 @@ def _offers(flavor: DefaultedFlavor, shape: TpuShape) -> bool:
         and shape.topology in flavor.topologies
         and flavor.chips_per_host in (None, shape.chips_per_host)
     )
+
+
+def offered_shapes(flavor: DefaultedFlavor) -> Sequence[TpuShape]:
+    """Returns the slices of the flavor: of each topology several if it leaves chips per host open."""
+    return [shape for shape in all_shapes() if _offers(flavor, shape)]
 
 
 def by_price(
