@@ -44,9 +44,7 @@ def shortened(rules: str) -> str:
             if "for" in rule:
                 rule["for"] = _shorter(rule["for"], _WAITS)
             rule["expr"] = re.sub(
-                r"(\[|offset )(\w+)",
-                lambda found: found.group(1) + _shorter(found.group(2), _WINDOWS),
-                rule["expr"],
+                r"\[(\w+)\]", lambda found: f"[{_shorter(found.group(1), _WINDOWS)}]", rule["expr"]
             )
     return yaml.safe_dump(document)
 

@@ -356,15 +356,16 @@ def test_a_training_that_stands_still(site: Site) -> None:
 def test_jobs_that_fail_alert_unless_the_fault_or_the_limit_is_their_own(site: Site) -> None:
     site.prometheus.resolves("FinetuneJobsFailing", seconds=0)
     ended = {}
-    for name, code, spec in (
-        ("user", ExitCode.BAD_DATA, {}),
-        ("platform", ExitCode.CONTRACT_UNSUPPORTED, {}),
-        ("impatient", ExitCode.UNAVAILABLE, {"recovery": {"maxInfrastructureRetries": 0}}),
+    impatient = {"recovery": {"maxInfrastructureRetries": 0}, "hangPolicy": {"stageSeconds": 3}}
+    for name, script, spec in (
+        ("user", f"exit {ExitCode.BAD_DATA}", {}),
+        ("platform", f"exit {ExitCode.CONTRACT_UNSUPPORTED}", {}),
+        ("impatient", "exec sleep 3600", impatient),
     ):
         image = f"localhost/trainer-{name}:test"
         program = site.runs / name / "finetune-stage"
         program.parent.mkdir(parents=True)
-        program.write_text(f"#!/bin/sh\nexit {code}\n")
+        program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
         site.cluster.add_image(image, program.parent)
         path = site.apply(name, profile=site.profile(f"failing-{name}", images={"trainer": image}), **spec)

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Phase, Reason, StagePhase, WaitingReason
 from finetune_operator.cluster.port import Object
-from finetune_operator.lifecycle.accounting.transitions import TrainingUses, Transitions
+from finetune_operator.lifecycle.accounting.transitions import FailureCause, TrainingUses, Transitions
 from finetune_operator.lifecycle.children.kueue import NEVER_ADMITTED
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.reconcile.observe import JobKey
@@ -233,7 +233,7 @@ class TransitionMetrics:
         )
 
     def begin(self, place: Place) -> None:
-        """Begins the series of a namespace under a profile at 0: a first value of 1 is no increase to Prometheus."""
+        """Begins the series of a namespace under a profile at 0."""
         namespace, profile, capacity = place
         for result in (Phase.SUCCEEDED, Phase.PLANNED):
             self._jobs.labels(namespace, profile, result, "", "")
@@ -241,7 +241,11 @@ class TransitionMetrics:
             if failure_class is not FailureClass.QUOTA:
                 self._jobs.labels(namespace, profile, Phase.FAILED, failure_class, "")
             self._attempts.labels(namespace, profile, failure_class)
-        self._hung.labels(namespace, profile, "")
+        for cause in FailureCause:
+            self._jobs.labels(namespace, profile, Phase.FAILED, FailureClass.INFRASTRUCTURE, cause)
+        self._jobs.labels(namespace, profile, Phase.FAILED, FailureClass.PREEMPTION, FailureCause.OWN_LIMIT)
+        for hung_by in ("", FailureCause.OWN_LIMIT):
+            self._hung.labels(namespace, profile, hung_by)
         for use in fields(TrainingUses):
             self._training_seconds.labels(namespace, profile, use.name)
         for stage in Stage:

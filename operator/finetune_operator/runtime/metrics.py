@@ -1,7 +1,7 @@
 """The operator's Prometheus metrics. One registry per process, passed explicitly and never global."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from time import monotonic
 
@@ -38,6 +38,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HOUR = 3600
 _DAY = 24 * _HOUR
+#: Ends that wait for the first rendering of their series at 0; more are counted at once.
+_MOST_HELD = 10_000
+#: Samples whose text is written in one go.
+_BATCH = 20_000
 #: Seconds, from a single fast read to a stage that waits for the API server to recover.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -78,17 +82,17 @@ class MonthCollector(Collector):
 
 
 class _Read(Collector):
-    """A metric whose values have been read."""
+    """Metrics whose values have been read."""
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        return (self._metric,)
+        return self._metrics
 
 
-def _text(metric: Metric) -> bytes:
-    return generate_latest(_Read(metric))
+def _text(metrics: Sequence[Metric]) -> bytes:
+    return generate_latest(_Read(metrics))
 
 
 class OperatorMetrics:
@@ -191,6 +195,10 @@ class OperatorMetrics:
         self._failing: dict[Hashable, str] = {}
         self._places = set[Place]()
         """Places whose counters have begun."""
+        self._unseen = set[Place]()
+        """Those of them that no rendering has shown at 0 yet."""
+        self._held: list[Transitions] = []
+        """What has ended at unseen places."""
         self._idle: dict[tuple[str, str], float] = {}
         """Since when a namespace has had no jobs under a profile."""
         self._transitions = TransitionMetrics(self.registry)
@@ -285,8 +293,18 @@ class OperatorMetrics:
             self._cost.labels(*labels, increment.currency).inc(float(increment.amounts.cost))
 
     def changed(self, transitions: Transitions) -> None:
-        """Records what has ended from one status of a job to the next."""
-        self._transitions.observe(transitions)
+        """Records what has ended from one status of a job to the next.
+
+        It counts once the series have been rendered at 0, since a first value above 0 is no increase to Prometheus.
+        """
+        place = _place(transitions)
+        self._begin(place)
+        if place not in self._unseen:
+            self._transitions.observe(transitions)
+            return
+        self._held.append(transitions)
+        if len(self._held) >= _MOST_HELD:
+            self._count(frozenset(self._unseen))
 
     def ledger_written(self, *, failed: bool) -> None:
         """Records one attempt to write a record of the ledger."""
@@ -306,10 +324,24 @@ class OperatorMetrics:
         if facts.reason or facts.phase == Phase.SUSPENDED:
             # Its next JobSet is not due.
             self._finished.pop(key, None)
-        place = Place(facts.namespace, facts.profile, facts.capacity)
-        if facts.profile and place not in self._places:
+        if facts.profile:
+            self._begin(Place(facts.namespace, facts.profile, facts.capacity))
+
+    def _begin(self, place: Place) -> None:
+        if place not in self._places:
             self._places.add(place)
+            self._unseen.add(place)
             self._transitions.begin(place)
+
+    def _count(self, shown: frozenset[Place]) -> None:
+        """Counts what has ended at places that a rendering has shown."""
+        self._unseen -= shown
+        held, self._held = self._held, []
+        for transitions in held:
+            if _place(transitions) in self._unseen:
+                self._held.append(transitions)
+            else:
+                self._transitions.observe(transitions)
 
     def gone(self, key: JobKey) -> None:
         """Drops a deleted job."""
@@ -331,10 +363,19 @@ class OperatorMetrics:
     async def render(self) -> bytes:
         """Returns the text that Prometheus scrapes.
 
-        Reads one metric after the other on the event loop, where nothing else changes it, and writes its text in a
-        thread, which takes most of the time.
+        Reads the metrics on the event loop, where nothing else changes them, and writes their text in a thread, which
+        takes most of the time.
         """
-        texts = [await asyncio.to_thread(_text, metric) for metric in self.registry.collect()]
+        shown = frozenset(self._unseen)
+        texts, read, samples = list[bytes](), list[Metric](), 0
+        for metric in self.registry.collect():
+            read.append(metric)
+            samples += len(metric.samples)
+            if samples >= _BATCH:
+                texts.append(await asyncio.to_thread(_text, read))
+                read, samples = [], 0
+        texts.append(await asyncio.to_thread(_text, read))
+        self._count(shown)
         self._drop_idle()
         return b"".join(texts)
 
@@ -356,3 +397,7 @@ class OperatorMetrics:
             self._transitions.end(*pair)
             for counter in (self._chip_seconds, self._cost):
                 counter.remove_by_labels(dict(zip(("namespace", "profile"), pair, strict=True)))
+
+
+def _place(transitions: Transitions) -> Place:
+    return Place(transitions.namespace, transitions.profile, transitions.capacity or "")

@@ -149,7 +149,7 @@ def test_an_attempt_that_hung_by_a_limit_of_its_own_has_that_cause(
 @pytest.mark.parametrize(
     ("spec", "code", "cause"),
     [
-        ({"recovery": {"maxInfrastructureRetries": 0}}, 69, FailureCause.OWN_LIMIT),
+        ({"recovery": {"maxInfrastructureRetries": 0}}, 69, None),
         ({"recovery": {"maxPreemptions": 0}}, None, FailureCause.OWN_LIMIT),
         ({"recovery": {"maxInfrastructureRetries": 0}}, 65, None),
         ({"recovery": {"maxInfrastructureRetries": 0}}, 70, None),

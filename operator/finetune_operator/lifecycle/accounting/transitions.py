@@ -1,6 +1,6 @@
 """What has ended from one status of a job to the next, for metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -16,21 +16,27 @@ from finetune_operator.api import (
 )
 from finetune_operator.api.placement import Capacity
 from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
-from finetune_operator.lifecycle.attempts.deadlines import HUNG, POD_NOT_STARTED, STARTUP_TIMEOUT
+from finetune_operator.lifecycle.attempts.deadlines import (
+    HUNG,
+    POD_NOT_STARTED,
+    STAGE_TIMEOUT,
+    STARTUP_TIMEOUT,
+)
 from finetune_operator.lifecycle.decision import Object
 from finetune_operator.lifecycle.status.events import new_failures
 from finetune_operator.lifecycle.status.fitting import read_status
-from finetune_operator.planning.defaults import BUILT_IN
+from finetune_operator.planning.defaults import BUILT_IN, EVALUATE_SECONDS
 from finetune_operator.planning.merge import lookup
 
-#: Limits that a job may lower, by the reason or class of the failures that they lead to.
-_LIMITS = {
+#: Limits that a job may lower, by the reason or class of the failures that they lead to. The number of retries of class
+#: Infrastructure is none of them: whatever it is, there was a fault.
+_LIMITS: Mapping[str, str] = {
     NO_CAPACITY: "preRunningDeadlineSeconds",
     POD_NOT_STARTED: "preRunningDeadlineSeconds",
     HUNG: "hangPolicy.noStepSeconds",
     STARTUP_TIMEOUT: "hangPolicy.startupSeconds",
+    STAGE_TIMEOUT: "hangPolicy.stageSeconds",
     FailureClass.PREEMPTION: "recovery.maxPreemptions",
-    FailureClass.INFRASTRUCTURE: "recovery.maxInfrastructureRetries",
 }
 
 
@@ -140,7 +146,8 @@ def _cause(job: Object, *limited_by: str | None) -> FailureCause | None:
     """Returns the cause of a failure with this reason and, if it has ended the job, this class."""
     for path in filter(None, map(_LIMITS.get, filter(None, limited_by))):
         own = lookup(job["spec"], path)
-        if isinstance(own, int) and own < lookup(BUILT_IN, path):
+        # The default of stageSeconds alone depends on the stage: that of Evaluate is the shortest.
+        if isinstance(own, int) and own < (lookup(BUILT_IN, path) or EVALUATE_SECONDS):
             return FailureCause.OWN_LIMIT
     return FailureCause.NO_CAPACITY if NO_CAPACITY in limited_by else None
 
