@@ -157,7 +157,9 @@ profile() {
 # What jobs of $1 may use. examples/profiles/gke-v6e.yaml explains the fields, docs/profiles.md all of them.
 apiVersion: tpu-finetune.dev/v1alpha1
 kind: FineTuneProfile
-metadata: {name: gke-$1}
+metadata:
+  name: gke-$1
+  annotations: {tpu-finetune.dev/is-default-profile: "true"}
 spec:
   namespaces: [$1]
   images:

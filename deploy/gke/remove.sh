@@ -3,20 +3,25 @@
 # of the operator needs.
 
 remove() {
-  local i bucket buckets ours others releases="" gone=false TRY=attempt CHANGE=remove
-  ask ours true gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" \
-    --format "value(resourceLabels.$SETUP_LABEL)" || gone=true
+  local i bucket buckets found ours others releases="" gone=false TRY=attempt CHANGE=remove
+  local here="name=$CLUSTER AND location=$LOCATION"
+  ask found "$CLUSTER true" gcloud container clusters list --project "$PROJECT" --filter "$here" \
+    --format "value(name,resourceLabels.$SETUP_LABEL)"
+  read -r found ours <<<"$found" || true
+  [[ -n $found ]] || gone=true
   ask others "" gcloud container clusters list --project "$PROJECT" \
-    --filter "resourceLabels.$SETUP_LABEL=true AND name!=$CLUSTER" --format 'value(name)'
+    --filter "resourceLabels.$SETUP_LABEL=true AND NOT ($here)" --format 'value(name)'
   others=${others//$'\n'/, }
   [[ $gone == true ]] || other_releases
   confirm_removal
   number
   if [[ $gone == true ]]; then line "# There is no cluster $CLUSTER in $LOCATION."; else remove_from_cluster; fi
-  if [[ $DELETE_DATA == true ]]; then
+  if [[ $DELETE_DATA == true && -n $others ]]; then
+    line "# Buckets stay: cluster $others of $PROJECT uses them. To delete one: gcloud storage rm --recursive gs://BUCKET"
+  elif [[ $DELETE_DATA == true ]]; then
     step "Buckets that this script has created for $CLUSTER, with models, data, run folders and the ledger"
     ask buckets "${BUCKETS[*]}" gcloud storage buckets list --project "$PROJECT" \
-      --filter "labels.$SETUP_LABEL=$CLUSTER" --format 'value(name)'
+      --filter "labels.$SETUP_LABEL=$OWNER" --format 'value(name)'
     for bucket in $buckets; do attempt gcloud storage rm --recursive "gs://$bucket"; done
   fi
   if [[ -n $others ]]; then
@@ -97,7 +102,9 @@ other_releases() {
     [[ $ours == true ]] || fail "Cluster $CLUSTER could not be asked for other releases of the operator, so nothing was removed." \
       "gcloud container clusters get-credentials $CLUSTER --location $LOCATION --project $PROJECT"
   while read -r chart release; do
-    [[ $chart != finetune-operator-* || $release == "$NAMESPACE/finetune-operator" ]] || releases+=${releases:+, }$release
+    # A team may create such Deployments in its own namespace.
+    [[ $chart != finetune-operator-* || $release == "$NAMESPACE/finetune-operator" || " ${TEAM[*]} " == *" ${release%%/*} "* ]] ||
+      releases+=${releases:+, }$release
   done <<<"$found"
 }
 
@@ -111,7 +118,7 @@ confirm_removal() {
   elif [[ $gone == true ]]; then
     what="nothing of the cluster, which does not exist" jobs="no jobs"
   fi
-  [[ $DELETE_DATA != true ]] || what+="; the buckets that it has created, with all models, data, run folders and the ledger"
+  [[ $DELETE_DATA != true || -n $others ]] || what+="; the buckets that it has created, with all models, data, run folders and the ledger"
   [[ -n $others ]] || what+="; roles on storage"
   [[ -n $others || (-n $releases && $ours != true) ]] || what+=", images and the nodes' account"
   printf 'This ends %s in cluster %s and removes, in %s: %s.\n' "$jobs" "$CLUSTER" "$PROJECT" "$what" >&2

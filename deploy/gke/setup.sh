@@ -6,12 +6,13 @@
 #   deploy/gke/setup.sh first-job    apply the example job in the first team's namespace
 #   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS on storage, and nothing else
 #   deploy/gke/setup.sh --remove     remove what it has created; buckets stay, unless DELETE_DATA=true
-#   deploy/gke/setup.sh --change     the same with other variables than at the last run
+#   deploy/gke/setup.sh --change     go on with other variables than at the last run
 #
 # Variables of the environment (docs/install-gke.md describes them):
 #   required  PROJECT, LOCATION (region), ZONE (of the TPUs), TEAMS
 #   optional  CLUSTER, SLICES, CAPACITY, RESERVATION, ADMINS, SECURITY_GROUP, VERSION, BUILDER, BASE_IMAGE, CPU_MACHINE,
 #             CPU_DISK_GB, CPU_NODES, TEAM_JOBS, KUEUE, PATHWAYS, LEDGER, FILES, DELETE_DATA, CLUSTER_FLAGS
+#   What is not set is as at the last run, which FILES/settings.env keeps.
 # Without expansion of file names: SLICES has asterisks.
 set -euof pipefail
 
@@ -20,7 +21,7 @@ JOBSET_VERSION=v0.12.0
 KUEUE_VERSION=v0.19.2
 BUCKET_READER=finetuneBucketReader
 # Label of clusters, buckets, node pools and namespaces that this script has created: only these are removed. That of
-# a bucket is the cluster's name.
+# a bucket names the cluster and its location.
 SETUP_LABEL=finetune_setup
 NODES_ACCOUNT=finetune-nodes
 NAMESPACE=finetune-system
@@ -272,7 +273,7 @@ bucket() {
   [[ -z $found ]] || return 0
   run gcloud storage buckets create "gs://$1" --project "$PROJECT" --location "$LOCATION" \
     --uniform-bucket-level-access --public-access-prevention
-  run gcloud storage buckets update "gs://$1" --update-labels "$SETUP_LABEL=$CLUSTER"
+  run gcloud storage buckets update "gs://$1" --update-labels "$SETUP_LABEL=$OWNER"
 }
 
 number() {
@@ -418,6 +419,8 @@ main() {
       *) fail "There is no argument \"$each\"." "deploy/gke/setup.sh --help" ;;
     esac
   done
+  read_last_settings
+  take_last_settings
   check_variables
   if [[ $DRY_RUN != true ]]; then
     for each in gcloud kubectl helm; do
@@ -425,6 +428,11 @@ main() {
     done
   fi
   compare_settings
+  if [[ $remove == true || -n $team ]]; then
+    [[ ${#LAST[@]} -gt 0 || $CONFIRMED == true || $DRY_RUN == true ]] || fail \
+      "There is no $LAST_FILE, so what was set up is not known, and nothing was removed." \
+      "Run it where the folder FILES of the installation is, or add --change."
+  fi
   if [[ $remove == true ]]; then remove; return; fi
   if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)

@@ -35,7 +35,6 @@ check_variables() {
   local name
   for name in CPU_NODES TEAM_JOBS; do check $name '[1-9][0-9]{0,3}' "a number from 1 to 9999" 4; done
   for name in KUEUE PATHWAYS LEDGER DELETE_DATA; do check $name 'true|false' "true or false" false; done
-  FILES=${FILES:-gke-$CLUSTER}
 
   for name in SLICES TEAMS; do one_line $name; done
   read_slices
@@ -125,6 +124,7 @@ derive() {
   NODES_EMAIL=$NODES_ACCOUNT@$PROJECT.iam.gserviceaccount.com
   REPOSITORY=$LOCATION-docker.pkg.dev/$PROJECT/finetune
   CONTEXT=gke_${PROJECT}_${LOCATION}_$CLUSTER
+  OWNER=${LOCATION}_$CLUSTER
   BUCKETS=("$PROJECT-finetune-artifacts" "$PROJECT-finetune-cache" "$PROJECT-models" "$PROJECT-data")
   IN_LOCATION=(--location "$LOCATION" --project "$PROJECT")
   IN_CLUSTER=(--cluster "$CLUSTER" --location "$LOCATION" --project "$PROJECT")
@@ -141,30 +141,53 @@ derive() {
   esac
 }
 
-# Variables that every run needs as they were at the last one. Not among them: BUILDER, which each machine has its own
-# of, FILES, where they are kept, and DELETE_DATA.
+# Variables that are kept from run to run. Not among them: BUILDER, which each machine has its own of, FILES, where they
+# are kept, and DELETE_DATA.
 SETTINGS=(PROJECT LOCATION ZONE TEAMS CLUSTER SLICES CAPACITY RESERVATION ADMINS SECURITY_GROUP VERSION BASE_IMAGE
   CPU_MACHINE CPU_DISK_GB CPU_NODES TEAM_JOBS KUEUE PATHWAYS LEDGER CLUSTER_FLAGS)
 
-# A variable that is forgotten would be a change that nobody asked for. The file is only read, never run.
-compare_settings() {
-  local file=$FILES/settings.env text name differences=""
-  if [[ ! -e $file ]]; then
-    line "# There is no $file: this is the first run."
-    return
-  fi
+# → LAST: the variables of the last run, by name. The file is only read, never run.
+read_last_settings() {
+  local text
+  FILES=${FILES:-gke-${CLUSTER:-finetune}}
+  LAST_FILE=$FILES/settings.env
+  declare -gA LAST=()
+  [[ -e $LAST_FILE ]] || return 0
   while IFS= read -r text || [[ -n $text ]]; do
     [[ $text != "#"* ]] || continue
     [[ $text =~ ^([A-Z_]+)=\'([^\'[:cntrl:]]*)\'$ && " ${SETTINGS[*]} " == *" ${BASH_REMATCH[1]} "* ]] || fail \
-      "$file has the line $(quoted "$text"): expected NAME='VALUE' with a variable of this script." \
+      "$LAST_FILE has the line $(quoted "$text"): expected NAME='VALUE' with a variable of this script." \
       "Restore the file from version control, or delete it: then this is the first run."
-    name=${BASH_REMATCH[1]}
-    [[ ${BASH_REMATCH[2]} == "${!name}" ]] || differences+=$'\n'"  $name: was \"${BASH_REMATCH[2]}\", is \"${!name}\""
-  done < "$file"
+    LAST[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}
+  done < "$LAST_FILE"
+}
+
+# What the environment does not set is as at the last run; but VERSION is that of the checkout.
+take_last_settings() {
+  local name
+  for name in "${!LAST[@]}"; do
+    [[ $name == VERSION || -v $name ]] || printf -v "$name" '%s' "${LAST[$name]}"
+  done
+}
+
+# A run with other variables changes what runs: it needs --change.
+compare_settings() {
+  local name differences=""
+  if [[ ${#LAST[@]} -eq 0 ]]; then
+    line "# There is no $LAST_FILE: this is the first run."
+    return
+  fi
+  for name in "${SETTINGS[@]}"; do
+    if [[ ! -v LAST[$name] ]]; then
+      differences+=$'\n'"  $name: was not kept, is \"${!name}\""
+    elif [[ ${LAST[$name]} != "${!name}" ]]; then
+      differences+=$'\n'"  $name: was \"${LAST[$name]}\", is \"${!name}\""
+    fi
+  done
   [[ -n $differences ]] || return 0
-  [[ $CONFIRMED == true || $DRY_RUN == true ]] || fail "Variables differ from those of the last run, in $file:$differences" \
-    "Take those of the last run (set -a; . $(quoted "$file"); set +a), or confirm the change: add --change."
-  line "# Variables differ from those of the last run, in $file:${differences//$'\n'/$'\n'#}"
+  [[ $CONFIRMED == true || $DRY_RUN == true ]] || fail "Variables differ from those of the last run, in $LAST_FILE:$differences" \
+    "Confirm the change with --change, or unset them: a variable that is not set is as at the last run."
+  line "# Variables differ from those of the last run, in $LAST_FILE:${differences//$'\n'/$'\n'#}"
   [[ $CONFIRMED == true ]] || line "# Without --change, a run that is not --dry-run stops here."
 }
 
@@ -175,5 +198,5 @@ keep_settings() {
   {
     echo "# Variables of the last run of setup.sh, whether it has ended well or not."
     for name in "${SETTINGS[@]}"; do printf "%s='%s'\n" "$name" "${!name}"; done
-  } | write "$FILES/settings.env"
+  } | write "$LAST_FILE"
 }

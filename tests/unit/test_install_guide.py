@@ -81,7 +81,8 @@ def documented() -> str:
 @pytest.fixture(scope="module")
 def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the script can print: its plans, and the removal beside another release, which no plan knows of."""
-    beside = World(tmp_path_factory.mktemp("beside")).run("--remove", "--yes", **setup_script.OTHER_RELEASE)
+    world = World(tmp_path_factory.mktemp("beside"))
+    beside = world.run("--remove", "--yes", "--change", **setup_script.OTHER_RELEASE)
     return (
         setup_script.everything()
         + setup_script.removal()

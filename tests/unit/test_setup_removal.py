@@ -20,14 +20,14 @@ def test_a_removal_withdraws_every_role_that_was_granted() -> None:
 
 def test_a_removal_deletes_only_what_the_script_has_created(tmp_path: Path) -> None:
     world = World(tmp_path)
-    assert world.run("--remove", "--yes", POOLS="v6e-4").returncode == 0
+    assert world.run("--remove", "--yes", "--change", POOLS="v6e-4").returncode == 0
     deleted = [each for each in world.calls if " delete " in each or "storage rm" in each]
     assert not any("clusters delete" in each for each in deleted)
     assert [each.split()[4] for each in deleted if "node-pools delete" in each] == ["v6e-4"]
     namespaces = [each.partition("delete namespace ")[2] for each in deleted if "delete namespace" in each]
     assert namespaces == ["--selector finetune_setup=true", "finetune-system"]
 
-    world.run("--remove", "--yes", OURS="true", POOLS="v6e-4")
+    world.run("--remove", "--yes", "--change", OURS="true", POOLS="v6e-4")
     assert any("clusters delete finetune " in each for each in world.calls)
     assert not any("node-pools delete" in each for each in world.calls)
 
@@ -35,7 +35,7 @@ def test_a_removal_deletes_only_what_the_script_has_created(tmp_path: Path) -> N
 def test_a_removal_deletes_data_only_if_it_is_asked_and_only_buckets_of_its_own(tmp_path: Path) -> None:
     assert "gcloud storage rm" not in plan("--remove")
     world = World(tmp_path)
-    world.run("--remove", "--yes", DELETE_DATA="true", LABELLED="my-project-finetune-cache")
+    world.run("--remove", "--yes", "--change", DELETE_DATA="true", LABELLED="my-project-finetune-cache")
     assert [each for each in world.calls if "storage rm" in each] == [
         "gcloud storage rm --recursive gs://my-project-finetune-cache"
     ]
@@ -43,16 +43,57 @@ def test_a_removal_deletes_data_only_if_it_is_asked_and_only_buckets_of_its_own(
 
 def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
     world = World(tmp_path)
-    done = world.run("--remove", "--yes", OURS="true", OTHERS="production")
+    done = world.run(
+        "--remove",
+        "--yes",
+        "--change",
+        OURS="true",
+        OTHERS="production",
+        DELETE_DATA="true",
+        LABELLED="my-project-models",
+    )
     assert done.returncode == 0
     assert "cluster production of my-project uses them" in done.stderr
-    shared = ("remove-iam-policy-binding", "repositories delete", "service-accounts delete")
+    shared = ("remove-iam-policy-binding", "repositories delete", "service-accounts delete", "storage rm")
     assert [each for each in world.calls if any(word in each for word in shared)] == []
+
+
+def test_a_cluster_of_the_same_name_in_another_region_is_another_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("--remove", "--yes", "--change", DELETE_DATA="true")
+    lists = [each for each in world.calls if "clusters list" in each or "buckets list" in each]
+    assert ["name=finetune AND location=europe-west4" in each for each in lists] == [True, True, False]
+    assert "NOT (name=finetune AND location=europe-west4)" in lists[1]
+    assert "labels.finetune_setup=europe-west4_finetune" in lists[2]
+
+
+def test_a_removal_that_cannot_list_clusters_removes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.run("--remove", "--yes", "--change", FAIL="clusters list").returncode != 0
+    assert [each for each in world.calls if "clusters list" not in each] == []
+
+
+def test_a_removal_without_the_variables_of_the_last_run_removes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for arguments in (["--remove", "--yes"], ["withdraw", "team-a"]):
+        done = world.run(*arguments)
+        assert done.returncode == 1
+        assert world.calls == []
+        assert "the folder FILES of the installation" in done.stderr
+
+
+def test_deployments_in_a_teams_namespace_are_no_other_release(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run(
+        "--remove", "--yes", "--change", RELEASES="finetune-operator-0.2.0 team-a/stay\n", POOLS="v6e-4"
+    )
+    assert any("delete crd" in each for each in world.calls)
+    assert any("node-pools delete v6e-4" in each for each in world.calls)
 
 
 def test_a_removal_leaves_what_another_release_of_the_cluster_needs(tmp_path: Path) -> None:
     world = World(tmp_path)
-    done = world.run("--remove", "--yes", **OTHER_RELEASE)
+    done = world.run("--remove", "--yes", "--change", **OTHER_RELEASE)
     assert done.returncode == 0, done.stderr
     deleted = [each for each in world.calls if " delete " in each or "uninstall" in each]
     assert [re.sub(r"--(kube-)?context \S+ ", "", each) for each in deleted] == [
@@ -70,7 +111,7 @@ def test_a_removal_leaves_what_another_release_of_the_cluster_needs(tmp_path: Pa
 
 def test_a_removal_that_cannot_ask_for_other_releases_removes_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
-    done = world.run("--remove", "--yes", FAIL="get deployments")
+    done = world.run("--remove", "--yes", "--change", FAIL="get deployments")
     assert done.returncode == 1
     assert "could not be asked for other releases" in done.stderr
     assert not any(" delete " in each or "remove-" in each or "uninstall" in each for each in world.calls)
@@ -78,7 +119,7 @@ def test_a_removal_that_cannot_ask_for_other_releases_removes_nothing(tmp_path: 
 
 def test_a_removal_can_be_repeated_when_the_cluster_is_gone(tmp_path: Path) -> None:
     world = World(tmp_path)
-    done = world.run("--remove", "--yes", GONE="yes", FAIL="kubectl")
+    done = world.run("--remove", "--yes", "--change", GONE="yes", FAIL="kubectl")
     assert done.returncode == 0
     assert not any(each.startswith(("kubectl", "helm")) for each in world.calls)
     assert any("iam service-accounts delete" in each for each in world.calls)
@@ -98,7 +139,7 @@ def test_a_removal_without_confirmation_removes_nothing(
     variables: dict[str, str], named: list[str], tmp_path: Path
 ) -> None:
     world = World(tmp_path)
-    done = world.run("--remove", **variables)
+    done = world.run("--remove", "--change", **variables)
     assert done.returncode == 1
     assert [each for each in world.calls if not re.search(r" (describe|list|get) ", each)] == []
     assert "Nothing was removed" in done.stderr

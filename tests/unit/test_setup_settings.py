@@ -16,22 +16,45 @@ def settings(world: World) -> dict[str, str]:
     return dict(word.split("=", 1) for (word,) in filter(None, words))
 
 
-def test_a_variable_that_is_forgotten_stops_the_run_before_anything_is_called(tmp_path: Path) -> None:
+def test_a_variable_that_is_not_set_is_as_at_the_last_run(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.run("apis", LEDGER="true", SLICES="v6e-4*4  v6e-16").returncode == 0
+    before = settings(world)
+    done = world.run("apis", **dict.fromkeys(VARIABLES, ""))
+    assert done.returncode == 0, done.stderr
+    assert settings(world) == before
+    assert (before["LEDGER"], before["SLICES"]) == ("true", "v6e-4*4 v6e-16")
+
+
+def test_a_variable_that_has_another_value_stops_the_run_before_anything_is_called(tmp_path: Path) -> None:
     world = World(tmp_path)
     assert world.run("apis", LEDGER="true", SLICES="v6e-4*4  v6e-16").returncode == 0
     before = (world.files / "settings.env").read_text()
     for arguments in (["apis"], ["withdraw", "team-a"], ["--remove", "--yes"], ["first-job"]):
-        done = world.run(*arguments, KUEUE="true")
+        done = world.run(*arguments, KUEUE="true", SLICES="v6e-4")
         assert done.returncode == 1
         assert world.calls == []
         changes = re.findall(r'^  (\S+): was "(.*)", is "(.*)"$', done.stderr, re.MULTILINE)
-        assert changes == [
-            ("SLICES", "v6e-4*4 v6e-16", "v6e-4"),
-            ("KUEUE", "false", "true"),
-            ("LEDGER", "true", "false"),
-        ]
+        assert changes == [("SLICES", "v6e-4*4 v6e-16", "v6e-4"), ("KUEUE", "false", "true")]
         assert "--change" in done.stderr.partition("Fix:")[2]
     assert (world.files / "settings.env").read_text() == before
+
+
+def test_a_variable_that_was_not_kept_is_a_change(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.files.mkdir()
+    (world.files / "settings.env").write_text("PROJECT='my-project'\n")
+    done = world.run("apis")
+    assert done.returncode == 1
+    assert f'TEAMS: was not kept, is "{VARIABLES["TEAMS"]}"' in done.stderr
+
+
+def test_a_checkout_of_another_release_is_a_change(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.run("apis", VERSION="0.1.0").returncode == 0
+    done = world.run("apis")
+    assert done.returncode == 1
+    assert 'VERSION: was "0.1.0"' in done.stderr
 
 
 def test_the_file_has_the_variables_of_the_last_run_for_a_shell(tmp_path: Path) -> None:
@@ -49,14 +72,14 @@ def test_a_change_that_is_confirmed_is_made_and_kept(tmp_path: Path) -> None:
     done = world.run("--change", "apis", LEDGER="true")
     assert done.returncode == 0, done.stderr
     assert 'LEDGER: was "false", is "true"' in done.stderr
-    assert world.run("apis", LEDGER="true").returncode == 0
-    assert world.run("apis").returncode == 1
+    assert world.run("apis").returncode == 0
+    assert world.run("apis", LEDGER="false").returncode == 1
 
 
 def test_a_dry_run_shows_what_differs_and_keeps_the_file(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("apis", LEDGER="true")
-    done = world.run("--dry-run", "apis")
+    done = world.run("--dry-run", "apis", LEDGER="false")
     assert done.returncode == 0
     assert '#  LEDGER: was "true", is "false"\n# Without --change' in done.stdout
     assert settings(world)["LEDGER"] == "true"
@@ -68,7 +91,7 @@ def test_a_run_that_fails_can_be_repeated_and_is_not_taken_back_by_mistake(tmp_p
     failed = world.run("--change", "apis", "images", LEDGER="true", FAIL="repositories create")
     assert failed.returncode == 1
     assert world.run("apis", LEDGER="true").returncode == 0
-    assert world.run("apis").returncode == 1
+    assert world.run("apis", LEDGER="false").returncode == 1
 
 
 def test_other_spaces_between_words_are_no_change(tmp_path: Path) -> None:

@@ -179,3 +179,16 @@ def test_a_job_without_nodes_has_a_cause_of_its_own(spec: dict[str, Any], cause:
         counted.reconcile()
         counted.world.wait(7300)
     assert [(seen.result, seen.cause) for seen in counted.seen if seen.result] == [(Phase.FAILED, cause)]
+
+
+def test_a_job_that_made_no_progress_was_not_ended_by_its_number_of_preemptions() -> None:
+    counted = Counted(recovery={"maxPreemptions": 99})
+    for _ in range(12):
+        if counted.world.status.get("phase") == "Failed":
+            break
+        counted.world.stop(counted.until(Stage.TRAIN))
+        for _ in range(2):
+            counted.reconcile()
+        counted.world.wait(3600)
+    assert counted.world.status["failure"]["reason"] == "NoProgress"
+    assert [(seen.result, seen.cause) for seen in counted.seen if seen.result] == [(Phase.FAILED, None)]

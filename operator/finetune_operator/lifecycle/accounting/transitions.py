@@ -12,9 +12,11 @@ from finetune_operator.api import (
     ConditionType,
     FineTuneJobStatus,
     Phase,
+    Reason,
     StagePhase,
 )
 from finetune_operator.api.placement import Capacity
+from finetune_operator.api.status_results import FailureStatus
 from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
 from finetune_operator.lifecycle.attempts.deadlines import (
     HUNG,
@@ -126,7 +128,7 @@ def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
         capacity=resolved.resources.capacity if resolved and resolved.resources else None,
         result=status.phase if ended else None,
         failure_class=failure.failure_class if failure else None,
-        cause=_cause(job, failure.reason, failure.failure_class) if failure else None,
+        cause=_cause(job, failure.reason, _spent(failure)) if failure else None,
         attempts=tuple(
             AttemptEnd(
                 failure_class=each.failure_class,
@@ -140,6 +142,11 @@ def transitions(job: Object, status: FineTuneJobStatus) -> Transitions:
         training=_training(status, train.seconds) if train else None,
         admission=_admission(job, before, status),
     )
+
+
+def _spent(failure: FailureStatus) -> FailureClass | None:
+    """Returns the class whose retries are used up; None if something else has ended the job."""
+    return None if failure.reason == Reason.NO_PROGRESS else failure.failure_class
 
 
 def _cause(job: Object, *limited_by: str | None) -> FailureCause | None:
