@@ -24,6 +24,7 @@ from devcluster.layout import ROOT
 from devcluster.testing import LocalCluster
 
 ALERTS = ROOT / "charts" / "finetune-operator" / "alerts.yaml"
+MANIFEST = ROOT / "deploy" / "kube-state-metrics" / "kube-state-metrics.yaml"
 SERIES = ROOT / "deploy" / "kube-state-metrics" / "custom-resource-state.yaml"
 PROGRAM = shutil.which("prometheus")
 _MODULE = ROOT / "tests" / "kube_state_metrics"
@@ -178,7 +179,7 @@ class KubeStateMetrics:
 def kube_state_metrics(
     cluster: LocalCluster, folder: Path, ports: Sequence[int]
 ) -> Iterator[KubeStateMetrics]:
-    """Runs kube-state-metrics with the rights that docs/observability.md names, on two ports."""
+    """Runs kube-state-metrics with the rights of the shipped manifest, on two ports."""
     folder.mkdir(parents=True)
     config = folder / "kubeconfig"
     config.touch(mode=0o600)
@@ -199,47 +200,18 @@ def kube_state_metrics(
 
 
 def _kubeconfig(cluster: LocalCluster) -> Mapping[str, Any]:
-    """Of an account that may list and watch jobs and CRDs, nothing else."""
-    name, group = "kube-state-metrics", "rbac.authorization.k8s.io"
-    account = {"kind": "ServiceAccount", "name": name, "namespace": "finetune-system"}
-    cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": name, "namespace": "finetune-system"},
-        }
-    )
-    read = ["list", "watch"]
-    cluster.apply(
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": name},
-            "rules": [
-                {"apiGroups": ["tpu-finetune.dev"], "resources": ["finetunejobs"], "verbs": read},
-                {
-                    "apiGroups": ["apiextensions.k8s.io"],
-                    "resources": ["customresourcedefinitions"],
-                    "verbs": read,
-                },
-            ],
-        }
-    )
-    cluster.apply(
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": name},
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
-            "subjects": [account],
-        }
-    )
+    """Of the account of the shipped manifest, which may list and watch jobs and CRDs, nothing else."""
+    name = "finetune-job-series"
+    cluster.kubectl("create", "namespace", "monitoring")
+    cluster.kubectl("apply", "--dry-run=server", "-f", str(MANIFEST))
+    rights = [each for each in yaml.safe_load_all(MANIFEST.read_text()) if each["kind"] != "Deployment"]
+    cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
     request = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
         "spec": {"expirationSeconds": 7200},
     }
-    path = f"/api/v1/namespaces/finetune-system/serviceaccounts/{name}/token"
+    path = f"/api/v1/namespaces/monitoring/serviceaccounts/{name}/token"
     token = cluster.create(path, request)["status"]["token"]
     server = {"server": cluster.server, "certificate-authority": str(cluster.state.pki / "ca.crt")}
     return {

@@ -183,3 +183,23 @@ def test_a_tenants_trainer_words_no_label() -> None:
             ("profile", "name"), ("model", "source"), ("resources", "tpu"), ("resources", "capacity"),
         )),
     }  # fmt: skip
+
+
+def test_the_deployment_runs_the_tested_release_with_the_shipped_file() -> None:
+    folder = ROOT / "deploy/kube-state-metrics"
+    *_, deployment = yaml.safe_load_all((folder / "kube-state-metrics.yaml").read_text())
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    tested = re.search(
+        r"kube-state-metrics/v2 (v\S+)", (ROOT / "tests/kube_state_metrics/go.mod").read_text()
+    )
+    assert tested is not None
+    assert container["image"].endswith(f":{tested.group(1)}")
+    (mount,), (volume,) = container["volumeMounts"], pod["spec"]["volumes"]
+    file = f"{mount['mountPath']}/custom-resource-state.yaml"
+    assert f"--custom-resource-state-config-file={file}" in container["args"]
+    command = f"kubectl create configmap {volume['configMap']['name']} -n monitoring "
+    assert command in (ROOT / "docs/observability.md").read_text()
+    selected = COLLECTED["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= pod["metadata"]["labels"].items()
+    assert COLLECTED["spec"]["endpoints"][0]["port"] == container["ports"][0]["containerPort"]
