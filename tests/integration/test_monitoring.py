@@ -26,6 +26,7 @@ from devcluster.faultproxy import FaultProxy, InjectedFault, ProxiedRequest
 from devcluster.testing import LocalCluster
 from finetune_contract import ExitCode, RunFolder, Stage
 from finetune_operator.api.timestamps import stamp
+from finetune_operator.runtime.metrics import HELD_SECONDS
 from tests.dashboards import documented_queries, panel_queries
 from tests.integration import fake_trainer, monitoring
 from tests.integration.jobs import Object, await_file, condition, job_path, phase
@@ -346,7 +347,9 @@ def test_a_training_that_stands_still(site: Site) -> None:
     for each in (own, path):
         site.trains(each)
     site.trainer("quick", measured=True)
-    site.prometheus.fires("FinetuneAttemptsHung", seconds=120, exported_namespace=path.split("/")[5])
+    site.prometheus.fires(
+        "FinetuneAttemptsHung", seconds=HELD_SECONDS + 120, exported_namespace=path.split("/")[5]
+    )
     for each in (own, path):
         site.ends(each, "Succeeded")
     found = {each["exported_namespace"] for each in site.prometheus.firing("FinetuneAttemptsHung")}
@@ -359,8 +362,9 @@ def test_jobs_that_fail_alert_unless_the_fault_or_the_limit_is_their_own(site: S
     impatient = {"recovery": {"maxInfrastructureRetries": 0}, "hangPolicy": {"stageSeconds": 3}}
     for name, script, spec in (
         ("user", f"exit {ExitCode.BAD_DATA}", {}),
-        ("platform", f"exit {ExitCode.CONTRACT_UNSUPPORTED}", {}),
         ("impatient", "exec sleep 3600", impatient),
+        # Counted last.
+        ("platform", f"exit {ExitCode.CONTRACT_UNSUPPORTED}", {}),
     ):
         image = f"localhost/trainer-{name}:test"
         program = site.runs / name / "finetune-stage"
@@ -371,7 +375,8 @@ def test_jobs_that_fail_alert_unless_the_fault_or_the_limit_is_their_own(site: S
         path = site.apply(name, profile=site.profile(f"failing-{name}", images={"trainer": image}), **spec)
         ended[name] = site.ends(path, "Failed")["status"]["failure"]["class"]
     assert ended == {"user": "User", "platform": "Platform", "impatient": "Infrastructure"}
-    site.prometheus.fires("FinetuneJobsFailing", profile="failing-platform", **{"class": "Platform"})
+    labels = {"class": "Platform", "profile": "failing-platform"}
+    site.prometheus.fires("FinetuneJobsFailing", seconds=HELD_SECONDS + 60, **labels)
     assert {each["class"] for each in site.prometheus.firing("FinetuneJobsFailing")} == {"Platform"}
     counted = site.prometheus.query('finetune_jobs_ended_total{result="Failed", class="User"} > 0')
     assert counted

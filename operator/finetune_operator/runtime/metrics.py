@@ -38,8 +38,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HOUR = 3600
 _DAY = 24 * _HOUR
-#: Ends that wait for the first rendering of their series at 0; more are counted at once.
-_MOST_HELD = 10_000
+#: Seconds for which a series stays at 0: longer than the interval of scrapes.
+HELD_SECONDS = 120
 #: Samples whose text is written in one go.
 _BATCH = 20_000
 #: Seconds, from a single fast read to a stage that waits for the API server to recover.
@@ -193,12 +193,10 @@ class OperatorMetrics:
         self._jobs = JobCollector()
         self.registry.register(self._jobs)
         self._failing: dict[Hashable, str] = {}
-        self._places = set[Place]()
-        """Places whose counters have begun."""
-        self._unseen = set[Place]()
-        """Those of them that no rendering has shown at 0 yet."""
+        self._places: dict[Place, float] = {}
+        """Places whose counters have begun, and when."""
         self._held: list[Transitions] = []
-        """What has ended at unseen places."""
+        """What has ended at places whose counters have just begun."""
         self._idle: dict[tuple[str, str], float] = {}
         """Since when a namespace has had no jobs under a profile."""
         self._transitions = TransitionMetrics(self.registry)
@@ -295,16 +293,17 @@ class OperatorMetrics:
     def changed(self, transitions: Transitions) -> None:
         """Records what has ended from one status of a job to the next.
 
-        It counts once the series have been rendered at 0, since a first value above 0 is no increase to Prometheus.
+        At a place whose series have just begun it counts later, since a first value above 0 is no increase to
+        Prometheus.
         """
         place = _place(transitions)
         self._begin(place)
-        if place not in self._unseen:
+        if self._held and self._is_ready(_place(self._held[0])):
+            self._count()
+        if self._is_ready(place):
             self._transitions.observe(transitions)
-            return
-        self._held.append(transitions)
-        if len(self._held) >= _MOST_HELD:
-            self._count(frozenset(self._unseen))
+        else:
+            self._held.append(transitions)
 
     def ledger_written(self, *, failed: bool) -> None:
         """Records one attempt to write a record of the ledger."""
@@ -329,19 +328,20 @@ class OperatorMetrics:
 
     def _begin(self, place: Place) -> None:
         if place not in self._places:
-            self._places.add(place)
-            self._unseen.add(place)
+            self._places[place] = self._clock()
             self._transitions.begin(place)
 
-    def _count(self, shown: frozenset[Place]) -> None:
-        """Counts what has ended at places that a rendering has shown."""
-        self._unseen -= shown
+    def _is_ready(self, place: Place) -> bool:
+        """Whether its series have been at 0 for long enough."""
+        return self._clock() - self._places[place] >= HELD_SECONDS
+
+    def _count(self) -> None:
         held, self._held = self._held, []
         for transitions in held:
-            if _place(transitions) in self._unseen:
-                self._held.append(transitions)
-            else:
+            if self._is_ready(_place(transitions)):
                 self._transitions.observe(transitions)
+            else:
+                self._held.append(transitions)
 
     def gone(self, key: JobKey) -> None:
         """Drops a deleted job."""
@@ -366,7 +366,7 @@ class OperatorMetrics:
         Reads the metrics on the event loop, where nothing else changes them, and writes their text in a thread, which
         takes most of the time.
         """
-        shown = frozenset(self._unseen)
+        self._count()
         texts, read, samples = list[bytes](), list[Metric](), 0
         for metric in self.registry.collect():
             read.append(metric)
@@ -375,7 +375,6 @@ class OperatorMetrics:
                 texts.append(await asyncio.to_thread(_text, read))
                 read, samples = [], 0
         texts.append(await asyncio.to_thread(_text, read))
-        self._count(shown)
         self._drop_idle()
         return b"".join(texts)
 
@@ -393,7 +392,7 @@ class OperatorMetrics:
                 expired.append(pair)
         for pair in expired[:1]:
             del self._idle[pair]
-            self._places = {place for place in self._places if place[:2] != pair}
+            self._places = {place: begun for place, begun in self._places.items() if place[:2] != pair}
             self._transitions.end(*pair)
             for counter in (self._chip_seconds, self._cost):
                 counter.remove_by_labels(dict(zip(("namespace", "profile"), pair, strict=True)))
