@@ -40,10 +40,12 @@ OTHER_RELEASE = {
     "NAMESPACES": "team-a moved",
     "POOLS": "finetune-cpu",
 }
-#: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
+#: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails, and KILL
+#: ends the script.
 _STAND_IN = r"""#!/bin/sh
 printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
+case "$*" in *"${KILL-no such words}"*) kill -9 $PPID;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
 *image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;
@@ -80,8 +82,8 @@ def removal() -> str:
 
 
 def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs the script, whatever its exit code."""
-    given = {name: value for name, value in environment.items() if value}
+    """Runs the script, whatever its exit code. An empty variable is not set; a space stands for one set to nothing."""
+    given = {name: value.strip() for name, value in environment.items() if value}
     return subprocess.run(
         [str(SCRIPT), *arguments], env=given, capture_output=True, text=True, check=False, timeout=60
     )

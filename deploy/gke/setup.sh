@@ -4,7 +4,7 @@
 #   deploy/gke/setup.sh --dry-run    print the commands and files, and run nothing
 #   deploy/gke/setup.sh              create what is missing; a second run changes nothing
 #   deploy/gke/setup.sh first-job    apply the example job in the first team's namespace
-#   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS on storage, and nothing else
+#   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS, before it is left out of TEAMS
 #   deploy/gke/setup.sh --remove     remove what it has created; buckets stay, unless DELETE_DATA=true
 #   deploy/gke/setup.sh --change     go on with other variables than at the last run
 #
@@ -32,6 +32,8 @@ NAMESPACE=finetune-system
 . "$ROOT/deploy/gke/objects.sh"
 # shellcheck source-path=SCRIPTDIR source=remove.sh
 . "$ROOT/deploy/gke/remove.sh"
+# shellcheck source-path=SCRIPTDIR source=withdraw.sh
+. "$ROOT/deploy/gke/withdraw.sh"
 
 # ---------------------------------------------------------------------------------------------------- output
 
@@ -322,7 +324,7 @@ operator_bindings() {
 
 # bindings NAMESPACE MEMBERS: the roles of a team's accounts and people on storage.
 bindings() {
-  local bucket name member cpu train
+  local bucket name cpu train
   cpu=$(account "$1" ft-cpu) train=$(account "$1" ft-train)
   bind_folder "$PROJECT-finetune-artifacts/$1" "$cpu" objectUser
   bind_folder "$PROJECT-finetune-artifacts/$1" "$train" objectUser
@@ -333,29 +335,28 @@ bindings() {
     for bucket in models data; do bind_folder "$PROJECT-$bucket/$1" "$name" objectViewer; done
     for bucket in "${BUCKETS[@]}"; do bind_bucket "$bucket" "$name" "projects/$PROJECT/roles/$BUCKET_READER"; done
   done
+  people_bindings "$1" "$2"
+}
+
+# people_bindings NAMESPACE MEMBERS
+people_bindings() {
+  local member
   for member in ${2//,/ }; do
     bind_folder "$PROJECT-finetune-artifacts/$1" "$member" objectViewer
     bind_folder "$PROJECT-models/$1" "$member" objectUser
     bind_folder "$PROJECT-data/$1" "$member" objectUser
-    [[ " $STAYING " == *" $member "* ]] ||
+  done
+  cluster_viewers "$2"
+}
+
+# cluster_viewers MEMBERS: who has it for another team, or as administrator, is in STAYING and keeps it.
+cluster_viewers() {
+  local member
+  for member in ${1//,/ }; do
+    [[ " ${STAYING//,/ } " == *" $member "* ]] ||
       "$TRY" gcloud projects "$CHANGE-iam-policy-binding" "$PROJECT" --member "$member" \
         --role roles/container.clusterViewer --condition None
   done
-}
-
-# withdraw NAMESPACE: of the team alone; its people are those of TEAMS. Who is in another team still sees the cluster.
-withdraw() {
-  local i found="" TRY=attempt CHANGE=remove
-  for i in "${!TEAM[@]}"; do
-    if [[ ${TEAM[i]} == "$1" ]]; then found=$i; else STAYING+=" ${MEMBERS[i]//,/ }"; fi
-  done
-  if [[ -n $found ]]; then
-    number
-    step "Roles of $1 on storage"
-    bindings "$1" "${MEMBERS[found]}"
-    return
-  fi
-  fail "There is no team \"$1\" in TEAMS: expected one of ${TEAM[*]}." "export TEAMS with all teams and their people."
 }
 
 do_operator() {
@@ -366,10 +367,8 @@ do_operator() {
   [[ ! -e $FILES/values-own.yaml ]] || own=(--values "$FILES/values-own.yaml")
   run helm upgrade --install finetune-operator "$ROOT/charts/finetune-operator" --kube-context "$CONTEXT" \
     --namespace $NAMESPACE --create-namespace --values "$FILES/values.yaml" "${own[@]}" --wait --timeout 10m
-  if [[ -n $ADMINS ]]; then
-    admin_objects | write "$FILES/admins.yaml"
-    kube apply -f "$FILES/admins.yaml"
-  fi
+  admin_objects | write "$FILES/admins.yaml"
+  kube apply -f "$FILES/admins.yaml"
 }
 
 do_profiles() {
@@ -436,6 +435,7 @@ main() {
   if [[ $remove == true ]]; then remove; return; fi
   if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
+  withdraw_from_leavers
   keep_settings
   for each in "${steps[@]}"; do "do_${each//-/_}"; done
   line
