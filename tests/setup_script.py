@@ -56,6 +56,7 @@ case "$*" in
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
+*"get deployment finetune-operator"* | *"get finetuneprofile"*) echo "$*" | grep -o "${INSTALLED-no such}" || :;;
 *"get deployments"*) printf "${RELEASES-}";;
 *"get namespaces"*) echo "${NAMESPACES-}";;
 *" get "*) [ -n "${EXIST-}" ];;

@@ -148,7 +148,34 @@ do_cluster() {
     --release-channel regular --enable-dataplane-v2 --workload-pool "$PROJECT.svc.id.goog" "${groups[@]}" "${own[@]}" \
     --service-account "$NODES_EMAIL" --machine-type e2-standard-4 --num-nodes 1 --labels finetune_setup=true
   check_cluster
-  run gcloud container clusters get-credentials "$CLUSTER" --location "$LOCATION" --project "$PROJECT"
+  credentials
+}
+
+# A cluster without the endpoint by address is reached by its DNS name.
+credentials() {
+  local endpoint=()
+  [[ " $CLUSTER_FLAGS " != *" --enable-dns-access "* ]] || endpoint=(--dns-endpoint)
+  run gcloud container clusters get-credentials "$CLUSTER" "${IN_LOCATION[@]}" "${endpoint[@]}"
+}
+
+# A first run would replace values, quotas and profiles of an installation whose folder FILES is elsewhere. --dry-run and
+# --change go ahead.
+check_first_run() {
+  local name found installed=""
+  [[ ${#LAST[@]} -eq 0 && $CONFIRMED != true && $DRY_RUN != true ]] || return 0
+  [[ " ${steps[*]} " =~ \ (controllers|teams|operator|profiles)\  ]] || return 0
+  step "Whether an earlier run has set up the cluster"
+  gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" >/dev/null 2>&1 || return 0
+  credentials
+  ask installed "" kubectl --context "$CONTEXT" get deployment finetune-operator --namespace $NAMESPACE \
+    --ignore-not-found --output name
+  # Where the kind does not exist, either, this fails.
+  for name in "${TEAM[@]}"; do
+    ask found "" kubectl --context "$CONTEXT" get finetuneprofile "gke-$name" --output name 2>/dev/null || found=""
+    installed+=${found:+ $found}
+  done
+  [[ -z $installed ]] || fail "Cluster $CLUSTER is set up already (${installed# }), and $LAST_FILE is not here: this run would replace values and profiles." \
+    "Get the folder FILES from version control and start the script where it is, or replace them with --change."
 }
 
 # An existing cluster may lack what only its administrator should change, because it recreates nodes.
@@ -435,6 +462,7 @@ main() {
   if [[ $remove == true ]]; then remove; return; fi
   if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
+  check_first_run
   withdraw_from_leavers
   keep_settings
   for each in "${steps[@]}"; do "do_${each//-/_}"; done

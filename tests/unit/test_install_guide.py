@@ -80,15 +80,17 @@ def documented() -> str:
 
 @pytest.fixture(scope="module")
 def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the script can print: its plans, and the removal beside another release, which no plan knows of."""
+    """What the script can print: plans, a removal beside another release, and a first run in an existing cluster."""
     world = World(tmp_path_factory.mktemp("beside"))
     beside = world.run("--remove", "--yes", "--change", **setup_script.OTHER_RELEASE)
     return (
         setup_script.everything()
         + setup_script.removal()
         + plan(CAPACITY="Spot")
+        + plan("cluster", CLUSTER_FLAGS="--enable-dns-access")
         + plan("--remove")
         + beside.stderr
+        + World(tmp_path_factory.mktemp("existing")).run(EXIST="yes").stderr
     )
 
 
@@ -221,7 +223,7 @@ def test_an_existing_cluster_that_lacks_something_is_left_alone(
     assert done.returncode == 1
     assert message in done.stderr
     assert fix in done.stderr.partition("Fix:")[2]
-    assert not any("kubectl" in each for each in world.calls)
+    assert not any(" apply " in each or each.startswith("helm") for each in world.calls)
 
 
 @pytest.mark.parametrize(
@@ -448,6 +450,16 @@ def test_further_flags_of_the_cluster_are_words_and_nothing_else() -> None:
     done = setup_script.run("--dry-run", "cluster", environment=bad)
     assert done.returncode == 1
     assert "CLUSTER_FLAGS" in done.stderr
+
+
+def test_a_cluster_with_a_dns_endpoint_is_reached_by_it() -> None:
+    (command,) = re.findall(
+        r"^gcloud container clusters get-credentials .*",
+        plan("cluster", CLUSTER_FLAGS="--enable-private-nodes --enable-dns-access"),
+        re.MULTILINE,
+    )
+    assert command.endswith(" --dns-endpoint")
+    assert "--dns-endpoint" not in plan("cluster")
 
 
 def test_a_build_of_another_release_says_which_code_it_has() -> None:
