@@ -396,6 +396,7 @@ do_operator() {
     --namespace $NAMESPACE --create-namespace --values "$FILES/values.yaml" "${own[@]}" --wait --timeout 10m
   admin_objects | write "$FILES/admins.yaml"
   kube apply -f "$FILES/admins.yaml"
+  cluster_viewers "$ADMINS"
 }
 
 do_profiles() {

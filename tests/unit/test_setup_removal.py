@@ -24,6 +24,7 @@ from tests.setup_script import (
 def test_a_removal_withdraws_every_role_that_was_granted() -> None:
     assert sorted(grants(removal(), "remove")) == sorted(grants(everything()))
     given = re.findall(r"gcloud projects add-(iam-policy-binding .*)", everything())
+    assert any("user:root@example.com --role roles/container.clusterViewer" in each for each in given)
     assert set(given) <= set(
         re.findall(r"gcloud projects remove-(iam-policy-binding .*?) \|\| true", removal())
     )
