@@ -41,11 +41,12 @@ OTHER_RELEASE = {
     "POOLS": "finetune-cpu",
 }
 #: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails, and KILL
-#: ends the script.
+#: and TERM_AT end the script.
 _STAND_IN = r"""#!/bin/sh
 printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
 case "$*" in *"${KILL-no such words}"*) kill -9 $PPID;; esac
+case "$*" in *"${TERM_AT-no such words}"*) kill -TERM $PPID;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
 *image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;

@@ -446,6 +446,7 @@ main() {
       *) fail "There is no argument \"$each\"." "deploy/gke/setup.sh --help" ;;
     esac
   done
+  lock_files
   read_last_settings
   take_last_settings
   check_variables

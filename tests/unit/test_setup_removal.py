@@ -268,6 +268,7 @@ def test_a_run_that_ends_while_it_withdraws_still_knows_from_whom(tmp_path: Path
     }
     world.run("--change", "teams", KILL="remove-iam-policy-binding", **changed)
     assert (world.files / "settings.env").read_text() == known
+    (world.files / "lock").rmdir()
     world.run("--change", "teams", **changed)
     assert len(_withdrawn(world)) == 3
 
