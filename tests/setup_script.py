@@ -52,6 +52,7 @@ case "$*" in
 *image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
+*autoscaling.maxNodeCount*) echo "${MOST-}";;
 *"clusters list"*"NOT ("*) echo "${OTHERS-}";;
 *"clusters list"*) [ -n "${GONE-}" ] || echo "finetune ${OURS-}";;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;

@@ -153,6 +153,11 @@ spec:
 EOF
 }
 
+# flavor INDEX of SLICE
+flavor() {
+  echo "  - {name: ${SLICE[$1]//\//-}, $FLAVOR, accelerator: ${LABEL[$1]}, topologies: [${TOPOLOGY[$1]}], chipsPerHost: ${CHIPS[$1]}}"
+}
+
 profile() {
   local i
   cat <<EOF
@@ -177,11 +182,7 @@ EOF
   # Add chipHourPrice, the price of your region: without it there are no costs.
   flavors:
 EOF
-  for i in "${!SLICE[@]}"; do
-    cat <<EOF
-  - {name: ${SLICE[i]//\//-}, $FLAVOR, accelerator: ${LABEL[i]}, topologies: [${TOPOLOGY[i]}], chipsPerHost: ${CHIPS[i]}}
-EOF
-  done
+  for i in "${!SLICE[@]}"; do flavor "$i"; done
   cat <<EOF
   cpuPool:
     nodeSelector: {cloud.google.com/gke-nodepool: finetune-cpu}

@@ -238,9 +238,12 @@ other_pools() {
 
 # elastic NAME MOST FLAG…: a pool without nodes until pods need them. In one zone, because GKE counts nodes per zone.
 elastic() {
-  local name=$1 most=$2
+  local name=$1 most=$2 found
   shift 2
   pool "$name" "$@" --num-nodes 0 --enable-autoscaling --min-nodes 0 --max-nodes "$most"
+  ask found "$most" gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" --format 'value(autoscaling.maxNodeCount)'
+  [[ -z $found || $found == "$most" ]] ||
+    line "# Pool $name keeps its most of $found nodes. For $most: gcloud container node-pools update $name ${IN_CLUSTER[*]} --enable-autoscaling --min-nodes 0 --max-nodes $most"
 }
 
 # pool NAME FLAG…
@@ -409,8 +412,18 @@ do_profiles() {
     profile "$team" | keep "$FILES/profile-$team.yaml"
     [[ $DRY_RUN == true ]] || grep -q "$TRAINER_DIGEST" "$FILES/profile-$team.yaml" ||
       line "# $FILES/profile-$team.yaml names another trainer image than $VERSION, which is $REPOSITORY/finetune-trainer@$TRAINER_DIGEST"
+    missing_flavors "$FILES/profile-$team.yaml"
     kube apply -f "$FILES/profile-$team.yaml"
     kube wait --for condition=Valid "finetuneprofile/gke-$team" --timeout 60s
+  done
+}
+
+# missing_flavors FILE: a profile that is kept does not follow SLICES.
+missing_flavors() {
+  local i
+  [[ $DRY_RUN != true || -e $1 ]] || return 0
+  for i in "${!SLICE[@]}"; do
+    grep -Eq "name: *[\"']?${SLICE[i]//\//-}[\"']?([ ,}]|\$)" "$1" || line "# $1 has no flavor for ${SLICE[i]} of SLICES:$(flavor "$i")"
   done
 }
 

@@ -32,7 +32,7 @@ forget() {
 # the subjects of all bindings. A team that is left out would keep all it has: it is withdrawn by name, since it may have
 # moved to another release.
 withdraw_from_leavers() {
-  local i name of_admins STAYING="$ADMINS" TRY=attempt CHANGE=remove left=()
+  local i name of_admins anyone="" STAYING="$ADMINS" TRY=attempt CHANGE=remove left=()
   for i in "${MEMBERS[@]}"; do STAYING+=,$i; done
   for name in ${LAST[TEAMS]-}; do
     name=${name%%=*}
@@ -42,10 +42,11 @@ withdraw_from_leavers() {
   for i in "${!TEAM[@]}"; do
     left[i]=$(leavers "$(people "${TEAM[i]}" "${LAST[TEAMS]-}")" "${MEMBERS[i]}")
     needs_step teams "${left[i]}"
+    anyone+=${left[i]}
   done
   of_admins=$(leavers "${LAST[ADMINS]-}" "$ADMINS")
   needs_step operator "$of_admins"
-  [[ -n ${left[*]// /}$of_admins ]] || return 0
+  [[ -n $anyone$of_admins ]] || return 0
   step "Roles of people who are no longer named. One that is gone already is not found; after any other error restore $LAST_FILE and repeat the run"
   for i in "${!TEAM[@]}"; do people_bindings "${TEAM[i]}" "${left[i]}"; done
   cluster_viewers "$of_admins"

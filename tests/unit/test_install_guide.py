@@ -122,7 +122,7 @@ def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read(eve
     script = "\n".join(source.read_text() for source in setup_script.SOURCES)
     script = script.replace("${IN_CLUSTER[*]}", "--cluster --location --project")
     script = script.replace("$of", "--location --project")
-    fixes = "\n".join(re.findall(r"\"(gcloud [^\"\n]*)", script))
+    fixes = "\n".join(re.findall(r"(?:\"|: )(gcloud [^\"\n]*)", script))
     for words in commands(every_command + documented() + "\n" + fixes):
         name, _ = in_table(words, known)
         used |= {(name, ""), *((name, each.partition("=")[0]) for each in words if each.startswith("-"))}
@@ -384,6 +384,40 @@ def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(t
     )
     assert left == [("v6e-16-2", "gcloud container node-pools delete v6e-16-2")]
     assert not any("delete" in each for each in world.calls)
+
+
+def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("pools", EXIST="yes", MOST="2", SLICES="v6e-4*4 v6e-16", CPU_NODES="2")
+    assert done.returncode == 0, done.stderr
+    command = (
+        "gcloud container node-pools update v6e-4 --cluster finetune --location europe-west4 --project my-project "
+        "--enable-autoscaling --min-nodes 0 --max-nodes 4"
+    )
+    kept = re.findall(r"# Pool (\S+) keeps its most of 2 nodes. For 4: (.*)", done.stderr)
+    assert kept == [("v6e-4", command)]
+    assert not any("node-pools update" in each for each in world.calls)
+    for most in ("4", ""):
+        done = world.run("pools", EXIST="yes", MOST=most, SLICES="v6e-4*4 v6e-16", CPU_NODES="4", TEAMS="")
+        assert "keeps its most" not in done.stderr
+
+
+def test_a_kept_profile_is_told_which_slices_it_lacks(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("profiles", SLICES="v6e-4")
+    kept = world.files / "profile-team-a.yaml"
+    kept.write_text(kept.read_text().replace("{name: v6e-4,", '{name: "v6e-4",'))
+    done = world.run("--change", "profiles", SLICES="v6e-4*2 v6e-8/1host v6e-4x4")
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(
+        r"^# \S+profile-team-a.yaml has no flavor for (\S+) of SLICES:  (.*)", done.stderr, re.MULTILINE
+    )
+    assert [name for name, _ in lines] == ["v6e-8/1host", "v6e-16"]
+    kept.write_text(
+        kept.read_text().replace("  cpuPool:", "".join(f"  {line}\n" for _, line in lines) + "  cpuPool:")
+    )
+    assert "has no flavor" not in world.run("profiles", SLICES="").stderr
+    assert len(yaml.safe_load(kept.read_text())["spec"]["flavors"]) == 3
 
 
 def test_a_controller_that_exists_keeps_its_version(tmp_path: Path) -> None:

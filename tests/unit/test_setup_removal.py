@@ -235,6 +235,19 @@ def test_a_person_who_leaves_a_team_loses_what_no_other_team_gives(tmp_path: Pat
     assert _withdrawn(world) == []
 
 
+def test_a_run_in_which_nobody_leaves_withdraws_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis", **PEOPLE)
+    more = {
+        "TEAMS": f"{PEOPLE['TEAMS']},user:carl@example.com team-c",
+        "ADMINS": f"{PEOPLE['ADMINS']},user:carl@example.com",
+    }
+    done = world.run("--change", "apis", **more)
+    assert done.returncode == 0, done.stderr
+    assert "no longer named" not in done.stderr
+    assert len(world.calls) == 1
+
+
 def test_a_person_who_leaves_everything_no_longer_sees_the_cluster(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("teams", "operator", **PEOPLE)
