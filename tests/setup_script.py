@@ -49,7 +49,7 @@ case "$*" in *"${KILL-no such words}"*) kill -9 $PPID;; esac
 case "$*" in *"${TERM_AT-no such words}"*) kill -TERM $PPID;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
-*image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;
+*image_summary.digest*) echo "sha256:$(printf '%064d' "${DIGEST-7}")";;
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
 *autoscaling.maxNodeCount*) echo "${MOST-}";;

@@ -87,7 +87,7 @@ EOF
   sed "s/namespace: team-a/namespace: $1/" "$ROOT/examples/cluster/networkpolicy.yaml"
 }
 
-# Jobs; pods with their logs, for finetune logs; and profiles. Also for nobody: only then a binding loses its last subject.
+# Jobs; pods with their logs, for finetune logs; and profiles. Also without people: only then a binding loses its last subject.
 people_objects() {
   role_binding RoleBinding finetune "namespace: $1" finetune-operator-edit "$2"
   role_binding RoleBinding finetune-view "namespace: $1" view "$2"

@@ -299,6 +299,8 @@ ledger_roles() {
 
 # Names of buckets are global: one of another project, which others may read, would get this project's models. It is
 # not among the project's own, and cannot be created.
+# The create command takes no labels. A run that is killed before the second command leaves a bucket that nothing tells
+# from one of somebody else: it stays without the label, and --remove leaves it.
 bucket() {
   local found
   ask found "" gcloud storage buckets list --project "$PROJECT" --filter "name=$1" --format 'value(name)'

@@ -402,7 +402,7 @@ def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(t
         assert "keeps its most" not in done.stderr
 
 
-def test_a_kept_profile_is_told_which_slices_it_lacks(tmp_path: Path) -> None:
+def test_the_slices_that_a_kept_profile_lacks_are_printed(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("profiles", SLICES="v6e-4")
     kept = world.files / "profile-team-a.yaml"
@@ -418,6 +418,30 @@ def test_a_kept_profile_is_told_which_slices_it_lacks(tmp_path: Path) -> None:
     )
     assert "has no flavor" not in world.run("profiles", SLICES="").stderr
     assert len(yaml.safe_load(kept.read_text())["spec"]["flavors"]) == 3
+
+
+def test_an_upgrade_as_the_guide_orders_it_prints_the_image_that_profiles_lack(tmp_path: Path) -> None:
+    section = GUIDE.partition("\n## Upgrade\n")[2].partition("\n## ")[0]
+    operator, look, again = re.findall(r"^deploy/gke/setup.sh (.*)", section, re.MULTILINE)
+    world = World(tmp_path)
+    assert world.run(VERSION="0.1.0").returncode == 0
+    release = {"EXIST": "yes", "DIGEST": "8"}
+    done = world.run(*operator.split(), **release)
+    assert done.returncode == 0, done.stderr
+    assert f"digest: sha256:{'8'.zfill(64)}" in (world.files / "values.yaml").read_text()
+    # Then what is confirmed needs no confirmation.
+    done = world.run(*look.split(), **release)
+    assert done.returncode == 0, done.stderr
+    (image,) = re.findall(
+        r"^# \S+/profile-team-a.yaml names another trainer image than \S+, which is (\S+)$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert "names another trainer image than" in section
+    assert image.endswith(f"/finetune-trainer@sha256:{'8'.zfill(64)}")
+    profile = world.files / "profile-team-a.yaml"
+    profile.write_text(re.sub(r"trainer: .*", f"trainer: {image}", profile.read_text()))
+    assert "names another trainer image" not in world.run(*again.split(), **release).stderr
 
 
 def test_a_controller_that_exists_keeps_its_version(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_a_person_who_leaves_a_team_loses_what_no_other_team_gives(tmp_path: Pat
     assert _withdrawn(world) == []
 
 
-def test_a_run_in_which_nobody_leaves_withdraws_nothing(tmp_path: Path) -> None:
+def test_a_run_in_which_everyone_stays_withdraws_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("apis", **PEOPLE)
     more = {
