@@ -13,8 +13,9 @@ withdraw() {
   number
   step "Roles of $1 on storage, and of its people in the cluster"
   bindings "$1" "${MEMBERS[found]}"
-  people_objects "$1" "" | write "$FILES/$1.yaml"
-  attempt kubectl --context "$CONTEXT" apply -f "$FILES/$1.yaml"
+  # What cannot be withdrawn here ends the run, which can be repeated: the team is still known.
+  kube delete rolebinding finetune finetune-view --namespace "$1" --ignore-not-found
+  kube delete clusterrolebinding "finetune-profiles-$1" --ignore-not-found
   forget "$1"
 }
 

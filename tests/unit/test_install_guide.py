@@ -89,6 +89,7 @@ def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
         + plan(CAPACITY="Spot")
         + plan("cluster", CLUSTER_FLAGS="--enable-dns-access")
         + plan("--remove")
+        + plan("withdraw", "team-a")
         + beside.stderr
         + World(tmp_path_factory.mktemp("existing")).run(EXIST="yes").stderr
     )

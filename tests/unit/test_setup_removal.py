@@ -14,7 +14,6 @@ from tests.setup_script import (
     World,
     commands,
     everything,
-    files,
     grants,
     plan,
     removal,
@@ -172,15 +171,16 @@ def test_rights_of_one_team_are_withdrawn_and_nothing_else() -> None:
         "ledger",
         "team-b",
         "finetune-operator",
-        " delete ",
+        "delete namespace",
+        "delete finetune",
         "both@example.com --role roles/container",
     ):
         assert word not in called
-    assert _subjects(files(text)["team-a.yaml"]) == {
-        "finetune": [],
-        "finetune-view": [],
-        "finetune-profiles-team-a": [],
-    }
+    deleted = re.findall(r"^kubectl --context \S+ delete (.*) --ignore-not-found$", called, re.MULTILINE)
+    assert deleted == [
+        "rolebinding finetune finetune-view --namespace team-a",
+        "clusterrolebinding finetune-profiles-team-a",
+    ]
 
 
 def test_a_team_that_is_not_named_cannot_be_withdrawn() -> None:
@@ -309,6 +309,14 @@ def test_a_run_that_would_leave_rights_behind_is_refused_before_anything_is_call
         "A run that is not --dry-run stops here"
         in world.run("--dry-run", *steps, **{**PEOPLE, **change}).stdout
     )
+
+
+def test_a_team_whose_rights_in_the_cluster_stay_is_not_forgotten(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams", **PEOPLE)
+    known = (world.files / "settings.env").read_text()
+    assert world.run("withdraw", "team-b", FAIL="delete rolebinding", **PEOPLE).returncode == 1
+    assert (world.files / "settings.env").read_text() == known
 
 
 def test_a_team_that_was_withdrawn_can_be_left_out_and_gets_nothing_again(tmp_path: Path) -> None:
