@@ -319,7 +319,7 @@ account() {
   printf 'principal://iam.googleapis.com/projects/%s/locations/global/workloadIdentityPools/%s.svc.id.goog/subject/ns/%s/sa/%s' \
     "$PROJECT_NUMBER" "$PROJECT" "$1" "$2"
 }
-# CHANGE is add or remove, TRY is run or attempt; main sets both.
+# CHANGE is add or remove, TRY is run, attempt or take; main sets both.
 bind_bucket() {
   "$TRY" gcloud storage buckets "$CHANGE-iam-policy-binding" "gs://$1" --member "$2" --role "$3"
 }

@@ -279,9 +279,8 @@ def test_a_run_that_ends_while_it_withdraws_still_knows_from_whom(tmp_path: Path
         "TEAMS": "team-a=user:ben@example.com team-b=user:ben@example.com",
         "ADMINS": PEOPLE["ADMINS"],
     }
-    world.run("--change", "teams", KILL="remove-iam-policy-binding", **changed)
+    world.run("--change", "teams", FAIL="remove-iam-policy-binding", **changed)
     assert (world.files / "settings.env").read_text() == known
-    (world.files / "lock").rmdir()
     world.run("--change", "teams", **changed)
     assert len(_withdrawn(world)) == 3
 
@@ -309,6 +308,20 @@ def test_a_run_that_would_leave_rights_behind_is_refused_before_anything_is_call
         "A run that is not --dry-run stops here"
         in world.run("--dry-run", *steps, **{**PEOPLE, **change}).stdout
     )
+
+
+@pytest.mark.parametrize(("error", "kept"), [("Policy binding not found!", False), ("try later", True)])
+def test_a_role_that_cannot_be_withdrawn_ends_the_run_while_the_names_are_known(
+    error: str, kept: bool, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    world.run("operator", **PEOPLE)
+    known = (world.files / "settings.env").read_text()
+    change = {**PEOPLE, "ADMINS": "user:anna@example.com"}
+    done = world.run("--change", "operator", FAIL="remove-iam-policy-binding", ERROR=error, **change)
+    assert (done.returncode, error in done.stderr) == (int(kept), kept)
+    assert ((world.files / "settings.env").read_text() == known) == kept
+    assert any(" apply " in each for each in world.calls) != kept
 
 
 def test_a_team_whose_rights_in_the_cluster_stay_is_not_forgotten(tmp_path: Path) -> None:
