@@ -274,11 +274,7 @@ def test_a_run_that_ends_while_it_withdraws_still_knows_from_whom(tmp_path: Path
     world = World(tmp_path)
     world.run("teams", **PEOPLE)
     known = (world.files / "settings.env").read_text()
-    changed = {
-        **PEOPLE,
-        "TEAMS": "team-a=user:ben@example.com team-b=user:ben@example.com",
-        "ADMINS": PEOPLE["ADMINS"],
-    }
+    changed = {**PEOPLE, "TEAMS": "team-a=user:ben@example.com team-b=user:ben@example.com"}
     world.run("--change", "teams", FAIL="remove-iam-policy-binding", **changed)
     assert (world.files / "settings.env").read_text() == known
     world.run("--change", "teams", **changed)
