@@ -40,20 +40,24 @@ OTHER_RELEASE = {
     "NAMESPACES": "team-a moved",
     "POOLS": "finetune-cpu",
 }
-#: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails.
+#: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails with ERROR;
+#: TERM_AT ends the script.
 _STAND_IN = r"""#!/bin/sh
 printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
-case "$*" in *"${FAIL-no such words}"*) exit 1;; esac
+case "$*" in *"${FAIL-no such words}"*) echo "${ERROR-}" >&2; exit 1;; esac
+case "$*" in *"${TERM_AT-no such words}"*) kill -TERM $PPID;; esac
 case "$*" in
 *projectNumber*) echo 123456;;
-*image_summary.digest*) echo "sha256:$(printf '%064d' 7)";;
+*image_summary.digest*) echo "sha256:$(printf '%064d' "${DIGEST-7}")";;
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
+*autoscaling.maxNodeCount*) echo "${MOST-}";;
 *"clusters list"*"NOT ("*) echo "${OTHERS-}";;
 *"clusters list"*) [ -n "${GONE-}" ] || echo "finetune ${OURS-}";;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
+*"get deployment finetune-operator"* | *"get finetuneprofile"*) echo "$*" | grep -o "${INSTALLED-no such}" || :;;
 *"get deployments"*) printf "${RELEASES-}";;
 *"get namespaces"*) echo "${NAMESPACES-}";;
 *" get "*) [ -n "${EXIST-}" ];;
@@ -80,8 +84,8 @@ def removal() -> str:
 
 
 def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs the script, whatever its exit code."""
-    given = {name: value for name, value in environment.items() if value}
+    """Runs the script, whatever its exit code. An empty variable is not set; a space stands for one set to nothing."""
+    given = {name: value.strip() for name, value in environment.items() if value}
     return subprocess.run(
         [str(SCRIPT), *arguments], env=given, capture_output=True, text=True, check=False, timeout=60
     )

@@ -74,12 +74,7 @@ kind: ServiceAccount
 metadata: {name: ft-train, namespace: $1}
 ---
 EOF
-  if [[ -n $2 ]]; then
-    # Jobs; and pods with their logs, for finetune logs.
-    role_binding RoleBinding finetune "namespace: $1" finetune-operator-edit "$2"
-    role_binding RoleBinding finetune-view "namespace: $1" view "$2"
-    role_binding ClusterRoleBinding "finetune-profiles-$1" "" finetune-operator-profile-view "$2"
-  fi
+  people_objects "$1" "$2"
   if [[ $KUEUE == true ]]; then
     cat <<EOF
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -90,6 +85,13 @@ spec: {clusterQueue: tpu}
 EOF
   fi
   sed "s/namespace: team-a/namespace: $1/" "$ROOT/examples/cluster/networkpolicy.yaml"
+}
+
+# Jobs; pods with their logs, for finetune logs; and profiles. Also without people: only then a binding loses its last subject.
+people_objects() {
+  role_binding RoleBinding finetune "namespace: $1" finetune-operator-edit "$2"
+  role_binding RoleBinding finetune-view "namespace: $1" view "$2"
+  role_binding ClusterRoleBinding "finetune-profiles-$1" "" finetune-operator-profile-view "$2"
 }
 
 # Profiles; jobs of all namespaces, for the emergency stop; and what the runbooks read.
@@ -107,7 +109,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: $1
 metadata: {name: $2${3:+, $3}}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: $4}
-subjects:
+subjects:$([[ -n $5 ]] || echo ' []')
 EOF
   for member in ${5//,/ }; do
     # GKE's names of people: the e-mail address, and of a workforce pool's users and groups the whole identifier.
@@ -151,6 +153,11 @@ spec:
 EOF
 }
 
+# flavor INDEX of SLICE
+flavor() {
+  echo "  - {name: ${SLICE[$1]//\//-}, $FLAVOR, accelerator: ${LABEL[$1]}, topologies: [${TOPOLOGY[$1]}], chipsPerHost: ${CHIPS[$1]}}"
+}
+
 profile() {
   local i
   cat <<EOF
@@ -175,11 +182,7 @@ EOF
   # Add chipHourPrice, the price of your region: without it there are no costs.
   flavors:
 EOF
-  for i in "${!SLICE[@]}"; do
-    cat <<EOF
-  - {name: ${SLICE[i]//\//-}, $FLAVOR, accelerator: ${LABEL[i]}, topologies: [${TOPOLOGY[i]}], chipsPerHost: ${CHIPS[i]}}
-EOF
-  done
+  for i in "${!SLICE[@]}"; do flavor "$i"; done
   cat <<EOF
   cpuPool:
     nodeSelector: {cloud.google.com/gke-nodepool: finetune-cpu}

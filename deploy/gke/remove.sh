@@ -30,6 +30,7 @@ remove() {
   fi
   step "Roles on storage, which would hold for the same names in any cluster of the project"
   for i in "${!TEAM[@]}"; do operator_bindings "${TEAM[i]}"; bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
+  cluster_viewers "$ADMINS"
   [[ $LEDGER == false ]] || ledger_roles
   if [[ -n $releases && $ours != true ]]; then
     line "# Images and the nodes' account stay: $releases may use them."

@@ -4,7 +4,7 @@
 #   deploy/gke/setup.sh --dry-run    print the commands and files, and run nothing
 #   deploy/gke/setup.sh              create what is missing; a second run changes nothing
 #   deploy/gke/setup.sh first-job    apply the example job in the first team's namespace
-#   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS on storage, and nothing else
+#   deploy/gke/setup.sh withdraw team-a   withdraw the roles of a team of TEAMS, before it is left out of TEAMS
 #   deploy/gke/setup.sh --remove     remove what it has created; buckets stay, unless DELETE_DATA=true
 #   deploy/gke/setup.sh --change     go on with other variables than at the last run
 #
@@ -32,6 +32,8 @@ NAMESPACE=finetune-system
 . "$ROOT/deploy/gke/objects.sh"
 # shellcheck source-path=SCRIPTDIR source=remove.sh
 . "$ROOT/deploy/gke/remove.sh"
+# shellcheck source-path=SCRIPTDIR source=withdraw.sh
+. "$ROOT/deploy/gke/withdraw.sh"
 
 # ---------------------------------------------------------------------------------------------------- output
 
@@ -146,7 +148,34 @@ do_cluster() {
     --release-channel regular --enable-dataplane-v2 --workload-pool "$PROJECT.svc.id.goog" "${groups[@]}" "${own[@]}" \
     --service-account "$NODES_EMAIL" --machine-type e2-standard-4 --num-nodes 1 --labels finetune_setup=true
   check_cluster
-  run gcloud container clusters get-credentials "$CLUSTER" --location "$LOCATION" --project "$PROJECT"
+  credentials
+}
+
+# A cluster without the endpoint by address is reached by its DNS name.
+credentials() {
+  local endpoint=()
+  [[ " $CLUSTER_FLAGS " != *" --enable-dns-access "* ]] || endpoint=(--dns-endpoint)
+  run gcloud container clusters get-credentials "$CLUSTER" "${IN_LOCATION[@]}" "${endpoint[@]}"
+}
+
+# A first run would replace values, quotas and profiles of an installation whose folder FILES is elsewhere. --dry-run and
+# --change go ahead.
+check_first_run() {
+  local name found installed=""
+  [[ ${#LAST[@]} -eq 0 && $CONFIRMED != true && $DRY_RUN != true ]] || return 0
+  [[ " ${steps[*]} " =~ \ (controllers|teams|operator|profiles)\  ]] || return 0
+  step "Whether an earlier run has set up the cluster"
+  gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" >/dev/null 2>&1 || return 0
+  credentials
+  ask installed "" kubectl --context "$CONTEXT" get deployment finetune-operator --namespace $NAMESPACE \
+    --ignore-not-found --output name
+  # Where the kind does not exist, either, this fails.
+  for name in "${TEAM[@]}"; do
+    ask found "" kubectl --context "$CONTEXT" get finetuneprofile "gke-$name" --output name 2>/dev/null || found=""
+    installed+=${found:+ $found}
+  done
+  [[ -z $installed ]] || fail "Cluster $CLUSTER is set up already (${installed# }), and $LAST_FILE is not here: this run would replace values and profiles." \
+    "Get the folder FILES from version control and start the script where it is, or replace them with --change."
 }
 
 # An existing cluster may lack what only its administrator should change, because it recreates nodes.
@@ -209,9 +238,12 @@ other_pools() {
 
 # elastic NAME MOST FLAG…: a pool without nodes until pods need them. In one zone, because GKE counts nodes per zone.
 elastic() {
-  local name=$1 most=$2
+  local name=$1 most=$2 found
   shift 2
   pool "$name" "$@" --num-nodes 0 --enable-autoscaling --min-nodes 0 --max-nodes "$most"
+  ask found "$most" gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" --format 'value(autoscaling.maxNodeCount)'
+  [[ -z $found || $found == "$most" ]] ||
+    line "# Pool $name keeps its most of $found nodes. For $most: gcloud container node-pools update $name ${IN_CLUSTER[*]} --enable-autoscaling --min-nodes 0 --max-nodes $most"
 }
 
 # pool NAME FLAG…
@@ -267,6 +299,8 @@ ledger_roles() {
 
 # Names of buckets are global: one of another project, which others may read, would get this project's models. It is
 # not among the project's own, and cannot be created.
+# The create command takes no labels. A run that is killed before the second command leaves a bucket that nothing tells
+# from one of somebody else: it stays without the label, and --remove leaves it.
 bucket() {
   local found
   ask found "" gcloud storage buckets list --project "$PROJECT" --filter "name=$1" --format 'value(name)'
@@ -285,7 +319,7 @@ account() {
   printf 'principal://iam.googleapis.com/projects/%s/locations/global/workloadIdentityPools/%s.svc.id.goog/subject/ns/%s/sa/%s' \
     "$PROJECT_NUMBER" "$PROJECT" "$1" "$2"
 }
-# CHANGE is add or remove, TRY is run or attempt; main sets both.
+# CHANGE is add or remove, TRY is run, attempt or take; main sets both.
 bind_bucket() {
   "$TRY" gcloud storage buckets "$CHANGE-iam-policy-binding" "gs://$1" --member "$2" --role "$3"
 }
@@ -322,7 +356,7 @@ operator_bindings() {
 
 # bindings NAMESPACE MEMBERS: the roles of a team's accounts and people on storage.
 bindings() {
-  local bucket name member cpu train
+  local bucket name cpu train
   cpu=$(account "$1" ft-cpu) train=$(account "$1" ft-train)
   bind_folder "$PROJECT-finetune-artifacts/$1" "$cpu" objectUser
   bind_folder "$PROJECT-finetune-artifacts/$1" "$train" objectUser
@@ -333,29 +367,28 @@ bindings() {
     for bucket in models data; do bind_folder "$PROJECT-$bucket/$1" "$name" objectViewer; done
     for bucket in "${BUCKETS[@]}"; do bind_bucket "$bucket" "$name" "projects/$PROJECT/roles/$BUCKET_READER"; done
   done
+  people_bindings "$1" "$2"
+}
+
+# people_bindings NAMESPACE MEMBERS
+people_bindings() {
+  local member
   for member in ${2//,/ }; do
     bind_folder "$PROJECT-finetune-artifacts/$1" "$member" objectViewer
     bind_folder "$PROJECT-models/$1" "$member" objectUser
     bind_folder "$PROJECT-data/$1" "$member" objectUser
-    [[ " $STAYING " == *" $member "* ]] ||
+  done
+  cluster_viewers "$2"
+}
+
+# cluster_viewers MEMBERS: who has it for another team, or as administrator, is in STAYING and keeps it.
+cluster_viewers() {
+  local member
+  for member in ${1//,/ }; do
+    [[ " ${STAYING//,/ } " == *" $member "* ]] ||
       "$TRY" gcloud projects "$CHANGE-iam-policy-binding" "$PROJECT" --member "$member" \
         --role roles/container.clusterViewer --condition None
   done
-}
-
-# withdraw NAMESPACE: of the team alone; its people are those of TEAMS. Who is in another team still sees the cluster.
-withdraw() {
-  local i found="" TRY=attempt CHANGE=remove
-  for i in "${!TEAM[@]}"; do
-    if [[ ${TEAM[i]} == "$1" ]]; then found=$i; else STAYING+=" ${MEMBERS[i]//,/ }"; fi
-  done
-  if [[ -n $found ]]; then
-    number
-    step "Roles of $1 on storage"
-    bindings "$1" "${MEMBERS[found]}"
-    return
-  fi
-  fail "There is no team \"$1\" in TEAMS: expected one of ${TEAM[*]}." "export TEAMS with all teams and their people."
 }
 
 do_operator() {
@@ -366,10 +399,9 @@ do_operator() {
   [[ ! -e $FILES/values-own.yaml ]] || own=(--values "$FILES/values-own.yaml")
   run helm upgrade --install finetune-operator "$ROOT/charts/finetune-operator" --kube-context "$CONTEXT" \
     --namespace $NAMESPACE --create-namespace --values "$FILES/values.yaml" "${own[@]}" --wait --timeout 10m
-  if [[ -n $ADMINS ]]; then
-    admin_objects | write "$FILES/admins.yaml"
-    kube apply -f "$FILES/admins.yaml"
-  fi
+  admin_objects | write "$FILES/admins.yaml"
+  kube apply -f "$FILES/admins.yaml"
+  cluster_viewers "$ADMINS"
 }
 
 do_profiles() {
@@ -382,8 +414,18 @@ do_profiles() {
     profile "$team" | keep "$FILES/profile-$team.yaml"
     [[ $DRY_RUN == true ]] || grep -q "$TRAINER_DIGEST" "$FILES/profile-$team.yaml" ||
       line "# $FILES/profile-$team.yaml names another trainer image than $VERSION, which is $REPOSITORY/finetune-trainer@$TRAINER_DIGEST"
+    missing_flavors "$FILES/profile-$team.yaml"
     kube apply -f "$FILES/profile-$team.yaml"
     kube wait --for condition=Valid "finetuneprofile/gke-$team" --timeout 60s
+  done
+}
+
+# missing_flavors FILE: a profile that is kept does not follow SLICES.
+missing_flavors() {
+  local i
+  [[ $DRY_RUN != true || -e $1 ]] || return 0
+  for i in "${!SLICE[@]}"; do
+    grep -Eq "name: *[\"']?${SLICE[i]//\//-}[\"']?([ ,}]|\$)" "$1" || line "# $1 has no flavor for ${SLICE[i]} of SLICES:$(flavor "$i")"
   done
 }
 
@@ -419,6 +461,7 @@ main() {
       *) fail "There is no argument \"$each\"." "deploy/gke/setup.sh --help" ;;
     esac
   done
+  lock_files
   read_last_settings
   take_last_settings
   check_variables
@@ -436,6 +479,8 @@ main() {
   if [[ $remove == true ]]; then remove; return; fi
   if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
+  check_first_run
+  withdraw_from_leavers
   keep_settings
   for each in "${steps[@]}"; do "do_${each//-/_}"; done
   line

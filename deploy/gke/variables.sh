@@ -146,10 +146,20 @@ derive() {
 SETTINGS=(PROJECT LOCATION ZONE TEAMS CLUSTER SLICES CAPACITY RESERVATION ADMINS SECURITY_GROUP VERSION BASE_IMAGE
   CPU_MACHINE CPU_DISK_GB CPU_NODES TEAM_JOBS KUEUE PATHWAYS LEDGER CLUSTER_FLAGS)
 
+# Of two runs with the same FILES the later one would compare its variables with those that the other is about to replace.
+lock_files() {
+  FILES=${FILES:-gke-${CLUSTER:-finetune}}
+  [[ $DRY_RUN != true ]] || return 0
+  mkdir -p "$FILES"
+  mkdir "$FILES/lock" 2>/dev/null || fail "Another run with the folder $FILES has not ended: $FILES/lock exists." \
+    "Wait for its end; if no run is going on: rmdir $(quoted "$FILES/lock")"
+  # A run that is refused leaves no empty folder, either.
+  trap 'rmdir "$FILES/lock" && { rmdir "$FILES" 2>/dev/null || true; }' EXIT
+}
+
 # → LAST: the variables of the last run, by name. The file is only read, never run.
 read_last_settings() {
   local text
-  FILES=${FILES:-gke-${CLUSTER:-finetune}}
   LAST_FILE=$FILES/settings.env
   declare -gA LAST=()
   [[ -e $LAST_FILE ]] || return 0

@@ -80,15 +80,18 @@ def documented() -> str:
 
 @pytest.fixture(scope="module")
 def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the script can print: its plans, and the removal beside another release, which no plan knows of."""
+    """What the script can print: plans, a removal beside another release, and a first run in an existing cluster."""
     world = World(tmp_path_factory.mktemp("beside"))
     beside = world.run("--remove", "--yes", "--change", **setup_script.OTHER_RELEASE)
     return (
         setup_script.everything()
         + setup_script.removal()
         + plan(CAPACITY="Spot")
+        + plan("cluster", CLUSTER_FLAGS="--enable-dns-access")
         + plan("--remove")
+        + plan("withdraw", "team-a")
         + beside.stderr
+        + World(tmp_path_factory.mktemp("existing")).run(EXIST="yes").stderr
     )
 
 
@@ -120,7 +123,7 @@ def test_every_row_of_the_table_is_used_and_names_where_and_when_it_was_read(eve
     script = "\n".join(source.read_text() for source in setup_script.SOURCES)
     script = script.replace("${IN_CLUSTER[*]}", "--cluster --location --project")
     script = script.replace("$of", "--location --project")
-    fixes = "\n".join(re.findall(r"\"(gcloud [^\"\n]*)", script))
+    fixes = "\n".join(re.findall(r"(?:\"|: )(gcloud [^\"\n]*)", script))
     for words in commands(every_command + documented() + "\n" + fixes):
         name, _ = in_table(words, known)
         used |= {(name, ""), *((name, each.partition("=")[0]) for each in words if each.startswith("-"))}
@@ -221,7 +224,7 @@ def test_an_existing_cluster_that_lacks_something_is_left_alone(
     assert done.returncode == 1
     assert message in done.stderr
     assert fix in done.stderr.partition("Fix:")[2]
-    assert not any("kubectl" in each for each in world.calls)
+    assert not any(" apply " in each or each.startswith("helm") for each in world.calls)
 
 
 @pytest.mark.parametrize(
@@ -384,6 +387,64 @@ def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(t
     assert not any("delete" in each for each in world.calls)
 
 
+def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("pools", EXIST="yes", MOST="2", SLICES="v6e-4*4 v6e-16", CPU_NODES="2")
+    assert done.returncode == 0, done.stderr
+    command = (
+        "gcloud container node-pools update v6e-4 --cluster finetune --location europe-west4 --project my-project "
+        "--enable-autoscaling --min-nodes 0 --max-nodes 4"
+    )
+    kept = re.findall(r"# Pool (\S+) keeps its most of 2 nodes. For 4: (.*)", done.stderr)
+    assert kept == [("v6e-4", command)]
+    assert not any("node-pools update" in each for each in world.calls)
+    for most in ("4", ""):
+        done = world.run("pools", EXIST="yes", MOST=most, SLICES="v6e-4*4 v6e-16", CPU_NODES="4", TEAMS="")
+        assert "keeps its most" not in done.stderr
+
+
+def test_the_slices_that_a_kept_profile_lacks_are_printed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("profiles", SLICES="v6e-4")
+    kept = world.files / "profile-team-a.yaml"
+    kept.write_text(kept.read_text().replace("{name: v6e-4,", '{name: "v6e-4",'))
+    done = world.run("--change", "profiles", SLICES="v6e-4*2 v6e-8/1host v6e-4x4")
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(
+        r"^# \S+profile-team-a.yaml has no flavor for (\S+) of SLICES:  (.*)", done.stderr, re.MULTILINE
+    )
+    assert [name for name, _ in lines] == ["v6e-8/1host", "v6e-16"]
+    kept.write_text(
+        kept.read_text().replace("  cpuPool:", "".join(f"  {line}\n" for _, line in lines) + "  cpuPool:")
+    )
+    assert "has no flavor" not in world.run("profiles", SLICES="").stderr
+    assert len(yaml.safe_load(kept.read_text())["spec"]["flavors"]) == 3
+
+
+def test_an_upgrade_as_the_guide_orders_it_prints_the_image_that_profiles_lack(tmp_path: Path) -> None:
+    section = GUIDE.partition("\n## Upgrade\n")[2].partition("\n## ")[0]
+    operator, look, again = re.findall(r"^deploy/gke/setup.sh (.*)", section, re.MULTILINE)
+    world = World(tmp_path)
+    assert world.run(VERSION="0.1.0").returncode == 0
+    release = {"EXIST": "yes", "DIGEST": "8"}
+    done = world.run(*operator.split(), **release)
+    assert done.returncode == 0, done.stderr
+    assert f"digest: sha256:{'8'.zfill(64)}" in (world.files / "values.yaml").read_text()
+    # Then what is confirmed needs no confirmation.
+    done = world.run(*look.split(), **release)
+    assert done.returncode == 0, done.stderr
+    (image,) = re.findall(
+        r"^# \S+/profile-team-a.yaml names another trainer image than \S+, which is (\S+)$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert "names another trainer image than" in section
+    assert image.endswith(f"/finetune-trainer@sha256:{'8'.zfill(64)}")
+    profile = world.files / "profile-team-a.yaml"
+    profile.write_text(re.sub(r"trainer: .*", f"trainer: {image}", profile.read_text()))
+    assert "names another trainer image" not in world.run(*again.split(), **release).stderr
+
+
 def test_a_controller_that_exists_keeps_its_version(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("controllers", KUEUE="true", EXIST="yes")
@@ -450,6 +511,16 @@ def test_further_flags_of_the_cluster_are_words_and_nothing_else() -> None:
     assert "CLUSTER_FLAGS" in done.stderr
 
 
+def test_a_cluster_with_a_dns_endpoint_is_reached_by_it() -> None:
+    (command,) = re.findall(
+        r"^gcloud container clusters get-credentials .*",
+        plan("cluster", CLUSTER_FLAGS="--enable-private-nodes --enable-dns-access"),
+        re.MULTILINE,
+    )
+    assert command.endswith(" --dns-endpoint")
+    assert "--dns-endpoint" not in plan("cluster")
+
+
 def test_a_build_of_another_release_says_which_code_it_has() -> None:
     assert "what is built as 9.9.9 is its code" in plan("images", VERSION="9.9.9")
     assert "is its code" not in plan("images")
@@ -489,8 +560,8 @@ def test_internal_variables_do_not_come_from_the_environment(variables: dict[str
 @pytest.mark.parametrize("team", ["team-a", "team-x"])
 def test_a_team_has_accounts_pod_security_a_policy_and_a_quota(team: str) -> None:
     objects = written(plan("teams", TEAMS=team), f"{team}.yaml")
-    found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
-    assert set(found) == {
+    found = {(each["kind"], each["metadata"]["name"]) for each in objects if "subjects" not in each}
+    assert found == {
         ("ServiceAccount", "ft-cpu"),
         ("ServiceAccount", "ft-train"),
         ("NetworkPolicy", "finetune-stages"),
@@ -499,7 +570,10 @@ def test_a_team_has_accounts_pod_security_a_policy_and_a_quota(team: str) -> Non
     assert namespace["metadata"]["name"] == team
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     (quota,) = written(plan("profiles", TEAMS=team), f"quota-{team}.yaml")
-    assert {each["metadata"].get("namespace") for each in (*objects, quota)} == {team}
+    cluster_wide = [each for each in objects if each["kind"] == "ClusterRoleBinding"]
+    assert [each["metadata"]["name"] for each in cluster_wide] == [f"finetune-profiles-{team}"]
+    of_namespace = [each for each in (*objects, quota) if each not in cluster_wide]
+    assert {each["metadata"].get("namespace") for each in of_namespace} == {team}
 
 
 def test_a_quota_on_jobs_comes_after_their_kind() -> None:

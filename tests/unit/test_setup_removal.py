@@ -1,18 +1,29 @@
-"""The set-up script's removal, and the withdrawal of one team's rights."""
+"""The set-up script's removal, and the withdrawal of the rights of teams and of people."""
 
 import os
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import setup_script
-from tests.setup_script import OTHER_RELEASE, VARIABLES, World, everything, grants, plan, removal
+from tests.setup_script import (
+    OTHER_RELEASE,
+    VARIABLES,
+    World,
+    commands,
+    everything,
+    grants,
+    plan,
+    removal,
+)
 
 
 def test_a_removal_withdraws_every_role_that_was_granted() -> None:
     assert sorted(grants(removal(), "remove")) == sorted(grants(everything()))
     given = re.findall(r"gcloud projects add-(iam-policy-binding .*)", everything())
+    assert any("user:root@example.com --role roles/container.clusterViewer" in each for each in given)
     assert set(given) <= set(
         re.findall(r"gcloud projects remove-(iam-policy-binding .*?) \|\| true", removal())
     )
@@ -154,15 +165,22 @@ def test_rights_of_one_team_are_withdrawn_and_nothing_else() -> None:
         if "team-b" not in str(each) and "finetune-operator" not in str(each)
     )  # fmt: skip
     assert "remove-iam-policy-binding" in text
+    called = "\n".join(" ".join(words) for words in commands(text))
     for word in (
         "nodes@",
         "ledger",
         "team-b",
         "finetune-operator",
-        " delete ",
+        "delete namespace",
+        "delete finetune",
         "both@example.com --role roles/container",
     ):
-        assert word not in text
+        assert word not in called
+    deleted = re.findall(r"^kubectl --context \S+ delete (.*) --ignore-not-found$", called, re.MULTILINE)
+    assert deleted == [
+        "rolebinding finetune finetune-view --namespace team-a",
+        "clusterrolebinding finetune-profiles-team-a",
+    ]
 
 
 def test_a_team_that_is_not_named_cannot_be_withdrawn() -> None:
@@ -171,3 +189,151 @@ def test_a_team_that_is_not_named_cannot_be_withdrawn() -> None:
     )
     assert done.returncode == 1
     assert 'There is no team "team-x" in TEAMS' in done.stderr
+
+
+def _subjects(text: str) -> dict[str, list[str]]:
+    """The names that each binding of a file has."""
+    return {
+        each["metadata"]["name"]: [subject["name"] for subject in each["subjects"]]
+        for each in yaml.safe_load_all(text)
+        if each and each["kind"].endswith("Binding")
+    }
+
+
+PEOPLE = {
+    "TEAMS": "team-a=user:anna@example.com,user:ben@example.com team-b=user:ben@example.com",
+    "ADMINS": "user:root@example.com,user:anna@example.com",
+}
+
+
+def _withdrawn(world: World) -> list[tuple[str, str]]:
+    """Member and role of each binding that was removed, in order."""
+    found = (
+        re.search(r"remove-iam-policy-binding .* --member (\S+) --role (\S+)", each) for each in world.calls
+    )
+    return [(each[1], each[2]) for each in found if each]
+
+
+def test_a_person_who_leaves_a_team_loses_what_no_other_team_gives(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams", **PEOPLE)
+    done = world.run("--change", "teams", TEAMS="team-a team-b=user:ben@example.com")
+    assert done.returncode == 0, done.stderr
+    assert sorted(grants("\n".join(world.calls), "remove")) == sorted(
+        (f"my-project-{bucket}/team-a/", f"user:{name}@example.com", f"roles/storage.{role}")
+        for bucket, role in (
+            ("finetune-artifacts", "objectViewer"),
+            ("models", "objectUser"),
+            ("data", "objectUser"),
+        )
+        for name in ("anna", "ben")
+    )
+    assert list(_subjects((world.files / "team-a.yaml").read_text()).values()) == [[], [], []]
+    # Anna is still an administrator, and Ben is in team-b.
+    assert "projects remove-iam-policy-binding" not in "\n".join(world.calls)
+    assert world.run("teams", TEAMS="").returncode == 0
+    assert _withdrawn(world) == []
+
+
+def test_a_run_in_which_everyone_stays_withdraws_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("apis", **PEOPLE)
+    more = {
+        "TEAMS": f"{PEOPLE['TEAMS']},user:carl@example.com team-c",
+        "ADMINS": f"{PEOPLE['ADMINS']},user:carl@example.com",
+    }
+    done = world.run("--change", "apis", **more)
+    assert done.returncode == 0, done.stderr
+    assert "no longer named" not in done.stderr
+    assert len(world.calls) == 1
+
+
+def test_a_person_who_leaves_everything_no_longer_sees_the_cluster(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams", "operator", **PEOPLE)
+    everyone_else = {"TEAMS": "team-a=user:ben@example.com team-b", "ADMINS": "user:root@example.com"}
+    assert world.run("--change", "teams", "operator", **everyone_else).returncode == 0
+    assert {each for each in _withdrawn(world) if "storage" not in each[1]} == {
+        ("user:anna@example.com", "roles/container.clusterViewer")
+    }
+    bound = _subjects((world.files / "admins.yaml").read_text())
+    assert set(map(tuple, bound.values())) == {("root@example.com",)}
+
+
+def test_the_last_administrator_who_leaves_is_no_subject_any_more(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("operator", ADMINS="user:root@example.com")
+    done = world.run("--change", "operator", ADMINS=" ")
+    assert done.returncode == 0, done.stderr
+    assert ("user:root@example.com", "roles/container.clusterViewer") in _withdrawn(world)
+    assert any(each.endswith("admins.yaml") for each in world.calls)
+    assert not any(_subjects((world.files / "admins.yaml").read_text()).values())
+
+
+def test_a_run_that_ends_while_it_withdraws_still_knows_from_whom(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams", **PEOPLE)
+    known = (world.files / "settings.env").read_text()
+    changed = {**PEOPLE, "TEAMS": "team-a=user:ben@example.com team-b=user:ben@example.com"}
+    world.run("--change", "teams", FAIL="remove-iam-policy-binding", **changed)
+    assert (world.files / "settings.env").read_text() == known
+    world.run("--change", "teams", **changed)
+    assert len(_withdrawn(world)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "steps", "named"),
+    [
+        ({"TEAMS": "team-a=user:ben@example.com team-b=user:ben@example.com"}, ["operator"], "anna@example.com"),
+        ({"ADMINS": "user:root@example.com"}, ["teams"], "step operator"),
+        ({"TEAMS": "team-a=user:anna@example.com,user:ben@example.com"}, ["teams", "operator"], "withdraw team-b"),
+    ],
+)  # fmt: skip
+def test_a_run_that_would_leave_rights_behind_is_refused_before_anything_is_called(
+    change: dict[str, str], steps: list[str], named: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    world.run("teams", **PEOPLE)
+    known = (world.files / "settings.env").read_text()
+    done = world.run("--change", *steps, **{**PEOPLE, **change})
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert world.calls == []
+    assert (world.files / "settings.env").read_text() == known
+    assert (
+        "A run that is not --dry-run stops here"
+        in world.run("--dry-run", *steps, **{**PEOPLE, **change}).stdout
+    )
+
+
+@pytest.mark.parametrize(("error", "kept"), [("Policy binding not found!", False), ("try later", True)])
+def test_a_role_that_cannot_be_withdrawn_ends_the_run_while_the_names_are_known(
+    error: str, kept: bool, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    world.run("operator", **PEOPLE)
+    known = (world.files / "settings.env").read_text()
+    change = {**PEOPLE, "ADMINS": "user:anna@example.com"}
+    done = world.run("--change", "operator", FAIL="remove-iam-policy-binding", ERROR=error, **change)
+    assert (done.returncode, error in done.stderr) == (int(kept), kept)
+    assert ((world.files / "settings.env").read_text() == known) == kept
+    assert any(" apply " in each for each in world.calls) != kept
+
+
+def test_a_team_whose_rights_in_the_cluster_stay_is_not_forgotten(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams", **PEOPLE)
+    known = (world.files / "settings.env").read_text()
+    assert world.run("withdraw", "team-b", FAIL="delete rolebinding", **PEOPLE).returncode == 1
+    assert (world.files / "settings.env").read_text() == known
+
+
+def test_a_team_that_was_withdrawn_can_be_left_out_and_gets_nothing_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams", LEDGER="true", **PEOPLE)
+    assert world.run("withdraw", "team-b", **PEOPLE).returncode == 0
+    done = world.run("teams", TEAMS="", SECURITY_GROUP="")
+    assert done.returncode == 0, done.stderr
+    assert not any("team-b" in each for each in world.calls)
+    assert world.run("teams", **{**PEOPLE, "TEAMS": PEOPLE["TEAMS"].split(" ")[0]}).returncode == 0
+    assert world.run("teams", **PEOPLE).returncode == 1

@@ -130,3 +130,59 @@ def test_every_variable_is_compared_except_those_of_a_machine_and_of_one_run(tmp
     variables = set(re.findall(r"[A-Z][A-Z_]{3,}", head.partition("\n# Without")[0]))
     assert variables - set(settings(world)) == {"BUILDER", "FILES", "DELETE_DATA"}
     assert set(settings(world)) <= variables
+
+
+@pytest.mark.parametrize("installed", ["finetune-operator", "gke-team-a"])
+def test_a_first_run_beside_an_installation_stops_before_it_changes_anything(
+    installed: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    found = {"EXIST": "yes", "INSTALLED": installed}
+    for steps in ([], ["controllers"], ["teams"], ["operator"], ["profiles"]):
+        done = world.run(*steps, **found)
+        assert done.returncode == 1
+        assert installed in done.stderr.partition("Error: ")[2]
+        assert "from version control" in done.stderr
+        assert [
+            each for each in world.calls if not re.search(r" (get|describe|get-credentials) ", each)
+        ] == []
+        assert not (world.files / "settings.env").exists()
+    assert world.run("--change", "teams", **found).returncode == 0
+    assert world.run("teams", **found).returncode == 0
+
+
+def test_a_first_run_in_a_cluster_without_the_operator_goes_ahead(tmp_path: Path) -> None:
+    assert World(tmp_path).run("teams", EXIST="yes").returncode == 0
+
+
+def test_a_first_run_that_cannot_ask_the_cluster_stops(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.run("teams", EXIST="yes", FAIL="get deployment finetune-operator").returncode == 1
+    assert not any(" apply " in each for each in world.calls)
+
+
+def test_a_run_beside_another_one_with_the_same_folder_stops(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (world.files / "lock").mkdir(parents=True)
+    for arguments in (["apis"], ["withdraw", "team-a"], ["--remove", "--yes", "--change"]):
+        done = world.run(*arguments)
+        assert done.returncode == 1
+        assert f"rmdir {world.files}/lock" in done.stderr.partition("Fix:")[2]
+        assert world.calls == []
+    assert world.run("--dry-run").returncode == 0
+    (world.files / "lock").rmdir()
+    assert world.run("apis").returncode == 0
+
+
+@pytest.mark.parametrize("ends", [{}, {"FAIL": "services enable"}, {"TERM_AT": "services enable"}], ids=str)
+def test_the_lock_goes_with_the_run_however_it_ends(ends: dict[str, str], tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("apis", **ends)
+    assert (done.returncode == 0) == (not ends)
+    assert [each.name for each in world.files.iterdir()] == ["settings.env"]
+
+
+def test_a_refused_first_run_leaves_no_folder(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.run("apis", SLICES="v6e-5").returncode == 1
+    assert not world.files.exists()
