@@ -164,9 +164,7 @@ profile() {
 # What jobs of $1 may use. examples/profiles/gke-v6e.yaml explains the fields, docs/profiles.md all of them.
 apiVersion: tpu-finetune.dev/v1alpha1
 kind: FineTuneProfile
-metadata:
-  name: gke-$1
-  annotations: {tpu-finetune.dev/is-default-profile: "true"}
+metadata: {name: gke-$1}
 spec:
   namespaces: [$1]
   images:

@@ -153,11 +153,11 @@ def test_a_missing_program_is_a_start_error(cluster: LocalCluster, namespace: st
 
 
 def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_seen(
-    cluster: LocalCluster, namespace: str
+    cluster: LocalCluster, namespace: str, tmp_path: Path
 ) -> None:
-    script = "trap 'echo saved; exit 75' TERM; echo began; while :; do sleep 0.05; done"
+    script = f"trap 'echo saved; exit 75' TERM; touch {tmp_path}/trapped; while :; do sleep 0.05; done"
     cluster.apply(shell(namespace, "p", script, meta={"finalizers": ["test.dev/look"]}))
-    cluster.wait(path(namespace, "p"), running)
+    await_file(f"file://{tmp_path}/trapped")
     cluster.delete(path(namespace, "p"))
     pod = cluster.wait(path(namespace, "p"), over)
     assert pod["status"]["phase"] == "Failed"
