@@ -17,7 +17,7 @@ from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Phase, Reason, StagePhase, WaitingReason
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.accounting.transitions import FailureCause, TrainingUses, Transitions
-from finetune_operator.lifecycle.children.kueue import NEVER_ADMITTED
+from finetune_operator.lifecycle.children.kueue import DEACTIVATED, NEVER_ADMITTED
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 
@@ -34,7 +34,7 @@ _PHASES = frozenset(Phase)
 _FINISHED = frozenset(phase for phase in Phase if phase.finished)
 _WAITS = frozenset(WaitingReason)
 #: Words of the condition Stalled: the operator's and Kueue's.
-_STALLS = frozenset({*Reason, *WaitingReason, *NEVER_ADMITTED, "Deactivated"})
+_STALLS = frozenset({*Reason, *WaitingReason, *NEVER_ADMITTED, DEACTIVATED})
 #: How a stage ends.
 _STAGE_ENDS = (StagePhase.SUCCEEDED, StagePhase.FAILED)
 

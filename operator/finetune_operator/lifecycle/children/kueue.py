@@ -21,6 +21,8 @@ _COARSE: Mapping[str, str] = {"Pending": Reason.WAITING_FOR_QUOTA, "Waiting": Re
 NEVER_ADMITTED = frozenset(
     {"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured", "Suspended", "Inadmissible", "OnHold"}
 )
+#: Somebody has switched the Workload off.
+DEACTIVATED = "Deactivated"
 #: The detailed reason for a queue that a stopPolicy holds.
 QUEUE_STOPPED = "Suspended"
 #: Detailed reasons by parts of the message of the coarse reason Pending (pkg/scheduler/flavorassigner of Kueue 0.19).
@@ -135,7 +137,7 @@ def _by_workload(workload: Workload, queue: str, *, suspended: bool) -> QueueSta
         return QueueStatus(
             quota_state=QuotaState.NEVER,
             queue=queue,
-            reason="Deactivated",
+            reason=DEACTIVATED,
             message=(evicted.message or "") if evicted else "The workload is deactivated",
             since=evicted.last_transition_time if evicted else None,
         )
