@@ -21,7 +21,7 @@ _COARSE: Mapping[str, str] = {"Pending": Reason.WAITING_FOR_QUOTA, "Waiting": Re
 NEVER_ADMITTED = frozenset(
     {"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured", "Suspended", "Inadmissible", "OnHold"}
 )
-#: Somebody has switched the Workload off.
+#: Another client has set the Workload inactive.
 DEACTIVATED = "Deactivated"
 #: The detailed reason for a queue that a stopPolicy holds.
 QUEUE_STOPPED = "Suspended"
