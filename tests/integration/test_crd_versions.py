@@ -1,14 +1,17 @@
 """Two versions of the API served together, migration of what is stored, and a rollback to the older schema."""
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 
 from devcluster.kube import KubeError
 from devcluster.testing import LocalCluster
+from tests.documents import blocks
 from tests.integration import fake_trainer
 from tests.integration.jobs import Object
 
@@ -52,6 +55,11 @@ def migrate(cluster: LocalCluster) -> None:
     )
 
 
+def served(cluster: LocalCluster) -> list[str]:
+    """The versions of the API in discovery, from which clients choose."""
+    return [each["version"] for each in cluster.get("/apis/tpu-finetune.dev")["versions"]]
+
+
 def until[T](read: Callable[[], T], good: Callable[[T], bool]) -> T:
     """Returns what ``read`` returns once it is ``good``: a schema takes effect a moment after it is accepted."""
     deadline = time.monotonic() + 30
@@ -62,14 +70,17 @@ def until[T](read: Callable[[], T], good: Callable[[T], bool]) -> T:
 
 
 @pytest.fixture
-def installed(cluster: LocalCluster) -> Iterator[Object]:
+def installed(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Object]:
     """The CRD, which is restored at the end."""
+    # kubectl would ask for the version that it has cached, in the tests that follow, too.
+    monkeypatch.setenv("KUBECACHEDIR", str(tmp_path))
     crd = cluster.get(CRD)
     yield crd
     if len(cluster.get(CRD)["spec"]["versions"]) > 1:
         cluster.patch(CRD, with_versions(crd, stored=OLD))
         migrate(cluster)
     cluster.patch(CRD, {"spec": crd["spec"]})
+    until(lambda: served(cluster), lambda versions: versions == [OLD])
 
 
 def test_a_second_version_is_served_with_the_first_and_can_be_withdrawn_after_a_migration(
@@ -80,6 +91,7 @@ def test_a_second_version_is_served_with_the_first_and_can_be_withdrawn_after_a_
     cluster.apply(older)
     cluster.patch(CRD, with_versions(installed, stored=NEW))
     until(lambda: cluster.find(path(NEW, namespace, "older")), bool)
+    until(lambda: served(cluster), lambda versions: versions == [NEW, OLD])
     newer = fake_trainer.job(namespace, "newer", "nobody") | {"apiVersion": f"tpu-finetune.dev/{NEW}"}
     cluster.create(path(NEW, namespace, ""), newer)
     for name in ("older", "newer"):
@@ -106,6 +118,14 @@ def test_a_second_version_is_served_with_the_first_and_can_be_withdrawn_after_a_
     assert cluster.get(path(OLD, namespace, "newer"))["spec"] == newer["spec"] | dict.fromkeys(
         ("suspend", "cancel", "planOnly"), False
     )
+    # Until its list of versions is removed, kubectl asks for the version that it has used in the migration. (The whole
+    # name with the group makes kubectl renew the list by itself.)
+    until(lambda: served(cluster), lambda versions: versions == [OLD])
+    with pytest.raises(AssertionError, match="the server could not find the requested resource"):
+        cluster.kubectl("get", "finetunejob", "-n", namespace, "newer")
+    (removal,) = [each.text for each in blocks("bash") if each.page == "upgrades.md" and "rm -rf" in each.text]
+    subprocess.run(["bash", "-euc", removal], check=True)
+    assert "newer" in cluster.kubectl("get", "finetunejob", "-n", namespace, "newer")
 
 
 def test_a_rollback_hides_fields_of_the_later_release_and_the_next_write_removes_them(

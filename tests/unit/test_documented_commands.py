@@ -40,6 +40,7 @@ UTILITIES = {
         "printf",
         "python3",
         "read",
+        "rm",
         "sed",
     ),
     # In the trainer's environment; its own tests run its stages.
