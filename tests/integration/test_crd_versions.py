@@ -123,7 +123,9 @@ def test_a_second_version_is_served_with_the_first_and_can_be_withdrawn_after_a_
     until(lambda: served(cluster), lambda versions: versions == [OLD])
     with pytest.raises(AssertionError, match="the server could not find the requested resource"):
         cluster.kubectl("get", "finetunejob", "-n", namespace, "newer")
-    (removal,) = [each.text for each in blocks("bash") if each.page == "upgrades.md" and "rm -rf" in each.text]
+    (removal,) = [
+        each.text for each in blocks("bash") if each.page == "upgrades.md" and "rm -rf" in each.text
+    ]
     subprocess.run(["bash", "-euc", removal], check=True)
     assert "newer" in cluster.kubectl("get", "finetunejob", "-n", namespace, "newer")
 

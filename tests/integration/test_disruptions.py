@@ -67,9 +67,18 @@ def one_process_crashes(cluster: LocalCluster, namespace: str, uid: str) -> None
 
 
 def one_crashes_and_then_another_is_evicted(cluster: LocalCluster, namespace: str, uid: str) -> None:
-    pod = pods_of(cluster, namespace)[1]
+    crashing, evicted = pods_of(cluster, namespace)
+    # The Job controller deletes the other pods of a Job of which one has failed.
+    cluster.stop("kube-controller-manager")
     os.kill(processes(uid)[0], signal.SIGUSR1)
-    evict(cluster, namespace, pod)
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    cluster.wait(f"{path}/{crashing['metadata']['name']}", lambda pod: pod["status"]["phase"] == "Failed")
+    evict(cluster, namespace, evicted)
+    cluster.wait(
+        f"{path}/{evicted['metadata']['name']}",
+        lambda pod: any(each["type"] == "DisruptionTarget" for each in pod["status"]["conditions"]),
+    )
+    cluster.start("kube-controller-manager")
 
 
 def the_jobset_is_deleted(cluster: LocalCluster, namespace: str, uid: str) -> None:
