@@ -17,12 +17,13 @@ def choose_profile(job: Object, profiles: Sequence[Object]) -> Object:
     """Returns the profile that the job names, or else its namespace's default one. Raises Refused.
 
     A job that has lost its plan keeps the profile that its status names: another one may have become the default since.
+    Whether the profile still serves the job's namespace is not checked.
     """
     wanted = lookup(job["spec"], "profileRef.name")
     if wanted is None:
         admitted = lookup(job, "status.resolved.profile.name")
-        own = [each for each in profiles if _name(each) == admitted]
-        return default_profile(job["metadata"].get("namespace"), own or profiles)
+        own = next((each for each in profiles if _name(each) == admitted), None)
+        return own or default_profile(job["metadata"].get("namespace"), profiles)
     found = next((each for each in profiles if _name(each) == wanted), None)
     if found is None:
         raise Refused(

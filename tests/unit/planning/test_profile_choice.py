@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_operator.api import Reason
-from finetune_operator.planning import Refused, choose_profile, serves
+from finetune_operator.planning import Refused, admit, choose_profile, serves
 from tests.unit.lifecycle.world import job, profile
 
 A, B, X = "own", "shared", "of-others"
@@ -77,6 +77,19 @@ def test_a_refusal_names_the_candidates_and_the_fix(
     assert caught.value.reason is reason
     for each in words:
         assert each in caught.value.message
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_a_job_that_has_lost_its_plan_keeps_the_profile_of_its_status(default: bool) -> None:
+    admitted = job()
+    admitted["status"]["resolved"] = {"profile": {"name": A}}
+    profiles = [strict(A, "team-a", default=default), strict(B, "*", default=True)]
+    assert choose_profile(admitted, profiles) is profiles[0]
+    # The policy of the profile then says which namespaces it serves.
+    profiles[0] = strict(A, "team-b", default=default)
+    with pytest.raises(Refused, match='profile "own" serves the namespaces team-b, not team-a') as caught:
+        admit(admitted, profiles)
+    assert caught.value.reason is Reason.PROFILE_NOT_ALLOWED
 
 
 @pytest.mark.parametrize(
