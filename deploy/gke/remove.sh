@@ -3,7 +3,7 @@
 # of the operator needs.
 
 remove() {
-  local i bucket buckets found ours others releases="" gone=false TRY=attempt CHANGE=remove
+  local i bucket buckets found ours others releases="" gone=false CHANGE=remove
   local here="name=$CLUSTER AND location=$LOCATION"
   ask found "$CLUSTER true" gcloud container clusters list --project "$PROJECT" --filter "$here" \
     --format "value(name,resourceLabels.$SETUP_LABEL)"
@@ -53,20 +53,20 @@ remove_from_cluster() {
     step "Jobs and profiles of ${TEAM[*]}, and the operator. CRDs and all other jobs stay, for $releases"
     for i in "${TEAM[@]}"; do
       attempt kubectl --context "$CONTEXT" delete finetunejobs --all --namespace "$i" --timeout 10m
-      attempt kubectl --context "$CONTEXT" delete finetuneprofiles "gke-$i"
+      attempt kubectl --context "$CONTEXT" delete finetuneprofiles "gke-$i" --ignore-not-found
     done
   fi
-  attempt helm uninstall finetune-operator --kube-context "$CONTEXT" --namespace $NAMESPACE --wait
+  attempt helm uninstall finetune-operator --kube-context "$CONTEXT" --namespace $NAMESPACE --wait --ignore-not-found
   [[ -n $releases ]] ||
-    attempt kubectl --context "$CONTEXT" delete crd finetunejobs.tpu-finetune.dev finetuneprofiles.tpu-finetune.dev
+    attempt kubectl --context "$CONTEXT" delete crd finetunejobs.tpu-finetune.dev finetuneprofiles.tpu-finetune.dev --ignore-not-found
   step "The cluster, if this script has created it; otherwise its node pools and namespaces that it has created"
   if [[ $ours == true ]]; then
     attempt gcloud container clusters delete "$CLUSTER" "${IN_LOCATION[@]}" --quiet
     [[ $DRY_RUN == true ]] || return 0
   fi
   remove_namespaces
-  for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete clusterrolebinding "finetune-profiles-${TEAM[i]}"; done
-  attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins finetune-admins-jobs
+  for i in "${!TEAM[@]}"; do attempt kubectl --context "$CONTEXT" delete clusterrolebinding "finetune-profiles-${TEAM[i]}" --ignore-not-found; done
+  attempt kubectl --context "$CONTEXT" delete clusterrolebinding finetune-admins finetune-admins-jobs --ignore-not-found
   ask pools finetune-cpu gcloud container node-pools list "${IN_CLUSTER[@]}" \
     --filter "config.labels.$SETUP_LABEL=true" --format 'value(name)'
   for i in $pools; do
@@ -83,13 +83,13 @@ remove_namespaces() {
   local found name
   if [[ -z $releases ]]; then
     attempt kubectl --context "$CONTEXT" delete namespace --selector "$SETUP_LABEL=true"
-    attempt kubectl --context "$CONTEXT" delete namespace $NAMESPACE
+    attempt kubectl --context "$CONTEXT" delete namespace $NAMESPACE --ignore-not-found
     return
   fi
   ask found "${TEAM[*]}" kubectl --context "$CONTEXT" get namespaces --selector "$SETUP_LABEL=true" \
     --output 'jsonpath={.items[*].metadata.name}'
   for name in $found; do
-    [[ " ${TEAM[*]} " != *" $name "* ]] || attempt kubectl --context "$CONTEXT" delete namespace "$name"
+    [[ " ${TEAM[*]} " != *" $name "* ]] || attempt kubectl --context "$CONTEXT" delete namespace "$name" --ignore-not-found
   done
 }
 

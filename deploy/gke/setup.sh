@@ -61,10 +61,27 @@ unless() {
   [[ $DRY_RUN == true ]] || "${probe[@]}" >/dev/null 2>&1 || "$@"
 }
 
-# attempt COMMAND…: what it removes may be gone already.
+# attempt COMMAND…: what it removes may be gone already. Other errors are listed by check_removals.
 attempt() {
+  local output
   line "$(quoted "$@") || true"
-  [[ $DRY_RUN == true ]] || "$@" || true
+  [[ $DRY_RUN != true ]] || return 0
+  # Shown while it runs: the deletion of a cluster takes minutes.
+  output=$("$@" 2>&1 | tee -a /dev/stderr) || is_gone "$1" "$output" || FAILED+=("$(quoted "$@")")
+}
+
+# is_gone PROGRAM OUTPUT: whether the program did not find what it should remove.
+is_gone() {
+  case $1 in
+    # Objects are removed with --ignore-not-found: a context that "does not exist" says nothing of them.
+    kubectl | helm) [[ $2 == *"doesn't have a resource type"* ]] ;;
+    *) [[ ${2,,} == *"not found"* || ${2,,} == *not_found* || ${2,,} == *"does not exist"* ]] ;;
+  esac
+}
+
+check_removals() {
+  [[ ${#FAILED[@]} -eq 0 ]] || fail "What these commands remove may be left, since they failed:
+$(printf '  %s\n' "${FAILED[@]}")" "Repeat the run: it removes what is left."
 }
 
 # ask VARIABLE STAND-IN COMMAND…: the command's output; with --dry-run the stand-in.
@@ -103,8 +120,8 @@ do_apis() {
 do_images() {
   step "Images: built where the tag $VERSION does not exist yet"
   [[ $VERSION == "$RELEASE" ]] || line "# This checkout is release $RELEASE: what is built as $VERSION is its code."
-  unless gcloud artifacts repositories describe finetune --location "$LOCATION" --project "$PROJECT" -- \
-    gcloud artifacts repositories create finetune --repository-format docker --location "$LOCATION" --project "$PROJECT"
+  unless gcloud artifacts repositories describe finetune "${IN_LOCATION[@]}" -- \
+    gcloud artifacts repositories create finetune --repository-format docker "${IN_LOCATION[@]}"
   run gcloud auth configure-docker "$LOCATION-docker.pkg.dev" --quiet
   image finetune-operator Dockerfile
   image finetune-trainer trainer_image/Dockerfile
@@ -141,10 +158,10 @@ do_cluster() {
     gcloud iam service-accounts create "$NODES_ACCOUNT" --display-name "Nodes of $CLUSTER" --project "$PROJECT"
   run gcloud projects add-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
     --role roles/container.defaultNodeServiceAccount --condition None
-  run gcloud artifacts repositories add-iam-policy-binding finetune --location "$LOCATION" --project "$PROJECT" \
+  run gcloud artifacts repositories add-iam-policy-binding finetune "${IN_LOCATION[@]}" \
     --member "serviceAccount:$NODES_EMAIL" --role roles/artifactregistry.reader
-  unless gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" -- \
-    gcloud container clusters create "$CLUSTER" --location "$LOCATION" --project "$PROJECT" \
+  unless gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" -- \
+    gcloud container clusters create "$CLUSTER" "${IN_LOCATION[@]}" \
     --release-channel regular --enable-dataplane-v2 --workload-pool "$PROJECT.svc.id.goog" "${groups[@]}" "${own[@]}" \
     --service-account "$NODES_EMAIL" --machine-type e2-standard-4 --num-nodes 1 --labels finetune_setup=true
   check_cluster
@@ -182,7 +199,7 @@ check_first_run() {
 check_cluster() {
   local found version pool datapath policy group modes of="$CLUSTER --location $LOCATION --project $PROJECT"
   ask found "$MINIMUM,$PROJECT.svc.id.goog,ADVANCED_DATAPATH,,$SECURITY_GROUP" \
-    gcloud container clusters describe "$CLUSTER" --location "$LOCATION" --project "$PROJECT" --format \
+    gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" --format \
     'csv[no-heading](currentMasterVersion,workloadIdentityConfig.workloadPool,networkConfig.datapathProvider,networkPolicy.enabled,authenticatorGroupsConfig.securityGroup)'
   IFS=, read -r version pool datapath policy group <<<"$found"
   at_least "$version" "$MINIMUM" || fail \
@@ -319,12 +336,13 @@ account() {
   printf 'principal://iam.googleapis.com/projects/%s/locations/global/workloadIdentityPools/%s.svc.id.goog/subject/ns/%s/sa/%s' \
     "$PROJECT_NUMBER" "$PROJECT" "$1" "$2"
 }
-# CHANGE is add or remove, TRY is run, attempt or take; main sets both.
+# bind COMMAND…: it adds a role, or removes one, as CHANGE says.
+bind() { if [[ $CHANGE == add ]]; then run "$@"; else attempt "$@"; fi; }
 bind_bucket() {
-  "$TRY" gcloud storage buckets "$CHANGE-iam-policy-binding" "gs://$1" --member "$2" --role "$3"
+  bind gcloud storage buckets "$CHANGE-iam-policy-binding" "gs://$1" --member "$2" --role "$3"
 }
 bind_folder() {
-  "$TRY" gcloud storage managed-folders "$CHANGE-iam-policy-binding" "gs://$1/" --member "$2" --role "roles/storage.$3"
+  bind gcloud storage managed-folders "$CHANGE-iam-policy-binding" "gs://$1/" --member "$2" --role "roles/storage.$3"
 }
 
 do_teams() {
@@ -386,7 +404,7 @@ cluster_viewers() {
   local member
   for member in ${1//,/ }; do
     [[ " ${STAYING//,/ } " == *" $member "* ]] ||
-      "$TRY" gcloud projects "$CHANGE-iam-policy-binding" "$PROJECT" --member "$member" \
+      bind gcloud projects "$CHANGE-iam-policy-binding" "$PROJECT" --member "$member" \
         --role roles/container.clusterViewer --condition None
   done
 }
@@ -441,7 +459,7 @@ do_first_job() {
 
 main() {
   # None of them comes from the environment.
-  DRY_RUN=false YES=false CONFIRMED=false TRY=run CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING=""
+  DRY_RUN=false YES=false CONFIRMED=false CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING="" FAILED=()
   [[ ${BASH_VERSINFO[0]} -ge 5 ]] || fail "This is bash $BASH_VERSION: expected bash 5 or later." "Use Cloud Shell, or brew install bash."
   local remove=false team="" steps=() each
   while [[ $# -gt 0 ]]; do
@@ -476,7 +494,7 @@ main() {
       "There is no $LAST_FILE, so what was set up is not known, and nothing was removed." \
       "Run it where the folder FILES of the installation is, or add --change."
   fi
-  if [[ $remove == true ]]; then remove; return; fi
+  if [[ $remove == true ]]; then remove; check_removals; return; fi
   if [[ -n $team ]]; then withdraw "$team"; return; fi
   [[ ${#steps[@]} -gt 0 ]] || steps=(apis images cluster pools controllers buckets teams operator profiles)
   check_first_run

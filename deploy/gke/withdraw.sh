@@ -2,18 +2,9 @@
 # What people and teams lose who are no longer named. Only the variables of the last run tell who they were, so roles are
 # withdrawn before those variables are replaced: a run that ends in between is repeated as it was and withdraws them again.
 
-# take COMMAND…: a role that is not found is gone already. After any other error the run ends while the names are known.
-take() {
-  local errors
-  line "$(quoted "$@")"
-  [[ $DRY_RUN != true ]] || return 0
-  errors=$("$@" 2>&1 >/dev/null) || [[ $errors == *"not found"* ]] || fail \
-    "A role was not withdrawn: $errors" "Repeat the run: it withdraws what is left."
-}
-
 # withdraw NAMESPACE: of the team alone; its people are those of TEAMS. The operator keeps its roles.
 withdraw() {
-  local i found="" STAYING=$ADMINS TRY=take CHANGE=remove
+  local i found="" STAYING=$ADMINS CHANGE=remove
   for i in "${!TEAM[@]}"; do
     if [[ ${TEAM[i]} == "$1" ]]; then found=$i; else STAYING+=,${MEMBERS[i]}; fi
   done
@@ -22,6 +13,7 @@ withdraw() {
   number
   step "Roles of $1 on storage, and of its people in the cluster"
   bindings "$1" "${MEMBERS[found]}"
+  check_removals
   kube delete rolebinding finetune finetune-view --namespace "$1" --ignore-not-found
   kube delete clusterrolebinding "finetune-profiles-$1" --ignore-not-found
   forget "$1"
@@ -41,7 +33,7 @@ forget() {
 # the subjects of all bindings. A team that is left out would keep all it has: it is withdrawn by name, since it may have
 # moved to another release.
 withdraw_from_leavers() {
-  local i name of_admins anyone="" STAYING="$ADMINS" TRY=take CHANGE=remove left=()
+  local i name of_admins anyone="" STAYING="$ADMINS" CHANGE=remove left=()
   for i in "${MEMBERS[@]}"; do STAYING+=,$i; done
   for name in ${LAST[TEAMS]-}; do
     name=${name%%=*}
@@ -59,6 +51,7 @@ withdraw_from_leavers() {
   step "Roles of people who are no longer named"
   for i in "${!TEAM[@]}"; do people_bindings "${TEAM[i]}" "${left[i]}"; done
   cluster_viewers "$of_admins"
+  check_removals
 }
 
 # people NAMESPACE TEAMS: of the team, separated by commas.
