@@ -298,6 +298,28 @@ def test_labels_of_a_pod_cost_at_most_the_job_that_they_name(
     assert attacker.settled(OWN)["status"]["phase"] not in ("Failed", "Succeeded")
 
 
+def test_no_number_of_pods_with_a_jobs_labels_keeps_its_training_from_being_stopped(
+    cluster: LocalCluster, attacker: Tenant
+) -> None:
+    attacker.make(attacker.job("flooded", LASTING))
+    path, trains = attacker.path("flooded"), jobset_path(attacker.namespace, "flooded-train-1")
+    cluster.wait(path, lambda job: phase("Running")(job) and job["status"]["stage"] == "Train", seconds=180)
+    meta, env = {"labels": _labels(attacker, "flooded")}, {"env": [{"name": "X", "value": "x" * 1_450_000}]}
+    names = [f"flood-{number}" for number in range(48)]
+    for name in names:
+        nowhere = {"nodeSelector": {"pool": "none"}}
+        attacker.make(pods.shell(attacker.namespace, name, "true", main=env, meta=meta, **nowhere))
+    cluster.patch(path, {"spec": {"suspend": True}})
+    suspended = cluster.wait(path, phase("Suspended"), seconds=120)
+    assert cluster.find(trains) is None
+    readable = next(each for each in suspended["status"]["conditions"] if each["type"] == "RunFolderReadable")
+    assert (readable["status"], readable["reason"]) == ("False", "TooManyObjects")
+    assert "more than 64 MiB" in readable["message"]
+    cluster.delete(path)
+    for name in names:
+        cluster.delete(f"/api/v1/namespaces/{attacker.namespace}/pods/{name}")
+
+
 @pytest.mark.parametrize("with_owner", [False, True])
 @pytest.mark.parametrize("kind", ["Pod", "JobSet"])
 def test_children_that_claim_another_namespaces_job_are_none(

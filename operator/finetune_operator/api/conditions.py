@@ -162,6 +162,8 @@ class Reason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     RUN_FOLDER_UNREADABLE = "RunFolderUnreadable"
     """The run folder alone was unreadable for longer than spec.hangPolicy.blindSeconds."""
+    TOO_MANY_OBJECTS = "TooManyObjects"
+    """More objects carry the job's labels than the operator reads into memory for one job."""
     WITHIN_BUDGET = "WithinBudget"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     BUDGET_TOO_SMALL = "BudgetTooSmall"

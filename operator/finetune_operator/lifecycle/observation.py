@@ -68,7 +68,13 @@ class ReadFailure:
             Reason.RECORD_MALFORMED,
             Reason.STORAGE_PERMISSION_DENIED,
             Reason.RUN_FOLDER_TOO_LARGE,
+            Reason.TOO_MANY_OBJECTS,
         )
+
+    @property
+    def excess(self) -> bool:
+        """Whether the job's pods are unknown, too, so that its usage and hangs cannot be observed."""
+        return self.reason is Reason.TOO_MANY_OBJECTS
 
 
 type FirstNumbers = dict[Stage, Annotated[int, Field(ge=1, le=MAX_ATTEMPT + 1)]]

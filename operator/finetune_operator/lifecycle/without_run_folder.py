@@ -37,11 +37,18 @@ from finetune_operator.rendering import jobset_name
 
 #: Seconds. No watch reports that the store is available again.
 _STORE_SECONDS = 5.0
+#: Seconds. Listing too many objects takes time, which other jobs need.
+_EXCESS_SECONDS = 60.0
 
 
 def blind_left(observation: Observation, limits: TimeLimits, why: ReadFailure | None) -> float | None:
     """Returns the seconds that a job may still run while its run folder cannot be read, counted from the transition of
-    the condition RunFolderReadable. None: there is no limit, or the cause is not this run folder."""
+    the condition RunFolderReadable. None: there is no limit, or the cause is not this run folder.
+
+    Nothing runs while its pods are unknown: neither budgets nor deadlines could end it.
+    """
+    if why is not None and why.excess:
+        return 0.0
     if limits.blind is None or why is None or not why.alone:
         return None
     known = _known_readable(observation)
@@ -68,16 +75,22 @@ def _known_readable(observation: Observation) -> Condition | None:
 
 def unseen(limits: TimeLimits, why: ReadFailure) -> Failure:
     """Returns the record of an attempt that is stopped because its progress cannot be read. No failure is counted."""
+    when = "" if why.excess else f" after the {limits.blind} s of spec.hangPolicy.blindSeconds"
     return Failure(
         code=ExitCode.STOPPED,
         reason=RUN_FOLDER_UNREADABLE,
-        message=f"Stopped after the {limits.blind} s of spec.hangPolicy.blindSeconds without knowledge of its "
-        f"progress: {why.message}"[:1024],
+        message=f"Stopped{when} without knowledge of its progress: {why.message}"[:1024],
     )
 
 
 def halted(why: ReadFailure) -> ForcedSuspension:
     """Returns why the operator suspends the job although its user has not."""
+    if why.excess:
+        return ForcedSuspension(
+            reason=Reason.TOO_MANY_OBJECTS,
+            message=f"The job's pods are unknown: {why.message}",
+            fix="The job then continues automatically from its last checkpoint.",
+        )
     return ForcedSuspension(
         reason=Reason.RUN_FOLDER_UNREADABLE,
         message=f"The progress of the training cannot be read: {why.message}",
@@ -135,9 +148,8 @@ def _state(  # noqa: PLR0911  one per case
     cancelled = stop is not None and stop.reason == CANCELLED
     limits, live = stages.plan.limits, stages.live
     over = used_up(stages)
-    wait = WaitCause(
-        reason=WaitingReason.RETRY, message=f"the artifact store could not be read: {why.message.rstrip('.')}"
-    )
+    what = "the job's pods are unknown" if why.excess else "the artifact store could not be read"
+    wait = WaitCause(reason=WaitingReason.RETRY, message=f"{what}: {why.message.rstrip('.')}")
     active = JobState(phase=JobPhase.ACTIVE, wait=wait, running=live is not None and live.running)
     if live is None:
         if stop:
@@ -215,5 +227,5 @@ def _requeue_after(observation: Observation, stages: JobStages, why: ReadFailure
         if live and not (live.jobset and live.jobset.deleting)
         else ()
     )
-    regular = observation.pace(_STORE_SECONDS)
+    regular = observation.pace(_EXCESS_SECONDS if why.excess else _STORE_SECONDS)
     return max(1.0, min([regular, *(each for each in due if each is not None)]))

@@ -16,9 +16,10 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
     ResourceKind,
+    ResponseTooLarge,
 )
 from finetune_operator.lifecycle.children.jobset import JobSet
-from finetune_operator.lifecycle.children.ownership import own_jobsets
+from finetune_operator.lifecycle.children.ownership import own_jobsets, possible_jobsets
 from finetune_operator.lifecycle.children.projection import jobset_of, pod_of, reduced_workload
 from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL, Workload
 from finetune_operator.lifecycle.decide import unprocessed
@@ -36,6 +37,9 @@ class Children:
     pods: Sequence[Object]
     workloads: Sequence[Object] | None
     """None if Kueue is not installed."""
+    excess: str | None = None
+    """Why pods and Workloads are unknown, as a sentence: more objects carry the job's labels than are read. ``jobsets``
+    then has those that the status names, and the next one of each stage. None: everything is known."""
 
 
 class ChildReader:
@@ -53,33 +57,61 @@ class ChildReader:
         self._cache = cache
 
     async def live(self, job: Object, room: MemoryShare) -> tuple[Object | None, Children]:
-        """Reads plan and children of a job, and completes the cache with them. Raises ClusterError."""
-        namespace, uid = (job["metadata"][field] for field in ("namespace", "uid"))
+        """Reads plan and children of a job, and completes the cache with them. Raises ClusterError.
+
+        Tenants can put the job's labels on any number of objects. That must not keep the job from being stopped, so
+        its JobSets are then read by name.
+        """
+        uid = job["metadata"]["uid"]
         self._cache.adopt(job)
-        snapshot, jobsets, pods = await asyncio.gather(
-            self._plan(uid),
-            list_kept(
-                self._cluster, JOBSETS, namespace, room, keep=partial(jobset_of, job), labels={UID_LABEL: uid}
-            ),
-            list_kept(
-                self._cluster, PODS, namespace, room, keep=partial(pod_of, job), labels={UID_LABEL: uid}
-            ),
+        snapshot = await self._plan(uid)
+        try:
+            jobsets, pods, workloads = await self._listed(job, snapshot, room)
+        except ResponseTooLarge as error:
+            return snapshot, Children(await self._named_jobsets(job, room), (), (), excess=f"{error}.")
+        self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods, WORKLOADS: workloads or ()})
+        return snapshot, Children(jobsets, pods, workloads)
+
+    async def _listed(
+        self, job: Object, snapshot: Object | None, room: MemoryShare
+    ) -> tuple[Sequence[Object], Sequence[Object], Sequence[Object] | None]:
+        """Lists JobSets, pods and Workloads of a job. Raises ClusterError."""
+        namespace, labels = job["metadata"]["namespace"], {UID_LABEL: job["metadata"]["uid"]}
+        jobsets, pods = await asyncio.gather(
+            list_kept(self._cluster, JOBSETS, namespace, room, keep=partial(jobset_of, job), labels=labels),
+            list_kept(self._cluster, PODS, namespace, room, keep=partial(pod_of, job), labels=labels),
         )
         own = own_jobsets(job, jobsets, snapshot)
         # The cache has also those of JobSets that Kueue may suspend later.
         every = self._cache.watches(WORKLOADS, namespace)
         uids = frozenset(each.uid for each in own) if every else _managed(own)
-        workloads = await self._workloads(namespace, uids, room)
-        self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods, WORKLOADS: workloads or ()})
-        return snapshot, Children(jobsets, pods, workloads)
+        return jobsets, pods, await self._workloads(namespace, uids, room)
+
+    async def _named_jobsets(self, job: Object, room: MemoryShare) -> list[Object]:
+        """Returns the job's JobSets among those that may exist by its status. Raises ClusterError."""
+        read = partial(
+            list_kept,
+            self._cluster,
+            JOBSETS,
+            job["metadata"]["namespace"],
+            room,
+            keep=partial(jobset_of, job),
+        )
+        names = sorted(possible_jobsets(job))
+        # The operator's role permits no reads of single JobSets.
+        found = await asyncio.gather(*(read(fields={"metadata.name": name}) for name in names))
+        return [each for named in found for each in named]
 
     async def cached(self, cached: CachedJob, room: MemoryShare) -> tuple[Object | None, Children]:
         """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
         namespace, name = (cached.job["metadata"][field] for field in ("namespace", "name"))
         jobsets, pods, workloads = cached.jobsets, cached.pods, cached.workloads
-        await room.hold(
-            [*jobsets, *pods, *(workloads or ())], f"JobSets, pods and Workloads of {namespace}/{name}"
-        )
+        every = [*jobsets, *pods, *(workloads or ())]
+        try:
+            await room.hold(every, f"JobSets, pods and Workloads of {namespace}/{name}")
+        except ResponseTooLarge:
+            room.release(every)
+            raise
         snapshot = await self._cached_plan(cached.job, jobsets)
         if workloads is None:
             uids = _managed(own_jobsets(cached.job, jobsets, snapshot))
@@ -149,8 +181,11 @@ async def list_kept(
         try:
             async for page in cluster.kept(kind, namespace, keep=keep, **selected):
                 where = f" of namespace {namespace}" if namespace else ""
-                await room.hold(page, f"{kind.plural}{where} with {selected}")
                 found += page
+                await room.hold(page, f"{kind.plural}{where} with {selected}")
+        except ResponseTooLarge:
+            room.release(found)
+            raise
         except Rejected as error:
             if error.status != 410 or final:
                 raise

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
 from finetune_contract import HostProgress, RunFolder
+from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -19,6 +21,7 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
     ResourceKind,
+    ResponseTooLarge,
 )
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
@@ -30,7 +33,7 @@ from finetune_operator.lifecycle.children.projection import (
 )
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
-from finetune_operator.lifecycle.observation import Observation, RunFolderView, pace
+from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView, pace
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.first_format import first_format_name
@@ -38,7 +41,7 @@ from finetune_operator.planning.resumption import FolderUser, blocks, namespace_
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.budgets import Budgets
-from finetune_operator.reconcile.children import ChildReader, list_kept, own_workloads
+from finetune_operator.reconcile.children import ChildReader, Children, list_kept, own_workloads
 from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.nodes import ListedNodes, failed_kinds, list_nodes
 from finetune_operator.reconcile.plans import Plans
@@ -125,7 +128,13 @@ class Observer:
         """
         cached = None if earlier is not None else await self._cache.job(key.namespace, key.name)
         texts: Mapping[str, Mapping[str, str]] = {}
-        if cached is None:
+        found: Children | None = None
+        if cached is not None:
+            job = cached.job
+            with suppress(ResponseTooLarge):
+                snapshot, found = await self._children.cached(cached, room)
+        from_cache = found is not None
+        if found is None:
             whole = await self._find(JOBS, key.namespace, key.name)
             if whole is None:
                 self._folder.forget(key)
@@ -134,14 +143,11 @@ class Observer:
             job, texts = reduced_job(whole), job_texts(whole)
             del whole
             snapshot, found = await self._children.live(job, room)
-        else:
-            job = cached.job
-            snapshot, found = await self._children.cached(cached, room)
         status = read_status(job.get("status"))
         jobsets = own_jobsets(job, found.jobsets, snapshot)
         pods = own_pods(job, found.pods, jobsets)
         workloads = own_workloads(found.workloads, jobsets)
-        from_cache = cached is not None
+        excess = found.excess
         # Releases objects that are not the job's.
         del cached, found
         profiles = await self._profiles(snapshot)
@@ -149,9 +155,13 @@ class Observer:
             self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
-        view = await self._view(
-            key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if from_cache else None
-        )
+        if excess is not None and snapshot is not None:
+            # Without their pods it is unknown how attempts have ended.
+            view = RunFolderView(unreadable=ReadFailure(reason=Reason.TOO_MANY_OBJECTS, message=excess))
+        else:
+            view = await self._view(
+                key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if from_cache else None
+            )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
         now = self._utc_now()

@@ -778,3 +778,24 @@ def test_a_job_can_be_stopped_whatever_times_its_status_has(since: str) -> None:
     world.edit(hangPolicy={"blindSeconds": 600}, suspend=True)
     world.reconcile()
     assert name not in world.jobsets or "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+def test_a_job_whose_pods_are_unknown_is_stopped_until_they_can_be_read() -> None:
+    """Enough objects with its labels would otherwise give its author a slice without a budget or a deadline."""
+    world, name = training()
+    world.pods = {}
+    world.unreadable = ReadFailure(reason=Reason.TOO_MANY_OBJECTS, message="pods: more than 20000 objects.")
+    world.reconcile()
+    assert name not in world.jobsets
+    world.reconcile()
+    suspended = next(each for each in world.status["conditions"] if each["type"] == "Suspended")
+    assert (suspended["status"], suspended["reason"]) == ("True", "TooManyObjects")
+    assert "The job's pods are unknown: pods: more than 20000 objects" in world.status["summary"]
+
+    world.unreadable = None
+    world.reconcile()
+    world.reconcile()
+    assert world.status["phase"] == "Provisioning"
+    assert list(world.jobsets)[-1] == "support-bot-train-2"
+    assert reasons(world) == ["RunFolderUnreadable"]
+    assert not world.status["attempts"].get("infrastructure")

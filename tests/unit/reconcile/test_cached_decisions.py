@@ -1,7 +1,7 @@
 """What the reconciler reads live, beside what the watches have delivered."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from finetune_operator.cluster.port import (
     PROFILES,
     WORKLOADS,
     Conflict,
+    ResponseTooLarge,
 )
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation
 from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
@@ -354,3 +355,62 @@ async def test_a_lost_deletion_of_the_job_is_noticed_and_the_job_forgotten() -> 
     await setup.reconcile()
     assert setup.observed == []
     assert setup.watched.cache.bytes_of() == 0
+
+
+def flood(setup: Setup, pods: int = 1200) -> None:
+    """Adds what the tenant's own batch Job, whose name begins like that of the JobSet, may create."""
+    for number in range(pods):
+        pod = child("Pod", f"demo-prep-1-x-0-{number:05}")
+        pod["metadata"] |= {"uid": f"forged-{number}"}
+        pod["metadata"]["ownerReferences"][0]["name"] = "demo-prep-1-x"
+        container = {"image": "i" * 200, "resources": {"limits": {"memory": "1Mi"}}}
+        pod["spec"] = {"containers": [container | {"name": f"c{each:063}"} for each in range(32)]}
+        pod["status"] = {"phase": "Pending"}
+        setup.cluster.put(PODS, pod)
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+async def test_any_number_of_pods_with_the_jobs_labels_does_not_keep_it_from_being_stopped(
+    delivered: bool,
+) -> None:
+    setup = Setup(Wait, Phase.SUSPENDED)
+    await setup.begin()
+    uid = setup.cluster.of(JOBSETS)[0]["metadata"]["uid"]
+    setup.action = lambda: Delete(jobsets=(Deletion(name="demo-prep-1", uid=uid),))
+    flood(setup)
+    if delivered:
+        setup.deliver()
+    await setup.reconcile()
+    assert not setup.cluster.of(JOBSETS)
+    observed = setup.observed[-1]
+    assert [each.name for each in observed.jobsets] == ["demo-prep-1"]
+    assert (observed.pods, observed.cached) == ((), False)
+    why = observed.folder.unreadable
+    assert why is not None
+    assert why.reason == "TooManyObjects"
+    assert "Delete those without a controller" in why.message
+
+
+async def test_a_listing_that_is_too_large_is_replaced_by_jobsets_read_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(Wait)
+    await setup.begin()
+    setup.cluster.put(JOBSETS, child("JobSet", "demo-prep-2"))
+    stages = [{"name": "Preflight", "jobSet": "demo-prep-1"}]
+    setup.cluster.put(JOBS, job(observedGeneration=1, phase="Running", stages=stages))
+    setup.watched.cache.distrust(job()["metadata"]["uid"])
+    kept = setup.cluster.kept
+
+    async def too_large(*kind: Any, labels: Any = None, **more: Any) -> AsyncIterator[Sequence[Any]]:
+        if labels:
+            raise ResponseTooLarge("jobsets: more than 20000 objects", status=413)
+        async for page in kept(*kind, **more):
+            yield page
+
+    monkeypatch.setattr(setup.cluster, "kept", too_large)
+    await setup.reconcile()
+    observed = setup.observed[-1]
+    # The second one was created, and the status that contains it was not written yet.
+    assert sorted(each.name for each in observed.jobsets) == ["demo-prep-1", "demo-prep-2"]
+    assert observed.folder.unreadable is not None

@@ -9,6 +9,7 @@ job that it claims to belong to, in the namespace of the tenant who forged it.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from finetune_contract import Stage
 from finetune_operator.api import API_VERSION
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.fields import time
@@ -74,6 +75,19 @@ def _reported(job: Object) -> frozenset[str]:
     status = job.get("status") or {}
     entries = (*status.get("stages", ()), *status.get("attempts", {}).get("history", ()))
     return frozenset(each["jobSet"] for each in entries if "jobSet" in each)
+
+
+def possible_jobsets(job: Object) -> frozenset[str]:
+    """Returns the names of all JobSets that the job may have by its status: those that it contains, and the next one of
+    each stage, which may have been created after it was written."""
+    reported, name = _reported(job), job["metadata"]["name"]
+    following = set()
+    for stage in Stage:
+        stem = jobset_name(name, stage, 0).removesuffix("0")
+        numbers = (each.removeprefix(stem) for each in reported if each.startswith(stem))
+        last = max((int(each) for each in numbers if each.isdecimal()), default=0)
+        following.add(jobset_name(name, stage, last + 1))
+    return reported | following
 
 
 def _has_plan(jobset: JobSet, plan: Object | None, reported: frozenset[str]) -> bool:
