@@ -107,7 +107,7 @@ class Notifications:
         """Deliveries so far."""
         self._changed = asyncio.Event()
         self._listing: datetime | None = None
-        """Beginning of the listing in progress; None if a notice has found no room since."""
+        """Beginning of the listing in progress; None if a notice of it was not taken."""
 
     @property
     def pending(self) -> int:
@@ -127,6 +127,8 @@ class Notifications:
             log.warning("the record of notifications cannot be read; none is sent until it can: %s", error)
             return False
         self._until, self._delivered = self._read(found)
+        # Jobs of a listing in progress have been ignored.
+        self._listing = None
         self._changed.set()
         return True
 

@@ -38,6 +38,12 @@ _STALLS = frozenset({*Reason, *WaitingReason, *NEVER_ADMITTED, DEACTIVATED})
 #: How a stage ends.
 _STAGE_ENDS = (StagePhase.SUCCEEDED, StagePhase.FAILED)
 
+#: Reasons for which a run folder is not read and that say nothing of the store or the operator. Those who may write to
+#: the folder or the namespace can cause the last three.
+_NOT_BLIND = frozenset(
+    {Reason.NOT_STARTED, Reason.RECORD_MALFORMED, Reason.RUN_FOLDER_TOO_LARGE, Reason.TOO_MANY_OBJECTS}
+)
+
 
 class Place(NamedTuple):
     """Where jobs run, in the labels of counters and histograms."""
@@ -95,7 +101,7 @@ class JobFacts(NamedTuple):
             invalid=is_stalled and (refused or own_queue),
             blind=live
             and readable.get("status") in ("False", "Unknown")
-            and readable.get("reason") != Reason.NOT_STARTED,
+            and readable.get("reason") not in _NOT_BLIND,
         )
 
 
@@ -142,7 +148,8 @@ class JobCollector(Collector):
         )
         blind = GaugeMetricFamily(
             "finetune_jobs_blind",
-            "Number of unfinished jobs whose run folder cannot be read: RunFolderReadable is not True",
+            "Number of unfinished jobs whose run folder cannot be read: RunFolderReadable is not True, and not because "
+            "of what the folder or the namespace contains",
             labels=["namespace", "profile"],
         )
         chips = GaugeMetricFamily(

@@ -320,7 +320,7 @@ class OperatorMetrics:
     def job(self, key: JobKey, job: Object) -> None:
         """Takes the newest version of a job, as the watch delivers it."""
         facts = self._jobs.put(key, job)
-        if facts.reason or facts.phase == Phase.SUSPENDED:
+        if facts.reason or facts.stalled or facts.invalid or facts.phase == Phase.SUSPENDED:
             # Its next JobSet is not due.
             self._finished.pop(key, None)
         if facts.profile:

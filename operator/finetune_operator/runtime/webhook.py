@@ -96,12 +96,16 @@ class Webhook:
         body = json.dumps(event).encode()
         timestamp = int(self._now())
         try:
-            headers = {
-                "Content-Type": _CONTENT_TYPE,
-                "webhook-id": notice,
-                "webhook-timestamp": str(timestamp),
-                "webhook-signature": signature(read_keys(self._key_file), notice, timestamp, body),
-            }
+            signed = signature(read_keys(self._key_file), notice, timestamp, body)
+        except (OSError, ValueError) as error:
+            raise DeliveryError(f"the webhook's key cannot be used: {error}") from error
+        headers = {
+            "Content-Type": _CONTENT_TYPE,
+            "webhook-id": notice,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signed,
+        }
+        try:
             async with self._session.post(
                 self._url, data=body, headers=headers, allow_redirects=False
             ) as answer:
@@ -117,4 +121,5 @@ class Webhook:
         except TimeoutError as error:
             raise DeliveryError(f"the webhook does not answer within {_SECONDS} s") from error
         except (OSError, ValueError) as error:
-            raise DeliveryError(f"the webhook's key cannot be used: {error}") from error
+            # Of the URL or of a proxy; its text may contain them.
+            raise DeliveryError(f"the webhook cannot be reached: {type(error).__name__}") from error

@@ -239,6 +239,26 @@ async def test_until_the_record_can_be_read_nothing_is_sent_and_nothing_is_lost(
     assert world.received == ["demo"]
 
 
+async def test_a_record_that_is_read_during_a_listing_leaves_its_first_jobs_to_the_next_one(
+    world: World,
+) -> None:
+    async with world.operator() as notifications:
+        pass
+    world.cluster.fault = lambda _moment, call: Unavailable("down") if call == "get configmaps" else None
+    async with world.operator() as notifications:
+        notifications.listing()
+        notifications.job(ended(seconds=1))
+        world.cluster.fault = lambda _moment, _call: None
+        assert await notifications.restore()
+        world.now += timedelta(minutes=10)
+        notifications.listed()
+        notifications.listing()
+        notifications.job(ended(seconds=1))
+        notifications.listed()
+        await settled(notifications)
+    assert world.received == ["demo"]
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"until": 1, "delivered": {}}', '{"until": "x"}'])
 async def test_a_damaged_record_leads_to_repeated_notices_not_to_lost_ones(
     world: World, content: str, caplog: pytest.LogCaptureFixture

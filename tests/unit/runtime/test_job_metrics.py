@@ -127,6 +127,12 @@ def test_chips_are_held_while_all_pods_of_a_stage_on_tpu_run(
             0,
         ),
         ("Running", {"type": "RunFolderReadable", "status": "True"}, "finetune_jobs_blind", 0),
+        (
+            "Running",
+            {"type": "RunFolderReadable", "status": "False", "reason": "RecordMalformed"},
+            "finetune_jobs_blind",
+            0,
+        ),
     ],
 )
 def test_stalled_and_blind_jobs(

@@ -115,6 +115,14 @@ async def test_an_endpoint_that_cannot_be_reached_is_no_delivery(
     assert "/private" not in str(caught.value)
 
 
+async def test_a_broken_proxy_is_no_fault_of_the_key(
+    post: Callable[[str], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://:::/")
+    with pytest.raises(DeliveryError, match="the webhook cannot be reached: ValueError"):
+        await post("http://receiver.example/")
+
+
 async def test_a_key_that_was_broken_meanwhile_is_no_delivery_and_not_shown(
     receiver: Receiver, key_file: Path, post: Callable[[str], Awaitable[None]]
 ) -> None:
