@@ -1,16 +1,20 @@
 """Fixtures that run helm from the build cache (built on first use)."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from devcluster.testing import LocalCluster
+from finetune_operator.cluster.releases import SERVES
 from tests.integration import helm as helm_program
 
 CHART = Path(__file__).parents[3] / "charts" / "finetune-operator"
+#: Of the cluster's own operator.
+CLUSTER_ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/finetune-operator"
 
 type Helm = Callable[..., subprocess.CompletedProcess[str]]
 type Render = Callable[..., list[dict[str, Any]]]
@@ -33,3 +37,11 @@ def render(helm: Helm) -> Render:
         return [document for document in yaml.safe_load_all(done.stdout) if document]
 
     return objects
+
+
+@pytest.fixture
+def unclaimed(cluster: LocalCluster) -> Iterator[None]:
+    """The cluster's own operator does not say that it serves every namespace: helm would refuse a release beside it."""
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: None}}})
+    yield
+    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: "*"}}})
