@@ -26,6 +26,20 @@ def helm() -> Helm:
     return helm_program.helm
 
 
+class _Strict(yaml.SafeLoader):
+    """Refuses a mapping with two equal keys, as Flux and Kustomize do; helm and PyYAML take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{sorted(keys)}{node.start_mark}"
+        return super().construct_mapping(node, deep)
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """The objects of a rendered chart."""
+    return [document for document in yaml.load_all(text, _Strict) if document]
+
+
 @pytest.fixture(scope="session")
 def render(helm: Helm) -> Render:
     """The chart's objects as release ``finetune-operator`` in ``finetune-system``, with these --set values."""
@@ -34,7 +48,7 @@ def render(helm: Helm) -> Render:
         options = [option for setting in settings for option in ("--set", setting)]
         done = helm("template", "finetune-operator", str(CHART), "--namespace", "finetune-system", *options)
         assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
+        return documents(done.stdout)
 
     return objects
 
