@@ -12,7 +12,6 @@ import yaml
 
 from devcluster import build
 from devcluster.layout import ROOT
-from devcluster.programs import KUBERNETES_VERSION
 from devcluster.testing import LocalCluster
 from tests.integration.helm import helm
 from tests.integration.jobs import Object
@@ -36,8 +35,6 @@ SCHEMAS = {
         "config/crd/bases/*_gitrepositories.yaml",
     ),
 }
-#: A helm that is built from its module, and not released, takes the cluster for Kubernetes 1.20.
-KUBERNETES = f"--kube-version={KUBERNETES_VERSION}"
 CHART = ROOT / "charts" / "finetune-operator"
 FILES = [
     ROOT / "examples/argo-cd/operator.yaml",
@@ -125,17 +122,20 @@ def test_the_chart_takes_the_values_of_the_examples(kind: str, tmp_path: Path) -
     }
 
 
-def kustomized(folder: str, path: Path) -> list[dict[str, Any]]:
-    """The objects of a folder; ``path``: an empty folder for the helm that kustomize calls."""
+def test_a_teams_jobs_do_not_wait_until_every_profile_is_valid() -> None:
+    """A commit that suspends or cancels a job is applied whatever the state of another team's profile."""
+    kustomizations = {
+        each["metadata"]["name"]: each["spec"] for each in EXAMPLES if each["kind"] == "Kustomization"
+    }
+    assert "dependsOn" not in kustomizations["finetune-team-a"]
+
+
+def kustomized(folder: str) -> list[dict[str, Any]]:
+    """The objects of a folder, which kustomize renders as documented: with the kubectl and helm of the build cache."""
     programs = build.ensure()
-    program = path / "helm"
-    program.write_text(
-        f'#!/bin/sh\n[ "$1" = template ] && exec {programs["helm"]} "$@" {KUBERNETES}\nexec {programs["helm"]} "$@"\n'
-    )
-    program.chmod(0o755)
     done = subprocess.run(
         [str(programs["kubectl"]), "kustomize", "--enable-helm", ROOT / folder],
-        env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{programs['helm'].parent}:{os.environ['PATH']}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -147,14 +147,14 @@ def by_name(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("folder", ["crds", "examples/profiles"])
-def test_a_kustomization_contains_every_file_of_its_folder(folder: str, tmp_path: Path) -> None:
+def test_a_kustomization_contains_every_file_of_its_folder(folder: str) -> None:
     files = [each for path in (ROOT / folder).glob("*.yaml") for each in objects(path.read_text())]
-    assert by_name(kustomized(folder, tmp_path)) == by_name(files)
+    assert by_name(kustomized(folder)) == by_name(files)
 
 
-def test_the_kustomization_of_the_operator_is_the_chart_without_crds(tmp_path: Path) -> None:
+def test_the_kustomization_of_the_operator_is_the_chart_without_crds() -> None:
     found = rendered("--set", "crds.install=false")
-    assert by_name(kustomized("charts", tmp_path)) == by_name(found)
+    assert by_name(kustomized("charts")) == by_name(found)
 
 
 def test_the_folder_of_crds_can_still_be_applied_as_files(cluster: LocalCluster) -> None:

@@ -17,8 +17,8 @@ The release's name, with the chart's appended unless it is in it already. 55: th
 {{- end }}
 
 {{- define "finetune-operator.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "finetune-operator.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "finetune-operator.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "finetune-operator.labels" -}}
@@ -32,10 +32,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* The labels and more of one object, whose values win: root, more. A key that is written twice is no valid YAML. */}}
+{{- define "finetune-operator.labelsAnd" -}}
+{{- merge (dict) (.more | default dict) (fromYaml (include "finetune-operator.labels" .root)) | toYaml -}}
+{{- end }}
+
 {{/* Of the objects of `helm test`, which the operator's selectors must not select. */}}
 {{- define "finetune-operator.testLabels" -}}
 app.kubernetes.io/name: {{ include "finetune-operator.name" . | trunc 58 | trimSuffix "-" }}-test
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: test
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- with .Values.commonLabels }}

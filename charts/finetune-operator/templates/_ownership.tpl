@@ -12,9 +12,15 @@ operator of the later release then waits.
 {{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items -}}
 {{- $notes := .metadata.annotations | default dict -}}
 {{- $release := get $notes "meta.helm.sh/release-name" -}}
-{{- $namespace := get $notes "meta.helm.sh/release-namespace" -}}
 {{- $serves := get $notes "tpu-finetune.dev/serves" -}}
-{{- if and $release $serves (ne (printf "%s/%s" $namespace $release) (printf "%s/%s" $.Release.Namespace $.Release.Name)) -}}
+{{- /* What helm has not written, as Argo CD's objects, has the name alone. */ -}}
+{{- $who := printf "the release with ClusterRole %s" .metadata.name -}}
+{{- $ours := eq .metadata.name (include "finetune-operator.fullname" $) -}}
+{{- if $release -}}
+{{- $who = printf "release %s in namespace %s" $release (get $notes "meta.helm.sh/release-namespace") -}}
+{{- $ours = eq $who (printf "release %s in namespace %s" $.Release.Name $.Release.Namespace) -}}
+{{- end -}}
+{{- if and $serves (not $ours) -}}
 {{- $theirs := splitList "," $serves -}}
 {{- $shared := list -}}
 {{- if not $own -}}{{- $shared = $theirs -}}{{- end -}}
@@ -22,7 +28,7 @@ operator of the later release then waits.
 {{- if or (has "*" $theirs) (has . $theirs) -}}{{- $shared = append $shared . -}}{{- end -}}
 {{- end -}}
 {{- if $shared -}}
-{{- fail (printf "namespaces: release %s in namespace %s serves %s already, and both releases would act on the same jobs. Name other namespaces, or take these from that release first." $release $namespace (join ", " $shared | replace "*" "every namespace")) -}}
+{{- fail (printf "namespaces: %s serves %s already, and both releases would act on the same jobs. Name other namespaces, or take these from that release first." $who (join ", " $shared | replace "*" "every namespace")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,14 +1,17 @@
-"""Other releases of the chart that serve the same namespaces: two operators would act on the same jobs.
+"""Other releases of the chart that serve the same namespaces, or that have the same ClusterRole.
 
-Every release says in an annotation of its ClusterRole, which no tenant can write, what it serves. Helm compares them,
-but a chart that is rendered without a cluster, as Argo CD does, compares nothing.
+Two operators of one namespace would act on the same jobs. ClusterRoles have no namespace, so two releases of one name
+in two namespaces replace each other's role and binding.
+
+Every release says in annotations of its ClusterRole, which no tenant can write, what it serves and where it is. Helm
+compares them, but a chart that is rendered without a cluster, as Argo CD does, compares nothing.
 """
 
 import logging
 from collections.abc import Sequence
 
 from finetune_operator.cluster.port import CLUSTER_ROLES, ClusterError, KubernetesClient, Object
-from finetune_operator.cluster.releases import EVERY, served_namespaces
+from finetune_operator.cluster.releases import EVERY, release_namespace, served_namespaces
 
 log = logging.getLogger(__name__)
 
@@ -16,16 +19,18 @@ _OPERATORS = {"app.kubernetes.io/component": "operator"}
 
 
 async def earlier_releases(
-    cluster: KubernetesClient, own_role: str, namespaces: Sequence[str]
+    cluster: KubernetesClient, own_role: str, own_namespace: str, namespaces: Sequence[str]
 ) -> tuple[str, ...]:
     """Returns a sentence for each release that has served one of the namespaces for longer.
 
-    Of two releases only the one that came later waits. If the ClusterRoles cannot be read, there is no sentence: the
-    right to it may be missing where the chart does not create the roles.
+    Of two releases only the one that came later waits. If the own ClusterRole belongs to a release of another
+    namespace, there is one sentence, about that. If the ClusterRoles cannot be read, there is no sentence: the right to
+    it may be missing where the chart does not create the roles.
 
     Args:
         cluster: client of the API server.
         own_role: name of the ClusterRole of the operator's own release.
+        own_namespace: namespace of the operator's own release.
         namespaces: namespaces that the operator serves; empty for all.
     """
     try:
@@ -39,6 +44,12 @@ async def earlier_releases(
         log.warning("other releases that serve the same namespaces are not noticed: %s", error)
         return ()
     own = next((role for role in roles if _name(role) == own_role), None)
+    if own is not None and (where := release_namespace(own)) not in {"", own_namespace}:
+        problem = (
+            f'ClusterRole "{own_role}" belongs to the release of namespace {where}, not to the one of {own_namespace}: '
+            "give one of them another name, or fullnameOverride, because each replaces the other's role and binding"
+        )
+        return (problem,)
     mine = frozenset(namespaces) or frozenset({EVERY})
     return tuple(
         f'the release with ClusterRole "{_name(role)}" serves {shared} already: remove the namespace from one of the '

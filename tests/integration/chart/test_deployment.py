@@ -26,21 +26,18 @@ import yaml
 from devcluster.testing import LocalCluster
 from finetune_operator.cluster.releases import SERVES
 from tests.integration import fake_trainer
-from tests.integration.chart.conftest import CHART, Helm
+from tests.integration.chart.conftest import CHART, CLUSTER_ROLE, Helm
 
 PROFILE = "packaged"
 IMAGE = "localhost/finetune-operator"
 #: Used as the pod's name.
 POD = "operator-pod"
-CLUSTER_ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/finetune-operator"
 
 
 @pytest.fixture
-def release(cluster: LocalCluster, helm: Helm, namespace: str) -> Iterator[str]:
+def release(cluster: LocalCluster, helm: Helm, namespace: str, unclaimed: None) -> Iterator[str]:
     """Name of a release that serves its own namespace. The cluster's own operator is stopped meanwhile."""
     cluster.stop("operator")
-    # It serves every namespace and came first.
-    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: None}}})
     release = f"of-{namespace}"
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
     settings = (
@@ -50,7 +47,6 @@ def release(cluster: LocalCluster, helm: Helm, namespace: str) -> Iterator[str]:
     installed = helm("install", release, str(CHART), *common, "--set", settings, "--set-json", tested)
     assert installed.returncode == 0, installed.stderr
     yield release
-    cluster.patch(CLUSTER_ROLE, {"metadata": {"annotations": {SERVES: "*"}}})
     removed = helm("uninstall", release, *common)
     assert removed.returncode == 0, removed.stderr
 

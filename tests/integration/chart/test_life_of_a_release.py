@@ -14,8 +14,8 @@ import pytest
 from devcluster.testing import LocalCluster
 from finetune_operator.cluster.releases import SERVES
 from tests.integration import fake_trainer
-from tests.integration.chart.conftest import CHART, Helm
-from tests.integration.chart.test_deployment import CLUSTER_ROLE, IMAGE, started
+from tests.integration.chart.conftest import CHART, CLUSTER_ROLE, Helm
+from tests.integration.chart.test_deployment import IMAGE, started
 from tests.integration.jobs import PROFILE, job_path, jobset_path, jobsets, phase
 
 pytestmark = pytest.mark.thorough

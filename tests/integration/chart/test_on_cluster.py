@@ -2,6 +2,7 @@
 
 import subprocess
 
+import pytest
 import yaml
 
 from devcluster.testing import LocalCluster
@@ -87,6 +88,7 @@ def test_people_have_what_their_role_gives(cluster: LocalCluster, namespace: str
     assert not may(admin, "create", jobs, "-n", namespace)
 
 
+@pytest.mark.usefixtures("unclaimed")
 def test_install_upgrade_and_uninstall(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
     """A separate release, beside the one that grants the cluster's operator its rights."""
     release = f"of-{namespace}"
@@ -118,6 +120,7 @@ def test_install_upgrade_and_uninstall(cluster: LocalCluster, helm: Helm, namesp
     )
 
 
+@pytest.mark.usefixtures("unclaimed")
 def test_crds_and_jobs_outlive_the_release(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
     """The cluster's CRDs were applied by hand, so the release takes them over, as docs/install-gke.md describes."""
     cluster.apply(fake_trainer.job(namespace, "kept", "nobody"))
@@ -145,6 +148,7 @@ def test_crds_and_jobs_outlive_the_release(cluster: LocalCluster, helm: Helm, na
     cluster.delete(job)
 
 
+@pytest.mark.usefixtures("unclaimed")
 def test_a_namespace_is_served_by_one_release(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
     first, second = f"one-{namespace}", f"two-{namespace}"
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig), "--set", "crds.install=false")

@@ -45,7 +45,8 @@ def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
             value = value.get(name) if isinstance(value, dict) else None
         # an empty one is a part of Kubernetes' own API
         if isinstance(value, dict) and value:
-            assert set(value) - {"global"} == set(schema["properties"]) - {"global"}, path
+            of_parents = set() if path else {"enabled", "global"}
+            assert set(value) == set(schema["properties"]) - of_parents, path
 
 
 def test_every_value_is_a_row_of_the_readme_with_a_comment() -> None:
@@ -57,6 +58,21 @@ def test_every_value_is_a_row_of_the_readme_with_a_comment() -> None:
     assert escaped.comment == r"a \| stays in its cell, &lt;x> is text"
 
 
+def test_a_parent_chart_may_make_the_operator_optional_and_set_global_values() -> None:
+    CHECK.validate({**VALUES, "enabled": True, "global": {"imageRegistry": "registry.example"}})
+
+
+@pytest.mark.parametrize("image", ["operator", "registry.example:5000/ml/operator", "r.example/operator"])
+def test_an_image_may_have_a_registry_with_a_port(image: str) -> None:
+    CHECK.validate({**VALUES, "image": {"repository": image}})
+
+
+def test_more_volumes_cannot_have_a_name_of_the_charts_own() -> None:
+    mounted = set(re.findall(r"\{name: ([\w-]+), mountPath:", DEPLOYMENT))
+    volume = SCHEMA["properties"]["extraVolumes"]["items"]["properties"]["name"]
+    assert mounted == set(volume["not"]["enum"])
+
+
 def test_every_object_of_the_schema_is_closed() -> None:
     assert [path for path, schema in objects(SCHEMA) if schema.get("additionalProperties") is not False] == []
 
@@ -66,6 +82,8 @@ def test_every_object_of_the_schema_is_closed() -> None:
     [
         {"image": {"repository": "r", "digets": "x"}},
         {"image": {"repository": ""}},
+        {"image": {"repository": "registry.example/operator:0.2.0"}},
+        {"image": {"repository": "operator@sha256:0"}},
         {"image": {"repository": "r", "digest": "sha256:12"}},
         {"namespaces": "team-a"},
         {"namespaces": ["Team"]},
@@ -83,6 +101,8 @@ def test_every_object_of_the_schema_is_closed() -> None:
         {"notifications": {"url": "file:///etc", "keySecret": "webhook"}},
         {"nameOverride": "Tuning"},
         {"fullnameOverride": "x" * 56},
+        {"fullnameOverride": "2024-q4"},
+        {"commonLabels": {"rbac.authorization.k8s.io/aggregate-to-view": "false"}},
         {"commonLabels": {"app.kubernetes.io/name": "other"}},
         {"caBundle": {"configMap": "ca", "key": "ca.crt", "secret": "ca"}},
         # values of an earlier release, as `helm upgrade --reuse-values` gives them
@@ -92,6 +112,7 @@ def test_every_object_of_the_schema_is_closed() -> None:
         {"extraVolumes": [{"name": "no-source"}]},
         {"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp/"}]},
         {"extraVolumeMounts": [{"name": "x", "mountPath": "/etc/finetune/ca-bundle"}]},
+        {"extraVolumeMounts": [{"name": "x", "mountPath": "/etc/finetune"}]},
         {"extraVolumeMounts": [{"name": "x", "mountPath": "relative"}]},
         {"livenessProbe": {"httpGet": {"path": "/x"}}},
         {"readinessProbe": {"periodSeconds": 0}},

@@ -7,16 +7,17 @@ from typing import Any, cast
 import pytest
 
 from finetune_operator.cluster.port import JOBS, KubernetesClient, Object, Rejected, WatchStream
-from finetune_operator.cluster.releases import SERVES
+from finetune_operator.cluster.releases import RELEASE_NAMESPACE, SERVES
 from finetune_operator.runtime.other_releases import earlier_releases
 from finetune_operator.runtime.prerequisites import wait_for_prerequisites
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
 
-def role(name: str, serves: str | None, created: str = OLD) -> Object:
-    annotations = {} if serves is None else {"annotations": {SERVES: serves}}
-    return {"metadata": {"name": name, "creationTimestamp": created, **annotations}}
+def role(name: str, serves: str | None, created: str = OLD, *, namespace: str | None = "ours") -> Object:
+    said = {SERVES: serves, RELEASE_NAMESPACE: namespace}
+    annotations = {name: value for name, value in said.items() if value is not None}
+    return {"metadata": {"name": name, "creationTimestamp": created, "annotations": annotations}}
 
 
 class Cluster:
@@ -37,7 +38,7 @@ async def found(
     *roles: Object, namespaces: Sequence[str] = ("a", "b"), refused: bool = False
 ) -> tuple[str, ...]:
     cluster = cast("KubernetesClient", Cluster(*roles, refused=refused))
-    return await earlier_releases(cluster, "own", namespaces)
+    return await earlier_releases(cluster, "own", "ours", namespaces)
 
 
 OWN = role("own", "a,b", NEW)
@@ -70,6 +71,18 @@ async def test_a_release_without_a_role_of_its_own_is_the_later_one() -> None:
     assert await found(role("other", "a", "2099-01-01T00:00:00Z"))
 
 
+async def test_a_release_of_the_same_name_in_another_namespace_is_reported_although_it_serves_others() -> (
+    None
+):
+    (told,) = await found(role("own", "c", NEW, namespace="theirs"), role("other", "a"))
+    assert 'ClusterRole "own" belongs to the release of namespace theirs' in told
+    assert "fullnameOverride" in told
+
+
+async def test_a_role_that_an_earlier_chart_wrote_is_the_operators_own() -> None:
+    assert await found(role("own", "a,b", NEW, namespace=None)) == ()
+
+
 async def test_roles_that_cannot_be_read_stop_no_operator() -> None:
     assert await found(refused=True) == ()
 
@@ -81,7 +94,7 @@ async def test_the_operator_waits_until_the_other_release_has_gone() -> None:
         return (WatchStream(JOBS, None),)
 
     async def conflicts() -> tuple[str, ...]:
-        return await earlier_releases(cast("KubernetesClient", cluster), "own", ("a",))
+        return await earlier_releases(cast("KubernetesClient", cluster), "own", "ours", ("a",))
 
     def report(problems: tuple[str, ...]) -> None:
         told.append(problems)
