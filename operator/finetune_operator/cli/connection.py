@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import NoReturn
 
 from kubernetes.aio.client import Configuration
@@ -58,6 +59,7 @@ class Connection:
         namespace: str,
         *,
         user: str | None = None,
+        options: Sequence[str] = (),
         renew: Renew | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -67,10 +69,12 @@ class Connection:
             configuration: the API server and the credentials.
             namespace: of the jobs.
             user: whom to impersonate; None: the user of the configuration.
+            options: with which another command reaches the same cluster as the same user.
             renew: returns a configuration with new credentials; None: there are no others.
             sleep: waits between two requests.
         """
         self.namespace = namespace
+        self.options = options
         self.server = str(configuration.host)
         self._cluster = UserClient(configuration, user)
         self._renew = renew
@@ -303,7 +307,13 @@ async def connect(
     try:
         found = await user_context(path, context)
         try:
-            connection = Connection(found.configuration, namespace or found.namespace, user=user, renew=renew)
+            connection = Connection(
+                found.configuration,
+                namespace or found.namespace,
+                user=user,
+                options=_options(path, found.name, user),
+                renew=renew,
+            )
         except (OSError, ValueError) as error:
             raise NoCredentials(
                 f"the certificates that the kubeconfig names cannot be used: {error}"
@@ -314,6 +324,13 @@ async def connect(
     finally:
         if connection is not None:
             await connection.close()
+
+
+def _options(path: str | None, context: str, user: str | None) -> list[str]:
+    """The options of one command for another, which may run in another folder and after a change of the context."""
+    file = str(Path(path).expanduser().absolute()) if path else None
+    given = {"--kubeconfig": file, "--context": context, "--as": user}
+    return [word for option, value in given.items() if value for word in (option, value)]
 
 
 def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:

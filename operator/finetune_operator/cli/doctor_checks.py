@@ -137,25 +137,34 @@ def _accounts(setup: Setup) -> Findings:
                 name, State.MISSING, f"{account}, which profile {profile} names, does not exist.", fix
             )
             continue
-        google = (existing[account]["metadata"].get("annotations") or {}).get(_GOOGLE_ACCOUNT)
-        if google is not None and google_account(setup, account) is None:
-            fix = (
-                f"kubectl annotate serviceaccount {account} --namespace {setup.namespace} --overwrite "
-                f"{_GOOGLE_ACCOUNT}=NAME@PROJECT.iam.gserviceaccount.com"
-            )
-            yield Finding(
-                name, State.MISSING, f"{account} acts as {google!r}, no Google service account.", fix
-            )
+        google = google_account(setup, account)
+        if google is None:
+            yield Finding(name, State.OK, f"{account} exists.")
+        elif re.fullmatch(r"[a-z0-9-]+@[a-z0-9.-]+\.iam\.gserviceaccount\.com", google):
+            message = f"{account} acts as {google}, which people of {setup.namespace} can change."
+            yield Finding(name, State.UNKNOWN, message, own_identity(setup, account))
         else:
-            acts = f" and acts as {google}" if google else ""
-            yield Finding(name, State.OK, f"{account} exists{acts}.")
+            message = f"{account} acts as {google!r}, no Google service account."
+            yield Finding(name, State.MISSING, message, own_identity(setup, account))
 
 
 def google_account(setup: Setup, account: str) -> str | None:
-    """Returns the Google service account that the ServiceAccount's annotation names; None if it names none."""
+    """Returns the Google service account as which pods of the ServiceAccount act; None: they act as itself.
+
+    It is the value of an annotation, any text by anyone who may edit ServiceAccounts of the namespace: no command that
+    an administrator is to copy contains it.
+    """
     own = next((each for each in setup.accounts or () if each["metadata"]["name"] == account), None)
-    named = str(((own or {}).get("metadata", {}).get("annotations") or {}).get(_GOOGLE_ACCOUNT, ""))
-    return named if re.fullmatch(r"[a-z0-9-]+@[a-z0-9.-]+\.iam\.gserviceaccount\.com", named) else None
+    named = ((own or {}).get("metadata", {}).get("annotations") or {}).get(_GOOGLE_ACCOUNT)
+    return None if named is None else str(named)
+
+
+def own_identity(setup: Setup, account: str) -> str:
+    """Returns what an administrator does about the Google service account of a ServiceAccount."""
+    return (
+        f"kubectl annotate serviceaccount {account} --namespace {setup.namespace} {_GOOGLE_ACCOUNT}-, so that roles of "
+        "the Kubernetes account itself apply; if the Google account is yours, grant it the roles yourself instead"
+    )
 
 
 def _queues(setup: Setup) -> Findings:

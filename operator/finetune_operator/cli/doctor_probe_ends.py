@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from finetune_operator.cli.doctor_checks import google_account
+from finetune_operator.cli.doctor_checks import google_account, own_identity
 from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
 from finetune_operator.cli.doctor_setup import Setup
@@ -166,7 +166,9 @@ def _of_fault(setup: Setup, probe: Probe, fault: Mapping[str, str]) -> Finding:
 
 
 def _grant(setup: Setup, probe: Probe, folder: Folder, right: str) -> str:
-    """The command that grants the role, on nothing but the folder."""
+    """The command that grants the role to the account, on nothing but the folder."""
+    if google_account(setup, probe.account) is not None:
+        return own_identity(setup, probe.account)
     if right == "bucket" or (folder.own and folder.uri == folder.bucket):
         place = f"buckets add-iam-policy-binding {_quoted(folder.bucket)}"
     elif folder.own:
@@ -190,10 +192,7 @@ def _verb(right: str) -> str:
 
 
 def _member(setup: Setup, account: str) -> str:
-    """The account as IAM writes it."""
-    google = google_account(setup, account)
-    if google is not None:
-        return f"serviceAccount:{google}"
+    """The Kubernetes account as IAM writes it."""
     return (
         "principal://iam.googleapis.com/projects/PROJECT_NUMBER/locations/global/workloadIdentityPools/"
         f"PROJECT.svc.id.goog/subject/ns/{setup.namespace}/sa/{account}"

@@ -7,7 +7,7 @@ from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.printing import Object, resource_name
-from finetune_operator.cluster.port import Conflict
+from finetune_operator.cluster.port import ClusterError, Conflict
 
 type Write = Callable[[str], None]
 
@@ -35,21 +35,44 @@ async def suspend_jobs(connection: Connection, names: Sequence[str], *, write: W
 
 
 async def resume_jobs(connection: Connection, names: Sequence[str], *, write: Write) -> None:
-    """Clears spec.suspend. Raises CliError if a job waits for something else, is cancelled or does not exist."""
-    for job in [await connection.job(name) for name in names]:
-        if job["spec"].get("cancel"):
-            raise CliError(f"{_name(job)} is cancelled and cannot be resumed.", fix=_CONTINUE)
-        if job["spec"].get("suspend"):
-            await connection.edit(_name(job), {"spec": {"suspend": False}})
-            write(f"{resource_name(job)} resumed")
-        elif status_view.phase_of(job) == "Suspended":
-            raise CliError(
-                f"{_name(job)} is not suspended by spec.suspend: "
-                f"{text.one_line(status_view.status_of(job).get('summary', ''))}",
-                fix=f"`finetune status {_name(job)}` shows what it waits for.",
-            )
-        else:
-            write(f"{resource_name(job)} is not suspended")
+    """Clears spec.suspend of every job that can be resumed.
+
+    Raises CliError at the end if a job waits for something else, is cancelled, does not exist or fails to be edited;
+    the error of the only such job is raised as it is.
+    """
+    failed = dict[str, CliError | ClusterError]()
+    for name in names:
+        try:
+            write(await _resumed(connection, name))
+        except (CliError, ClusterError) as error:
+            failed[name] = error
+    if len(failed) == 1:
+        raise failed.popitem()[1]
+    if failed:
+        reasons = "".join(f"\n  {name}: {_reason(error)}" for name, error in failed.items())
+        raise CliError(f"{len(failed)} of {len(names)} jobs were not resumed:{reasons}")
+
+
+async def _resumed(connection: Connection, name: str) -> str:
+    """Resumes the job, and returns what became of it. Raises CliError and ClusterError."""
+    job = await connection.job(name)
+    if job["spec"].get("cancel"):
+        raise CliError(f"{name} is cancelled and cannot be resumed.", fix=_CONTINUE)
+    if job["spec"].get("suspend"):
+        await connection.edit(name, {"spec": {"suspend": False}})
+        return f"{resource_name(job)} resumed"
+    if status_view.phase_of(job) == "Suspended":
+        raise CliError(
+            f"{name} is not suspended by spec.suspend: "
+            f"{text.one_line(status_view.status_of(job).get('summary', ''))}",
+            fix=f"`finetune status {name}` shows what it waits for.",
+        )
+    return f"{resource_name(job)} is not suspended"
+
+
+def _reason(error: CliError | ClusterError) -> str:
+    fix = error.fix if isinstance(error, CliError) else ""
+    return text.one_line(f"{error} {fix}")
 
 
 async def retry_jobs(

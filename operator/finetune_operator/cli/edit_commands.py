@@ -1,6 +1,7 @@
 """Commands that change a job's lifecycle: suspend, resume, retry, cancel."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,7 +59,7 @@ def suspend(  # noqa: PLR0917  typer passes options by name
     if jobs and not (yes or confirmed(jobs)):
         echo("Nothing was suspended.", err=True)
         raise typer.Exit(1)
-    run(lambda cluster: suspend_all(cluster, jobs, write=echo))
+    run(lambda cluster: suspend_all(cluster, jobs, write=echo, report=partial(echo, err=True)))
 
 
 @app.command(rich_help_panel=INTERVENE)

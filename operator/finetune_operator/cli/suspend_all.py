@@ -4,7 +4,7 @@ import asyncio
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import batched, groupby
 
 from finetune_contract import Stage
 from finetune_operator.cli import status_view
@@ -19,6 +19,8 @@ from finetune_operator.cluster.port import ClusterError, NotFound
 
 #: Edits at the same time.
 _AT_ONCE = 16
+#: Names in one command that resumes jobs.
+_NAMES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +74,29 @@ def confirmed(jobs: Sequence[LiveJob]) -> bool:
     return Questions().confirm("Suspend them?", default=False)
 
 
-async def suspend_all(connection: Connection, jobs: Sequence[LiveJob], *, write: Write) -> None:
-    """Sets spec.suspend of every job, and prints the commands that resume exactly those.
+def resume_commands(jobs: Sequence[LiveJob], options: Sequence[str]) -> Iterator[str]:
+    """Yields the commands that resume the jobs. ``options`` select the cluster and the user."""
+    by_namespace = groupby(sorted((job.namespace, job.name) for job in jobs), key=lambda each: each[0])
+    for namespace, found in by_namespace:
+        for names in batched((name for _, name in found), _NAMES):
+            yield shlex.join(["finetune", "resume", *options, "-n", namespace, *names])
+
+
+async def suspend_all(
+    connection: Connection, jobs: Sequence[LiveJob], *, write: Write, report: Write
+) -> None:
+    """Writes the commands that resume the jobs, then sets spec.suspend of each, and reports how many are suspended.
+
+    The commands come first and name all jobs: also one whose edit takes effect without a response, and those that
+    are edited before an interruption. To resume a job that was not suspended has no effect.
 
     A job that fails to be edited keeps no other one from being suspended. Raises CliError at the end if there is one;
     jobs that were deleted meanwhile are none.
     """
+    if jobs:
+        report(f"Suspending {_jobs(len(jobs))}. The commands on standard output resume them:")
+    for command in resume_commands(jobs, connection.options):
+        write(command)
     places, failed = asyncio.Semaphore(_AT_ONCE), list[str]()
 
     async def suspended(job: LiveJob) -> bool:
@@ -92,14 +111,11 @@ async def suspend_all(connection: Connection, jobs: Sequence[LiveJob], *, write:
             return True
 
     done = await asyncio.gather(*map(suspended, jobs))
-    stopped = sorted((job.namespace, job.name) for job, edited in zip(jobs, done, strict=True) if edited)
-    write(f"{_jobs(len(stopped))} suspended.{' To resume them:' if stopped else ''}")
-    for namespace, named in groupby(stopped, key=lambda each: each[0]):
-        write(shlex.join(["finetune", "resume", "-n", namespace, *(name for _, name in named)]))
+    report(f"{_jobs(sum(done))} suspended.")
     if failed:
         raise CliError(
-            f"{len(failed)} of {_jobs(len(jobs))} were not suspended. The first: {failed[0]}",
-            fix="Run the command again; it leaves out what is suspended.",
+            f"The edit of {len(failed)} of {_jobs(len(jobs))} failed. The first: {failed[0]}",
+            fix="Run the command again, with >> if its output goes to a file: it leaves out what is suspended.",
         )
 
 

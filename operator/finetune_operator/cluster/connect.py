@@ -39,6 +39,7 @@ class CredentialProgramFailed(NoCredentials):
 class UserContext:
     """A context of a kubeconfig."""
 
+    name: str
     configuration: Configuration
     namespace: str
     """That of the context, or else ``default``."""
@@ -104,6 +105,7 @@ async def user_context(path: str | None = None, context: str | None = None) -> U
             loader = await load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=path, context=context, client_configuration=configuration, persist_config=False
             )
+        name = str(loader.current_context["name"])
         namespace = str((loader.current_context.get("context") or {}).get("namespace") or "default")
     except Exception as error:
         # The library does not check what it reads: a malformed file may raise a TypeError or a KeyError.
@@ -115,7 +117,7 @@ async def user_context(path: str | None = None, context: str | None = None) -> U
         raise NoCredentials(f"no usable kubeconfig in {where}: {error or type(error).__name__}") from error
     if logged and not configuration.api_key and not configuration.cert_file:
         raise CredentialProgramFailed(f"the program that {where} names for credentials failed: {logged[-1]}")
-    return UserContext(configuration, namespace)
+    return UserContext(name, configuration, namespace)
 
 
 def _contexts(path: str | None) -> Sequence[str]:

@@ -214,6 +214,17 @@ def test_a_release_that_serves_the_namespace_is_enough(served: str) -> None:
     assert of(setup, State.MISSING) == []
 
 
+def test_a_google_account_that_people_of_the_namespace_can_change_is_unknown() -> None:
+    google = "collector@another-project.iam.gserviceaccount.com"
+    setup = dataclasses.replace(healthy(), **annotated(google))
+    assert of(setup, State.MISSING) == []
+    (found,) = of(setup, State.UNKNOWN)
+    assert found.message == f"ft-cpu acts as {google}, which people of team-a can change."
+    removed = "kubectl annotate serviceaccount ft-cpu --namespace team-a iam.gke.io/gcp-service-account-, "
+    assert found.fix.startswith(removed)
+    assert google not in found.fix
+
+
 def test_a_pool_without_nodes_is_unknown_with_the_command_that_shows_it() -> None:
     setup = dataclasses.replace(healthy(), nodes=[])
     assert of(setup, State.MISSING) == []

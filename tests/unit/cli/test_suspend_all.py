@@ -1,5 +1,9 @@
-"""``finetune suspend --all``: which jobs it selects, what it says of them, and what one failure leaves undone."""
+"""``finetune suspend --all``: which jobs it selects, what it says of them, and the commands that resume them."""
 
+import asyncio
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +11,16 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.suspend_all import LiveJob, consequences, live_jobs, suspend_all
+from finetune_operator.cli.suspend_all import (
+    LiveJob,
+    consequences,
+    live_jobs,
+    resume_commands,
+    suspend_all,
+)
 from finetune_operator.cluster.port import NotFound, Unavailable
 from tests.unit.cli.fake_api import FakeApi
+from tests.unit.cli.stand_in import stand_in
 from tests.unit.cli.test_edit import job
 from tests.unit.cli.test_main import finetune
 
@@ -62,37 +73,110 @@ def test_it_says_what_the_jobs_lose() -> None:
 
 
 class Edits:
-    """Stands in for the connection."""
+    """Stands in for the connection: edits of ``faults`` fail, and that of ``silent`` takes effect without response."""
 
-    def __init__(self, **faults: Exception) -> None:
-        self.faults, self.done = faults, list[tuple[str | None, str]]()
+    options: Sequence[str] = ()
+
+    def __init__(self, silent: str = "", **faults: Exception) -> None:
+        self.silent, self.faults = silent, faults
+        self.done = list[tuple[str | None, str]]()
+        self.waits = asyncio.Event()
 
     async def edit(self, name: str, patch: Any, *, namespace: str | None = None) -> Any:
         if name in self.faults:
             raise self.faults[name]
         assert patch == {"spec": {"suspend": True}}
         self.done.append((namespace, name))
+        if name == self.silent:
+            self.waits.set()
+            await asyncio.Event().wait()
 
 
-async def test_it_prints_the_commands_that_resume_what_it_has_suspended() -> None:
-    edits, written = Edits(gone=NotFound("gone")), list[str]()
-    jobs = [live("b", None, "team-b"), live("gone", None), live("a", Stage.TRAIN), live("c", None)]
-    await suspend_all(edits, jobs, write=written.append)  # type: ignore[arg-type]
-    assert written == [
-        "3 jobs suspended. To resume them:",
-        "finetune resume -n team-a a c",
-        "finetune resume -n team-b b",
-    ]
+class Output:
+    """Both streams of the command, and what was edited when its last command was written."""
+
+    def __init__(self, edits: Edits) -> None:
+        self.edits = edits
+        self.commands, self.reports, self.edited_before = list[str](), list[str](), list[Any]()
+
+    def write(self, line: str) -> None:
+        self.commands.append(line)
+        self.edited_before = list(self.edits.done)
+
+    async def of(self, jobs: Sequence[LiveJob]) -> None:
+        await suspend_all(self.edits, jobs, write=self.write, report=self.reports.append)  # type: ignore[arg-type]
+
+
+async def test_the_commands_that_resume_the_jobs_are_written_before_the_first_is_edited() -> None:
+    output = Output(Edits(gone=NotFound("gone")))
+    await output.of([live("b", None, "team-b"), live("gone", None), live("a", Stage.TRAIN), live("c", None)])
+    assert output.commands == ["finetune resume -n team-a a c gone", "finetune resume -n team-b b"]
+    assert output.edited_before == []
+    assert len(output.edits.done) == 3
+    assert output.reports[-1] == "3 jobs suspended."
 
 
 async def test_a_job_that_cannot_be_edited_keeps_no_other_from_being_suspended() -> None:
-    edits, written = Edits(bad=Unavailable("the API server is away")), list[str]()
+    output = Output(Edits(bad=Unavailable("the API server is away")))
     with pytest.raises(
-        CliError, match=r"1 of 2 jobs were not suspended. The first: team-a/bad: the API server"
-    ):
-        await suspend_all(edits, [live("bad", None), live("good", None)], write=written.append)  # type: ignore[arg-type]
-    assert edits.done == [("team-a", "good")]
-    assert written[0] == "1 job suspended. To resume them:"
+        CliError, match=r"edit of 1 of 2 jobs failed. The first: team-a/bad: the API"
+    ) as error:
+        await output.of([live("bad", None), live("good", None)])
+    assert ">>" in error.value.fix
+    assert output.edits.done == [("team-a", "good")]
+    assert output.commands == ["finetune resume -n team-a bad good"]
+    assert output.reports[-1] == "1 job suspended."
+
+
+async def test_an_interruption_loses_no_job_that_was_suspended() -> None:
+    output = Output(Edits("silent"))
+    running = asyncio.create_task(output.of([live(name, None) for name in ("a", "b", "silent")]))
+    await output.edits.waits.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(output.edits.done) == 3
+    assert output.commands == ["finetune resume -n team-a a b silent"]
+
+
+async def test_without_a_job_no_command_is_written() -> None:
+    output = Output(Edits())
+    await output.of([])
+    assert (output.commands, output.reports) == ([], ["0 jobs suspended."])
+
+
+def test_a_command_resumes_at_most_a_hundred_jobs_of_one_namespace() -> None:
+    jobs = [live(f"job-{number}", None, f"team-{number % 2}") for number in range(402)]
+    commands = [shlex.split(each) for each in resume_commands(jobs, ["--context", "the prod", "--as", "sre"])]
+    assert [len(each[8:]) for each in commands] == [100, 100, 1] * 2
+    assert {tuple(each[:8]) for each in commands} == {
+        ("finetune", "resume", "--context", "the prod", "--as", "sre", "-n", namespace)
+        for namespace in ("team-0", "team-1")
+    }
+    assert {name for each in commands for name in each[8:]} == {each.name for each in jobs}
+
+
+@pytest.mark.parametrize("context", [[], ["--context", "test"]], ids=" ".join)
+def test_standard_output_is_a_script_that_resumes_the_jobs_in_the_same_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stand_in(tmp_path) as server:
+        for name in ("a", "b"):
+            server.put("finetunejobs", job("running", name))
+        done = finetune("suspend", "--all", "--kubeconfig", "kubeconfig", "--as", "sre", *context)
+        assert done.exit_code == 0, done.output
+        (line,) = done.stdout.splitlines()
+        assert shlex.split(line)[2:] == [
+            *("--kubeconfig", str(tmp_path / "kubeconfig"), "--context", "test", "--as", "sre"),
+            *("-n", "team-a", "a", "b"),
+        ]
+        server.kubeconfig.write_text(
+            server.kubeconfig.read_text().replace("current-context: test", "current-context: other")
+        )
+        monkeypatch.chdir("/")
+        assert finetune(*shlex.split(line)[1:]).exit_code == 0
+        assert [each["spec"]["suspend"] for each in server.api.objects.values()] == [False, False]
 
 
 @pytest.mark.parametrize(
