@@ -1,5 +1,6 @@
 """Kueue's queues: selects a stage's queue from the profile and, if the profile allows it, from the job's own labels."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ type Labels = Mapping[str, str]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+#: Names of LocalQueues and WorkloadPriorityClasses; Kueue's webhook refuses JobSets with others.
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +35,19 @@ def resolve_queues(labels: Labels, queue: Queue) -> Queues:
 
 
 def forbidden_labels(labels: Labels, queue: Queue) -> Iterator[str]:
-    """Yields a message for each label of the job that would have no effect.
+    """Yields a message for each label of the job that would have no effect, or with which no JobSet is accepted.
 
-    Either the profile does not allow jobs to choose, or there is no queue in which the priority would apply.
+    Either the profile does not allow jobs to choose, the value cannot be a name, or there is no queue in which the
+    priority would apply.
     """
     if queue.allow_job_labels:
+        for label, kind in ((QUEUE_LABEL, "LocalQueue"), (PRIORITY_LABEL, "WorkloadPriorityClass")):
+            value = labels.get(label)
+            if value and not _SUBDOMAIN.fullmatch(value):
+                yield (
+                    f"metadata.labels[{label}] = {value}, which is no name of a {kind}: expected lower-case letters, "
+                    "digits, - and ."
+                )
         queues = resolve_queues(labels, queue)
         if PRIORITY_LABEL in labels and queues.tpu is None and queues.cpu is None:
             yield (

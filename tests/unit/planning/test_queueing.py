@@ -42,6 +42,16 @@ def test_a_label_that_would_be_ignored_is_named() -> None:
     assert list(forbidden_labels({}, Queue())) == []
 
 
+@pytest.mark.parametrize("value", ["Team_A", "a_b", "a.-b", "a..b", "A"])
+def test_a_label_that_is_no_name_of_a_queue_is_named(value: str) -> None:
+    """Kueue refuses a JobSet with it, which would only be seen when the first stage has ended."""
+    queue = Queue(allow_job_labels=True, local_queue="tpu")
+    for label in (QUEUE, PRIORITY):
+        (message,) = forbidden_labels({label: value}, queue)
+        assert f"metadata.labels[{label}] = {value}" in message
+        assert list(forbidden_labels({label: "team-a.batch"}, queue)) == []
+
+
 def test_a_priority_without_a_queue_is_named() -> None:
     labels = {PRIORITY: "high"}
     (message,) = forbidden_labels(labels, Queue(allow_job_labels=True))
