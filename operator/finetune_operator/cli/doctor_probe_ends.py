@@ -99,6 +99,8 @@ def judged(setup: Setup, probe: Probe, pod: Object | None) -> Iterator[Finding]:
         )
 
 
+#: Characters.
+_LONGEST_DETAIL = 300
 _IDENTITY_OF_NODES = (
     "gcloud container node-pools update POOL --cluster CLUSTER --location LOCATION --workload-metadata=GKE_METADATA, "
     "if its metadata server does not respond"
@@ -135,7 +137,7 @@ def _faults(message: str) -> list[Mapping[str, str]] | None:
 
 def _of_fault(setup: Setup, probe: Probe, fault: Mapping[str, str]) -> Finding:
     """The finding of one fault. Who may exec into the pod may write anything there: only folders of the probe count."""
-    right, reason, detail = fault["right"], fault["reason"], fault["detail"]
+    right, reason, detail = fault["right"], fault["reason"], _reported(fault["detail"])
     folders = (
         probe.write if right == "write" else probe.read if right == "read" else [*probe.read, *probe.write]
     )
@@ -163,6 +165,11 @@ def _of_fault(setup: Setup, probe: Probe, fault: Mapping[str, str]) -> Finding:
         f"{who} may not {_verb(right)} {uri}: {detail}",
         _grant(setup, probe, folder, right),
     )
+
+
+def _reported(text: str) -> str:
+    """A text of the pod in quotes, so that nothing in it passes for the command that mends the fault."""
+    return json.dumps(one_line(text)[:_LONGEST_DETAIL], ensure_ascii=False)
 
 
 def _grant(setup: Setup, probe: Probe, folder: Folder, right: str) -> str:

