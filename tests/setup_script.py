@@ -43,6 +43,7 @@ OTHER_RELEASE = {
 #: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails with ERROR;
 #: TERM_AT ends the script.
 _STAND_IN = r"""#!/bin/sh
+NO_CLUSTER="ResponseError: code=404, message=Not found: projects/my-project/locations/europe-west4/clusters/finetune."
 printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) echo "${ERROR-}" >&2; exit 1;; esac
 case "$*" in *"${TERM_AT-no such words}"*) kill -TERM $PPID;; esac
@@ -52,8 +53,9 @@ case "$*" in
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
 *autoscaling.maxNodeCount*) echo "${MOST-}";;
-*"clusters list"*"NOT ("*) echo "${OTHERS-}";;
-*"clusters list"*) [ -n "${GONE-}" ] || echo "finetune ${OURS-}";;
+*"clusters list"*) echo "${WARNING-}" >&2; echo "${OTHERS-}";;
+*"clusters describe"*resourceLabels*)
+  [ -z "${GONE-}" ] || { echo "$NO_CLUSTER" >&2; exit 1; }; echo "${OURS-}";;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
@@ -83,11 +85,19 @@ def removal() -> str:
     return plan("--remove", DELETE_DATA="true", **EVERYTHING)
 
 
-def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, environment: Mapping[str, str], stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Runs the script, whatever its exit code. An empty variable is not set; a space stands for one set to nothing."""
     given = {name: value.strip() for name, value in environment.items() if value}
     return subprocess.run(
-        [str(SCRIPT), *arguments], env=given, capture_output=True, text=True, check=False, timeout=60
+        [str(SCRIPT), *arguments],
+        env=given,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -96,6 +106,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.files = folder / "files"
+        self.stderr: int = subprocess.PIPE
         self._folder = folder
         self._calls = folder / "calls"
         for name in PROGRAMS:
@@ -107,7 +118,8 @@ class World:
         self._calls.write_text("")
         group = variables.pop("GROUPS_OF", VARIABLES["SECURITY_GROUP"])
         paths = {"PATH": f"{self._folder}:/usr/bin:/bin", "COMMANDS": str(self._calls), "GROUPS_OF": group}
-        return run(*arguments, environment={**paths, "FILES": str(self.files), **VARIABLES, **variables})
+        given = {**paths, "FILES": str(self.files), **VARIABLES, **variables}
+        return run(*arguments, environment=given, stderr=self.stderr)
 
     @property
     def calls(self) -> list[str]:

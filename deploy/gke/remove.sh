@@ -3,15 +3,8 @@
 # of the operator needs.
 
 remove() {
-  local i bucket buckets found ours others releases="" gone=false CHANGE=remove
-  local here="name=$CLUSTER AND location=$LOCATION"
-  ask found "$CLUSTER true" gcloud container clusters list --project "$PROJECT" --filter "$here" \
-    --format "value(name,resourceLabels.$SETUP_LABEL)"
-  read -r found ours <<<"$found" || true
-  [[ -n $found ]] || gone=true
-  ask others "" gcloud container clusters list --project "$PROJECT" \
-    --filter "resourceLabels.$SETUP_LABEL=true AND NOT ($here)" --format 'value(name)'
-  others=${others//$'\n'/, }
+  local i bucket buckets ours others releases="" gone=false CHANGE=remove
+  find_clusters
   [[ $gone == true ]] || other_releases
   confirm_removal
   number
@@ -41,6 +34,20 @@ remove() {
   attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
     --role roles/container.defaultNodeServiceAccount --condition None
   attempt gcloud iam service-accounts delete "$NODES_EMAIL" --project "$PROJECT" --quiet
+}
+
+# Sets gone, ours and others. In a list, a cluster of a location that does not respond is missing: this one is asked for
+# by its name, and an incomplete list of the others ends the run.
+find_clusters() {
+  local describe=(gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" --format "value(resourceLabels.$SETUP_LABEL)")
+  local again="Nothing was removed. Repeat the run when gcloud answers."
+  ask_aloud ours true "${describe[@]}" || gone=true
+  [[ $gone == false ]] || is_gone "$ERRORS" "${describe[@]}" || fail "Cluster $CLUSTER could not be asked for." "$again"
+  ask_aloud others "" gcloud container clusters list --project "$PROJECT" \
+    --filter "resourceLabels.$SETUP_LABEL=true AND NOT (name=$CLUSTER AND location=$LOCATION)" --format 'value(name)' ||
+    fail "The clusters of $PROJECT could not be listed." "$again"
+  [[ $ERRORS != *"did not respond"* ]] || fail "The list of the clusters of $PROJECT is not complete." "$again"
+  others=${others//$'\n'/, }
 }
 
 # Where another release serves other namespaces, what it needs stays: CRDs, its jobs and namespaces, and node pools.

@@ -66,16 +66,20 @@ attempt() {
   local output
   line "$(quoted "$@") || true"
   [[ $DRY_RUN != true ]] || return 0
-  # Shown while it runs: the deletion of a cluster takes minutes.
-  output=$("$@" 2>&1 | tee -a /dev/stderr) || is_gone "$1" "$output" || FAILED+=("$(quoted "$@")")
+  # Shown while it runs: the deletion of a cluster takes minutes. A stderr that is a socket, or that another user has
+  # opened, cannot be opened by name.
+  output=$("$@" 2>&1 | tee >(cat >&2)) || is_gone "$output" "$@" || FAILED+=("$(quoted "$@")")
 }
 
-# is_gone PROGRAM OUTPUT: whether the program did not find what it should remove.
+# is_gone OUTPUT COMMAND…: whether the command did not find what it is about.
 is_gone() {
-  case $1 in
+  local output=${1,,} kinds='(clusters|nodepools)'
+  case "${*:2}" in
     # Objects are removed with --ignore-not-found: a context that "does not exist" says nothing of them.
-    kubectl | helm) [[ $2 == *"doesn't have a resource type"* ]] ;;
-    *) [[ ${2,,} == *"not found"* || ${2,,} == *not_found* || ${2,,} == *"does not exist"* ]] ;;
+    kubectl\ * | helm\ *) [[ $output == *"doesn't have a resource type"* ]] ;;
+    # A cluster whose network is not found is there, and billed: only its own name counts.
+    gcloud\ container\ *) [[ $output =~ not\ found:\ [^\ ]*/$kinds/$6([^a-z0-9-]|$) ]] ;;
+    *) [[ $output == *"not found"* || $output == *not_found* || $output == *"does not exist"* ]] ;;
   esac
 }
 
@@ -92,6 +96,17 @@ ask() {
   line "$(quoted "$@")   # $stand_in"
   # shellcheck disable=SC2034  # a reference to the caller's variable
   if [[ $DRY_RUN == true ]]; then answer=$stand_in; else answer=$("$@"); fi
+}
+
+# ask_aloud VARIABLE STAND-IN COMMAND…: as ask; what the command prints to stderr is shown, and in ERRORS.
+ask_aloud() {
+  local status=0 file
+  file=$(mktemp)
+  ask "$@" 2>"$file" || status=$?
+  ERRORS=$(<"$file")
+  rm "$file"
+  [[ -z $ERRORS ]] || printf '%s\n' "$ERRORS" >&2
+  return $status
 }
 
 # write FILE: from stdin, replacing it. keep FILE: only if it does not exist.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -72,16 +73,42 @@ def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
 def test_a_cluster_of_the_same_name_in_another_region_is_another_one(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("--remove", "--yes", "--change", DELETE_DATA="true")
-    lists = [each for each in world.calls if "clusters list" in each or "buckets list" in each]
-    assert ["name=finetune AND location=europe-west4" in each for each in lists] == [True, True, False]
-    assert "NOT (name=finetune AND location=europe-west4)" in lists[1]
-    assert "labels.finetune_setup=europe-west4_finetune" in lists[2]
+    asked, clusters, *_, buckets = [each for each in world.calls if re.search("clusters |buckets list", each)]
+    assert "clusters describe finetune --location europe-west4 " in asked
+    assert "NOT (name=finetune AND location=europe-west4)" in clusters
+    assert "labels.finetune_setup=europe-west4_finetune" in buckets
 
 
-def test_a_removal_that_cannot_list_clusters_removes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"FAIL": "clusters list"},
+        {"FAIL": "clusters describe", "ERROR": "ResponseError: code=503, message=Try again"},
+        {"FAIL": "clusters describe", "ERROR": "ResponseError: code=404, message=Not found: projects/my-project."},
+        {"WARNING": "WARNING: The following zones did not respond: us-east5. List results may be incomplete."},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_removal_that_does_not_know_all_clusters_removes_nothing(
+    fault: dict[str, str], tmp_path: Path
+) -> None:
     world = World(tmp_path)
-    assert world.run("--remove", "--yes", "--change", FAIL="clusters list").returncode != 0
-    assert [each for each in world.calls if "clusters list" not in each] == []
+    done = world.run("--remove", "--yes", "--change", DELETE_DATA="true", **fault)
+    assert done.returncode == 1
+    assert [each for each in world.calls if not re.search(r"clusters (list|describe) ", each)] == []
+    assert fault.get("ERROR", fault.get("WARNING", "")) in done.stderr
+    assert "Fix:   Nothing was removed." in done.stderr
+
+
+def test_a_removal_needs_no_stderr_that_can_be_opened_by_name(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        world.stderr = theirs.fileno()
+        done = world.run("--remove", "--yes", "--change")
+        theirs.close()
+        printed = b"".join(iter(lambda: ours.recv(65536), b"")).decode()
+    assert done.returncode == 0, printed
 
 
 def test_a_removal_without_the_variables_of_the_last_run_removes_nothing(tmp_path: Path) -> None:
@@ -134,12 +161,14 @@ GONE = {
     "repositories delete": "ERROR: (gcloud.artifacts.repositories.delete) NOT_FOUND: Requested entity was not found.",
     "managed-folders": "ERROR: HTTPError 404: The specified managed folder does not exist.",
     "service-accounts delete": "ERROR: NOT_FOUND: Unknown service account",
+    "clusters delete": "ResponseError: code=404, message=Not found: projects/my-project/zones/z/clusters/finetune.",
 }
 FAILS = {
     "delete finetunejobs": 'error: context "gke_my-project_europe-west4_finetune" does not exist',
     "delete crd": "getting credentials: exec: executable gke-gcloud-auth-plugin not found",
     "uninstall": "Error: failed to delete release: finetune-operator",
     "clusters delete": "ERROR: Operation operation-1 is currently upgrading the cluster.",
+    "clusters delete finetune": "The resource projects/host/regions/r/subnetworks/finetune was not found.",
     "repositories delete": "ERROR: PERMISSION_DENIED: Permission denied on resource (or it may not exist).",
 }
 
