@@ -57,6 +57,8 @@ case "$*" in
 *"clusters describe"*resourceLabels*)
   [ -z "${GONE-}" ] || { echo "$NO_CLUSTER" >&2; exit 1; }; echo "${OURS-}";;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
+*"repositories list"*) echo "${REPOSITORIES-finetune}";;
+*"service-accounts list"*) echo "${ACCOUNTS-finetune-nodes@my-project.iam.gserviceaccount.com}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
 *"get deployment finetune-operator"* | *"get finetuneprofile"*) echo "$*" | grep -o "${INSTALLED-no such}" || :;;

@@ -20,8 +20,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 JOBSET_VERSION=v0.12.0
 KUEUE_VERSION=v0.19.2
 BUCKET_READER=finetuneBucketReader
-# Label of clusters, buckets, node pools and namespaces that this script has created: only these are removed. That of
-# a bucket names the cluster and its location.
+# Label of clusters, buckets, node pools, namespaces and the repository that this script has created, and description of
+# the nodes' account: only these are removed. The label of a bucket names the cluster and its location.
 SETUP_LABEL=finetune_setup
 NODES_ACCOUNT=finetune-nodes
 NAMESPACE=finetune-system
@@ -136,7 +136,8 @@ do_images() {
   step "Images: built where the tag $VERSION does not exist yet"
   [[ $VERSION == "$RELEASE" ]] || line "# This checkout is release $RELEASE: what is built as $VERSION is its code."
   unless gcloud artifacts repositories describe finetune "${IN_LOCATION[@]}" -- \
-    gcloud artifacts repositories create finetune --repository-format docker "${IN_LOCATION[@]}"
+    gcloud artifacts repositories create finetune --repository-format docker "${IN_LOCATION[@]}" \
+    --labels "$SETUP_LABEL=true"
   run gcloud auth configure-docker "$LOCATION-docker.pkg.dev" --quiet
   image finetune-operator Dockerfile
   image finetune-trainer trainer_image/Dockerfile
@@ -170,7 +171,8 @@ do_cluster() {
   read -r -a own <<<"$CLUSTER_FLAGS"
   [[ -z $SECURITY_GROUP ]] || groups=(--security-group "$SECURITY_GROUP")
   unless gcloud iam service-accounts describe "$NODES_EMAIL" --project "$PROJECT" -- \
-    gcloud iam service-accounts create "$NODES_ACCOUNT" --display-name "Nodes of $CLUSTER" --project "$PROJECT"
+    gcloud iam service-accounts create "$NODES_ACCOUNT" --display-name "Nodes of $CLUSTER" \
+    --description "$SETUP_LABEL" --project "$PROJECT"
   run gcloud projects add-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
     --role roles/container.defaultNodeServiceAccount --condition None
   run gcloud artifacts repositories add-iam-policy-binding finetune "${IN_LOCATION[@]}" \

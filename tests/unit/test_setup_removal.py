@@ -70,6 +70,31 @@ def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
     assert [each for each in world.calls if any(word in each for word in shared)] == []
 
 
+def test_an_existing_cluster_that_was_set_up_counts_by_its_node_pools() -> None:
+    (asked,) = (words for words in commands(removal()) if words[1:4] == ["container", "clusters", "list"])
+    assert asked[asked.index("--filter") + 1] == (
+        "(resourceLabels.finetune_setup=true OR nodePools.config.labels.finetune_setup=true"
+        " OR nodePools.config.serviceAccount=finetune-nodes@my-project.iam.gserviceaccount.com)"
+        " AND NOT (name=finetune AND location=europe-west4)"
+    )
+
+
+def test_a_repository_and_an_account_that_existed_before_stay(tmp_path: Path) -> None:
+    text = everything()
+    assert re.search(r"repositories create finetune .* --labels finetune_setup=true\n", text)
+    assert re.search(r"service-accounts create finetune-nodes .* --description finetune_setup ", text)
+    world = World(tmp_path)
+    done = world.run("--remove", "--yes", "--change", OURS="true", REPOSITORIES=" ", ACCOUNTS=" ")
+    assert done.returncode == 0, done.stderr
+    kept = re.compile("repositories delete|service-accounts delete|defaultNodeServiceAccount")
+    assert [each for each in world.calls if kept.search(each)] == []
+    lists = [each for each in world.calls if re.search("(repositories|service-accounts) list ", each)]
+    assert [each.partition("--filter ")[2].partition(" --")[0] for each in lists] == [
+        "labels.finetune_setup=true",
+        "email=finetune-nodes@my-project.iam.gserviceaccount.com AND description=finetune_setup",
+    ]
+
+
 def test_a_cluster_of_the_same_name_in_another_region_is_another_one(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("--remove", "--yes", "--change", DELETE_DATA="true")
@@ -207,7 +232,7 @@ def test_a_removal_can_be_repeated_when_the_cluster_is_gone(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
-        ({}, ["that this script has created in cluster finetune", "images"]),
+        ({}, ["has created in cluster finetune", "repository finetune", "clusterViewer"]),
         ({"OURS": "true", "DELETE_DATA": "true"}, ["cluster finetune with everything in it", "buckets", "ledger"]),
         ({"OTHERS": "production"}, ["ends ALL jobs"]),
         (OTHER_RELEASE, ["the jobs of team-a", "namespaces of TEAMS"]),
