@@ -64,7 +64,7 @@ case "$*" in
 *"get deployment finetune-operator"* | *"get finetuneprofile"*) echo "$*" | grep -o "${INSTALLED-no such}" || :;;
 *"get deployments"*) printf "${RELEASES-}";;
 *"get namespaces"*) echo "${NAMESPACES-}";;
-*" get "*) [ -n "${EXIST-}" ];;
+*" get "*) [ -z "${EXIST-}" ] || echo found;;
 *describe*) [ -n "${EXIST-}" ];;
 esac
 """

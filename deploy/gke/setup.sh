@@ -61,6 +61,18 @@ unless() {
   [[ $DRY_RUN == true ]] || "${probe[@]}" >/dev/null 2>&1 || "$@"
 }
 
+# unless_found PROBE… -- COMMAND…: runs the command only if the probe prints nothing. A probe that fails ends the run: what
+# it asks for may exist, and belong to somebody else.
+unless_found() {
+  local probe=() found
+  while [[ $1 != -- ]]; do probe+=("$1"); shift; done
+  shift
+  line "[[ -n \$($(quoted "${probe[@]}")) ]] || $(quoted "$@")"
+  [[ $DRY_RUN != true ]] || return 0
+  found=$("${probe[@]}")
+  [[ -n $found ]] || "$@"
+}
+
 # attempt COMMAND…: what it removes may be gone already. Other errors are listed by check_removals.
 attempt() {
   local output
@@ -294,19 +306,20 @@ kube() { run kubectl --context "$CONTEXT" "$@"; }
 
 do_controllers() {
   step "JobSet$([[ $KUEUE == false ]] || echo ' and Kueue')"
-  controller jobset jobset-controller-manager jobset-system "$JOBSET_VERSION"
-  kube rollout status deployment/jobset-controller-manager --namespace jobset-system --timeout 5m
+  controller jobset "$JOBSET_VERSION"
   [[ $KUEUE == true ]] || return 0
-  controller kueue kueue-controller-manager kueue-system "$KUEUE_VERSION"
-  kube rollout status deployment/kueue-controller-manager --namespace kueue-system --timeout 5m
+  controller kueue "$KUEUE_VERSION"
   queues | write "$FILES/queues.yaml"
   kube apply -f "$FILES/queues.yaml"
 }
 
-# controller PROJECT DEPLOYMENT NAMESPACE VERSION: one that exists may serve others, and keeps its version.
+# controller PROJECT VERSION: one that exists may serve others, and keeps its version. Manifests and charts name and place
+# their objects differently and give them the same label. The webhooks are the last that is applied.
 controller() {
-  unless kubectl --context "$CONTEXT" get deployment "$2" --namespace "$3" -- \
-    kubectl --context "$CONTEXT" apply --server-side -f "https://github.com/kubernetes-sigs/$1/releases/download/$4/manifests.yaml"
+  local of=(--selector "app.kubernetes.io/name=$1")
+  unless_found kubectl --context "$CONTEXT" get validatingwebhookconfigurations "${of[@]}" --output name -- \
+    kubectl --context "$CONTEXT" apply --server-side -f "https://github.com/kubernetes-sigs/$1/releases/download/$2/manifests.yaml"
+  kube wait deployments --for condition=Available --all-namespaces "${of[@]}" --timeout 5m
 }
 
 do_buckets() {
@@ -368,8 +381,8 @@ do_teams() {
   for i in "${!TEAM[@]}"; do
     step "Team ${TEAM[i]}: namespace, accounts, people, network, managed folders and their roles"
     team_namespace "${TEAM[i]}" | write "$FILES/namespace-${TEAM[i]}.yaml"
-    unless kubectl --context "$CONTEXT" get namespace "${TEAM[i]}" -- \
-      kubectl --context "$CONTEXT" apply -f "$FILES/namespace-${TEAM[i]}.yaml"
+    unless_found kubectl --context "$CONTEXT" get namespace "${TEAM[i]}" --ignore-not-found --output name -- \
+      kubectl --context "$CONTEXT" create -f "$FILES/namespace-${TEAM[i]}.yaml"
     team_objects "${TEAM[i]}" "${MEMBERS[i]}" | write "$FILES/${TEAM[i]}.yaml"
     kube apply -f "$FILES/${TEAM[i]}.yaml"
     for bucket in "${BUCKETS[@]}" $([[ $PATHWAYS == false ]] || echo "$PROJECT-finetune-scratch"); do

@@ -228,7 +228,7 @@ def test_an_existing_cluster_that_lacks_something_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    "command", ["services enable", "clusters create", "node-pools create", "rollout status"]
+    "command", ["services enable", "clusters create", "node-pools create", "wait deployments"]
 )
 def test_a_command_that_fails_ends_the_run(command: str, tmp_path: Path) -> None:
     world = World(tmp_path)
@@ -451,6 +451,34 @@ def test_a_controller_that_exists_keeps_its_version(tmp_path: Path) -> None:
     assert not any("manifests.yaml" in each for each in world.calls)
     world.run("controllers", KUEUE="true")
     assert len([each for each in world.calls if "manifests.yaml" in each]) == 2
+
+
+@pytest.mark.parametrize("probe", ["get namespace team-a", "get validatingwebhookconfigurations"])
+def test_what_cannot_be_asked_for_is_neither_created_nor_changed(probe: str, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("controllers", "teams", FAIL=probe, ERROR="net/http: TLS handshake timeout")
+    assert done.returncode == 1
+    assert "TLS handshake timeout" in done.stderr
+    assert probe in world.calls[-1]
+
+
+def test_a_namespace_that_exists_is_not_labelled(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for exist, verbs in (("yes", []), ("", ["create"])):
+        world.run("teams", EXIST=exist)
+        calls = [each for each in world.calls if each.endswith("namespace-team-a.yaml")]
+        assert [each.split()[3] for each in calls] == verbs
+
+
+def test_a_controller_is_found_by_the_label_that_its_manifests_and_its_chart_have(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("controllers", KUEUE="true", EXIST="yes")
+    found = re.findall(r" (get|wait) (\S+) .*--selector app.kubernetes.io/name=(\S+)", "\n".join(world.calls))
+    assert found == [
+        (verb, kind, name)
+        for name in ("jobset", "kueue")
+        for verb, kind in (("get", "validatingwebhookconfigurations"), ("wait", "deployments"))
+    ]
 
 
 def test_heads_of_pathways_fit_the_queue() -> None:
