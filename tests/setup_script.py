@@ -14,6 +14,8 @@ SCRIPT = ROOT / "deploy" / "gke" / "setup.sh"
 SOURCES = sorted(SCRIPT.parent.glob("*.sh"))
 TABLE = ROOT / "deploy" / "gke" / "commands.csv"
 PROGRAMS = ("gcloud", "kubectl", "helm", "docker")
+#: That of kubectl, which only has to be there.
+PLUGIN = "gke-gcloud-auth-plugin"
 VARIABLES = {
     "PROJECT": "my-project",
     "LOCATION": "europe-west4",
@@ -56,6 +58,7 @@ case "$*" in
 *"clusters list"*) echo "${WARNING-}" >&2; echo "${OTHERS-}";;
 *"clusters describe"*resourceLabels*)
   [ -z "${GONE-}" ] || { echo "$NO_CLUSTER" >&2; exit 1; }; echo "${OURS-}";;
+*"node-pools list"*"name,status"*) for name in ${POOLS-}; do echo "$name,${STATUS-RUNNING}"; done;;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
 *"repositories list"*) echo "${REPOSITORIES-finetune}";;
 *"service-accounts list"*) echo "${ACCOUNTS-finetune-nodes@my-project.iam.gserviceaccount.com}";;
@@ -111,7 +114,7 @@ class World:
         self.stderr: int = subprocess.PIPE
         self._folder = folder
         self._calls = folder / "calls"
-        for name in PROGRAMS:
+        for name in (*PROGRAMS, PLUGIN):
             (folder / name).write_text(_STAND_IN)
             (folder / name).chmod(0o755)
 

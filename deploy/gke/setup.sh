@@ -165,6 +165,8 @@ image() {
     return
   fi
   line "# unless this succeeds: $(quoted gcloud artifacts docker images describe "$target")"
+  [[ $DRY_RUN == true ]] || command -v "$BUILDER" >/dev/null || fail \
+    "$BUILDER is not on PATH, and $target is to be built with it." "Install it, or export BUILDER=podman or BUILDER=buildah."
   run "$BUILDER" build --platform linux/amd64 -t "$target" -f "$ROOT/$2" "${base[@]}" "$ROOT"
   run "$BUILDER" push "$target"
 }
@@ -268,15 +270,19 @@ do_pools() {
       done
     fi
   done
-  other_pools
+  earlier_pools
 }
 
-# Pools of an earlier run that SLICES no longer names: a fixed one is billed until it is deleted.
-other_pools() {
-  local found name
+# Pools of an earlier run: one whose creation has failed stays in status ERROR and never has nodes, and a fixed one that
+# SLICES no longer names is billed until it is deleted.
+earlier_pools() {
+  local found name status
   ask found "" gcloud container node-pools list "${IN_CLUSTER[@]}" --filter "config.labels.$SETUP_LABEL=true" \
-    --format 'value(name)'
+    --format 'csv[no-heading](name,status)'
   for name in $found; do
+    status=${name##*,} name=${name%,*}
+    [[ $status != ERROR ]] || fail "Node pool $name has the status ERROR: its creation has failed." \
+      "gcloud container node-pools delete $name ${IN_CLUSTER[*]}; then repeat the run."
     [[ " ${POOL_NAMES[*]} " == *" $name "* ]] ||
       line "# Pool $name is not in SLICES and stays: gcloud container node-pools delete $name ${IN_CLUSTER[*]}"
   done
@@ -489,9 +495,9 @@ do_first_job() {
 
 main() {
   # None of them comes from the environment.
-  DRY_RUN=false YES=false CONFIRMED=false CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING="" FAILED=()
+  DRY_RUN=false YES=false CONFIRMED=false CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING="" FAILED=() NOT_FOUND=()
   [[ ${BASH_VERSINFO[0]} -ge 5 ]] || fail "This is bash $BASH_VERSION: expected bash 5 or later." "Use Cloud Shell, or brew install bash."
-  local remove=false team="" steps=() each
+  local remove=false team="" steps=() each plugin=gke-gcloud-auth-plugin
   while [[ $# -gt 0 ]]; do
     each=$1
     shift
@@ -517,6 +523,10 @@ main() {
     for each in gcloud kubectl helm; do
       command -v "$each" >/dev/null || fail "$each is not on PATH." "Install it, or use Cloud Shell, which has gcloud, kubectl and helm."
     done
+    # gcloud takes the plugin from its own folder, too.
+    [[ -x $(dirname "$(readlink -f "$(command -v gcloud)")")/$plugin ]] || command -v $plugin >/dev/null || fail \
+      "$plugin is not on PATH, and kubectl reaches no GKE cluster without it." \
+      "gcloud components install $plugin; where a package manager has installed gcloud, its package of that name."
   fi
   compare_settings
   if [[ $remove == true || -n $team ]]; then

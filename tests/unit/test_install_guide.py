@@ -387,6 +387,47 @@ def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(t
     assert not any("delete" in each for each in world.calls)
 
 
+def test_a_pool_whose_creation_has_failed_ends_the_run(tmp_path: Path) -> None:
+    """The creation leaves it behind, so a repeated run finds it."""
+    world = World(tmp_path)
+    done = world.run(
+        "pools", "controllers", SLICES="v6e-16", POOLS="v6e-16-1", STATUS="ERROR", EXIST="yes", MOST="4"
+    )
+    assert done.returncode == 1
+    assert "Node pool v6e-16-1 has the status ERROR" in done.stderr
+    assert "gcloud container node-pools delete v6e-16-1 " in done.stderr.partition("Fix:")[2]
+    assert "webhook" not in "".join(world.calls)
+
+
+@pytest.mark.parametrize(
+    ("missing", "called"),
+    [(setup_script.PLUGIN, r"nothing"), ("buildah", r"services enable|auth configure|artifacts|clusters describe")],
+)  # fmt: skip
+def test_a_program_that_is_needed_later_is_missed_before_the_cluster_is_created(
+    missing: str, called: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    (tmp_path / missing).unlink(missing_ok=True)
+    system = tmp_path / "bin"
+    system.mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if program.name != missing:
+            (system / program.name).symlink_to(program)
+    done = world.run(PATH=f"{tmp_path}:{system}", BUILDER="buildah")
+    assert done.returncode == 1
+    assert f"{missing} is not on PATH" in done.stderr
+    assert [each for each in world.calls if not re.search(called, each)] == []
+
+
+def test_the_plugin_may_be_in_the_folder_of_gcloud(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "sdk").mkdir()
+    for name in ("gcloud", setup_script.PLUGIN):
+        (tmp_path / name).rename(tmp_path / "sdk" / name)
+    (tmp_path / "gcloud").symlink_to(tmp_path / "sdk" / "gcloud")
+    assert world.run("apis").returncode == 0
+
+
 def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(tmp_path: Path) -> None:
     world = World(tmp_path)
     done = world.run("pools", EXIST="yes", MOST="2", SLICES="v6e-4*4 v6e-16", CPU_NODES="2")
