@@ -80,7 +80,13 @@ attempt() {
   [[ $DRY_RUN != true ]] || return 0
   # Shown while it runs: the deletion of a cluster takes minutes. A stderr that is a socket, or that another user has
   # opened, cannot be opened by name.
-  output=$("$@" 2>&1 | tee >(cat >&2)) || is_gone "$output" "$@" || FAILED+=("$(quoted "$@")")
+  output=$("$@" 2>&1 | tee >(cat >&2)) || {
+    if ! is_gone "$output" "$@"; then
+      FAILED+=("$(quoted "$@")")
+    elif [[ $* == *remove-iam-policy-binding* ]]; then
+      NOT_FOUND+=("$(quoted "$@")")
+    fi
+  }
 }
 
 # is_gone OUTPUT COMMAND…: whether the command did not find what it is about.
@@ -96,6 +102,8 @@ is_gone() {
 }
 
 check_removals() {
+  [[ ${#NOT_FOUND[@]} -eq 0 ]] || line "# Roles that were not found. Look in the policy of the bucket, folder or project whether it spells the member in another way:
+$(printf '#   %s\n' "${NOT_FOUND[@]}")"
   [[ ${#FAILED[@]} -eq 0 ]] || fail "What these commands remove may be left, since they failed:
 $(printf '  %s\n' "${FAILED[@]}")" "Repeat the run: it removes what is left."
 }

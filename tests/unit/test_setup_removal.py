@@ -413,6 +413,17 @@ def test_a_role_that_cannot_be_withdrawn_ends_the_run_while_the_names_are_known(
     assert any(" apply " in each for each in world.calls) != kept
 
 
+def test_a_role_that_was_not_found_is_said(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams")
+    done = world.run("withdraw", "team-a", FAIL="-models/team-a", ERROR="Policy binding not found!")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.partition("# Roles that were not found.")[2].splitlines()[1:]
+    listed = [each.removeprefix("#   ") for each in said if each.startswith("#   ")]
+    assert listed == [each for each in world.calls if "-models/team-a" in each]
+    assert "Roles that were not found" not in world.run("withdraw", "team-a").stderr
+
+
 def test_a_team_whose_rights_in_the_cluster_stay_is_not_forgotten(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("teams", **PEOPLE)
