@@ -120,7 +120,8 @@ read_teams() {
     TEAM+=("$name")
     if [[ $entry == *=* ]]; then MEMBERS+=("${entry#*=}"); else MEMBERS+=(""); fi
   done
-  [[ ${#TEAM[@]} -gt 0 ]] || fail "TEAMS is not set: expected the namespaces of teams." \
+  # After the last team was withdrawn there is none, and the rest can still be removed.
+  [[ ${#TEAM[@]} -gt 0 || ($remove == true && -v LAST[TEAMS]) ]] || fail "TEAMS is not set: expected the namespaces of teams." \
     'export TEAMS="team-a=user:anna@example.com"'
   [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
     "ADMINS is \"$ADMINS\": expected people as in TEAMS, separated by commas." \

@@ -413,6 +413,16 @@ def test_a_role_that_cannot_be_withdrawn_ends_the_run_while_the_names_are_known(
     assert any(" apply " in each for each in world.calls) != kept
 
 
+def test_a_removal_follows_the_withdrawal_of_the_last_team(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams")
+    assert world.run("withdraw", "team-a").returncode == 0
+    done = world.run("--remove", "--yes", TEAMS="")
+    assert done.returncode == 0, done.stderr
+    assert any("service-accounts delete" in each for each in world.calls)
+    assert world.run("teams", TEAMS="").returncode == 1
+
+
 def test_a_role_that_was_not_found_is_said(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("teams")
