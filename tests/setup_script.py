@@ -14,6 +14,8 @@ SCRIPT = ROOT / "deploy" / "gke" / "setup.sh"
 SOURCES = sorted(SCRIPT.parent.glob("*.sh"))
 TABLE = ROOT / "deploy" / "gke" / "commands.csv"
 PROGRAMS = ("gcloud", "kubectl", "helm", "docker")
+#: That of kubectl, which only has to be there.
+PLUGIN = "gke-gcloud-auth-plugin"
 VARIABLES = {
     "PROJECT": "my-project",
     "LOCATION": "europe-west4",
@@ -43,6 +45,7 @@ OTHER_RELEASE = {
 #: Records the call. Probes fail, or succeed where EXIST is set; what contains FAIL fails with ERROR;
 #: TERM_AT ends the script.
 _STAND_IN = r"""#!/bin/sh
+NO_CLUSTER="ResponseError: code=404, message=Not found: projects/my-project/locations/europe-west4/clusters/finetune."
 printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) echo "${ERROR-}" >&2; exit 1;; esac
 case "$*" in *"${TERM_AT-no such words}"*) kill -TERM $PPID;; esac
@@ -52,15 +55,19 @@ case "$*" in
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
 *autoscaling.maxNodeCount*) echo "${MOST-}";;
-*"clusters list"*"NOT ("*) echo "${OTHERS-}";;
-*"clusters list"*) [ -n "${GONE-}" ] || echo "finetune ${OURS-}";;
+*"clusters list"*) echo "${WARNING-}" >&2; echo "${OTHERS-}";;
+*"clusters describe"*resourceLabels*)
+  [ -z "${GONE-}" ] || { echo "$NO_CLUSTER" >&2; exit 1; }; echo "${OURS-}";;
+*"node-pools list"*"name,status"*) for name in ${POOLS-}; do echo "$name,${STATUS-RUNNING}"; done;;
 *"node-pools list"*config.labels*) echo "${POOLS-}";;
+*"repositories list"*) echo "${REPOSITORIES-finetune}";;
+*"service-accounts list"*) echo "${ACCOUNTS-finetune-nodes@my-project.iam.gserviceaccount.com}";;
 *"buckets list"*labels.*) echo "${LABELLED-}";;
 *"buckets list"*) [ -z "${EXIST-}" ] || echo "$*" | sed 's/.*name=\([^ ]*\).*/\1/';;
 *"get deployment finetune-operator"* | *"get finetuneprofile"*) echo "$*" | grep -o "${INSTALLED-no such}" || :;;
 *"get deployments"*) printf "${RELEASES-}";;
 *"get namespaces"*) echo "${NAMESPACES-}";;
-*" get "*) [ -n "${EXIST-}" ];;
+*" get "*) [ -z "${EXIST-}" ] || echo found;;
 *describe*) [ -n "${EXIST-}" ];;
 esac
 """
@@ -83,11 +90,19 @@ def removal() -> str:
     return plan("--remove", DELETE_DATA="true", **EVERYTHING)
 
 
-def run(*arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, environment: Mapping[str, str], stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Runs the script, whatever its exit code. An empty variable is not set; a space stands for one set to nothing."""
     given = {name: value.strip() for name, value in environment.items() if value}
     return subprocess.run(
-        [str(SCRIPT), *arguments], env=given, capture_output=True, text=True, check=False, timeout=60
+        [str(SCRIPT), *arguments],
+        env=given,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -96,9 +111,10 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.files = folder / "files"
+        self.stderr: int = subprocess.PIPE
         self._folder = folder
         self._calls = folder / "calls"
-        for name in PROGRAMS:
+        for name in (*PROGRAMS, PLUGIN):
             (folder / name).write_text(_STAND_IN)
             (folder / name).chmod(0o755)
 
@@ -107,7 +123,8 @@ class World:
         self._calls.write_text("")
         group = variables.pop("GROUPS_OF", VARIABLES["SECURITY_GROUP"])
         paths = {"PATH": f"{self._folder}:/usr/bin:/bin", "COMMANDS": str(self._calls), "GROUPS_OF": group}
-        return run(*arguments, environment={**paths, "FILES": str(self.files), **VARIABLES, **variables})
+        given = {**paths, "FILES": str(self.files), **VARIABLES, **variables}
+        return run(*arguments, environment=given, stderr=self.stderr)
 
     @property
     def calls(self) -> list[str]:

@@ -52,7 +52,7 @@ spec:
 EOF
 }
 
-# Applied only where the namespace does not exist: another one keeps its own level of Pod Security, and is not removed.
+# Created only where the namespace does not exist: another one keeps its own level of Pod Security, and is not removed.
 team_namespace() {
   cat <<EOF
 apiVersion: v1

@@ -3,15 +3,8 @@
 # of the operator needs.
 
 remove() {
-  local i bucket buckets found ours others releases="" gone=false CHANGE=remove
-  local here="name=$CLUSTER AND location=$LOCATION"
-  ask found "$CLUSTER true" gcloud container clusters list --project "$PROJECT" --filter "$here" \
-    --format "value(name,resourceLabels.$SETUP_LABEL)"
-  read -r found ours <<<"$found" || true
-  [[ -n $found ]] || gone=true
-  ask others "" gcloud container clusters list --project "$PROJECT" \
-    --filter "resourceLabels.$SETUP_LABEL=true AND NOT ($here)" --format 'value(name)'
-  others=${others//$'\n'/, }
+  local i found bucket buckets ours others releases="" gone=false CHANGE=remove
+  find_clusters
   [[ $gone == true ]] || other_releases
   confirm_removal
   number
@@ -28,7 +21,7 @@ remove() {
     line "# Roles on storage, images and the nodes' account stay: cluster $others of $PROJECT uses them."
     return
   fi
-  step "Roles on storage, which would hold for the same names in any cluster of the project"
+  step "Roles on storage and of people on the project, which would hold for the same names in any cluster of the project"
   for i in "${!TEAM[@]}"; do operator_bindings "${TEAM[i]}"; bindings "${TEAM[i]}" "${MEMBERS[i]}"; done
   cluster_viewers "$ADMINS"
   [[ $LEDGER == false ]] || ledger_roles
@@ -36,11 +29,34 @@ remove() {
     line "# Images and the nodes' account stay: $releases may use them."
     return
   fi
-  step "Images and the nodes' account. The role $BUCKET_READER stays: the id of a deleted role cannot be used again for weeks"
-  attempt gcloud artifacts repositories delete finetune "${IN_LOCATION[@]}" --quiet
-  attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
-    --role roles/container.defaultNodeServiceAccount --condition None
-  attempt gcloud iam service-accounts delete "$NODES_EMAIL" --project "$PROJECT" --quiet
+  step "Images and the nodes' account, if this script has created them. The role $BUCKET_READER stays: the id of a deleted role cannot be used again for weeks"
+  ask found finetune gcloud artifacts repositories list "${IN_LOCATION[@]}" --filter "labels.$SETUP_LABEL=true" \
+    --format 'value(name.basename())'
+  for i in $found; do attempt gcloud artifacts repositories delete "$i" "${IN_LOCATION[@]}" --quiet; done
+  ask found "$NODES_EMAIL" gcloud iam service-accounts list --project "$PROJECT" \
+    --filter "email=$NODES_EMAIL AND description=$SETUP_LABEL" --format 'value(email)'
+  for i in $found; do
+    attempt gcloud projects remove-iam-policy-binding "$PROJECT" --member "serviceAccount:$i" \
+      --role roles/container.defaultNodeServiceAccount --condition None
+    attempt gcloud iam service-accounts delete "$i" --project "$PROJECT" --quiet
+  done
+}
+
+# Sets gone, ours and others. In a list, a cluster of a location that does not respond is missing: this one is asked for
+# by its name, and an incomplete list of the others ends the run. An existing cluster that was set up has no label, but
+# its node pools do, and run as the nodes' account.
+find_clusters() {
+  local describe=(gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" --format "value(resourceLabels.$SETUP_LABEL)")
+  local pools="nodePools.config.labels.$SETUP_LABEL=true OR nodePools.config.serviceAccount=$NODES_EMAIL"
+  local again="Nothing was removed. Repeat the run when gcloud answers."
+  ask_aloud ours true "${describe[@]}" || gone=true
+  [[ $gone == false ]] || is_gone "$ERRORS" "${describe[@]}" || fail "Cluster $CLUSTER could not be asked for." "$again"
+  ask_aloud others "" gcloud container clusters list --project "$PROJECT" \
+    --filter "(resourceLabels.$SETUP_LABEL=true OR $pools) AND NOT (name=$CLUSTER AND location=$LOCATION)" \
+    --format 'value(name)' ||
+    fail "The clusters of $PROJECT could not be listed." "$again"
+  [[ $ERRORS != *"did not respond"* ]] || fail "The list of the clusters of $PROJECT is not complete." "$again"
+  others=${others//$'\n'/, }
 }
 
 # Where another release serves other namespaces, what it needs stays: CRDs, its jobs and namespaces, and node pools.
@@ -120,8 +136,9 @@ confirm_removal() {
     what="nothing of the cluster, which does not exist" jobs="no jobs"
   fi
   [[ $DELETE_DATA != true || -n $others ]] || what+="; the buckets that it has created, with all models, data, run folders and the ledger"
-  [[ -n $others ]] || what+="; roles on storage"
-  [[ -n $others || (-n $releases && $ours != true) ]] || what+=", images and the nodes' account"
+  [[ -n $others ]] || what+="; roles on storage, and roles/container.clusterViewer of all people of TEAMS and ADMINS"
+  [[ -n $others || (-n $releases && $ours != true) ]] ||
+    what+="; the image repository finetune and the nodes' account, if this script has created them"
   printf 'This ends %s in cluster %s and removes, in %s: %s.\n' "$jobs" "$CLUSTER" "$PROJECT" "$what" >&2
   read -r -p "Type the cluster's name to go ahead: " name || true
   [[ $name == "$CLUSTER" ]] || fail "Nothing was removed: \"$name\" is not the cluster's name." "Type it, or give --yes."

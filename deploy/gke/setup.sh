@@ -20,8 +20,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 JOBSET_VERSION=v0.12.0
 KUEUE_VERSION=v0.19.2
 BUCKET_READER=finetuneBucketReader
-# Label of clusters, buckets, node pools and namespaces that this script has created: only these are removed. That of
-# a bucket names the cluster and its location.
+# Label of clusters, buckets, node pools, namespaces and the repository that this script has created, and description of
+# the nodes' account: only these are removed. The label of a bucket names the cluster and its location.
 SETUP_LABEL=finetune_setup
 NODES_ACCOUNT=finetune-nodes
 NAMESPACE=finetune-system
@@ -61,25 +61,49 @@ unless() {
   [[ $DRY_RUN == true ]] || "${probe[@]}" >/dev/null 2>&1 || "$@"
 }
 
+# unless_found PROBE… -- COMMAND…: runs the command only if the probe prints nothing. A probe that fails ends the run: what
+# it asks for may exist, and belong to somebody else.
+unless_found() {
+  local probe=() found
+  while [[ $1 != -- ]]; do probe+=("$1"); shift; done
+  shift
+  line "[[ -n \$($(quoted "${probe[@]}")) ]] || $(quoted "$@")"
+  [[ $DRY_RUN != true ]] || return 0
+  found=$("${probe[@]}")
+  [[ -n $found ]] || "$@"
+}
+
 # attempt COMMAND…: what it removes may be gone already. Other errors are listed by check_removals.
 attempt() {
   local output
   line "$(quoted "$@") || true"
   [[ $DRY_RUN != true ]] || return 0
-  # Shown while it runs: the deletion of a cluster takes minutes.
-  output=$("$@" 2>&1 | tee -a /dev/stderr) || is_gone "$1" "$output" || FAILED+=("$(quoted "$@")")
+  # Shown while it runs: the deletion of a cluster takes minutes. A stderr that is a socket, or that another user has
+  # opened, cannot be opened by name.
+  output=$("$@" 2>&1 | tee >(cat >&2)) || {
+    if ! is_gone "$output" "$@"; then
+      FAILED+=("$(quoted "$@")")
+    elif [[ $* == *remove-iam-policy-binding* ]]; then
+      NOT_FOUND+=("$(quoted "$@")")
+    fi
+  }
 }
 
-# is_gone PROGRAM OUTPUT: whether the program did not find what it should remove.
+# is_gone OUTPUT COMMAND…: whether the command did not find what it is about.
 is_gone() {
-  case $1 in
+  local output=${1,,} kinds='(clusters|nodepools)'
+  case "${*:2}" in
     # Objects are removed with --ignore-not-found: a context that "does not exist" says nothing of them.
-    kubectl | helm) [[ $2 == *"doesn't have a resource type"* ]] ;;
-    *) [[ ${2,,} == *"not found"* || ${2,,} == *not_found* || ${2,,} == *"does not exist"* ]] ;;
+    kubectl\ * | helm\ *) [[ $output == *"doesn't have a resource type"* ]] ;;
+    # A cluster whose network is not found is there, and billed: only its own name counts.
+    gcloud\ container\ *) [[ $output =~ not\ found:\ [^\ ]*/$kinds/$6([^a-z0-9-]|$) ]] ;;
+    *) [[ $output == *"not found"* || $output == *not_found* || $output == *"does not exist"* ]] ;;
   esac
 }
 
 check_removals() {
+  [[ ${#NOT_FOUND[@]} -eq 0 ]] || line "# Roles that were not found. Look in the policy of the bucket, folder or project whether it spells the member in another way:
+$(printf '#   %s\n' "${NOT_FOUND[@]}")"
   [[ ${#FAILED[@]} -eq 0 ]] || fail "What these commands remove may be left, since they failed:
 $(printf '  %s\n' "${FAILED[@]}")" "Repeat the run: it removes what is left."
 }
@@ -92,6 +116,17 @@ ask() {
   line "$(quoted "$@")   # $stand_in"
   # shellcheck disable=SC2034  # a reference to the caller's variable
   if [[ $DRY_RUN == true ]]; then answer=$stand_in; else answer=$("$@"); fi
+}
+
+# ask_aloud VARIABLE STAND-IN COMMAND…: as ask; what the command prints to stderr is shown, and in ERRORS.
+ask_aloud() {
+  local status=0 file
+  file=$(mktemp)
+  ask "$@" 2>"$file" || status=$?
+  ERRORS=$(<"$file")
+  rm "$file"
+  [[ -z $ERRORS ]] || printf '%s\n' "$ERRORS" >&2
+  return $status
 }
 
 # write FILE: from stdin, replacing it. keep FILE: only if it does not exist.
@@ -121,7 +156,8 @@ do_images() {
   step "Images: built where the tag $VERSION does not exist yet"
   [[ $VERSION == "$RELEASE" ]] || line "# This checkout is release $RELEASE: what is built as $VERSION is its code."
   unless gcloud artifacts repositories describe finetune "${IN_LOCATION[@]}" -- \
-    gcloud artifacts repositories create finetune --repository-format docker "${IN_LOCATION[@]}"
+    gcloud artifacts repositories create finetune --repository-format docker "${IN_LOCATION[@]}" \
+    --labels "$SETUP_LABEL=true"
   run gcloud auth configure-docker "$LOCATION-docker.pkg.dev" --quiet
   image finetune-operator Dockerfile
   image finetune-trainer trainer_image/Dockerfile
@@ -137,6 +173,8 @@ image() {
     return
   fi
   line "# unless this succeeds: $(quoted gcloud artifacts docker images describe "$target")"
+  [[ $DRY_RUN == true ]] || command -v "$BUILDER" >/dev/null || fail \
+    "$BUILDER is not on PATH, and $target is to be built with it." "Install it, or export BUILDER=podman or BUILDER=buildah."
   run "$BUILDER" build --platform linux/amd64 -t "$target" -f "$ROOT/$2" "${base[@]}" "$ROOT"
   run "$BUILDER" push "$target"
 }
@@ -155,7 +193,8 @@ do_cluster() {
   read -r -a own <<<"$CLUSTER_FLAGS"
   [[ -z $SECURITY_GROUP ]] || groups=(--security-group "$SECURITY_GROUP")
   unless gcloud iam service-accounts describe "$NODES_EMAIL" --project "$PROJECT" -- \
-    gcloud iam service-accounts create "$NODES_ACCOUNT" --display-name "Nodes of $CLUSTER" --project "$PROJECT"
+    gcloud iam service-accounts create "$NODES_ACCOUNT" --display-name "Nodes of $CLUSTER" \
+    --description "$SETUP_LABEL" --project "$PROJECT"
   run gcloud projects add-iam-policy-binding "$PROJECT" --member "serviceAccount:$NODES_EMAIL" \
     --role roles/container.defaultNodeServiceAccount --condition None
   run gcloud artifacts repositories add-iam-policy-binding finetune "${IN_LOCATION[@]}" \
@@ -239,15 +278,19 @@ do_pools() {
       done
     fi
   done
-  other_pools
+  earlier_pools
 }
 
-# Pools of an earlier run that SLICES no longer names: a fixed one is billed until it is deleted.
-other_pools() {
-  local found name
+# Pools of an earlier run: one whose creation has failed stays in status ERROR and never has nodes, and a fixed one that
+# SLICES no longer names is billed until it is deleted.
+earlier_pools() {
+  local found name status
   ask found "" gcloud container node-pools list "${IN_CLUSTER[@]}" --filter "config.labels.$SETUP_LABEL=true" \
-    --format 'value(name)'
+    --format 'csv[no-heading](name,status)'
   for name in $found; do
+    status=${name##*,} name=${name%,*}
+    [[ $status != ERROR ]] || fail "Node pool $name has the status ERROR: its creation has failed." \
+      "gcloud container node-pools delete $name ${IN_CLUSTER[*]}; then repeat the run."
     [[ " ${POOL_NAMES[*]} " == *" $name "* ]] ||
       line "# Pool $name is not in SLICES and stays: gcloud container node-pools delete $name ${IN_CLUSTER[*]}"
   done
@@ -277,19 +320,20 @@ kube() { run kubectl --context "$CONTEXT" "$@"; }
 
 do_controllers() {
   step "JobSet$([[ $KUEUE == false ]] || echo ' and Kueue')"
-  controller jobset jobset-controller-manager jobset-system "$JOBSET_VERSION"
-  kube rollout status deployment/jobset-controller-manager --namespace jobset-system --timeout 5m
+  controller jobset "$JOBSET_VERSION"
   [[ $KUEUE == true ]] || return 0
-  controller kueue kueue-controller-manager kueue-system "$KUEUE_VERSION"
-  kube rollout status deployment/kueue-controller-manager --namespace kueue-system --timeout 5m
+  controller kueue "$KUEUE_VERSION"
   queues | write "$FILES/queues.yaml"
   kube apply -f "$FILES/queues.yaml"
 }
 
-# controller PROJECT DEPLOYMENT NAMESPACE VERSION: one that exists may serve others, and keeps its version.
+# controller PROJECT VERSION: one that exists may serve others, and keeps its version. Manifests and charts name and place
+# their objects differently and give them the same label. The webhooks are the last that is applied.
 controller() {
-  unless kubectl --context "$CONTEXT" get deployment "$2" --namespace "$3" -- \
-    kubectl --context "$CONTEXT" apply --server-side -f "https://github.com/kubernetes-sigs/$1/releases/download/$4/manifests.yaml"
+  local of=(--selector "app.kubernetes.io/name=$1")
+  unless_found kubectl --context "$CONTEXT" get validatingwebhookconfigurations "${of[@]}" --output name -- \
+    kubectl --context "$CONTEXT" apply --server-side -f "https://github.com/kubernetes-sigs/$1/releases/download/$2/manifests.yaml"
+  kube wait deployments --for condition=Available --all-namespaces "${of[@]}" --timeout 5m
 }
 
 do_buckets() {
@@ -351,8 +395,8 @@ do_teams() {
   for i in "${!TEAM[@]}"; do
     step "Team ${TEAM[i]}: namespace, accounts, people, network, managed folders and their roles"
     team_namespace "${TEAM[i]}" | write "$FILES/namespace-${TEAM[i]}.yaml"
-    unless kubectl --context "$CONTEXT" get namespace "${TEAM[i]}" -- \
-      kubectl --context "$CONTEXT" apply -f "$FILES/namespace-${TEAM[i]}.yaml"
+    unless_found kubectl --context "$CONTEXT" get namespace "${TEAM[i]}" --ignore-not-found --output name -- \
+      kubectl --context "$CONTEXT" create -f "$FILES/namespace-${TEAM[i]}.yaml"
     team_objects "${TEAM[i]}" "${MEMBERS[i]}" | write "$FILES/${TEAM[i]}.yaml"
     kube apply -f "$FILES/${TEAM[i]}.yaml"
     for bucket in "${BUCKETS[@]}" $([[ $PATHWAYS == false ]] || echo "$PROJECT-finetune-scratch"); do
@@ -459,9 +503,9 @@ do_first_job() {
 
 main() {
   # None of them comes from the environment.
-  DRY_RUN=false YES=false CONFIRMED=false CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING="" FAILED=()
+  DRY_RUN=false YES=false CONFIRMED=false CHANGE=add PROJECT_NUMBER="" OPERATOR_DIGEST="" TRAINER_DIGEST="" STAYING="" FAILED=() NOT_FOUND=()
   [[ ${BASH_VERSINFO[0]} -ge 5 ]] || fail "This is bash $BASH_VERSION: expected bash 5 or later." "Use Cloud Shell, or brew install bash."
-  local remove=false team="" steps=() each
+  local remove=false team="" steps=() each plugin=gke-gcloud-auth-plugin
   while [[ $# -gt 0 ]]; do
     each=$1
     shift
@@ -487,6 +531,10 @@ main() {
     for each in gcloud kubectl helm; do
       command -v "$each" >/dev/null || fail "$each is not on PATH." "Install it, or use Cloud Shell, which has gcloud, kubectl and helm."
     done
+    # gcloud takes the plugin from its own folder, too.
+    [[ -x $(dirname "$(readlink -f "$(command -v gcloud)")")/$plugin ]] || command -v $plugin >/dev/null || fail \
+      "$plugin is not on PATH, and kubectl reaches no GKE cluster without it." \
+      "gcloud components install $plugin; where a package manager has installed gcloud, its package of that name."
   fi
   compare_settings
   if [[ $remove == true || -n $team ]]; then

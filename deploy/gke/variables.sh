@@ -19,6 +19,9 @@ check_variables() {
 
   check PROJECT '[a-z][a-z0-9-]{4,28}[a-z0-9]' "the id of a Google Cloud project" my-project
   check LOCATION '[a-z]+-[a-z]+[0-9]+' "a region" europe-west4
+  [[ ! ${ZONE:-} =~ -ai[0-9]+[a-z]$ ]] || fail \
+    "ZONE is \"$ZONE\", an AI zone: this script creates all pools in ZONE, also those without TPUs, which do not belong there." \
+    "export ZONE=$LOCATION-a, and create the pools of the AI zone yourself."
   check ZONE "$LOCATION-[a-z]" "a zone of $LOCATION that has the TPUs" "$LOCATION-a"
   check CLUSTER '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "the name of a cluster" finetune
   check CAPACITY 'OnDemand|Spot|Reservation' "OnDemand, Spot or Reservation" OnDemand
@@ -95,11 +98,14 @@ at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$2" ]]; }
 read_teams() {
   TEAM=() MEMBERS=()
   local entry name seen=" " workforce='://iam\.googleapis\.com/locations/global/workforcePools/[a-z0-9-]+/'
-  local people="((user|group):[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+|serviceAccount:[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com"
+  local people="((user|group):[a-z0-9._%+-]+@[a-z0-9.-]+|serviceAccount:[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com"
   people+="|principal${workforce}subject/[A-Za-z0-9._+@-]+|principalSet${workforce}group/[A-Za-z0-9._+@-]+)"
   [[ $TEAMS,$ADMINS != *workloadIdentityPools* ]] || fail \
     "TEAMS or ADMINS names an identity of a workload identity pool, which roles in a GKE cluster are not known to take." \
     "Name the service account that it impersonates: serviceAccount:NAME@PROJECT.iam.gserviceaccount.com."
+  # IAM would store the address in lower case: roles in the cluster and removals compare letters.
+  [[ ! $TEAMS,$ADMINS =~ (user|group|serviceAccount):([^,\ ]*[[:upper:]][^,\ ]*) ]] || fail \
+    "TEAMS or ADMINS has \"${BASH_REMATCH[0]}\": expected an address in lower case." "Write ${BASH_REMATCH[1]}:${BASH_REMATCH[2],,}."
   for entry in $TEAMS; do
     name=${entry%%=*}
     [[ $entry =~ ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(=$people(,$people)*)?$ ]] || fail \
@@ -107,12 +113,15 @@ read_teams() {
       'export TEAMS="team-a=group:team-a@example.com team-b=user:anna@example.com"'
     [[ ! $name =~ ^(kube-.*|gke-.*|gmp-.*|default|$NAMESPACE|jobset-system|kueue-system)$ ]] || fail \
       "TEAMS has $name, a namespace of the platform." "Give each team a namespace of its own, such as team-a."
+    [[ ! $name =~ ^([0-9].*|y|n|yes|no|on|off|true|false|null)$ ]] || fail \
+      "TEAMS has $name, which YAML may read as something else than a name." "Name the namespace as a word, such as team-$name."
     [[ $seen != *" $name "* ]] || fail "TEAMS has $name twice." "Write it once, with all its people."
     seen+="$name "
     TEAM+=("$name")
     if [[ $entry == *=* ]]; then MEMBERS+=("${entry#*=}"); else MEMBERS+=(""); fi
   done
-  [[ ${#TEAM[@]} -gt 0 ]] || fail "TEAMS is not set: expected the namespaces of teams." \
+  # After the last team was withdrawn there is none, and the rest can still be removed.
+  [[ ${#TEAM[@]} -gt 0 || ($remove == true && -v LAST[TEAMS]) ]] || fail "TEAMS is not set: expected the namespaces of teams." \
     'export TEAMS="team-a=user:anna@example.com"'
   [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
     "ADMINS is \"$ADMINS\": expected people as in TEAMS, separated by commas." \
@@ -188,6 +197,8 @@ compare_settings() {
     return
   fi
   for name in "${SETTINGS[@]}"; do
+    # What is removed or withdrawn does not depend on the images.
+    [[ $name != VERSION || ($remove == false && -z $team) ]] || continue
     if [[ ! -v LAST[$name] ]]; then
       differences+=$'\n'"  $name: was not kept, is \"${!name}\""
     elif [[ ${LAST[$name]} != "${!name}" ]]; then

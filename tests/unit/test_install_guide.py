@@ -228,7 +228,7 @@ def test_an_existing_cluster_that_lacks_something_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    "command", ["services enable", "clusters create", "node-pools create", "rollout status"]
+    "command", ["services enable", "clusters create", "node-pools create", "wait deployments"]
 )
 def test_a_command_that_fails_ends_the_run(command: str, tmp_path: Path) -> None:
     world = World(tmp_path)
@@ -251,7 +251,12 @@ def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
         ({"PROJECT": "My_Project"}, 'PROJECT is "My_Project"'),
         ({"LOCATION": "europe-west4-a"}, "expected a region"),
         ({"ZONE": "us-central1-a"}, "expected a zone of europe-west4"),
+        ({"ZONE": "europe-west4-ai1a"}, "an AI zone"),
         ({"TEAMS": ""}, "TEAMS is not set"),
+        ({"TEAMS": "team-a=user:Anna@example.com"}, "Write user:anna@example.com"),
+        ({"ADMINS": "user:a@b.de,group:All@Example.com"}, '"group:All@Example.com"'),
+        ({"TEAMS": "no"}, "YAML may read"),
+        ({"TEAMS": "team-a 0x1f"}, "YAML may read"),
         ({"TEAMS": "kube-system"}, "a namespace of the platform"),
         ({"TEAMS": "team-a=anna"}, "NAMESPACE=user:EMAIL"),
         ({"TEAMS": 'team-a=user:"}@example.com'}, "NAMESPACE=user:EMAIL"),
@@ -387,6 +392,47 @@ def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(t
     assert not any("delete" in each for each in world.calls)
 
 
+def test_a_pool_whose_creation_has_failed_ends_the_run(tmp_path: Path) -> None:
+    """The creation leaves it behind, so a repeated run finds it."""
+    world = World(tmp_path)
+    done = world.run(
+        "pools", "controllers", SLICES="v6e-16", POOLS="v6e-16-1", STATUS="ERROR", EXIST="yes", MOST="4"
+    )
+    assert done.returncode == 1
+    assert "Node pool v6e-16-1 has the status ERROR" in done.stderr
+    assert "gcloud container node-pools delete v6e-16-1 " in done.stderr.partition("Fix:")[2]
+    assert "webhook" not in "".join(world.calls)
+
+
+@pytest.mark.parametrize(
+    ("missing", "called"),
+    [(setup_script.PLUGIN, r"nothing"), ("buildah", r"services enable|auth configure|artifacts|clusters describe")],
+)  # fmt: skip
+def test_a_program_that_is_needed_later_is_missed_before_the_cluster_is_created(
+    missing: str, called: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    (tmp_path / missing).unlink(missing_ok=True)
+    system = tmp_path / "bin"
+    system.mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if program.name != missing:
+            (system / program.name).symlink_to(program)
+    done = world.run(PATH=f"{tmp_path}:{system}", BUILDER="buildah")
+    assert done.returncode == 1
+    assert f"{missing} is not on PATH" in done.stderr
+    assert [each for each in world.calls if not re.search(called, each)] == []
+
+
+def test_the_plugin_may_be_in_the_folder_of_gcloud(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "sdk").mkdir()
+    for name in ("gcloud", setup_script.PLUGIN):
+        (tmp_path / name).rename(tmp_path / "sdk" / name)
+    (tmp_path / "gcloud").symlink_to(tmp_path / "sdk" / "gcloud")
+    assert world.run("apis").returncode == 0
+
+
 def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(tmp_path: Path) -> None:
     world = World(tmp_path)
     done = world.run("pools", EXIST="yes", MOST="2", SLICES="v6e-4*4 v6e-16", CPU_NODES="2")
@@ -451,6 +497,34 @@ def test_a_controller_that_exists_keeps_its_version(tmp_path: Path) -> None:
     assert not any("manifests.yaml" in each for each in world.calls)
     world.run("controllers", KUEUE="true")
     assert len([each for each in world.calls if "manifests.yaml" in each]) == 2
+
+
+@pytest.mark.parametrize("probe", ["get namespace team-a", "get validatingwebhookconfigurations"])
+def test_what_cannot_be_asked_for_is_neither_created_nor_changed(probe: str, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.run("controllers", "teams", FAIL=probe, ERROR="net/http: TLS handshake timeout")
+    assert done.returncode == 1
+    assert "TLS handshake timeout" in done.stderr
+    assert probe in world.calls[-1]
+
+
+def test_a_namespace_that_exists_is_not_labelled(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for exist, verbs in (("yes", []), ("", ["create"])):
+        world.run("teams", EXIST=exist)
+        calls = [each for each in world.calls if each.endswith("namespace-team-a.yaml")]
+        assert [each.split()[3] for each in calls] == verbs
+
+
+def test_a_controller_is_found_by_the_label_that_its_manifests_and_its_chart_have(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("controllers", KUEUE="true", EXIST="yes")
+    found = re.findall(r" (get|wait) (\S+) .*--selector app.kubernetes.io/name=(\S+)", "\n".join(world.calls))
+    assert found == [
+        (verb, kind, name)
+        for name in ("jobset", "kueue")
+        for verb, kind in (("get", "validatingwebhookconfigurations"), ("wait", "deployments"))
+    ]
 
 
 def test_heads_of_pathways_fit_the_queue() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -69,19 +70,70 @@ def test_what_another_cluster_of_the_project_uses_stays(tmp_path: Path) -> None:
     assert [each for each in world.calls if any(word in each for word in shared)] == []
 
 
+def test_an_existing_cluster_that_was_set_up_counts_by_its_node_pools() -> None:
+    (asked,) = (words for words in commands(removal()) if words[1:4] == ["container", "clusters", "list"])
+    assert asked[asked.index("--filter") + 1] == (
+        "(resourceLabels.finetune_setup=true OR nodePools.config.labels.finetune_setup=true"
+        " OR nodePools.config.serviceAccount=finetune-nodes@my-project.iam.gserviceaccount.com)"
+        " AND NOT (name=finetune AND location=europe-west4)"
+    )
+
+
+def test_a_repository_and_an_account_that_existed_before_stay(tmp_path: Path) -> None:
+    text = everything()
+    assert re.search(r"repositories create finetune .* --labels finetune_setup=true\n", text)
+    assert re.search(r"service-accounts create finetune-nodes .* --description finetune_setup ", text)
+    world = World(tmp_path)
+    done = world.run("--remove", "--yes", "--change", OURS="true", REPOSITORIES=" ", ACCOUNTS=" ")
+    assert done.returncode == 0, done.stderr
+    kept = re.compile("repositories delete|service-accounts delete|defaultNodeServiceAccount")
+    assert [each for each in world.calls if kept.search(each)] == []
+    lists = [each for each in world.calls if re.search("(repositories|service-accounts) list ", each)]
+    assert [each.partition("--filter ")[2].partition(" --")[0] for each in lists] == [
+        "labels.finetune_setup=true",
+        "email=finetune-nodes@my-project.iam.gserviceaccount.com AND description=finetune_setup",
+    ]
+
+
 def test_a_cluster_of_the_same_name_in_another_region_is_another_one(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("--remove", "--yes", "--change", DELETE_DATA="true")
-    lists = [each for each in world.calls if "clusters list" in each or "buckets list" in each]
-    assert ["name=finetune AND location=europe-west4" in each for each in lists] == [True, True, False]
-    assert "NOT (name=finetune AND location=europe-west4)" in lists[1]
-    assert "labels.finetune_setup=europe-west4_finetune" in lists[2]
+    asked, clusters, *_, buckets = [each for each in world.calls if re.search("clusters |buckets list", each)]
+    assert "clusters describe finetune --location europe-west4 " in asked
+    assert "NOT (name=finetune AND location=europe-west4)" in clusters
+    assert "labels.finetune_setup=europe-west4_finetune" in buckets
 
 
-def test_a_removal_that_cannot_list_clusters_removes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"FAIL": "clusters list"},
+        {"FAIL": "clusters describe", "ERROR": "ResponseError: code=503, message=Try again"},
+        {"FAIL": "clusters describe", "ERROR": "ResponseError: code=404, message=Not found: projects/my-project."},
+        {"WARNING": "WARNING: The following zones did not respond: us-east5. List results may be incomplete."},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_removal_that_does_not_know_all_clusters_removes_nothing(
+    fault: dict[str, str], tmp_path: Path
+) -> None:
     world = World(tmp_path)
-    assert world.run("--remove", "--yes", "--change", FAIL="clusters list").returncode != 0
-    assert [each for each in world.calls if "clusters list" not in each] == []
+    done = world.run("--remove", "--yes", "--change", DELETE_DATA="true", **fault)
+    assert done.returncode == 1
+    assert [each for each in world.calls if not re.search(r"clusters (list|describe) ", each)] == []
+    assert fault.get("ERROR", fault.get("WARNING", "")) in done.stderr
+    assert "Fix:   Nothing was removed." in done.stderr
+
+
+def test_a_removal_needs_no_stderr_that_can_be_opened_by_name(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        world.stderr = theirs.fileno()
+        done = world.run("--remove", "--yes", "--change")
+        theirs.close()
+        printed = b"".join(iter(lambda: ours.recv(65536), b"")).decode()
+    assert done.returncode == 0, printed
 
 
 def test_a_removal_without_the_variables_of_the_last_run_removes_nothing(tmp_path: Path) -> None:
@@ -134,12 +186,14 @@ GONE = {
     "repositories delete": "ERROR: (gcloud.artifacts.repositories.delete) NOT_FOUND: Requested entity was not found.",
     "managed-folders": "ERROR: HTTPError 404: The specified managed folder does not exist.",
     "service-accounts delete": "ERROR: NOT_FOUND: Unknown service account",
+    "clusters delete": "ResponseError: code=404, message=Not found: projects/my-project/zones/z/clusters/finetune.",
 }
 FAILS = {
     "delete finetunejobs": 'error: context "gke_my-project_europe-west4_finetune" does not exist',
     "delete crd": "getting credentials: exec: executable gke-gcloud-auth-plugin not found",
     "uninstall": "Error: failed to delete release: finetune-operator",
     "clusters delete": "ERROR: Operation operation-1 is currently upgrading the cluster.",
+    "clusters delete finetune": "The resource projects/host/regions/r/subnetworks/finetune was not found.",
     "repositories delete": "ERROR: PERMISSION_DENIED: Permission denied on resource (or it may not exist).",
 }
 
@@ -178,7 +232,7 @@ def test_a_removal_can_be_repeated_when_the_cluster_is_gone(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
-        ({}, ["that this script has created in cluster finetune", "images"]),
+        ({}, ["has created in cluster finetune", "repository finetune", "clusterViewer"]),
         ({"OURS": "true", "DELETE_DATA": "true"}, ["cluster finetune with everything in it", "buckets", "ledger"]),
         ({"OTHERS": "production"}, ["ends ALL jobs"]),
         (OTHER_RELEASE, ["the jobs of team-a", "namespaces of TEAMS"]),
@@ -357,6 +411,27 @@ def test_a_role_that_cannot_be_withdrawn_ends_the_run_while_the_names_are_known(
     assert (done.returncode, error in done.stderr) == (int(kept), True)
     assert ((world.files / "settings.env").read_text() == known) == kept
     assert any(" apply " in each for each in world.calls) != kept
+
+
+def test_a_removal_follows_the_withdrawal_of_the_last_team(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams")
+    assert world.run("withdraw", "team-a").returncode == 0
+    done = world.run("--remove", "--yes", TEAMS="")
+    assert done.returncode == 0, done.stderr
+    assert any("service-accounts delete" in each for each in world.calls)
+    assert world.run("teams", TEAMS="").returncode == 1
+
+
+def test_a_role_that_was_not_found_is_said(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run("teams")
+    done = world.run("withdraw", "team-a", FAIL="-models/team-a", ERROR="Policy binding not found!")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.partition("# Roles that were not found.")[2].splitlines()[1:]
+    listed = [each.removeprefix("#   ") for each in said if each.startswith("#   ")]
+    assert listed == [each for each in world.calls if "-models/team-a" in each]
+    assert "Roles that were not found" not in world.run("withdraw", "team-a").stderr
 
 
 def test_a_team_whose_rights_in_the_cluster_stay_is_not_forgotten(tmp_path: Path) -> None:

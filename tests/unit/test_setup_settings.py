@@ -57,6 +57,16 @@ def test_a_checkout_of_another_release_is_a_change(tmp_path: Path) -> None:
     assert 'VERSION: was "0.1.0"' in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["--remove", "--yes"], ["withdraw", "team-a"]], ids=str)
+def test_what_removes_is_not_held_up_by_the_release_of_the_checkout(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    world.run("apis", VERSION="0.1.0", TEAMS="team-a team-b")
+    assert world.run(*arguments, TEAMS="").returncode == 0
+    assert settings(world)["VERSION"] == "0.1.0"
+
+
 def test_the_file_has_the_variables_of_the_last_run_for_a_shell(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run("apis", LEDGER="true")
