@@ -50,8 +50,8 @@ printf '%s\n' "$(basename "$0") $*" >> "$COMMANDS"
 case "$*" in *"${FAIL-no such words}"*) echo "${ERROR-}" >&2; exit 1;; esac
 case "$*" in *"${TERM_AT-no such words}"*) kill -TERM $PPID;; esac
 case "$*" in
-*projectNumber*) echo 123456;;
-*image_summary.digest*) echo "sha256:$(printf '%064d' "${DIGEST-7}")";;
+*projectNumber*) echo "${NUMBER-123456}";;
+*image_summary.digest*) echo "${DIGEST_FORMAT-sha256:$(printf '%064d' "${DIGEST-7}")}";;
 *currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
 *autoscaling.maxNodeCount*) echo "${MOST-}";;

@@ -201,6 +201,8 @@ EOF
 }
 
 first_job() {
+  # A batch has at least one row for each device, which are as many as the chips.
+  local chips=$((${TOPOLOGY[0]//x/*}))
   sed -e "s/namespace: team-a/namespace: $1/" -e "s/name: gke-v6e/name: gke-$1/" -e "s/tpu: v6e-4/tpu: ${SLICE[0]%%/*}/" \
-    "$ROOT/examples/huggingface.yaml"
+    -e "s/globalBatchSize: 32/globalBatchSize: $((chips > 32 ? chips : 32))/" "$ROOT/examples/huggingface.yaml"
 }

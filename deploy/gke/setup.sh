@@ -15,6 +15,8 @@
 #   What is not set is as at the last run, which FILES/settings.env keeps.
 # Without expansion of file names: SLICES has asterisks.
 set -euof pipefail
+# With it cd prints the folder, too.
+unset CDPATH
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 JOBSET_VERSION=v0.12.0
@@ -180,10 +182,14 @@ image() {
 }
 
 digests() {
-  local image format='value(image_summary.digest)'
+  local image digest format='value(image_summary.digest)'
   for image in operator trainer; do
     ask "${image^^}_DIGEST" "sha256:DIGEST_OF_THE_${image^^}" \
       gcloud artifacts docker images describe "$REPOSITORY/finetune-$image:$VERSION" --format "$format"
+    digest=${image^^}_DIGEST
+    [[ $DRY_RUN == true || ${!digest} =~ ^sha256:[0-9a-f]{64}$ ]] || fail \
+      "The digest of $REPOSITORY/finetune-$image:$VERSION is \"${!digest}\": expected sha256: and 64 hexadecimal digits." \
+      "gcloud artifacts docker images describe $REPOSITORY/finetune-$image:$VERSION"
   done
 }
 
@@ -374,6 +380,9 @@ bucket() {
 number() {
   [[ -n $PROJECT_NUMBER ]] ||
     ask PROJECT_NUMBER PROJECT_NUMBER gcloud projects describe "$PROJECT" --format 'value(projectNumber)'
+  # It is part of the name of every account that gets a role.
+  [[ $DRY_RUN == true || $PROJECT_NUMBER =~ ^[0-9]+$ ]] || fail \
+    "The number of project $PROJECT is \"$PROJECT_NUMBER\": expected digits." "gcloud projects describe $PROJECT"
 }
 # account NAMESPACE NAME: a Kubernetes account, as IAM names it under Workload Identity Federation.
 account() {

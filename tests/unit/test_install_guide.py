@@ -712,7 +712,14 @@ def test_people_are_named_as_iam_names_them_and_bound_by_the_name_that_the_clust
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, EVERYTHING, {"CAPACITY": "Spot", "SLICES": "v5p-8 v5litepod-16"}], ids=str
+    "variables",
+    [
+        {},
+        EVERYTHING,
+        {"CAPACITY": "Spot", "SLICES": "v5p-8 v5litepod-16"},
+        *({"SLICES": each} for each in ("v6e-256", "v5p-384", "v4-128", "tpu7x-8", "v5e-1", "v6e-8/1host")),
+    ],
+    ids=str,
 )
 def test_the_profile_is_valid_and_the_first_job_is_admitted_under_it(
     variables: dict[str, str], tmp_path: Path
@@ -724,6 +731,33 @@ def test_the_profile_is_valid_and_the_first_job_is_admitted_under_it(
     report = check_files([profile, job])
     assert not any(report.problems.values())
     assert "Train" in plan_page(job, profile)
+
+
+@pytest.mark.parametrize(
+    ("variable", "named"), [("DIGEST_FORMAT", "The digest of"), ("NUMBER", "The number of project")]
+)
+def test_an_answer_that_is_none_ends_the_run_before_it_is_written(
+    variable: str, named: str, tmp_path: Path
+) -> None:
+    world = setup_script.World(tmp_path)
+    done = world.run(**{variable: "WARNING: not ready"})
+    assert done.returncode == 1
+    assert f"{named} " in done.stderr
+    assert "WARNING: not ready" in done.stderr
+    assert not any((world.files / name).exists() for name in ("values.yaml", "profile-team-a.yaml"))
+
+
+def test_a_search_path_of_cd_changes_nothing() -> None:
+    environment = {"PATH": os.environ["PATH"], "CDPATH": f".:{ROOT}", **VARIABLES}
+    done = subprocess.run(
+        ["deploy/gke/setup.sh", "--dry-run"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("variables", [{}, EVERYTHING], ids=["least", "most"])
