@@ -443,6 +443,34 @@ def test_the_alerts_are_those_of_the_file(render: Render, kind: str, group: str)
     assert made["spec"] == yaml.safe_load(own)
 
 
+@pytest.mark.parametrize(
+    ("settings", "job"),
+    [
+        (["metrics.serviceMonitor.enabled=true"], ',job=~"finetune-operator-metrics"'),
+        (["metrics.podMonitoring.enabled=true"], ',job=~"finetune-operator"'),
+        (
+            ["metrics.serviceMonitor.enabled=true", "metrics.podMonitoring.enabled=true"],
+            ',job=~"finetune-operator-metrics|finetune-operator"',
+        ),
+        (
+            [
+                "metrics.serviceMonitor.enabled=true",
+                "metrics.serviceMonitor.relabelings[0].targetLabel=job",
+                "metrics.serviceMonitor.relabelings[0].replacement=another",
+            ],
+            "",
+        ),
+    ],
+)
+def test_the_leader_of_another_release_in_the_namespace_does_not_count_as_this_ones(
+    render: Render, settings: list[str], job: str
+) -> None:
+    found = render("metrics.alerts.kind=Rules", *settings)
+    (rules,) = (each for each in found if each["kind"] == "Rules")
+    expression = rules["spec"]["groups"][0]["rules"][0]["expr"]
+    assert f'absent(finetune_leader{{namespace="finetune-system"{job}}})' in expression
+
+
 def test_an_account_that_is_not_created_must_be_named(helm: Helm) -> None:
     done = helm("template", "x", str(CHART), "--set", "serviceAccount.create=false")
     assert done.returncode != 0
