@@ -126,12 +126,20 @@ def test_the_chart_takes_the_values_of_the_examples(kind: str, tmp_path: Path) -
     }
 
 
+def team() -> dict[str, Any]:
+    """The spec of Flux's Kustomization for the jobs of a team."""
+    name = ("Kustomization", "finetune-team-a")
+    return next(each["spec"] for each in EXAMPLES if (each["kind"], each["metadata"]["name"]) == name)
+
+
 def test_a_teams_jobs_do_not_wait_until_every_profile_is_valid() -> None:
     """A commit that suspends or cancels a job is applied whatever the state of another team's profile."""
-    kustomizations = {
-        each["metadata"]["name"]: each["spec"] for each in EXAMPLES if each["kind"] == "Kustomization"
-    }
-    assert "dependsOn" not in kustomizations["finetune-team-a"]
+    assert "dependsOn" not in team()
+
+
+def test_flux_leaves_what_kubectl_sets_on_a_teams_jobs() -> None:
+    """By default Flux removes fields of kubectl that git does not contain, and so resumes a suspended job."""
+    assert team()["commonMetadata"]["annotations"] == {"kustomize.toolkit.fluxcd.io/ssa": "Merge"}
 
 
 def kustomized(folder: str | Path) -> list[dict[str, Any]]:
