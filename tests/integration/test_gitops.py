@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -13,6 +13,10 @@ import yaml
 from devcluster import build
 from devcluster.layout import ROOT
 from devcluster.testing import LocalCluster
+from finetune_operator.cluster.port import KubernetesClient
+from finetune_operator.cluster.releases import served_namespaces
+from finetune_operator.runtime.other_releases import earlier_releases
+from finetune_operator.runtime.settings import Settings
 from tests.integration.helm import helm
 from tests.integration.jobs import Object
 
@@ -122,15 +126,23 @@ def test_the_chart_takes_the_values_of_the_examples(kind: str, tmp_path: Path) -
     }
 
 
+def team() -> dict[str, Any]:
+    """The spec of Flux's Kustomization for the jobs of a team."""
+    name = ("Kustomization", "finetune-team-a")
+    return next(each["spec"] for each in EXAMPLES if (each["kind"], each["metadata"]["name"]) == name)
+
+
 def test_a_teams_jobs_do_not_wait_until_every_profile_is_valid() -> None:
     """A commit that suspends or cancels a job is applied whatever the state of another team's profile."""
-    kustomizations = {
-        each["metadata"]["name"]: each["spec"] for each in EXAMPLES if each["kind"] == "Kustomization"
-    }
-    assert "dependsOn" not in kustomizations["finetune-team-a"]
+    assert "dependsOn" not in team()
 
 
-def kustomized(folder: str) -> list[dict[str, Any]]:
+def test_flux_leaves_what_kubectl_sets_on_a_teams_jobs() -> None:
+    """By default Flux removes fields of kubectl that git does not contain, and so resumes a suspended job."""
+    assert team()["commonMetadata"]["annotations"] == {"kustomize.toolkit.fluxcd.io/ssa": "Merge"}
+
+
+def kustomized(folder: str | Path) -> list[dict[str, Any]]:
     """The objects of a folder, which kustomize renders as documented: with the kubectl and helm of the build cache."""
     programs = build.ensure()
     done = subprocess.run(
@@ -155,6 +167,38 @@ def test_a_kustomization_contains_every_file_of_its_folder(folder: str) -> None:
 def test_the_kustomization_of_the_operator_is_the_chart_without_crds() -> None:
     found = rendered("--set", "crds.install=false")
     assert by_name(kustomized("charts")) == by_name(found)
+
+
+class ClusterRoles:
+    """Serves these ClusterRoles alone."""
+
+    def __init__(self, *roles: Object) -> None:
+        self.roles = roles
+
+    async def pages(self, *_: object, **__: object) -> AsyncIterator[Sequence[Object]]:
+        yield self.roles
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> list[dict[str, Any]]:
+    """The operator's objects under the names that an overlay gives them."""
+    base = os.path.relpath(ROOT / "charts", tmp_path)
+    overlay = {"namePrefix": "prod-", "nameSuffix": "-eu", "resources": [base]}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
+    return kustomized(tmp_path)
+
+
+async def test_an_operator_whose_objects_an_overlay_renames_does_not_wait_for_itself(
+    renamed: list[dict[str, Any]],
+) -> None:
+    (operator,) = (each for each in renamed if each["kind"] == "Deployment")
+    (own,) = (each for each in renamed if served_namespaces(each))
+    assert own["metadata"]["name"] == "prod-finetune-operator-eu"
+    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
+    settings = Settings.from_environment({each["name"]: each["value"] for each in environment})
+    cluster = cast("KubernetesClient", ClusterRoles(own))
+    namespace = operator["metadata"]["namespace"]
+    assert await earlier_releases(cluster, namespace, settings.lease_name, settings.namespaces) == ()
 
 
 def test_the_folder_of_crds_can_still_be_applied_as_files(cluster: LocalCluster) -> None:

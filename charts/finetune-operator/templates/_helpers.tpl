@@ -3,16 +3,16 @@
 {{- end }}
 
 {{/*
-The release's name, with the chart's appended unless it is in it already. 55: the longest suffix that an object adds
+The release's name, with the chart's appended unless it is in it already. Helm takes dots, names of Services none. 55: the longest suffix that an object adds
 (-metrics) must fit into a DNS label.
 */}}
 {{- define "finetune-operator.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
 {{- else if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 55 | trimSuffix "-" -}}
+{{- .Release.Name | replace "." "-" | trunc 55 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 55 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | replace "." "-" | trunc 55 | trimSuffix "-" -}}
 {{- end -}}
 {{- end }}
 

@@ -5,8 +5,8 @@ from finetune_operator.cluster.port import Object
 #: Annotation: namespaces, separated by commas, or ``*`` for all.
 SERVES = "tpu-finetune.dev/serves"
 EVERY = "*"
-#: Annotation: namespace of the release.
-RELEASE_NAMESPACE = "tpu-finetune.dev/release-namespace"
+#: Annotation: namespace and full name of the release, separated by a slash.
+RELEASE = "tpu-finetune.dev/release"
 
 
 def served_namespaces(role: Object) -> frozenset[str]:
@@ -14,9 +14,9 @@ def served_namespaces(role: Object) -> frozenset[str]:
     return frozenset(_annotation(role, SERVES).split(",")) - {""}
 
 
-def release_namespace(role: Object) -> str:
-    """Returns the namespace of the role's release; empty if the chart was older or the role is no such role."""
-    return _annotation(role, RELEASE_NAMESPACE)
+def release_of(role: Object) -> str:
+    """Returns the role's release as ``<namespace>/<full name>``; empty if the chart was older or it is no such role."""
+    return _annotation(role, RELEASE)
 
 
 def _annotation(role: Object, name: str) -> str:

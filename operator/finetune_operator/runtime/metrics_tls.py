@@ -25,39 +25,50 @@ def renewed_context(folder: Path, *, client_auth: bool) -> ssl.SSLContext:
     """Returns the context of a server with tls.crt and tls.key of ``folder``, as a Secret of type kubernetes.io/tls.
 
     With ``client_auth`` clients must present a certificate that the folder's ca.crt has signed. Files that are replaced
-    serve the connections that follow. Raises OSError, of which ssl.SSLError is one, if a file cannot be used.
+    serve the connections that follow, and what they replaced is no longer used or trusted. Raises OSError, of which
+    ssl.SSLError is one, if a file cannot be used.
     """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    used = _version(folder)
+    context = current = _loaded(folder, client_auth=client_auth)
 
-    def load() -> None:
-        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-        if client_auth:
-            context.load_verify_locations(folder / "ca.crt")
+    def renew(connection: ssl.SSLObject, _server_name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal used, current
+        found = _version(folder)
+        if found != used:
+            try:
+                current = _loaded(folder, client_auth=client_auth)
+            except OSError as error:
+                # Half of a renewal: the next connection finds the rest.
+                log.warning("the renewed certificate of /metrics cannot be used: %s", error)
+            else:
+                used = found
+        connection.context = current
 
-    def version() -> int:
-        try:
-            return (folder / "tls.crt").stat().st_mtime_ns
-        except OSError:
-            return 0
-
-    load()
-    loaded = version()
-    if client_auth:
-        context.verify_mode = ssl.CERT_REQUIRED
-
-    def renew(_connection: object, _server_name: str | None, _context: object) -> None:
-        nonlocal loaded
-        found = version()
-        if found == loaded:
-            return
-        try:
-            load()
-        except OSError as error:
-            # Half of a renewal: the next connection finds the rest.
-            log.warning("the renewed certificate of /metrics cannot be used: %s", error)
-        else:
-            loaded = found
-
-    # Called at every handshake; what it loads serves the next one.
+    # Called at every handshake, before the certificate is sent, also if the client names no server.
     context.sni_callback = renew
     return context
+
+
+def _loaded(folder: Path, *, client_auth: bool) -> ssl.SSLContext:
+    """Returns a new context of the files: one that exists would trust a replaced authority beside the new one."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    if client_auth:
+        context.load_verify_locations(folder / "ca.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+        # A resumed session is not verified again, whatever authority is trusted by then. TLS 1.3 resumes with tickets
+        # alone, TLS 1.2 also without.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+    return context
+
+
+def _version(folder: Path) -> tuple[int, ...]:
+    """Returns what changes when a file is replaced; 0 stands for a file that is not there."""
+    times = []
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        try:
+            times.append((folder / name).stat().st_mtime_ns)
+        except OSError:
+            times.append(0)
+    return tuple(times)

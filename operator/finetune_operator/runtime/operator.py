@@ -128,7 +128,7 @@ class Operator:
             return watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
 
         async def conflicts() -> tuple[str, ...]:
-            return await earlier_releases(cluster, self._settings.lease_name, self._namespace(), namespaces)
+            return await earlier_releases(cluster, self._namespace(), self._settings.lease_name, namespaces)
 
         return await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing, conflicts)
 

@@ -3,15 +3,16 @@
 Two operators of one namespace would act on the same jobs. ClusterRoles have no namespace, so two releases of one name
 in two namespaces replace each other's role and binding.
 
-Every release says in annotations of its ClusterRole, which no tenant can write, what it serves and where it is. Helm
-compares them, but a chart that is rendered without a cluster, as Argo CD does, compares nothing.
+Every release says in annotations of its ClusterRole, which no tenant can write, what it serves and which release it is.
+The role's name is no proof of that: Kustomize's namePrefix and nameSuffix change it. Helm compares what releases serve,
+but a chart that is rendered without a cluster, as Argo CD does, compares nothing.
 """
 
 import logging
 from collections.abc import Sequence
 
 from finetune_operator.cluster.port import CLUSTER_ROLES, ClusterError, KubernetesClient, Object
-from finetune_operator.cluster.releases import EVERY, release_namespace, served_namespaces
+from finetune_operator.cluster.releases import EVERY, release_of, served_namespaces
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ _OPERATORS = {"app.kubernetes.io/component": "operator"}
 
 
 async def earlier_releases(
-    cluster: KubernetesClient, own_role: str, own_namespace: str, namespaces: Sequence[str]
+    cluster: KubernetesClient, own_namespace: str, own_name: str, namespaces: Sequence[str]
 ) -> tuple[str, ...]:
     """Returns a sentence for each release that has served one of the namespaces for longer.
 
@@ -29,8 +30,8 @@ async def earlier_releases(
 
     Args:
         cluster: client of the API server.
-        own_role: name of the ClusterRole of the operator's own release.
         own_namespace: namespace of the operator's own release.
+        own_name: full name of the operator's own release.
         namespaces: namespaces that the operator serves; empty for all.
     """
     try:
@@ -43,11 +44,14 @@ async def earlier_releases(
     except ClusterError as error:
         log.warning("other releases that serve the same namespaces are not noticed: %s", error)
         return ()
-    own = next((role for role in roles if _name(role) == own_role), None)
-    if own is not None and (where := release_namespace(own)) not in {"", own_namespace}:
+    release = f"{own_namespace}/{own_name}"
+    own = next((role for role in roles if release_of(role) == release), None)
+    # The role of an earlier chart has its release's name alone.
+    own = own or next((role for role in roles if _name(role) == own_name), None)
+    if own is not None and release_of(own) not in {"", release}:
         problem = (
-            f'ClusterRole "{own_role}" belongs to the release of namespace {where}, not to the one of {own_namespace}: '
-            "give one of them another name, or fullnameOverride, because each replaces the other's role and binding"
+            f'ClusterRole "{own_name}" belongs to release {release_of(own)}, not to {release}: give one of them '
+            "another name, or fullnameOverride, because each replaces the other's role and binding"
         )
         return (problem,)
     mine = frozenset(namespaces) or frozenset({EVERY})
@@ -55,7 +59,7 @@ async def earlier_releases(
         f'the release with ClusterRole "{_name(role)}" serves {shared} already: remove the namespace from one of the '
         "releases, because both would act on the same jobs"
         for role in roles
-        if role is not own
+        if role is not own and release_of(role) != release  # a new prefix leaves the old role behind
         if own is None or _age(role) < _age(own)
         if (shared := _shared(mine, served_namespaces(role)))
     )

@@ -51,8 +51,8 @@ class Settings(BaseModel):
     """Port of /metrics, separate so that a network policy can distinguish Prometheus from the kubelet. 0 selects a free
     port, which is logged."""
     metrics_tls_dir: Path | None = None
-    """Folder with tls.crt and tls.key, with which /metrics is served. A renewed certificate is used without a restart.
-    Empty: plain HTTP."""
+    """Folder with tls.crt and tls.key, with which /metrics is served. Renewed files are used without a restart. Empty:
+    plain HTTP."""
     metrics_client_auth: bool = False
     """Whether /metrics answers only clients with a certificate that ca.crt of the same folder has signed."""
     lease_name: str = "finetune-operator"

@@ -1,5 +1,6 @@
 """The chart, rendered by the real helm."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,14 @@ def test_a_spread_of_ones_own_replaces_the_default_and_counts_the_same_pods(rend
     ]
 
 
+def test_a_spread_over_all_pods_stays_one(helm: Helm) -> None:
+    given = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    done = helm("template", "x", str(CHART), "--set-json", f"topologySpreadConstraints={json.dumps([given])}")
+    assert done.returncode == 0, done.stderr
+    (deployment,) = of_kind(documents(done.stdout), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"] == [given]
+
+
 def test_other_names_and_labels_are_those_of_all_objects(render: Render) -> None:
     objects = render(
         "nameOverride=tuning", "fullnameOverride=ours", "commonLabels.team=ml", "test.namespace=x"
@@ -222,6 +231,30 @@ def test_names_that_yaml_reads_as_numbers_are_texts(helm: Helm) -> None:
         texts = [*found["metadata"]["labels"].values(), found["metadata"].get("namespace", "")]
         texts += [subject["namespace"] for subject in found.get("subjects", ())]
         assert all(isinstance(text, str) for text in texts), found["metadata"]
+
+
+def test_the_pod_of_the_test_runs_where_the_operator_does(render: Render) -> None:
+    settings = (
+        "nodeSelector.pool=system",
+        "tolerations[0].operator=Exists",
+        "priorityClassName=high",
+        "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
+        "podLabels.cost-center=ml",
+    )
+    objects = render("test.namespace=team-a", *settings)
+    ((pod,), (deployment,)) = (of_kind(objects, kind) for kind in ("Pod", "Deployment"))
+    operator = deployment["spec"]["template"]["spec"]
+    for field in ("nodeSelector", "tolerations", "affinity"):
+        assert pod["spec"][field] == operator[field]
+    assert "priorityClassName" not in pod["spec"], "the namespace may not admit it"
+    assert pod["metadata"]["labels"]["cost-center"] == "ml"
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "test"
+
+
+def test_the_test_is_refused_in_a_namespace_that_the_release_does_not_serve(helm: Helm) -> None:
+    done = helm("template", "x", str(CHART), "--set", "namespaces={team-a,team-c},test.namespace=team-b")
+    assert done.returncode != 0
+    assert "test.namespace: the release does not serve team-b, but team-a, team-c." in done.stderr
 
 
 def test_the_test_waits_for_a_time_also_where_the_value_is_unset(render: Render) -> None:
@@ -413,6 +446,13 @@ def test_the_longest_release_name_still_makes_dns_labels(helm: Helm) -> None:
     assert not any(name.endswith("-") for name in names)
 
 
+def test_a_release_name_with_dots_makes_names_without(helm: Helm) -> None:
+    done = helm("template", "ft.prod", str(CHART), "--set", "crds.install=false")
+    assert done.returncode == 0, done.stderr
+    names = {found["metadata"]["name"] for found in documents(done.stdout) if found["kind"] == "Service"}
+    assert names == {"ft-prod-finetune-operator-metrics"}
+
+
 def test_the_operators_environment_is_one_that_it_takes(render: Render) -> None:
     """The environment as the container reads it. A variable that Settings does not define would be ignored silently."""
     rendered = render("namespaces={team-a,team-b}", "ledger.uri=gs://finetune-ledger")
@@ -441,6 +481,34 @@ def test_the_alerts_are_those_of_the_file(render: Render, kind: str, group: str)
     own = text.replace("absent(finetune_leader)", 'absent(finetune_leader{namespace="finetune-system"})')
     assert own != text
     assert made["spec"] == yaml.safe_load(own)
+
+
+@pytest.mark.parametrize(
+    ("settings", "job"),
+    [
+        (["metrics.serviceMonitor.enabled=true"], ',job=~"finetune-operator-metrics"'),
+        (["metrics.podMonitoring.enabled=true"], ',job=~"finetune-operator"'),
+        (
+            ["metrics.serviceMonitor.enabled=true", "metrics.podMonitoring.enabled=true"],
+            ',job=~"finetune-operator-metrics|finetune-operator"',
+        ),
+        (
+            [
+                "metrics.serviceMonitor.enabled=true",
+                "metrics.serviceMonitor.relabelings[0].targetLabel=job",
+                "metrics.serviceMonitor.relabelings[0].replacement=another",
+            ],
+            "",
+        ),
+    ],
+)
+def test_the_leader_of_another_release_in_the_namespace_does_not_count_as_this_ones(
+    render: Render, settings: list[str], job: str
+) -> None:
+    found = render("metrics.alerts.kind=Rules", *settings)
+    (rules,) = (each for each in found if each["kind"] == "Rules")
+    expression = rules["spec"]["groups"][0]["rules"][0]["expr"]
+    assert f'absent(finetune_leader{{namespace="finetune-system"{job}}})' in expression
 
 
 def test_an_account_that_is_not_created_must_be_named(helm: Helm) -> None:

@@ -1,5 +1,8 @@
 """/metrics with TLS."""
 
+import asyncio
+import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.metrics_tls import metrics_tls
@@ -70,7 +74,6 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
         (folder / "tls.crt").write_text("half of a renewal")
         await fetch(url, old)
         certificate(folder)
-        await fetch(url, old)  # notices it
         await fetch(url, client(folder))
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await fetch(url, old)
@@ -83,6 +86,45 @@ async def test_with_client_authentication_only_the_authoritys_clients_are_answer
         for presents in (None, other):
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
                 await fetch(url, client(folder, presents=presents))
+
+
+async def test_a_replaced_authority_is_trusted_from_the_next_connection_on_and_the_old_one_no_longer(
+    tmp_path: Path,
+) -> None:
+    folder, other = certificate(tmp_path / "one"), certificate(tmp_path / "other")
+    old, new = (client(folder, presents=each) for each in (folder, other))
+    async with served(folder, client_auth=True) as url:
+        await fetch(url, old)
+        shutil.copyfile(other / "ca.crt", folder / "ca.crt")
+        for _ in range(2):
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                await fetch(url, old)
+            assert "finetune_leader" in await fetch(url, new)
+
+
+async def test_a_session_does_not_outlive_the_trust_in_its_authority(tmp_path: Path) -> None:
+    folder, other = certificate(tmp_path / "one"), certificate(tmp_path / "other")
+    context = client(folder, presents=folder)
+
+    def ask(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(("127.0.0.1", port)) as connection,
+            context.wrap_socket(connection, server_hostname="127.0.0.1", session=session) as secure,
+        ):
+            secure.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            return secure.recv(12), secure.session
+
+    async with served(folder, client_auth=True) as url:
+        port = URL(url).port
+        assert port is not None
+        answer, session = await asyncio.to_thread(ask, port, None)
+        assert answer == b"HTTP/1.0 200"
+        shutil.copyfile(other / "ca.crt", folder / "ca.crt")
+        try:
+            answer, _ = await asyncio.to_thread(ask, port, session)
+        except (ssl.SSLError, ConnectionError):
+            answer = b""
+        assert not answer
 
 
 def test_a_certificate_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:

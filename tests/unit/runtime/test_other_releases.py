@@ -7,15 +7,16 @@ from typing import Any, cast
 import pytest
 
 from finetune_operator.cluster.port import JOBS, KubernetesClient, Object, Rejected, WatchStream
-from finetune_operator.cluster.releases import RELEASE_NAMESPACE, SERVES
+from finetune_operator.cluster.releases import RELEASE, SERVES
 from finetune_operator.runtime.other_releases import earlier_releases
 from finetune_operator.runtime.prerequisites import wait_for_prerequisites
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
 
-def role(name: str, serves: str | None, created: str = OLD, *, namespace: str | None = "ours") -> Object:
-    said = {SERVES: serves, RELEASE_NAMESPACE: namespace}
+def role(name: str, serves: str | None, created: str = OLD, *, release: str | None = "") -> Object:
+    """The role of the release ours/NAME, unless ``release`` is another one; None for an old chart."""
+    said = {SERVES: serves, RELEASE: f"ours/{name}" if release == "" else release}
     annotations = {name: value for name, value in said.items() if value is not None}
     return {"metadata": {"name": name, "creationTimestamp": created, "annotations": annotations}}
 
@@ -38,7 +39,7 @@ async def found(
     *roles: Object, namespaces: Sequence[str] = ("a", "b"), refused: bool = False
 ) -> tuple[str, ...]:
     cluster = cast("KubernetesClient", Cluster(*roles, refused=refused))
-    return await earlier_releases(cluster, "own", "ours", namespaces)
+    return await earlier_releases(cluster, "ours", "own", namespaces)
 
 
 OWN = role("own", "a,b", NEW)
@@ -74,13 +75,23 @@ async def test_a_release_without_a_role_of_its_own_is_the_later_one() -> None:
 async def test_a_release_of_the_same_name_in_another_namespace_is_reported_although_it_serves_others() -> (
     None
 ):
-    (told,) = await found(role("own", "c", NEW, namespace="theirs"), role("other", "a"))
-    assert 'ClusterRole "own" belongs to the release of namespace theirs' in told
+    (told,) = await found(role("own", "c", NEW, release="theirs/own"), role("other", "a"))
+    assert 'ClusterRole "own" belongs to release theirs/own, not to ours/own' in told
     assert "fullnameOverride" in told
 
 
 async def test_a_role_that_an_earlier_chart_wrote_is_the_operators_own() -> None:
-    assert await found(role("own", "a,b", NEW, namespace=None)) == ()
+    assert await found(role("own", "a,b", NEW, release=None)) == ()
+
+
+async def test_the_own_role_is_found_under_the_name_that_kustomize_has_given_it() -> None:
+    """Kustomize renames the role, but neither its annotations nor the operator's environment."""
+    renamed = role("prod-own", "a,b", NEW, release="ours/own")
+    assert await found(renamed) == ()
+    assert await found(role("old-own", "a,b", release="ours/own"), renamed) == ()
+    assert await found(role("own", "c", release="theirs/own"), renamed) == ()
+    (told,) = await found(role("test-own", "b", release="theirs/own"), renamed)
+    assert 'ClusterRole "test-own" serves b already' in told
 
 
 async def test_roles_that_cannot_be_read_stop_no_operator() -> None:
@@ -94,7 +105,7 @@ async def test_the_operator_waits_until_the_other_release_has_gone() -> None:
         return (WatchStream(JOBS, None),)
 
     async def conflicts() -> tuple[str, ...]:
-        return await earlier_releases(cast("KubernetesClient", cluster), "own", "ours", ("a",))
+        return await earlier_releases(cast("KubernetesClient", cluster), "ours", "own", ("a",))
 
     def report(problems: tuple[str, ...]) -> None:
         told.append(problems)
