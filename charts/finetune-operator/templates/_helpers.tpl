@@ -3,8 +3,8 @@
 {{- end }}
 
 {{/*
-The release's name, with the chart's appended unless it is in it already. Helm takes dots, names of Services none. 55: the longest suffix that an object adds
-(-metrics) must fit into a DNS label.
+The release's name, with the chart's appended unless it is in it already. Helm takes dots, names of Services none. 55:
+the longest suffix that an object adds (-metrics) must fit into a DNS label.
 */}}
 {{- define "finetune-operator.fullname" -}}
 {{- if .Values.fullnameOverride -}}
