@@ -22,7 +22,6 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from finetune_operator.cluster.api_server_client import ApiServerClient
-from finetune_operator.cluster.port import ResponseTooLarge
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -115,10 +114,7 @@ async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
 
         async def one(namespace: int) -> str:
             async with observer.rooms.of(f"team-{namespace}") as room:
-                try:
-                    seen = await observer.observe(JobKey(f"team-{namespace}", "demo"), room)
-                except ResponseTooLarge:
-                    return "TooLarge"
+                seen = await observer.observe(JobKey(f"team-{namespace}", "demo"), room)
                 assert seen is not None
                 return str(len(seen.pods))
 
