@@ -106,12 +106,9 @@ class ChildReader:
         """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
         namespace, name = (cached.job["metadata"][field] for field in ("namespace", "name"))
         jobsets, pods, workloads = cached.jobsets, cached.pods, cached.workloads
-        every = [*jobsets, *pods, *(workloads or ())]
-        try:
-            await room.hold(every, f"JobSets, pods and Workloads of {namespace}/{name}")
-        except ResponseTooLarge:
-            room.release(every)
-            raise
+        await room.hold(
+            [*jobsets, *pods, *(workloads or ())], f"JobSets, pods and Workloads of {namespace}/{name}"
+        )
         snapshot = await self._cached_plan(cached.job, jobsets)
         if workloads is None:
             uids = _managed(own_jobsets(cached.job, jobsets, snapshot))
@@ -181,8 +178,8 @@ async def list_kept(
         try:
             async for page in cluster.kept(kind, namespace, keep=keep, **selected):
                 where = f" of namespace {namespace}" if namespace else ""
-                found += page
                 await room.hold(page, f"{kind.plural}{where} with {selected}")
+                found += page
         except ResponseTooLarge:
             room.release(found)
             raise

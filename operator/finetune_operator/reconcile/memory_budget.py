@@ -35,19 +35,20 @@ class MemoryShare:
         """Accounts for objects that stay in memory until the observation ends; waits for a slot if they need one.
 
         Raises:
-            ResponseTooLarge: the observation holds more than any may.
+            ResponseTooLarge: the observation would hold more than any may; these objects are not accounted for.
             CancelledError: the observation has ended. A listing continues for a while after another listing of the same
                 observation has failed.
         """
         if self._over:
             raise asyncio.CancelledError
-        self._held += weight(found)
-        if self._held > _MOST:
+        held = self._held + weight(found)
+        if held > _MOST:
             raise ResponseTooLarge(
                 f"{what}: the objects that may belong to the job take more than {_MOST >> 20} MiB. Delete those "
                 "without a controller, or remove these labels from them"
             )
-        if self._held > _SMALL:
+        self._held = held
+        if held > _SMALL:
             # An observation lists several kinds concurrently, and its namespace has one slot.
             async with self._taking:
                 if not self._placed:
