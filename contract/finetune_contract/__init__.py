@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         StepMetrics,
     )
     from finetune_contract.request import (
+        OWN_TEMPLATE,
         BenchmarkSpec,
         CheckpointPolicy,
         ContractUnsupported,
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTRACT_VERSION",
     "METHODS",
+    "OWN_TEMPLATE",
     "PREFERENCE_TYPES",
     "Artifact",
     "BenchmarkReport",

@@ -33,6 +33,8 @@ SLICE_PROGRAMS_VARIABLE = "FINETUNE_SLICE_PROGRAMS"
 #: Name of the environment variable that holds the JobSet's restart count: the pods of all restarts have the same
 #: request.
 RESTART_VARIABLE = "FINETUNE_RESTART"
+#: Line of a chat template that stands for the tokenizer's own template, which renders what the lines before it set.
+OWN_TEMPLATE = "{% include 'tokenizer' %}"
 #: Linux caps one environment string at 128 KiB; the operator refuses a longer request.
 MAX_REQUEST_BYTES = 96 * 1024
 
@@ -140,7 +142,7 @@ class DataSpec(Record):
     is lowered to that limit instead."""
     packing: bool
     chat_template: str | None = None
-    """Jinja chat template. None for the tokenizer's own."""
+    """Jinja chat template, in which ``OWN_TEMPLATE`` stands for the tokenizer's own. None for the latter alone."""
     chat_template_arguments: dict[str, bool | int | float | str] = {}
     """Variables of the chat template by name, in addition to messages and tools."""
     chat_template_date: date | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from finetune_contract import ExitCode
+from finetune_contract import OWN_TEMPLATE, ExitCode
 from finetune_trainer.data import notes
 from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, digest
 from finetune_trainer.data.row_location import RowLocation
@@ -294,9 +294,15 @@ def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> None:
-    """Sets the job's chat template on the tokenizer. Raises ``StageError`` 64 if it is not valid Jinja."""
+    """Sets the job's chat template on the tokenizer, with the tokenizer's own text where the template includes it.
+
+    Raises ``StageError`` 64 if it is not valid Jinja, or includes a template that the tokenizer does not have.
+    """
     from jinja2.exceptions import TemplateSyntaxError
 
+    before, included, after = template.rpartition(OWN_TEMPLATE)
+    if included:
+        template = f"{before}{_own_template(tokenizer)}{after}"
     tokenizer.chat_template = template
     try:
         tokenizer.apply_chat_template(
@@ -314,6 +320,19 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
         ) from error
     except Exception:  # noqa: BLE001  templates may reject the probe, as some do without a system message
         _LOG.debug("the chat template rejects a conversation of one message", exc_info=True)
+
+
+def _own_template(tokenizer: Tokenizer) -> str:
+    try:
+        return tokenizer.get_chat_template()
+    except ValueError as error:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "ChatTemplateMissing",
+            "the job's chat template includes the tokenizer's own, and the tokenizer has none",
+            where="spec.datasets.chatTemplate", actual=OWN_TEMPLATE,
+            expected="a tokenizer with a chat template, as instruction-tuned models have",
+            fix="Name such a tokenizer in model.tokenizer, or write a template in place of this line.",
+        ) from error  # fmt: skip
 
 
 def _as_chat(pair: TextPair) -> Conversation:

@@ -121,6 +121,11 @@ class StageContext:
             with_template(tokenizer, self.request.data.chat_template)
         return tokenizer
 
+    @property
+    def chat_template(self) -> str | None:
+        """The job's chat template, complete with what it includes; None if the tokenizer's own is used."""
+        return None if self.request.data.chat_template is None else str(self.tokenizer.chat_template)
+
     @cached_property
     def renderer(self) -> Renderer:
         data = self.request.data

@@ -55,7 +55,7 @@ def run(context: StageContext) -> ExportOutcome:
         export.ExportInputs(
             source=model.path,
             tokenizer=tokenizer_folder(
-                model, context.tokenizer, request.data.chat_template, context.scratch / "tokenizer"
+                model, context.tokenizer, context.chat_template, context.scratch / "tokenizer"
             ),
             weights=weights,
             plan=plan,
