@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Remark,
         RowsFound,
         SampleRow,
+        UnreadValue,
     )
     from finetune_contract.exit_codes import ExitCode
     from finetune_contract.failure import Failure, FailureClass
@@ -182,6 +183,7 @@ __all__ = [
     "StageResult",
     "StepMetrics",
     "TrainOutcome",
+    "UnreadValue",
     "major_of",
     "required_version",
 ]

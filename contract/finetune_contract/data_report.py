@@ -25,6 +25,21 @@ class RowsFound(Record):
     """Locations of at most 20 rows: ``row 41``, or ``b.jsonl row 2`` if the source has several files."""
 
 
+class UnreadValue(Record):
+    """Values of a source that nothing reads: a column, a key of messages, or a kind of content parts."""
+
+    name: str
+    """Name of the column, or path below it, such as ``messages[].name``."""
+    count: int
+    """Number of rows, messages or parts that have a value that is neither null nor empty."""
+    text: bool
+    """Whether any of the values is text."""
+    ignored: bool = False
+    """Whether the job lists the name in ``columns.ignore``."""
+    example: str
+    """The first of the values, at most 200 characters."""
+
+
 class DatasetDetails(Record):
     """One dataset with the distribution of its row lengths and its notable rows."""
 
@@ -36,6 +51,10 @@ class DatasetDetails(Record):
     histogram: list[Bucket] = []
     found: list[RowsFound] = []
     """Truncated rows, dropped rows by reason, and rows equal to an earlier one."""
+    unread: list[UnreadValue] = []
+    """What the source contains and nothing reads, at most 50 names."""
+    unread_names: int = 0
+    """Number of such names, including those beyond the first 50."""
 
 
 class Leak(Record):

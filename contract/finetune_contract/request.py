@@ -104,6 +104,10 @@ class DatasetSpec(Record):
     format: Literal["Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text", "Preference"] = "Auto"
     columns: dict[str, str] = {}
     """Column names of the dataset by the names that this API gives them."""
+    ignore: list[str] = []
+    """Columns and keys of messages that are left out on purpose."""
+    separator: str | None = None
+    """Text between rows of a ``.txt`` file, or between fields of a ``.csv`` or ``.tsv`` file; None for the usual."""
     role_map: dict[str, str] = {}
     max_examples: int | None = None
     weight: Annotated[float, Field(gt=0)] | None = None
@@ -135,6 +139,9 @@ class DataSpec(Record):
     validation: list[DatasetSpec] = []
     split_from_train: SplitSpec | None = None
     """Only set if ``validation`` is empty."""
+    dedupe: Literal["Off", "Exact"] = "Off"
+    """Which rows of the training sources are used once, before ``split_from_train``. Exact: rows with the same tokens
+    and mask, across sources."""
     shuffle: bool
     max_seq_length: int
     max_seq_length_explicit: bool = False

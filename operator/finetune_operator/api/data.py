@@ -79,6 +79,30 @@ class Columns(ApiModel):
     """Preferred answer of the pair, for Preference. Default: chosen."""
     rejected: Column = None
     """Other answer of the pair, for Preference. Default: rejected."""
+    system: Column = None
+    """Text of a system message before the conversation or prompt. Default: system or system_prompt."""
+    input: Column = None
+    """Text that follows the prompt or question after a blank line. Default: input or context."""
+    history: Column = None
+    """Earlier turns before the prompt or question, as pairs of texts or as messages. Default: history."""
+    tools: Column = None
+    """JSON schemas of the functions that the assistant may call, as a list or as JSON text. Default: tools or
+    functions."""
+    label: Column = None
+    """Judgment of the answer: rows with true or 1 are trained, rows with false or 0 are dropped and counted. Default:
+    none; a column named label is refused until it is mapped or ignored."""
+    ignore: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=32)] | None = None
+    """Columns, and keys of messages, that are left out on purpose although they usually have a meaning, for example
+    images. Default: none."""
+
+
+class Dedupe(StrEnum):
+    """Which rows of the training sources are used once."""
+
+    OFF = "Off"
+    """Every row is used, however often it occurs."""
+    EXACT = "Exact"
+    """Of rows with the same tokens and the same trained part the first one is used, across all training sources."""
 
 
 class HubDatasetRef(ApiModel):
@@ -107,6 +131,9 @@ class DatasetSource(ApiModel):
     """Layout of the rows. Default: Auto."""
     columns: Columns | None = None
     """Names of the dataset's columns. Default: the names that the format expects."""
+    separator: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Text between two rows of a .txt file, or the character between two fields of a .csv or .tsv file. Default: line
+    breaks, commas and tabs."""
     role_map: Annotated[Mapping[Token, MessageRole], Field(max_length=16)] | None = None
     """Maps the dataset's roles to the API's, for example bot: assistant. Default: roles keep their names."""
     max_examples: Positive | None = None
@@ -179,6 +206,9 @@ class Datasets(ApiModel):
     split_from_train: SplitFromTrain | None = None
     """Holds training rows back for validation where validation is absent: the same share of every source, selected by
     seed and content, so that equal rows stay on one side. Default: none."""
+    dedupe: Dedupe | None = None
+    """Which rows of the training sources are used once. Applies before splitFromTrain; the report counts the rows that
+    are left out. Default: Off."""
     shuffle: Flag | None = None
     """Shuffles the rows anew in every epoch, by hyperparameters.seed. Default: true."""
     max_seq_length: Positive | None = None

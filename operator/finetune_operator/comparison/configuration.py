@@ -131,7 +131,7 @@ def _flat(path: str, value: object, *, fields: bool = False, depth: int = 0) -> 
     elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
         for key, each in zip(_keys(value), value, strict=True):
             yield from _flat(f"{path}[{key}]", each, fields=fields, depth=depth + 1)
-    else:
+    elif value != []:
         yield _spec_path(path)[:256], _text(value)
 
 

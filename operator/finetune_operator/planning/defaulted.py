@@ -13,7 +13,7 @@ from typing import Any
 
 from finetune_operator.api import FineTuneJobSpec, FineTuneProfileSpec, InvalidObject, Reason, parse_merged
 from finetune_operator.api.common import Flag, NonNegative, NonNegativeNumber, Positive, PositiveNumber
-from finetune_operator.api.data import Datasets
+from finetune_operator.api.data import Datasets, Dedupe
 from finetune_operator.api.evaluation import Evaluation, Generation
 from finetune_operator.api.export import (
     Destination,
@@ -159,6 +159,7 @@ class DefaultedExport(Export):
 class DefaultedDatasets(Datasets):
     """``spec.datasets``."""
 
+    dedupe: Dedupe
     shuffle: Flag
     max_seq_length: Positive
 

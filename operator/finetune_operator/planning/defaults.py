@@ -21,7 +21,7 @@ BUILT_IN: Object = {
     "preflight": {"dataset": "Full", "memory": "Compile", "exportProof": True},
     "evaluation": {"baseline": True, "maxExamples": 500, "generation": {"maxNewTokens": 128}},
     "export": {"formats": ["HuggingFace"], "dtype": "BF16"},
-    "datasets": {"shuffle": True, "maxSeqLength": 1024},
+    "datasets": {"shuffle": True, "dedupe": "Off", "maxSeqLength": 1024},
     "method": {"type": "SFT"},
     "hyperparameters": {
         "gradientAccumulationSteps": 1,

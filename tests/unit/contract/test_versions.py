@@ -245,6 +245,7 @@ NEUTRAL = {
     "StageRequest": {"version": CONTRACT_VERSION.major, "requires": str(FIRST_VERSION)},
     "HubRef": {"revision": "main"},
     "DatasetSpec": {"split": "train", "format": "Auto"},
+    "DataSpec": {"dedupe": "Off"},
     "MeshSpec": {"slices": 1, "data": 1, "tensor": 1, "controller": "McJAX"},
     "CheckpointPolicy": {"best_metric": "loss", "best_mode": "Min"},
     **{method.__name__: {"type": name} for name, method in METHODS.items()},

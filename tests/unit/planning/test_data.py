@@ -169,3 +169,19 @@ def test_a_job_planned_before_its_creation_has_no_date() -> None:
     wanted = job(datasets={"train": [SOURCE]})
     wanted["metadata"].pop("creationTimestamp", None)
     assert admit(wanted, [profile()]).plan.data.chat_template_date is None
+
+
+def test_columns_left_out_and_rows_used_once_reach_the_stages() -> None:
+    train = [{**SOURCE, "columns": {"system": "persona", "ignore": ["images"]}, "separator": "\n\n"}]
+    data = plan(datasets={"train": train, "dedupe": "Exact"}).data
+    (source,) = data.train
+    assert (source.columns, source.ignore, source.separator) == ({"system": "persona"}, ["images"], "\n\n")
+    assert data.dedupe == "Exact"
+    assert plan(datasets={"train": [SOURCE]}).data.dedupe == "Off"
+
+
+def test_a_column_that_is_mapped_and_ignored_is_refused() -> None:
+    train = [SOURCE, {**SOURCE, "columns": {"input": "context", "ignore": ["id", "context"]}}]
+    refused = refusal(datasets={"train": train})
+    assert refused.reason is Reason.INVALID_SPEC
+    assert "spec.datasets.train[1].columns maps context and lists it under ignore" in str(refused)

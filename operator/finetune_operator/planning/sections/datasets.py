@@ -42,6 +42,7 @@ def resolve_data(spec: DefaultedJobSpec, *, length_explicit: bool, created: date
     return DataSpec(
         train=train,
         validation=validation,
+        dedupe=section.dedupe,
         shuffle=section.shuffle,
         max_seq_length=section.max_seq_length,
         max_seq_length_explicit=length_explicit,

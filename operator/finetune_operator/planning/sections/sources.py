@@ -1,11 +1,12 @@
 """Translates ``spec.model`` and entries of datasets into the contract's records."""
 
 from finetune_contract import DatasetSpec, HubRef, ModelSource
-from finetune_operator.api import Model
+from finetune_operator.api import Model, Reason
 from finetune_operator.api.common import HubModelRef
 from finetune_operator.api.data import HubDatasetRef, TrainDataset, ValidationDataset
 from finetune_operator.api.evaluation import EvaluationDataset
 from finetune_operator.planning.defaults import DATASET, HUB
+from finetune_operator.planning.errors import Refused
 
 type Dataset = TrainDataset | ValidationDataset | EvaluationDataset
 
@@ -39,6 +40,13 @@ def dataset_source(
     root: str = "spec.datasets.",
 ) -> DatasetSpec:
     hub = source.hugging_face
+    columns = source.columns.to_document() if source.columns else {}
+    ignore = columns.pop("ignore", [])
+    if both := sorted(set(ignore) & set(columns.values())):
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"{root}{kind}[{index}].columns maps {both[0]} and lists it under ignore: remove one of the two.",
+        )
     return DatasetSpec(
         path=f"{root}{kind}[{index}]",
         name=source_name(kind, index, source),
@@ -47,7 +55,9 @@ def dataset_source(
         split=(hub and hub.split) or DATASET["split"],
         uri=source.uri,
         format=source.format or DATASET["format"],
-        columns=source.columns.to_document() if source.columns else {},
+        columns=columns,
+        ignore=ignore,
+        separator=source.separator,
         role_map=source.role_map or {},
         max_examples=source.max_examples,
         weight=source.weight if isinstance(source, TrainDataset) else None,
