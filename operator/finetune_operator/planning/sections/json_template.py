@@ -8,6 +8,7 @@ for supervised fine-tuning, ``SYSTEM_PROMPT`` and ``TEMPLATE`` for reinforcement
 import json
 import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from finetune_contract import OWN_TEMPLATE
@@ -26,7 +27,8 @@ _TAGS = {
     "solution_start_token": "<answer>",
     "solution_end_token": "</answer>",
 }
-_PAGE = """\
+_PAGE = (
+    """\
 {%- set rewritten = namespace(messages=[]) %}
 {%- for message in messages %}
   {%- if message.content %}
@@ -37,7 +39,9 @@ TURNS
   {%- set rewritten.messages = rewritten.messages + [message] %}
 {%- endfor %}
 {%- set messages = rewritten.messages %}
-""" + OWN_TEMPLATE
+"""
+    + OWN_TEMPLATE
+)
 
 
 class InvalidTemplate(ValueError):
@@ -73,10 +77,11 @@ def _is_json(text: str) -> bool:
         return not begin.startswith(("{{", "{%", "{#"))
     if not begin.startswith(("[", '"')):
         return False
-    try:
-        json.loads(begin)
-    except (ValueError, RecursionError):
-        return False
+    with suppress(RecursionError):
+        try:
+            json.loads(begin)
+        except ValueError:
+            return False
     return True
 
 
@@ -122,7 +127,9 @@ def _completion(content: Mapping[str, str]) -> str:
     parts = {"reasoning": "parts[0] | trim", "answer": "parts[1] | trim"}
     text = _expression(content, "COMPLETION_TEMPLATE", parts)
     name = _literal(separator)
-    twice = _literal(f"an answer has {separator} more than once, and REASONING_ANSWER_SEPARATOR divides it once")
+    twice = _literal(
+        f"an answer has {separator} more than once, and REASONING_ANSWER_SEPARATOR divides it once"
+    )
     return _turn(
         "assistant",
         [
@@ -164,7 +171,9 @@ def _expression(
     try:
         parsed = list(string.Formatter().parse(content[key]))
     except ValueError as error:
-        raise InvalidTemplate(f"has {error} in {key}; write a brace of the text twice, {{{{ or }}}}") from error
+        raise InvalidTemplate(
+            f"has {error} in {key}; write a brace of the text twice, {{{{ or }}}}"
+        ) from error
     parts, used = list[str](), set[str]()
     for text, name, form, conversion in parsed:
         if text:
@@ -192,5 +201,10 @@ def _names(keys: Mapping[str, Any] | Sequence[str]) -> str:
 
 
 def _kind_of(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "an empty text" if not value else "a text", bool: "a truth value"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "an empty text" if not value else "a text",
+        bool: "a truth value",
+    }
     return names.get(type(value), "null" if value is None else "a number")
