@@ -84,7 +84,7 @@ def formatter() -> Any:
     module = ast.parse((Path(maxtext.__path__[0]) / "trainers/post_train/rl/utils_rl.py").read_text())
     wanted = [part for part in module.body if getattr(part, "name", None) == "format_maxtext_messages"]
     names: dict[str, Any] = {"Any": Any}
-    exec(compile(ast.Module(body=wanted, type_ignores=[]), "utils_rl.py", "exec"), names)  # noqa: S102
+    exec(compile(ast.Module(body=wanted, type_ignores=[]), "utils_rl.py", "exec"), names)
     return names["format_maxtext_messages"]
 
 

@@ -174,8 +174,8 @@ class ChatTemplate(ApiModel):
     rules: ClassVar = (at_most_one("inline", "configMapRef"),)
 
     inline: Annotated[str, Field(min_length=1, max_length=32 * 1024)] | None = None
-    """Text of the template, at most 32 KiB: Jinja, in which the line {% include 'tokenizer' %} stands for the tokenizer's
-    own template, or one of MaxText's templates in JSON, which becomes Jinja."""
+    """Text of the template, at most 32 KiB: Jinja, in which the line {% include 'tokenizer' %} stands for the
+    tokenizer's own template, or one of MaxText's templates in JSON, which becomes Jinja."""
     config_map_ref: ConfigMapKeyRef | None = None
     """Key of a ConfigMap that holds the template, at most 32 KiB, as inline. Read once, when the job is admitted."""
     arguments: Annotated[Mapping[Token, TemplateValue], Field(max_length=16)] | None = None

@@ -90,8 +90,8 @@ def _parsed(text: str) -> Mapping[str, Any]:
         content = json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise InvalidTemplate(
-            f"begins like JSON and is not valid JSON, line {error.lineno} column {error.colno}: {error.msg}; correct it, "
-            "or, if it is Jinja, write its first brace as {{ '{' }}"
+            f"begins like JSON and is not valid JSON, line {error.lineno} column {error.colno}: {error.msg}; "
+            "correct it, or, if it is Jinja, write its first brace as {{ '{' }}"
         ) from error
     except RecursionError as error:
         raise InvalidTemplate("is JSON that is nested too deeply; expected an object of texts") from error
