@@ -171,10 +171,13 @@ class ExampleIndex:
         return owners
 
     def row_contents(self, kept: Int64Array) -> tuple[Int64Array, Digests]:
-        """Returns the position in ``kept`` of each row's first example, and a digest of all examples of the row."""
+        """Returns the position in ``kept`` of each row's first example, and a digest of all examples of the row.
+
+        Digests of different sources can be compared.
+        """
         owners = self.owners(kept)
         first = np.unique(owners)
-        if len(first) == len(kept):
+        if not len(first):
             return first, self.content[kept]
         place = (np.arange(len(kept)) - owners).astype(np.uint64)
         mixed = (self.content[kept] + place * _MIX_PLACE) * _MIX

@@ -113,7 +113,10 @@ def prepare(
 
 def _made(source: LocatedSource, preparer: Preprocessor, scratch: Path) -> PreparedSource:
     example_writer = ExampleWriter(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
-    form = preparer.write(source, example_writer)
+    try:
+        form = preparer.write(source, example_writer)
+    finally:
+        example_writer.tokens.finish()
     tokens, index, digest = example_writer.finish()
     if not len(tokens):
         raise _nothing_to_train(source.spec, preparer, index)
