@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devcluster.layout import ROOT
 from finetune_contract import DatasetSpec
 from finetune_trainer.data.known_names import is_empty, known_name
 from finetune_trainer.data.pairs import BETTER_REJECTED, OTHER_PROMPTS, PairSchema
@@ -416,6 +417,30 @@ def test_pairs_are_refused_by_name_too(value: Mapping[str, Any], error: str) -> 
 
 
 # --- the tables
+
+
+def documented() -> list[tuple[str, dict[str, Any]]]:
+    """Returns the shapes of docs/data.md, each with its row."""
+    lines = (ROOT / "docs/data.md").read_text("utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ", 1) for line in lines if line.startswith("| `") and '`{"' in line]
+    return [(name.replace("`", ""), json.loads(row.strip("`"))) for name, row in rows]
+
+
+@pytest.mark.parametrize(("name", "value"), documented(), ids=[name for name, _ in documented()])
+def test_a_documented_row_is_read_as_its_shape(name: str, value: dict[str, Any]) -> None:
+    row = Row(place=PLACE, value=value)
+    schema = (PairSchema if name.startswith("Preference") else DatasetSchema)(spec(), row)
+    read = schema.pair(row) if isinstance(schema, PairSchema) else schema.example(row)
+    assert not isinstance(read, Unwanted)
+    assert name.startswith(str(schema.columns.shape))
+    assert schema.columns.unread.found() == ([], 0)
+
+
+def test_every_shape_is_documented() -> None:
+    names = " ".join(name for name, _ in documented())
+    assert {str(shape) for shape in (*SHAPES, *PAIRS) if str(shape) not in names} == {
+        "Preference (query and pair)", "Preference (messages and pair)",
+    }  # fmt: skip
 
 
 def test_each_known_name_has_a_source_and_a_meaning_of_the_api() -> None:

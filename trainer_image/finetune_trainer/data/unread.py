@@ -74,11 +74,12 @@ def refused(
     """
     first = names[0]
     known = known_name(scope, first)
-    ignored = f"columns: {{ignore: [{', '.join(names)}]}}"
     others = f"; also {', '.join(names[1:])}" if len(names) > 1 else ""
+    them = "them" if others else "it"
     return place.mismatch(
         f'nothing reads "{first}" of {where}{f", {known.what}" if known else ""}{others}',
-        f"{f'{mapped}, or leave' if mapped else 'Leave'} {'them' if others else 'it'} out on purpose: {ignored}.",
+        f"{mapped or f'Remove {them} from the rows'}, or leave {them} out on purpose: columns: {{ignore: "
+        f"[{', '.join(names)}]}}.",
         actual=_excerpt(values[first], _SHOWN),
         reason="ValueNotRead",
     )
