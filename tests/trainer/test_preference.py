@@ -12,14 +12,15 @@ from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSpec, EvaluatedRow, Outcome
 from finetune_trainer import objectives
 from finetune_trainer.data.dataset import SourceSubset, assemble
+from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.preference import (
-    PairReader,
     PreferencePair,
     PreferencePreprocessor,
     split_common_prompt,
 )
 from finetune_trainer.data.prepare import prepare
 from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.schema import Unwanted
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.methods import method_of
@@ -48,10 +49,10 @@ def spec(**fields: Any) -> DatasetSpec:
 
 
 def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> PreferencePair:
-    examples = PairReader(spec(**fields)).examples(
-        Row(place=RowLocation(path="p", file="f", row=1), value=value)
-    )
-    return split_common_prompt(*renderer.many(examples))
+    row = Row(place=RowLocation(path="p", file="f", row=1), value=value)
+    pair = PairSchema(spec(**fields), row).pair(row)
+    assert not isinstance(pair, Unwanted), pair
+    return split_common_prompt(*renderer.many(pair))
 
 
 SAME = {
@@ -88,7 +89,7 @@ def test_columns_and_roles_are_mapped(renderer: Renderer) -> None:
 
 
 BROKEN = [
-    ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {chosen'),
+    ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {rejected: …}'),
     ({"prompt": "x", "chosen": "y", "rejected": None}, {}, '"rejected" must be an answer.*found null'),
     ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}, "differ in the last turn"),
     (

@@ -99,11 +99,14 @@ class Chat:
             identity["chatTemplateDate"] = self._today.isoformat()
         return identity
 
+    def reads(self, name: str) -> bool:
+        """Whether the template mentions a variable, or a key of messages."""
+        return re.search(rf"\b{re.escape(name)}\b", _text_of(self._tokenizer.chat_template)) is not None
+
     def require_known_arguments(self) -> None:
         """Raises ``StageError`` 64 for an argument that the template never reads and that would have no effect."""
-        template = _text_of(self._tokenizer.chat_template)
         for name in self._arguments:
-            if not re.search(rf"\b{re.escape(name)}\b", template):
+            if not self.reads(name):
                 raise StageError(
                     ExitCode.BAD_REQUEST, "ChatTemplateArgumentUnknown",
                     "the chat template does not read this argument",

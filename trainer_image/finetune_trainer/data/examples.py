@@ -10,6 +10,7 @@ from typing import IO, Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from finetune_contract import UnreadValue
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.template import TokenizedExample
 from finetune_trainer.storage import name_of
@@ -140,6 +141,13 @@ class ExampleIndex:
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     """Notes on rows that are kept (:mod:`.notes`)."""
+    unread: tuple[str, ...] = ()
+    """JSON of each ``UnreadValue`` of the source."""
+    unread_more: int = 0
+    """Number of values that nothing reads under further names."""
+
+    def unread_values(self) -> list[UnreadValue]:
+        return [UnreadValue.model_validate_json(value) for value in self.unread]
 
     def places(self, kept: Int64Array) -> list[str]:
         """Returns the locations of examples: ``row 41``, or ``b.jsonl row 2`` if there are several files."""
@@ -163,10 +171,13 @@ class ExampleIndex:
         return owners
 
     def row_contents(self, kept: Int64Array) -> tuple[Int64Array, Digests]:
-        """Returns the position in ``kept`` of each row's first example, and a digest of all examples of the row."""
+        """Returns the position in ``kept`` of each row's first example, and a digest of all examples of the row.
+
+        Digests of different sources can be compared.
+        """
         owners = self.owners(kept)
         first = np.unique(owners)
-        if len(first) == len(kept):
+        if not len(first):
             return first, self.content[kept]
         place = (np.arange(len(kept)) - owners).astype(np.uint64)
         mixed = (self.content[kept] + place * _MIX_PLACE) * _MIX
@@ -187,8 +198,9 @@ class ExampleIndex:
     def load(cls, path: Path) -> Self:
         with np.load(path, allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
-        for name in ("files", "reasons", "notes"):
+        for name in ("files", "reasons", "notes", "unread"):
             arrays[name] = tuple(arrays[name].astype(str).tolist())
+        arrays["unread_more"] = int(arrays["unread_more"])
         return cls(**arrays)
 
 
@@ -204,6 +216,7 @@ class ExampleWriter:
         self._files: dict[int, str] = {}
         self._reasons: list[str] = []
         self._notes: list[str] = []
+        self._unread: tuple[Sequence[UnreadValue], int] = ((), 0)
         self._all = hashlib.sha256()
 
     def keep(self, place: RowLocation, tokens: TokenizedExample, whole: int) -> None:
@@ -233,6 +246,10 @@ class ExampleWriter:
             self._noted["file"].append(place.number)
             self._noted["row"].append(place.row)
             self._noted["what"].append(self._notes.index(what))
+
+    def unread(self, values: Sequence[UnreadValue], more: int) -> None:
+        """Records what the source contains and nothing reads; ``more`` is the number of values under further names."""
+        self._unread = values, more
 
     def _place(self, columns: "dict[str, array[int]]", place: RowLocation, whole: int) -> None:
         self._files.setdefault(place.number, place.file)
@@ -267,6 +284,8 @@ class ExampleWriter:
             files=names,
             reasons=tuple(self._reasons),
             notes=tuple(self._notes),
+            unread=tuple(value.to_json() for value in self._unread[0]),
+            unread_more=self._unread[1],
         )
         return self.tokens, index, self._all.hexdigest()
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -13,7 +14,16 @@ from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
 from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
-from finetune_trainer.data.schema import Conversation, Example, Format, PlainText, read_examples
+from finetune_trainer.data.schema import (
+    Conversation,
+    DatasetSchema,
+    Example,
+    PlainText,
+    Unwanted,
+    open_rows,
+    read_examples,
+)
+from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.data.tokenize_batches import tokenize_batches
@@ -103,7 +113,10 @@ def prepare(
 
 def _made(source: LocatedSource, preparer: Preprocessor, scratch: Path) -> PreparedSource:
     example_writer = ExampleWriter(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
-    form = preparer.write(source, example_writer)
+    try:
+        form = preparer.write(source, example_writer)
+    finally:
+        example_writer.tokens.finish()
     tokens, index, digest = example_writer.finish()
     if not len(tokens):
         raise _nothing_to_train(source.spec, preparer, index)
@@ -134,9 +147,13 @@ class TextPreprocessor:
         return {"maxSeqLength": str(self.max_length), **self.renderer.identity()}
 
     def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        found, examples = read_examples(source)
+        schema, rows = open_rows(source, partial(DatasetSchema, reads=self.renderer.chat.reads))
         chat = False
-        for some in tokenize_batches(examples, _AT_ONCE, _texts):
+        for read in tokenize_batches(map(schema.example, rows), _AT_ONCE, _texts):
+            some = [example for example in read if not isinstance(example, Unwanted)]
+            for example in read:
+                if isinstance(example, Unwanted):
+                    example_writer.drop(example.place, 0, example.why)
             for example, whole in zip(some, self.renderer.many(some), strict=True):
                 if isinstance(example, PlainText) and len(whole) > self.max_length:
                     for part in windows(whole, self.max_length):
@@ -150,12 +167,16 @@ class TextPreprocessor:
                     example_writer.note(example.place, whole.notes)
                 else:
                     example_writer.drop(example.place, len(whole), _why_dropped(whole))
-            chat = isinstance(some[-1], Conversation)
-            self.read(len(some))
-        return f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found)
+            chat = chat or any(isinstance(example, Conversation) for example in some)
+            self.read(len(read))
+        example_writer.unread(*schema.columns.unread.found())
+        of_messages = " of messages" if chat and schema.format is not Format.MESSAGES else ""
+        return f"{schema.columns.shape}{of_messages}"
 
 
-def _texts(example: Example) -> object:
+def _texts(example: Example | Unwanted) -> object:
+    if isinstance(example, Unwanted):
+        return ""
     if isinstance(example, PlainText):
         return example.text
     if isinstance(example, Conversation):

@@ -24,6 +24,8 @@ _MANY_CUT, _MANY_EQUAL = 0.05, 0.01
 #: Ratio of row width to sequence length above which the remark is a problem instead of a note.
 _MUCH_WIDER = 1.25
 _CHECKED_ROWS = 32
+#: Maximum number of names in a remark.
+_NAMES = 8
 #: Learning rate below which most updates are smaller than half the last bit of a bfloat16 weight.
 _LEAST_ROUNDED = 1e-4
 #: Texts that are meant as a flag -> the flag to write.
@@ -160,6 +162,27 @@ def of_rows(described: Sequence[DatasetDetails]) -> Iterator[Remark]:
                     yield _note(
                         f"{first} are texts longer than maxSeqLength and are split: no token is lost."
                     )
+
+
+def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequence[str]]) -> Iterator[Remark]:
+    """Yields remarks on texts that nothing reads, and on names to ignore that do not occur.
+
+    ``ignored`` are the names that each dataset leaves out on purpose, by the dataset's name.
+    """
+    for details in described:
+        name = details.report.name
+        texts = [value.name for value in details.unread if value.text and not value.ignored]
+        if texts:
+            more = f" and {len(texts) - _NAMES:,} more" if len(texts) > _NAMES else ""
+            yield _note(
+                f"{name}: nothing reads the texts of {', '.join(texts[:_NAMES])}{more}. If one of them belongs to the "
+                "prompt or the answer, map it with columns."
+            )
+        if details.unread_more:
+            yield _note(f"{name}: {details.unread_more:,} values under further names are not read.")
+        seen = {value.name.rpartition("[].")[2] for value in details.unread if value.ignored}
+        if unseen := [column for column in ignored.get(name, ()) if column not in seen]:
+            yield _note(f"{name}: columns.ignore lists {', '.join(unseen)}, which no row has a value for.")
 
 
 def of_width(request: StageRequest, width: int, context_length: int) -> Iterator[Remark]:

@@ -34,6 +34,8 @@ def details(piece: SourceSubset, report: DatasetReport) -> DatasetDetails:
         p95=_percentile(whole, 95),
         histogram=histogram(whole),
         found=[found for found in _found(piece) if found.count],
+        unread=index.unread_values() if piece.counts_dropped else [],
+        unread_more=index.unread_more if piece.counts_dropped else 0,
     )
 
 

@@ -25,7 +25,14 @@ from finetune_trainer import families, models, widths
 from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.data import special_tokens
 from finetune_trainer.data.cache import DataCache
-from finetune_trainer.data.dataset import HELD_BACK, Dataset, SourceSubset, assemble, split_validation
+from finetune_trainer.data.dataset import (
+    HELD_BACK,
+    Dataset,
+    SourceSubset,
+    assemble,
+    first_occurrences,
+    split_validation,
+)
 from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.preference import PreferencePreprocessor
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
@@ -170,13 +177,11 @@ class StageContext:
 
     @cached_property
     def _training_pieces(self) -> tuple[list[SourceSubset], list[SourceSubset]]:
-        sources = [self._prepared(source, pairs=self._compares) for source in self.request.data.train]
-        split = self.request.data.split_from_train
-        return (
-            split_validation(sources, split)
-            if split
-            else ([SourceSubset.all_of(source) for source in sources], [])
-        )
+        data = self.request.data
+        pieces = [SourceSubset.all_of(self._prepared(source, pairs=self._compares)) for source in data.train]
+        if data.dedupe == "Exact":
+            pieces = first_occurrences(pieces)
+        return split_validation(pieces, data.split_from_train) if data.split_from_train else (pieces, [])
 
     def _assembled(self, name: str, pieces: list[SourceSubset], *, pairs: bool) -> Dataset:
         texts = SequenceLayout(length=widths.of_rows(self.request), packing=self.request.data.packing)
