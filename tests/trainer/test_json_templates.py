@@ -21,10 +21,12 @@ from tests.trainer.published_templates import template, tokenizer
 #: What the operator makes of the files, by tests/unit/planning/test_json_template.py.
 COPIES = Path(__file__).parents[1] / "maxtext_templates"
 PUBLISHED = Path(maxtext.__path__[0]) / "examples" / "chat_templates"
+FORMATTED = [COPIES / "math_qa.json", *sorted((COPIES / "variants").glob("*.json"))]
 QUESTION = "  Tom's 3 boxes hold {4} pens \\ each.\nHow many?  "
 ANSWERS = (
     "Each box has 4.\n3 * 4 = <<3*4=12>>12\n#### 12",
     "  no separator here  ",
+    "a\n'.*\\b",
 )
 #: With white space at the beginning, which a template in front of them must not change.
 OWN = ("qwen3", "llama3", "gemma3", "  {{ bos_token }}{% for m in messages %}\n{{ m.content }}{% endfor %}\n")
@@ -36,7 +38,7 @@ def own(name: str) -> str:
 
 def set_up(name: str, file: str) -> Any:
     made = tokenizer(own(name))
-    with_template(made, (COPIES / file).with_suffix(".jinja").read_text(encoding="utf-8"))
+    with_template(made, (COPIES / file).with_suffix(".jinja").read_bytes().decode())
     return made
 
 
@@ -48,15 +50,18 @@ def test_the_copies_are_the_files_that_maxtext_publishes() -> None:
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("text", ANSWERS)
-def test_questions_and_answers_become_the_text_of_maxtexts_formatter(name: str, text: str) -> None:
-    config = json.loads((PUBLISHED / "math_qa.json").read_text())
+@pytest.mark.parametrize("file", FORMATTED, ids=lambda path: path.stem)
+def test_questions_and_answers_become_the_text_of_maxtexts_formatter(
+    file: Path, name: str, text: str
+) -> None:
+    config = json.loads(file.read_text(encoding="utf-8"))
     row = {"question": QUESTION, "answer": text}
     formatted = instruction_data_processing.math_qa_formatting(dict(row), template_config=config)["messages"]
     plain = tokenizer(own(name))
     expected = plain.apply_chat_template(formatted, tokenize=False)
     asked = plain.apply_chat_template(formatted[:1], tokenize=False, add_generation_prompt=True)
     messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": text}]
-    ours = set_up(name, "math_qa.json")
+    ours = set_up(name, str(file.relative_to(COPIES)))
     assert expected == ours.apply_chat_template(messages, tokenize=False)
     assert asked == ours.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
 
@@ -135,3 +140,11 @@ def test_a_tokenizer_without_a_template_cannot_be_included() -> None:
     with pytest.raises(StageError) as caught:
         with_template(made, f"{{% set x = 1 %}}\n{OWN_TEMPLATE}")
     assert (caught.value.reason, caught.value.actual) == ("ChatTemplateMissing", OWN_TEMPLATE)
+
+
+def test_a_template_is_not_put_in_front_of_itself() -> None:
+    """The export of a job has the whole template, and the next job that starts from it may name the same JSON."""
+    made = set_up("qwen3", "math_qa.json")
+    once = made.chat_template
+    with_template(made, (COPIES / "math_qa.jinja").read_text(encoding="utf-8"))
+    assert made.chat_template == once

@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import Reason
 from finetune_operator.planning import Refused, admit
+from finetune_operator.planning.admission import check_job
 from finetune_operator.planning.sections.json_template import InvalidTemplate, as_jinja
 from tests.unit.lifecycle.world import job, profile
 
-#: Published by MaxText, with what each becomes. tests/trainer/test_json_templates.py renders these files.
-PUBLISHED = sorted((Path(__file__).parents[2] / "maxtext_templates").glob("*.json"))
+#: Published by MaxText, and variants, with what each becomes. tests/trainer/test_json_templates.py renders these files.
+FILES = sorted((Path(__file__).parents[2] / "maxtext_templates").rglob("*.json"))
 PROMPT = {"PROMPT_TEMPLATE": "Q: {question}"}
 COMPLETION = {**PROMPT, "COMPLETION_TEMPLATE": "<a>{answer}</a>"}
 JINJA = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
-def test_what_maxtext_publishes_becomes_jinja(path: Path) -> None:
-    assert as_jinja(path.read_text()) == path.with_suffix(".jinja").read_text()
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_template_of_maxtext_becomes_jinja(path: Path) -> None:
+    jinja = path.with_suffix(".jinja").read_bytes().decode()
+    assert as_jinja(path.read_text(encoding="utf-8")) == jinja
 
 
 @pytest.mark.parametrize(
@@ -133,3 +135,10 @@ def test_a_refusal_names_the_place(template: Any, config_map: Any, reason: Reaso
         admit(job(datasets=datasets), [profile()], config_map)
     assert caught.value.reason is reason
     assert caught.value.message.startswith(expected)
+
+
+def test_a_job_is_checked_without_a_profile() -> None:
+    datasets = {"train": [{"uri": "gs://data/a.jsonl"}], "chatTemplate": {"inline": "{"}}
+    with pytest.raises(Refused, match="inline begins like JSON"):
+        check_job(job(datasets=datasets))
+    check_job(job(datasets={**datasets, "chatTemplate": REFERENCE}))

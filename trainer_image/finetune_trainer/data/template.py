@@ -294,7 +294,8 @@ def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> None:
-    """Sets the job's chat template on the tokenizer, with the tokenizer's own text where the template includes it.
+    """Sets the job's chat template on the tokenizer, with the tokenizer's own text where the template includes it,
+    unless the own text has the rest already.
 
     Raises ``StageError`` 64 if it is not valid Jinja, or includes a template that the tokenizer does not have.
     """
@@ -302,7 +303,9 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
 
     before, included, after = template.rpartition(OWN_TEMPLATE)
     if included:
-        template = f"{before}{_own_template(tokenizer)}{after}"
+        own = _own_template(tokenizer)
+        # The export of a job with this template has it already.
+        template = own if own.startswith(before) and own.endswith(after) else f"{before}{own}{after}"
     tokenizer.chat_template = template
     try:
         tokenizer.apply_chat_template(
