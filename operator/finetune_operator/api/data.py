@@ -28,8 +28,8 @@ class DatasetFormat(StrEnum):
     """Layout of the rows of a dataset."""
 
     AUTO = "Auto"
-    """The first shape whose columns all exist in row 1 and are not empty: these formats, and those of published datasets
-    such as ShareGPT and Alpaca."""
+    """The first shape whose columns all exist in row 1 and are not empty: these formats, and shapes of published
+    datasets such as ShareGPT and Alpaca."""
     MESSAGES = "Messages"
     """A list of role and content."""
     PROMPT_COMPLETION = "PromptCompletion"
