@@ -48,6 +48,8 @@ class Tokenizer(Protocol):
     """The used part of the interface of a transformers fast tokenizer."""
 
     chat_template: Any
+    eos_token: str | None
+    bos_token: str | None
     eos_token_id: int | None
     bos_token_id: int | None
     all_special_ids: list[int]
