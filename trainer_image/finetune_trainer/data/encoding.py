@@ -6,8 +6,8 @@ after it. A model that is given the prompt does not see this token, so both side
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ _BEFORE = ("\n", "\ue000", "|")
 _MOST_KEPT, _LONGEST_KEPT = 1024, 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
+class Encoded(NamedTuple):
     """Tokens of a text: their ids, and the positions of the first character of each and past the last one."""
 
     ids: list[int]
@@ -44,9 +43,11 @@ class Encoder:
         """Yields the tokens of each text. All are encoded at once, which is several times as fast."""
         encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
         for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            first, last = np.asarray(offsets, np.int64).reshape(-1, 2).T
+            # Several times as fast as an array of the list of pairs.
+            flat = np.fromiter(itertools.chain.from_iterable(offsets), np.int64, 2 * len(offsets))
+            first, last = flat.reshape(-1, 2).T
             first, last = self._controls.without_stripped(text, ids, first, last)
-            yield Encoded(ids=ids, first=first, last=last)
+            yield Encoded(ids, first, last)
 
     def apart(self, text: str, whole: Encoded, begins: Iterable[int]) -> Encoded | None:
         """Returns the tokens of ``text`` encoded apart at those positions of ``begins`` where that makes a difference.
@@ -116,4 +117,4 @@ def _tokens_before(encoded: Encoded, position: int) -> int:
 
     Some tokenizers leave white space out of the offsets: a token of nothing else is empty and at its own end.
     """
-    return int(np.searchsorted(encoded.last, position, side="right"))
+    return int(encoded.last.searchsorted(position, side="right"))

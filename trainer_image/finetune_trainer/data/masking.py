@@ -91,7 +91,7 @@ class Masker:
         the template writes between the turn and them.
         """
         ids, first, last, special = encoded.ids, encoded.first, encoded.last, self._controls.ids
-        start = end = int(np.searchsorted(first, turn.end))
+        start = end = int(first.searchsorted(turn.end))
         while (
             end < len(ids)
             and ids[end] not in special

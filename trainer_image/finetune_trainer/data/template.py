@@ -148,13 +148,14 @@ class Renderer:
             )
         if trained and len(blank) == len(trained):
             return Rendered(text=text, turns=[], dropped=notes.BLANK_ANSWER)
+        turns = []
+        if blank or not self._train_on_prompt:
+            turns = self._turns.of(text, messages, place, tools=tools)
         if self._train_on_prompt:
-            hidden = [turn for number, turn in enumerate(self._turns.of(text, messages, place, tools=tools))
-                      if turn and number in blank] if blank else []  # fmt: skip
+            hidden = [turn for number in sorted(blank) if (turn := turns[number]) is not None]
             said += [notes.BLANK_TURN] if blank else []
             said += _left_out(example, [text] * len(messages))
             return Rendered(text=text, turns=None, hidden=hidden, notes=said)
-        turns = self._turns.of(text, messages, place, tools=tools)
         shown = ["" if turn is None else text[turn.begin : turn.end] for turn in turns]
         blank |= {number for number in trained if self._controls.blank(shown[number])}
         wanted = [turn for number in trained if number not in blank and (turn := turns[number]) is not None]
