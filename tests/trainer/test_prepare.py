@@ -136,7 +136,7 @@ def test_rows_cut_within_an_answer_after_one_or_where_nothing_is_trained_are_tol
 def test_notes_count_in_the_part_that_has_the_row(tmp_path: Path) -> None:
     rows = [chat(f"q{n}", "<|im_end|> x" if n % 2 else "x") for n in range(20)]
     source = prepared(tmp_path, rows)
-    kept, held = split_validation([source], SplitSpec(fraction=0.4, seed=1))
+    kept, held = split_validation([SourceSubset.all_of(source)], SplitSpec(fraction=0.4, seed=1))
     counts = []
     for (piece,) in (kept, held):
         found = details(piece, report_of(piece, None)).found
