@@ -9,7 +9,7 @@ import pytest
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
-from finetune_trainer.data import page, remarks, report
+from finetune_trainer.data import notes, page, remarks, report
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
@@ -78,7 +78,7 @@ def test_rows_are_counted_and_those_that_are_not_whole_are_named(found: DataRepo
     assert (counts.rows, counts.dropped_rows, counts.truncated_rows, counts.duplicate_rows) == (4, 2, 1, 1)
     assert rows(found, "dropped: no assistant turn") == ["row 4"]
     assert rows(found, "dropped: nothing to train within maxSeqLength") == ["row 5"]
-    assert rows(found, "truncated to maxSeqLength") == ["row 6"]
+    assert rows(found, notes.CUT_IN_ANSWER) == ["row 6"]
     assert rows(found, "equal to an earlier row") == ["row 3"]
     assert 0 < counts.trained_tokens < counts.tokens
 

@@ -28,7 +28,8 @@ class DatasetFormat(StrEnum):
     """Layout of the rows of a dataset."""
 
     AUTO = "Auto"
-    """The first format whose columns all exist in row 1."""
+    """The first shape whose columns all exist in row 1 and are not empty: these formats, and shapes of published
+    datasets such as ShareGPT and Alpaca."""
     MESSAGES = "Messages"
     """A list of role and content."""
     PROMPT_COMPLETION = "PromptCompletion"
@@ -62,7 +63,7 @@ class Columns(ApiModel):
     """Maps each column name of the API to the dataset's own name. A column that is not listed keeps the API's name."""
 
     messages: Column = None
-    """List of messages with role and content, for Messages. Default: messages."""
+    """List of messages with role and content, for Messages. Default: messages or conversations."""
     prompt: Column = None
     """Input of the model, for PromptCompletion and Preference. A text becomes a user's message where the tokenizer
     has a chat template, otherwise directly precedes the completion; a list of messages is used as it is. Default:

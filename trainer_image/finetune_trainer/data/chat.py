@@ -48,6 +48,8 @@ class Tokenizer(Protocol):
     """The used part of the interface of a transformers fast tokenizer."""
 
     chat_template: Any
+    eos_token: str | None
+    bos_token: str | None
     eos_token_id: int | None
     bos_token_id: int | None
     all_special_ids: list[int]
@@ -225,11 +227,11 @@ class Chat:
         Each part is a pair (first, past the last) of character positions in the conversation's text. None if the
         template has no such marks.
         """
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         template = self._tokenizer.get_chat_template(tools=tools)
         if not _is_marked(template):
             return None
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         _, found = render_jinja_template(
             [[dict(message) for message in messages]],
             tools=_copied(tools),

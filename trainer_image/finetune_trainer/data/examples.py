@@ -159,6 +159,11 @@ class ExampleIndex:
     def noted_places(self, which: Int64Array) -> list[str]:
         return self._named(self.noted_file[which], self.noted_row[which])
 
+    def noted_in(self, kept: Int64Array) -> Int64Array:
+        """Returns the numbers of the notes on rows of these examples, in ascending order."""
+        rows = _row_keys(self.file_number[kept], self.row_number[kept])
+        return np.flatnonzero(np.isin(_row_keys(self.noted_file, self.noted_row), rows))
+
     def owners(self, kept: Int64Array) -> Int64Array:
         """Returns, for each example, the position in ``kept`` of the first example of its row.
 
@@ -288,6 +293,11 @@ class ExampleWriter:
             unread_more=self._unread[1],
         )
         return self.tokens, index, self._all.hexdigest()
+
+
+def _row_keys(files: Int64Array, rows: Int64Array) -> Int64Array:
+    """Returns a number for each row that no other row of the source has."""
+    return files << np.int64(40) | rows
 
 
 def _as_arrays(columns: "dict[str, array[int]]") -> dict[str, Int64Array]:

@@ -13,11 +13,11 @@ from typing import ClassVar, Self
 import numpy as np
 
 from finetune_contract import DatasetSpec, ExitCode
+from finetune_trainer.data import notes
 from finetune_trainer.data.examples import Examples, ExampleWriter, Int64Array
 from finetune_trainer.data.layout import Batch, RaggedIndices
 from finetune_trainer.data.pairs import PairSchema
-from finetune_trainer.data.row_location import Row
-from finetune_trainer.data.schema import Example, Unwanted, open_rows
+from finetune_trainer.data.schema import Conversation, Example, Unwanted, open_rows
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.data.tokenize_batches import tokenize_batches
@@ -37,10 +37,16 @@ class PreferencePair:
     chosen: np.ndarray
     rejected: np.ndarray
 
-    def cut(self, prompt_length: int, answer_length: int) -> "PreferencePair":
-        """Returns the pair truncated to the last tokens of the prompt and the first tokens of the answers."""
+    def cut(self, prompt_length: int, answer_length: int, bos: int | None = None) -> "PreferencePair":
+        """Returns the pair truncated to the last tokens of the prompt and the first tokens of the answers.
+
+        A token ``bos`` at the beginning of the prompt stays there.
+        """
+        prompt = self.prompt[max(0, len(self.prompt) - prompt_length) :]
+        if len(prompt) < len(self.prompt) and prompt_length > 1 and self.prompt[0] == bos:
+            prompt = np.concatenate([self.prompt[:1], prompt[1:]])
         return PreferencePair(
-            prompt=self.prompt[-prompt_length:],
+            prompt=prompt,
             chosen=self.chosen[:answer_length],
             rejected=self.rejected[:answer_length],
         )
@@ -133,28 +139,50 @@ class PreferencePreprocessor:
     def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
         schema, all_rows = open_rows(source, partial(PairSchema, reads=self.renderer.chat.reads))
         for rows in tokenize_batches(all_rows, _AT_ONCE, lambda row: row.value):
-            wanted: list[Row] = []
-            examples: list[Example] = []
+            pairs = []
             for row in rows:
                 read = schema.pair(row)
                 if isinstance(read, Unwanted):
                     example_writer.drop(row.place, 0, read.why)
                 else:
-                    wanted.append(row)
-                    examples += read
-            tokens = self.renderer.many(examples)
-            for row, chosen, rejected in zip(wanted, tokens[::2], tokens[1::2], strict=True):
+                    pairs.append(read)
+            tokens = self.renderer.many([example for pair in pairs for example in pair])
+            for (example, _), chosen, rejected in zip(pairs, tokens[::2], tokens[1::2], strict=True):
                 whole = split_common_prompt(chosen, rejected)
-                pair = whole.cut(self.prompt_length, self.max_length - self.prompt_length)
+                pair = whole.cut(
+                    self.prompt_length, self.max_length - self.prompt_length, self.renderer.bos_token_id
+                )
                 length = len(whole.joined())
-                if why := _why_dropped(whole, pair):
-                    example_writer.drop(row.place, length, why)
-                else:
-                    example_writer.keep(row.place, pair.joined(), length)
-                    example_writer.note(row.place, sorted({*chosen.notes, *rejected.notes}))
+                if why := self._why_dropped(chosen, rejected, whole, pair):
+                    example_writer.drop(example.place, length, why)
+                    continue
+                example_writer.keep(example.place, pair.joined(), length)
+                cut = _cuts(example, whole, pair)
+                example_writer.note(example.place, [*sorted({*chosen.notes, *rejected.notes}), *cut])
             self.read(len(rows))
         example_writer.unread(*schema.columns.unread.found())
         return str(schema.columns.shape)
+
+    def _why_dropped(
+        self,
+        chosen: TokenizedExample,
+        rejected: TokenizedExample,
+        whole: PreferencePair,
+        pair: PreferencePair,
+    ) -> str | None:
+        if chosen.dropped or rejected.dropped or not len(whole.chosen) or not len(whole.rejected):
+            return "an answer is blank"
+        if not len(pair.prompt):
+            return "no prompt"
+        if np.array_equal(whole.chosen, whole.rejected):
+            return "both answers are the same"
+        if np.array_equal(pair.chosen, pair.rejected):
+            return "both answers are the same within maxSeqLength"
+        cut = [kept for kept, full in ((pair.chosen, whole.chosen), (pair.rejected, whole.rejected))
+               if len(kept) < len(full)]  # fmt: skip
+        if any(self.renderer.blank(kept) for kept in cut):
+            return "an answer is blank within maxSeqLength"
+        return None
 
     def groups(self, lengths: Int64Array) -> RaggedIndices:
         return RaggedIndices.single(len(lengths))
@@ -197,13 +225,11 @@ def _past_trained(tokens: TokenizedExample) -> int:
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def _why_dropped(whole: PreferencePair, pair: PreferencePair) -> str | None:
-    if not len(pair.chosen) or not len(pair.rejected):
-        return "an answer is empty"
-    if not len(pair.prompt):
-        return "no prompt"
-    if np.array_equal(whole.chosen, whole.rejected):
-        return "both answers are the same"
-    if np.array_equal(pair.chosen, pair.rejected):
-        return "both answers are the same within maxSeqLength"
-    return None
+def _cuts(example: Example, whole: PreferencePair, pair: PreferencePair) -> Iterator[str]:
+    """Yields notes on what truncation removes."""
+    if len(pair.chosen) < len(whole.chosen) or len(pair.rejected) < len(whole.rejected):
+        yield notes.CUT_IN_ANSWER
+    if len(pair.prompt) < len(whole.prompt):
+        yield notes.CUT_PROMPT
+        if isinstance(example, Conversation) and example.messages[0]["role"] == "system":
+            yield notes.CUT_SYSTEM
