@@ -23,7 +23,7 @@ from finetune_contract import BenchmarkSpec, ExitCode
 from finetune_trainer import conversion, engine, families
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation import benchmarks, plain_tasks
+from finetune_trainer.evaluation import benchmark_groups, benchmarks, plain_tasks
 from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.benchmark_rows import benchmark_keys, recorded_rows
 from finetune_trainer.evaluation.generate import Generator
@@ -467,8 +467,7 @@ def test_what_is_forbidden_is_found_where_a_function_leads(place: str, used: str
 
 def test_metrics_that_are_never_called_come_from_the_harness() -> None:
     """The harness itself would load the metrics' programs nevertheless."""
-    index = benchmarks._index()
-    file = index["afrimmlu_direct_amh_prompt_1"].yaml_path
+    file = benchmark_groups.known()["afrimmlu_direct_amh_prompt_1"].yaml_path
     assert "hf_evaluate: true" in (file.parent / "afrimmlu_direct").read_text()
     config = benchmarks.resolved(BenchmarkSpec(path="x", name="afrimmlu"), file)
     assert [metric["metric"] for metric in config["metric_list"]] == ["f1", "acc"]
@@ -514,16 +513,15 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: FakeH
     first = hub.push("openai/gsm8k", {name: text.encode() for name, text in files.items()}, kind="dataset")
     hub.push("openai/gsm8k", {"main/test.jsonl": line.encode()}, kind="dataset")
     asked = BenchmarkSpec(path="spec.evaluation.benchmarks[0]", name="gsm8k", revision=first)
-    found = benchmarks.load(asked, open_store(), tmp_path)
-    assert (found.rows, found.revision) == (3, first)
-    assert list(found.metrics) == ["exact_match,strict-match", "exact_match,flexible-extract"]
+    found = benchmark_groups.load(asked, open_store(), tmp_path)
+    assert (found.rows, found.report.revision, found.report.tasks) == (3, first, 1)
+    assert found.metrics == ["exact_match,strict-match", "exact_match,flexible-extract"]
 
 
 @pytest.mark.parametrize(
     ("name", "reason", "said"),
     [
         ("no-such-task", "BenchmarkMissing", "the benchmark does not exist"),
-        ("mmlu", "BenchmarkInvalid", "mmlu_"),
         ("ifeval", "BenchmarkInvalid", "fetches data of NLTK"),
         ("jsonschema_bench_easy", "BenchmarkInvalid", "jsonschema is not installed"),
         # This task would end the process if a program is not installed.
@@ -538,9 +536,9 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: FakeH
         ("humaneval", "BenchmarkInvalid", "found unsafe_code"),
     ],
 )
-def test_only_single_tasks_of_texts_are_taken_of_the_harness(
+def test_a_task_of_the_harness_that_is_not_plain_text_is_refused_with_the_reason(
     tmp_path: Path, name: str, reason: str, said: str
 ) -> None:
     with pytest.raises(StageError, match=said) as error:
-        benchmarks.load(BenchmarkSpec(path="x", name=name), open_store(), tmp_path)
+        benchmark_groups.load(BenchmarkSpec(path="x", name=name), open_store(), tmp_path)
     assert error.value.reason == reason
