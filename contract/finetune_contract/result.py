@@ -110,7 +110,7 @@ class BenchmarkReport(Record):
     uri: str
     """Location of its rows: the folder, or the hub's dataset; of a group, its first dataset."""
     revision: str
-    """Commit of the dataset, or digest of the folder's files; of a group with several datasets, digest of their commits."""
+    """Commit of the dataset, or digest of the folder's files; of a group with several datasets, of their commits."""
     rows: Count
     """Number of examples that are evaluated, in all tasks."""
     tasks: Count = 1

@@ -50,7 +50,7 @@ HARNESS: Mapping[str, Mapping[str, Any]] = {
 class Guessing(LM):
     """Gives each continuation a probability that is arbitrary, but the same each time."""
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:  # noqa: ARG002
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return [(-float(crc32("".join(each.args).encode()) % 97), False) for each in requests]
 
     def loglikelihood_rolling(self, requests: Any) -> Any:
@@ -60,18 +60,22 @@ class Guessing(LM):
         raise NotImplementedError
 
 
-@pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     folder = tmp_path_factory.mktemp("harness")
     for name, config in HARNESS.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    index = TaskManager(include_path=str(folder), include_defaults=False).task_index
+    return TaskManager(include_path=str(folder), include_defaults=False).task_index
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch, index: Mapping[str, Any]) -> None:
     monkeypatch.setattr(benchmark_groups, "known", lambda: index)
 
 
 def rows(number: int) -> bytes:
     return "".join(
-        json.dumps({"asked": f"{'x' * row}{number}", "gold": row % 3}) + "\n" for row in range(number)
+        json.dumps({"asked": f"{'x' * row} of {number}?", "gold": row % 3}) + "\n" for row in range(number)
     ).encode()
 
 
