@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import nltk
 import numpy as np
 import pytest
 import yaml
@@ -445,7 +446,9 @@ def test_no_task_of_the_harness_runs_answers_or_fetches_programs() -> None:
         except StageError:
             continue
         for place in plain_tasks.functions(config):
-            if used := harness_code.uses(place):
+            # language_data provides the data, and replaces the download
+            provided = {"nltk.download"} if place.startswith("ifeval/utils.") else set()
+            if used := harness_code.uses(place) - provided:
                 found[place] = sorted(used)
     assert not found
 
@@ -518,17 +521,41 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: FakeH
     assert found.metrics == ["exact_match,strict-match", "exact_match,flexible-extract"]
 
 
+def test_ifeval_counts_words_and_sentences_with_data_of_the_image(hub: FakeHub, tmp_path: Path) -> None:
+    """Its instructions cover NLTK's sentences and words, and langdetect."""
+    asked: dict[str, dict[str, Any]] = {
+        "length_constraints:number_sentences": {"relation": "at least", "num_sentences": 2},
+        "change_case:capital_word_frequency": {"capital_relation": "at least", "capital_frequency": 2},
+        "language:response_language": {"language": "fr"},
+    }
+    row = {
+        "key": 1, "prompt": "Write.", "instruction_id_list": list(asked),
+        "kwargs": list(asked.values()),
+    }  # fmt: skip
+    hub.push("google/IFEval", {"train.jsonl": (json.dumps(row) + "\n").encode()}, kind="dataset")
+    (found,) = benchmark_groups.load(BenchmarkSpec(path="x", name="ifeval"), open_store(), tmp_path).tasks
+    (doc,) = found.task.eval_docs
+    for answer, followed in (
+        ("Je suis content de voir M. Dupont. Il est TRES content, LUI aussi.", [True, True, True]),
+        ("We are glad to see Mr. Smith today, and HE is glad too", [False, False, False]),
+    ):
+        assert found.task.process_results(doc, [answer])["inst_level_strict_acc"] == followed
+    with pytest.raises(RuntimeError, match="none is fetched"):
+        nltk.download("punkt_tab")
+
+
 @pytest.mark.parametrize(
     ("name", "reason", "said"),
     [
         ("no-such-task", "BenchmarkMissing", "the benchmark does not exist"),
-        ("ifeval", "BenchmarkInvalid", "fetches data of NLTK"),
+        ("leaderboard_ifeval", "BenchmarkInvalid", "fetches data of NLTK"),
         ("jsonschema_bench_easy", "BenchmarkInvalid", "jsonschema is not installed"),
         # This task would end the process if a program is not installed.
         ("slr_bench_all", "BenchmarkInvalid", "run as a program"),
         # sympy would parse this task's answers, and its parser evaluates them.
         ("non_greedy_robustness_math_algebra", "BenchmarkInvalid", "parser that evaluates them"),
         ("minerva_math_algebra", "BenchmarkInvalid", "scored by minerva_math/utils"),
+        ("mbpp", "BenchmarkInvalid", "found unsafe_code"),
         ("noticia", "BenchmarkInvalid", "program or a model of the Hugging Face Hub"),
         ("polemo2_in", "BenchmarkInvalid", "found metric_list"),
         ("realtoxicityprompts", "BenchmarkInvalid", "a service on the network"),

@@ -243,7 +243,9 @@ def test_a_group_of_benchmarks_is_evaluated_by_member(
     assert all(set(each.tuned) == set(each.baseline) == {"acc", "acc_norm"} for each in found.members)
     assert [gate.passed for gate in found.gates] == [True]
     assert sum(row.name == "ai2_arc" for row in rows_of(stages, found)) == 5
-    results = EvaluateOutcome.model_validate_json((stages.root / "measured/evaluate/results.json").read_text())
+    results = EvaluateOutcome.model_validate_json(
+        (stages.root / "measured/evaluate/results.json").read_text()
+    )
     assert results == found
 
 

@@ -29,7 +29,9 @@ from tqdm import tqdm
 from finetune_contract import BenchmarkSpec, DatasetSpec, ExitCode, HubRef
 from finetune_trainer.data.hub import find_split
 from finetune_trainer.errors import StageError, require_unchanged
+from finetune_trainer.evaluation import language_data
 from finetune_trainer.evaluation.plain_tasks import (
+    functions,
     invalid,
     refuse_loading,
     require_known,
@@ -202,7 +204,10 @@ def resolved(
     ``changes``: what a group changes in it. Raises ``StageError`` 65 for a task that cannot be used.
     """
     # Checked before the import: some modules run programs when imported, others need packages that are not installed.
-    require_known(spec, {**load_yaml(path, resolve_func=False), **changes})
+    config = {**load_yaml(path, resolve_func=False), **changes}
+    require_known(spec, config)
+    if any(place.startswith("ifeval/utils.") for place in functions(config)):
+        language_data.provide()
     try:
         return without_evaluate({**load_yaml(path, resolve_func=True), **changes})
     except (Exception, SystemExit) as error:  # the import of the task's module may raise anything
