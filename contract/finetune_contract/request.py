@@ -293,9 +293,10 @@ class EvaluationDatasetSpec(Record):
 
 
 class BenchmarkSpec(Record):
-    """A task of lm-evaluation-harness for the Evaluate stage.
+    """A task, or group of tasks, of lm-evaluation-harness for the Evaluate stage.
 
-    Its metrics are named ``<name>/<metric>`` with the harness's names. ``path`` is its location in the user's spec.
+    Its metrics are named ``<name>/<metric>`` with the harness's names, those of a group's members
+    ``<name>/<member>/<metric>``. ``path`` is its location in the user's spec.
     """
 
     path: str
@@ -306,15 +307,17 @@ class BenchmarkSpec(Record):
     revision: str | None = None
     """Commit of the hub's dataset, or digest of the folder's files, as preflight read them. None for their current
     content."""
+    revisions: dict[str, str] = {}
+    """Of a group, the commits of its datasets as preflight read them (:class:`~.result.BenchmarkReport`)."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Number of examples, the first ones. None for all."""
+    """Number of examples of each task, the first ones. None for all."""
 
 
 class GateSpec(Record):
     """A threshold that the tuned model must reach: exactly one of ``value`` and ``delta_from_baseline``."""
 
     metric: str
-    """``loss``, ``perplexity`` or ``<dataset or benchmark>/<metric>``."""
+    """``loss``, ``perplexity``, ``<dataset or benchmark>/<metric>`` or ``<benchmark>/<member>/<metric>``."""
     op: Literal["GreaterOrEqual", "LessOrEqual"]
     value: float | None = None
     delta_from_baseline: float | None = None

@@ -148,7 +148,9 @@ def _pinned_benchmark(benchmark: BenchmarkSpec, found: BenchmarkReport | None) -
     if found is None or found.name != benchmark.name:
         return benchmark
     same = found.uri == benchmark.uri if benchmark.uri else found.uri.startswith("hf://")
-    return benchmark.model_copy(update={"revision": found.revision}) if same else benchmark
+    if not same:
+        return benchmark
+    return benchmark.model_copy(update={"revision": found.revision, "revisions": found.revisions})
 
 
 def _names(source: DatasetSpec, uri: str) -> bool:

@@ -1,6 +1,7 @@
 """Export: the trained model in Hugging Face format, merged, as an adapter, or both, with its card and manifest."""
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from finetune_contract import (
@@ -27,7 +28,7 @@ from finetune_trainer.stages.inputs import trained_parameters
 from finetune_trainer.storage import join
 from finetune_trainer.weights import open_weights
 
-_CARD_SAMPLES = 4
+_CARD_METRICS, _CARD_SAMPLES = 100, 4
 #: Kind of artifact by the names of ``export.build``.
 KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orbax": "OrbaxParams"}
 
@@ -215,8 +216,9 @@ def _data(found: PreflightOutcome) -> dict[str, str]:
 
 
 def _scores(measured: EvaluateOutcome) -> dict[str, str]:
+    """The first metrics, of which a group of benchmarks may have hundreds."""
     before = measured.metrics("baseline")
     return {
         name: f"{value:.4f}" + (f", base model {before[name]:.4f}" if name in before else "")
-        for name, value in measured.metrics("tuned").items()
+        for name, value in islice(measured.metrics("tuned").items(), _CARD_METRICS)
     }
