@@ -234,6 +234,11 @@ class Renderer:
         written: str = self._tokenizer.decode(self.ids(text[turn.begin : turn.end]), skip_special_tokens=True)
         return written.strip()
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokenizer's special tokens, which include those of its added tokens that are marked as special."""
+        return self._special
+
     def end_ids(self) -> frozenset[int]:
         """Returns the tokens that end an answer.
 

@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,8 +31,11 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_MODEL_FILES = ("generation_config.json", "preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt",
-                "LICENSE.md", "NOTICE", "USE_POLICY.md")  # fmt: skip
+_MODEL_FILES = ("preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
+                "USE_POLICY.md")  # fmt: skip
+_GENERATION = "generation_config.json"
+#: Settings of config.json that a generation_config.json derived from it contains.
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def write_weights(
@@ -64,10 +68,7 @@ def write_weights(
 
 
 def write_config(out: Path, source: Path, dtype: str) -> None:
-    """Writes the source's config.json with the exported dtype and without references to code that is not exported.
-
-    Also writes a generation_config.json derived from it if the source has none.
-    """
+    """Writes the source's config.json with the exported dtype and without references to code that is not exported."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("auto_map", None)
     for part in (config, config.get("text_config")):
@@ -76,18 +77,39 @@ def write_config(out: Path, source: Path, dtype: str) -> None:
             if key in part or part is config:
                 part[key] = DTYPES[dtype][1]
     write_json(out / "config.json", config)
-    if not (source / "generation_config.json").is_file():
+
+
+def write_generation_config(out: Path, source: Path, stops: Sequence[int]) -> None:
+    """Writes the source's generation_config.json, unchanged if it stops at all of ``stops``, else with these ids.
+
+    If the source has none that is a JSON object, it is derived from config.json.
+    """
+    content = _object(source / _GENERATION)
+    derived = content is None
+    if content is None:
+        config = _object(source / "config.json") or {}
         text = config.get("text_config", config)
-        ids = {
-            key: text[key]
-            for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-            if text.get(key) is not None
-        }
-        write_json(out / "generation_config.json", ids)
+        content = {name: text[name] for name in _SPECIAL if text.get(name) is not None}
+    own = content.get("eos_token_id")
+    if not set(stops) <= set(own if isinstance(own, list) else [own]):
+        content["eos_token_id"] = stops[0] if len(stops) == 1 else list(stops)
+    elif not derived:
+        shutil.copyfile(source / _GENERATION, out / _GENERATION)
+        return
+    write_json(out / _GENERATION, content)
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """The file's JSON object; None if it has none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
-    """Copies tokenizer, chat template, generation settings and license unchanged."""
+    """Copies tokenizer, chat template and license unchanged."""
     for folder, names in ((source, _MODEL_FILES), (tokenizer, TOKENIZER_FILES)):
         for name in names:
             if (folder / name).is_file():

@@ -119,6 +119,7 @@ def _report(
                 *remarks.of_counts(every, leaks),
                 *remarks.of_rows([each for some in described for each in some]),
             ],
+            "end_ids": context.trained_ends(train),
             "train": described[0],
             "validation": [each for some in described[1:] for each in some],
             "leaks": leaks,

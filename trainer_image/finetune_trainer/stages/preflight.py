@@ -45,7 +45,9 @@ def run(context: StageContext) -> PreflightOutcome:
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
     loaded = benchmarks_of(context)
     benchmarks = checked_benchmarks(context, loaded)
-    ids = special_tokens.of_model(context.tokenizer, context.renderer, model.path, plan.vocab_size)
+    ids = special_tokens.of_model(
+        context.tokenizer, context.renderer, model.path, plan.vocab_size, ends=found.end_ids
+    )
     template = [
         *remarks.of_class(misreading_class(model, context.tokenizer)),
         *remarks.of_arguments(context.request.data.chat_template_arguments),
