@@ -74,10 +74,10 @@ class StageContext:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    def model(self, *, weights: bool, values: models.Values = "All") -> LocalModel:
+    def model(self, *, weights: bool, values: models.Values = "All", heads: bool = False) -> LocalModel:
         """The user's model on this machine: configuration, tokenizer, and if ``weights`` the weights.
 
-        Of the weights' tensors, at least ``values`` are fetched.
+        Of the weights' tensors, at least ``values`` are fetched; ``heads``: see ``models.fetch_model``.
         """
         return models.fetch_model(
             self.request.model,
@@ -85,6 +85,7 @@ class StageContext:
             self.store,
             weights=weights,
             values=values,
+            heads=heads,
             fetched=lambda size: self.progress.advance(0, size),
         )
 

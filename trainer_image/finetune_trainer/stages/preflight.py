@@ -19,6 +19,7 @@ from finetune_trainer.stages.evaluate import benchmarks_of
 from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.tokenizer import misreading_class
 from finetune_trainer.training import overrides, settings
+from finetune_trainer.weights import require_size
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.benchmarks import LoadedBenchmark
@@ -33,8 +34,9 @@ def run(context: StageContext) -> PreflightOutcome:
     Uses no JAX device but the CPU, for a smoke test. Raises ``StageError`` that says what to change.
     """
     context.progress.begin("reading the model's configuration")
-    model = context.model(weights=False)
+    model = context.model(weights=False, heads=True)
     plan = context.plan(model)
+    require_size(model.weights_bytes, plan, where=model.source)
     check_request(context, plan)
     probe.destinations(context.request.export, context.store, UploadOwner.of(context.request, context.run))
     found = data_check.check(context)
