@@ -302,7 +302,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
     """Sets the job's chat template on the tokenizer. Raises ``StageError`` 64 if it is not valid Jinja."""
     from jinja2.exceptions import TemplateSyntaxError
 
-    tokenizer.chat_template = template
+    tokenizer.chat_template = template.removeprefix("\ufeff")  # the byte order mark of a file
     try:
         tokenizer.apply_chat_template(
             [{"role": "user", "content": "x"}], tokenize=False, add_generation_prompt=False

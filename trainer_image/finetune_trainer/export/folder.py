@@ -27,9 +27,10 @@ _METADATA = {"format": "pt"}
 #: Regular expression for modules of the vision part. PEFT matches it against full module names.
 _VISION = r".*(vision_tower|multi_modal_projector).*"
 #: Files copied unchanged from the tokenizer's folder. ``_MODEL_FILES`` are those copied from the source.
-TOKENIZER_FILES = (
+_TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja",
 )  # fmt: skip
 _MODEL_FILES = ("preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
                 "USE_POLICY.md")  # fmt: skip
@@ -84,10 +85,10 @@ def write_generation_config(out: Path, source: Path, stops: Sequence[int]) -> No
 
     If the source has none that is a JSON object, it is derived from config.json.
     """
-    content = _object(source / _GENERATION)
+    content = json_object(source / _GENERATION)
     derived = content is None
     if content is None:
-        config = _object(source / "config.json") or {}
+        config = json_object(source / "config.json") or {}
         text = config.get("text_config", config)
         content = {name: text[name] for name in _SPECIAL if text.get(name) is not None}
     own = content.get("eos_token_id")
@@ -99,7 +100,7 @@ def write_generation_config(out: Path, source: Path, stops: Sequence[int]) -> No
     write_json(out / _GENERATION, content)
 
 
-def _object(path: Path) -> dict[str, Any] | None:
+def json_object(path: Path) -> dict[str, Any] | None:
     """The file's JSON object; None if it has none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -110,10 +111,18 @@ def _object(path: Path) -> dict[str, Any] | None:
 
 def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
     """Copies tokenizer, chat template and license unchanged."""
-    for folder, names in ((source, _MODEL_FILES), (tokenizer, TOKENIZER_FILES)):
+    for folder, names in ((source, _MODEL_FILES), (tokenizer, tokenizer_files(tokenizer))):
         for name in names:
             if (folder / name).is_file():
+                (out / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(folder / name, out / name)
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """Returns the names of the tokenizer's files in a folder, chat templates included."""
+    return [
+        path.relative_to(folder).as_posix() for each in _TOKENIZER_FILES for path in sorted(folder.glob(each))
+    ]
 
 
 def write_adapter(out: Path, lora: LoraAdapter, base_model: str, weights: Weights, dtype: str) -> None:
@@ -154,4 +163,8 @@ def make_readable(out: Path) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(as_json(value), encoding="utf-8")
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
