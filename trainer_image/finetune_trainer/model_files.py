@@ -28,7 +28,7 @@ TOKENIZER = (
 )
 #: The small files whose content matters. Others may be anything.
 _READ = ("config.json", "generation_config.json", MODEL[-1], *TOKENIZER)
-#: Bytes at the beginning of a file that are looked at.
+#: Bytes at the beginning of a file that are checked.
 HEAD = 512
 _LFS = b"version https://git-lfs"
 _PAGE = re.compile(rb"\s*<(!doctype|html|head|\?xml|error)\b", re.IGNORECASE)
