@@ -98,6 +98,8 @@ class DataReport(Record):
     """Number of sequences in one epoch."""
     epochs_shown: float | None = None
     """Number of epochs that ``steps`` correspond to."""
+    end_ids: list[int] | None = None
+    """Tokens with which the answers of the training rows end, those of most answers first. None if no row was read."""
     remarks: list[Remark] = []
     train: list[DatasetDetails] = []
     validation: list[DatasetDetails] = []

@@ -314,6 +314,9 @@ class TrainOutcome(Record):
     """Number of trained tensors that are bit for bit the same after the last step as before the first."""
     unchanged: Annotated[list[str], Field(max_length=MOST_UNCHANGED)] = []
     """Names of the first unchanged tensors in the exported model."""
+    end_ids: Annotated[list[Count], Few] | None = None
+    """Tokens with which training taught answers to end, those of most answers first; empty if no answer has an end.
+    None if written by a trainer that does not count them."""
     trace: Uri | None = None
     """Folder of the profile. None if none was recorded in this or an earlier attempt."""
     seconds: Annotated[dict[str, Seconds], Few] = {}

@@ -256,3 +256,10 @@ def test_the_measured_checkpoint_is_the_exported_one() -> None:
     findings = Findings(train=TRAINED, evaluated=EvaluateOutcome(step=60))
     last = {**MEASURED, "export": {"checkpoint": "Last"}}
     assert request(Stage.EXPORT, findings, **last).train_step == 60
+
+
+def test_the_export_gets_the_ends_that_training_counted_and_no_other_stage() -> None:
+    counted = TRAINED.model_copy(update={"end_ids": [7, 2]})
+    assert request(Stage.EXPORT, Findings(train=counted)).end_ids == [7, 2]
+    assert request(Stage.EXPORT, Findings(train=TRAINED)).end_ids is None
+    assert request(Stage.EVALUATE, Findings(train=counted)).end_ids is None

@@ -76,6 +76,27 @@ class TokenFile:
                 return int(np.searchsorted(self.ends(), start + found[0], side="right"))
         return None
 
+    def trained_runs(self) -> tuple[Int64Array, Int64Array]:
+        """Returns where each run of trained tokens of one example begins and ends, as offsets in the file."""
+        words, first = self._mapped(), np.concatenate([[0], self.ends()])
+        begins, ends, before = [], [], False
+        for start in range(0, len(words), _SCANNED):
+            trained = np.asarray(words[start : start + _SCANNED]) < 0
+            preceded = np.concatenate([[before], trained[:-1]])
+            low, high = np.searchsorted(first, (start, start + len(trained)))
+            fresh = np.zeros(len(trained), np.bool_)
+            fresh[first[low:high] - start] = True
+            begins.append(start + np.flatnonzero(trained & (fresh | ~preceded)))
+            ends.append(start + np.flatnonzero(preceded & (fresh | ~trained)))
+            before = bool(trained[-1])
+        ends.append(np.asarray([len(words)] if before else [], np.int64))
+        return np.concatenate([[], *begins]).astype(np.int64), np.concatenate(ends).astype(np.int64)
+
+    def trained_at(self, offsets: Int64Array) -> Int64Array:
+        """Returns the ids at these offsets in the file; a negative number for a token that is not trained."""
+        found: Int64Array = -1 - self._mapped()[offsets].astype(np.int64)
+        return found
+
     def _mapped(self) -> npt.NDArray[np.int32]:
         if self._words is None:
             self.finish()

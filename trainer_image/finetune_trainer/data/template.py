@@ -216,6 +216,11 @@ class Renderer:
         written: str = self._tokenizer.decode(self.ids(text[turn.begin : turn.end]), skip_special_tokens=True)
         return written.strip()
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokenizer's special tokens, which include those of its added tokens that are marked as special."""
+        return self._special
+
     def end_ids(self) -> frozenset[int]:
         """Returns the tokens that end an answer.
 
@@ -288,6 +293,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
     """
     from jinja2.exceptions import TemplateSyntaxError
 
+    template = template.removeprefix("\ufeff")  # the byte order mark of a file
     before, included, after = template.rpartition(OWN_TEMPLATE)
     if included:
         own = _own_template(tokenizer)

@@ -37,6 +37,7 @@ from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.preference import PreferencePreprocessor
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer, with_template
+from finetune_trainer.data.trained_ends import trained_ends
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.catalogue import require_family
@@ -80,10 +81,10 @@ class StageContext:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    def model(self, *, weights: bool, values: models.Values = "All") -> LocalModel:
+    def model(self, *, weights: bool, values: models.Values = "All", heads: bool = False) -> LocalModel:
         """The user's model on this machine: configuration, tokenizer, and if ``weights`` the weights.
 
-        Of the weights' tensors, at least ``values`` are fetched.
+        Of the weights' tensors, at least ``values`` are fetched; ``heads``: see ``models.fetch_model``.
         """
         return models.fetch_model(
             self.request.model,
@@ -91,6 +92,7 @@ class StageContext:
             self.store,
             weights=weights,
             values=values,
+            heads=heads,
             fetched=lambda size: self.progress.advance(0, size),
         )
 
@@ -161,6 +163,13 @@ class StageContext:
     def evaluation_data(self, dataset: EvaluationDatasetSpec) -> Dataset:
         """One of evaluation.datasets: texts, unless its spec says that it holds pairs, whatever the method compares."""
         return self._dataset(dataset.source.name, [dataset.source], pairs=dataset.pairs)
+
+    def trained_ends(self, data: Dataset) -> list[int]:
+        """The tokens with which training on ``data`` teaches answers to end, those of most answers first."""
+        method, limit = self.request.method, self.request.data.max_seq_length
+        if isinstance(method, PreferenceMethod):
+            limit -= method.max_prompt_length
+        return trained_ends(data, self.renderer, self.tokenizer, limit=limit, pairs=self._compares)
 
     @property
     def _compares(self) -> bool:

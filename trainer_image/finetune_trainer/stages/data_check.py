@@ -124,6 +124,7 @@ def _report(
                     {source.name: source.ignore for source in (*data.train, *data.validation)},
                 ),
             ],
+            "end_ids": context.trained_ends(train),
             "train": described[0],
             "validation": [each for some in described[1:] for each in some],
             "leaks": leaks,

@@ -14,6 +14,7 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_trainer import engine, export, malloc, orbax_source
+from finetune_trainer.data import special_tokens
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import UploadFolder, push
 from finetune_trainer.export.publish import Kind
@@ -65,6 +66,7 @@ def run(context: StageContext) -> ExportOutcome:
             content=request.export.content,
             dtype=request.export.dtype,
             facts=card_facts(context, model),
+            stops=_stops(context, model),
             orbax=request.export.orbax,
             served=_served(context, plan),
         ),
@@ -85,6 +87,20 @@ def run(context: StageContext) -> ExportOutcome:
     )
     context.store.write(context.folder.export_manifest, outcome.to_json())
     return outcome
+
+
+def _stops(context: StageContext, model: LocalModel) -> dict[int, str]:
+    """The base model's stop tokens, and those with which training taught answers to end: text by id.
+
+    Of a training that did not count them, those that the chat template writes.
+    """
+    trained, tokenizer = context.request.end_ids, context.tokenizer
+    if trained is None:
+        trained = sorted(context.renderer.end_ids())
+    ids = dict.fromkeys((*special_tokens.stop_ids(special_tokens.declared(model.path)), *trained))
+    return {
+        index: str(tokenizer.convert_ids_to_tokens(index)) if index < len(tokenizer) else "" for index in ids
+    }
 
 
 def _values(request: StageRequest) -> Values:

@@ -20,6 +20,7 @@ from finetune_trainer.stages.evaluate import benchmarks_of
 from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.tokenizer import misreading_class
 from finetune_trainer.training import overrides, settings
+from finetune_trainer.weights import require_size
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.benchmark_groups import LoadedEntry
@@ -36,8 +37,9 @@ def run(context: StageContext) -> PreflightOutcome:
     Uses no JAX device but the CPU, for a smoke test. Raises ``StageError`` that says what to change.
     """
     context.progress.begin("reading the model's configuration")
-    model = context.model(weights=False)
+    model = context.model(weights=False, heads=True)
     plan = context.plan(model)
+    require_size(model.weights_bytes, plan, where=model.source)
     check_request(context, plan)
     probe.destinations(context.request.export, context.store, UploadOwner.of(context.request, context.run))
     found = data_check.check(context)
@@ -48,7 +50,9 @@ def run(context: StageContext) -> PreflightOutcome:
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
     loaded = benchmarks_of(context)
     benchmarks = checked_benchmarks(context, loaded)
-    ids = special_tokens.of_model(context.tokenizer, context.renderer, model.path, plan.vocab_size)
+    ids = special_tokens.of_model(
+        context.tokenizer, context.renderer, model.path, plan.vocab_size, ends=found.end_ids
+    )
     template = [
         *remarks.of_class(misreading_class(model, context.tokenizer)),
         *remarks.of_arguments(context.request.data.chat_template_arguments),
