@@ -216,7 +216,7 @@ def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: FakeHub, tmp_path
 @pytest.mark.parametrize(
     ("files", "actual"),
     [
-        ({"train.csv": "prompt,completion\n1,2\n"}, "train.csv"),
+        ({"train.xml": "<a/>"}, "acme/chats"),
         ({"README.md": "# empty"}, "acme/chats"),
         ({"all.zip": b"no zip"}, "all.zip"),
         (
@@ -227,7 +227,7 @@ def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: FakeHub, tmp_path
         ({"README.md": "---\n: [\n---\n", "train.jsonl": jsonl("a")}, "acme/chats"),
     ],
     ids=[
-        "csv",
+        "xml",
         "no data",
         "archive",
         "unsupported way of reading",

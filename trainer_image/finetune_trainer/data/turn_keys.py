@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_trainer.data.advice import kind
-from finetune_trainer.data.readers import half_character
+from finetune_trainer.data.files.json_values import half_character
 from finetune_trainer.data.row_location import Row, RowLocation
 
 #: Column with the functions that the assistant may call. It has this name in every dataset.
