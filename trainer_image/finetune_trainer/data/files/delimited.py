@@ -67,8 +67,11 @@ class _Table:
                 except csv.Error as error:
                     raise self.mismatch(
                         "the row is not CSV",
-                        "Close every quote, and write a quote within a quoted field twice.",
-                        actual="a quote that is not closed" if "end of data" in str(error) else str(error),
+                        f"Close every quote, write a quote within a quoted field twice, or set {self._file.dataset}"
+                        ".separator.",
+                        actual="a quote that is not closed"
+                        if "end of data" in str(error)
+                        else shown(str(error)),
                     ) from None
             if fields is None:
                 return
@@ -76,8 +79,11 @@ class _Table:
 
     def mismatch(self, what: str, fix: str, *, actual: str = "", expected: str = "") -> StageError:
         """Returns the error (``StageError`` 65) for the current row, with the line where it begins."""
-        place = self._file.place(self.number)
-        return place.mismatch(f"line {self._line}: {what}", fix, actual=actual, expected=expected)
+        what = f"line {self._line}: {what}"
+        if self.number > 0:
+            return self._file.place(self.number).mismatch(what, fix, actual=actual, expected=expected)
+        actual = f"{self._file.uri}: {actual}" if actual else self._file.uri
+        return self._file.unreadable("UnreadableFile", what, actual, fix, expected=expected)
 
     def _lines(self, stream: BinaryIO) -> Iterator[str]:
         for line in lines(stream):
@@ -89,7 +95,8 @@ class _Table:
             try:
                 yield line.decode()
             except UnicodeDecodeError as error:
-                raise self._file.place(self.number).not_utf8(error) from None
+                byte = f"byte {error.object[error.start]:#04x}"
+                raise self.mismatch("the row is not UTF-8", "Save the file as UTF-8.", actual=byte) from None
 
 
 def _require_names(file: DataFile, header: Sequence[str], separator: str) -> None:

@@ -52,11 +52,11 @@ def _key_of_rows(file: DataFile) -> str | None:
     """
     with opened(file) as stream:
         text = JsonText(stream)
-        if text.mark() != "{":
-            return None
         firsts: dict[str, Any] = {}
         lengths = set()
         try:
+            if text.mark() != "{":
+                return None
             for name in text.members():
                 if text.mark() != "[":
                     value = text.value()

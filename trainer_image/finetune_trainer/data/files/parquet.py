@@ -4,7 +4,7 @@ Times become ISO 8601 text, decimals and UTF-8 bytes text, maps objects. In stru
 because every object of a column has the keys of all rows' objects.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,11 +29,12 @@ def read_parquet(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
             refuse_foreign(file, begin, text=False)
         table = parquet.ParquetFile(file.path)
         schema = table.schema_arrow
-        empty = dict.fromkeys(schema.names)
+        ignored = [name for name in schema.names if name in file.ignored]
         converters = {
             field.name: _converter(file, field) for field in schema if field.name not in file.ignored
         }
-        if len(empty) < len(schema.names):
+        names = [*converters, *ignored]
+        if len(names) < len(schema.names):
             raise ValueError(f"several columns have the same name: {shown(', '.join(schema.names), 150)}")
         require_expansion(file, expanded_size(table.metadata))
         number = size = 0
@@ -45,9 +46,11 @@ def read_parquet(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
             for batch in table.iter_batches(batch_rows(row), row_groups=[index], columns=[*converters]):
                 size += batch.nbytes
                 require_expansion(file, size)
-                for values in _rows(file, batch, converters, number):
+                columns = _columns(file, batch, converters, number)
+                columns += [[None] * batch.num_rows] * len(ignored)
+                for values in zip(*columns, strict=True):
                     number += 1
-                    yield number, {**empty, **values}
+                    yield number, dict(zip(names, values, strict=True))
 
 
 @contextmanager
@@ -80,22 +83,18 @@ def _converter(file: DataFile, field: Any) -> Convert | None:
         ) from None
 
 
-def _rows(
+def _columns(
     file: DataFile, batch: Any, converters: Mapping[str, Convert | None], number: int
-) -> Iterator[Mapping[str, Any]]:
-    """Yields the rows of a batch. ``number`` is that of the row before."""
+) -> list[list[Any]]:
+    """Returns the values of each column of a batch. ``number`` is that of the row before."""
     if batch.nbytes > MAX_ROW:
         for index in range(batch.num_rows):
             if batch.slice(index, 1).nbytes > MAX_ROW:
                 raise file.too_large(number + index + 1)
-    columns = [
-        _values(file, name, batch.column(name), convert, number) for name, convert in converters.items()
-    ]
-    for values in zip(*columns, strict=True) if columns else [()] * batch.num_rows:
-        yield dict(zip(converters, values, strict=True))
+    return [_values(file, name, batch.column(name), convert, number) for name, convert in converters.items()]
 
 
-def _values(file: DataFile, name: str, column: Any, convert: Convert | None, number: int) -> Sequence[Any]:
+def _values(file: DataFile, name: str, column: Any, convert: Convert | None, number: int) -> list[Any]:
     """Returns a column's values as JSON values. Raises ``StageError`` 65 with the row of one that has none."""
     try:
         values: list[Any] = column.to_pylist()
