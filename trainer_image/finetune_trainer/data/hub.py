@@ -20,7 +20,7 @@ from finetune_trainer.hub import Repository
 _DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 #: Fields of a configuration with its name, description or files. All other fields change how the files are read.
 _NAMING = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
-#: Options of CSV that name the separator.
+#: Options of CSV that name the separator. ``datasets`` copies the second to the first.
 _SEPARATORS = ("sep", "delimiter")
 _PARQUET_BRANCH = "refs/convert/parquet"
 _SHOWN = 20
@@ -129,7 +129,7 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> tuple[li
     if spec.split not in config.data_files:
         raise _no_such(repository, "split", "split", spec.split, [str(split) for split in config.data_files])
     options = _reading_options(config)
-    separator = next((options.pop(name) for name in _SEPARATORS if name in options), None)
+    separators = [options.pop(name) for name in _SEPARATORS if name in options]
     if options:
         raise _unreadable(
             repository,
@@ -137,8 +137,8 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> tuple[li
             ", ".join(options),
             "plain rows",
         )
-    root = outline.resolve()
-    return [Path(file).relative_to(root).as_posix() for file in config.data_files[spec.split]], separator
+    files = [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
+    return files, separators[0] if separators else None
 
 
 def _query_datasets[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:
