@@ -1,5 +1,6 @@
 """Datasets on the hub: the files of a configuration and split, which of them are fetched, and what is refused."""
 
+import gzip
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -89,6 +90,33 @@ def test_rows_of_a_configuration_and_split_are_read(
     assert source.revision == commit
     assert f"{REPO}@{commit}" in source.uri
     assert answers(source) == expected
+
+
+LINES = b'{"text": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "fields"),
+    [
+        ({"train.csv": "id,text\n1,a\n"}, {}),
+        ({"data/train.tsv": "id\ttext\n1\ta\n"}, {}),
+        ({"train.txt": "a\n"}, {}),
+        ({"train.txt": "a\n---\n"}, {"separator": "\n---\n"}),
+        ({"train.jsonl.gz": gzip.compress(LINES)}, {}),
+        ({"train.jsonl.zst": pyarrow.Codec("zstd").compress(LINES, asbytes=True)}, {}),
+        ({"train.ndjson": LINES}, {}),
+        ({"README.md": readme('{config_name: default, data_files: a.csv, sep: ";"}'), "a.csv": "id;text\n1;a\n"}, {}),
+        ({"README.md": readme('{config_name: default, data_files: a.csv, delimiter: "|"}'), "a.csv": "id|text\n1|a\n"}, {}),
+        ({"README.md": readme("{config_name: en, data_dir: en}", "{config_name: de, data_dir: de}"),
+          "en/train.jsonl": '{"text": "b"}', "de/train.jsonl": LINES}, {"config": "de"}),
+    ],
+    ids=["csv", "tsv", "text", "separated text", "gzip", "zstd", "ndjson", "separator", "delimiter", "folder of a config"],
+)  # fmt: skip
+def test_files_of_every_kind_are_read(
+    hub: FakeHub, tmp_path: Path, files: dict[str, bytes | str], fields: dict[str, str]
+) -> None:
+    push(hub, files)
+    assert [item.value["text"] for item in opened(tmp_path, **fields).rows()] == ["a"]
 
 
 def test_only_the_files_of_the_split_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
@@ -216,7 +244,7 @@ def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: FakeHub, tmp_path
 @pytest.mark.parametrize(
     ("files", "actual"),
     [
-        ({"train.csv": "prompt,completion\n1,2\n"}, "train.csv"),
+        ({"train.xml": "<a/>"}, "acme/chats"),
         ({"README.md": "# empty"}, "acme/chats"),
         ({"all.zip": b"no zip"}, "all.zip"),
         (
@@ -227,7 +255,7 @@ def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: FakeHub, tmp_path
         ({"README.md": "---\n: [\n---\n", "train.jsonl": jsonl("a")}, "acme/chats"),
     ],
     ids=[
-        "csv",
+        "xml",
         "no data",
         "archive",
         "unsupported way of reading",

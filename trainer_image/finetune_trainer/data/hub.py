@@ -21,6 +21,8 @@ from finetune_trainer.hub import Repository
 _DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 #: Fields of a configuration with its name, description or files. All other fields change how the files are read.
 _NAMING = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
+#: Options of CSV that name the separator. ``datasets`` copies the second to the first.
+_SEPARATORS = ("sep", "delimiter")
 _PARQUET_BRANCH = "refs/convert/parquet"
 _SHOWN = 20
 
@@ -43,6 +45,8 @@ class HubSplit:
     """``hf://datasets/<repo>@<commit>/<config>/<split>``, for messages."""
     commit: str
     names: Sequence[str]
+    separator: str | None = None
+    """Separator of fields that the README names; None for the usual."""
 
     def fetch(self) -> list[HubFile]:
         """Downloads the files. Raises ``StageError`` 69 if the hub does not answer."""
@@ -51,8 +55,10 @@ class HubSplit:
         return [HubFile(uri=f"{root}/{name}", path=folder / name) for name in self.names]
 
 
-def find_split(spec: DatasetSpec, scratch: Path, readable: Sequence[str]) -> HubSplit:
-    """Finds the split's files, whose names must end with one of ``readable``.
+def find_split(
+    spec: DatasetSpec, scratch: Path, is_readable: Callable[[str], object], readable: str
+) -> HubSplit:
+    """Finds the split's files, whose names must satisfy ``is_readable``; ``readable`` describes those that do.
 
     Raises ``StageError`` 65 for a dataset of another kind, 66 for a repository, revision, configuration or split that
     does not exist, 77 if access is denied, 69 if the hub does not answer.
@@ -60,20 +66,21 @@ def find_split(spec: DatasetSpec, scratch: Path, readable: Sequence[str]) -> Hub
     assert spec.hugging_face is not None
     repository = hub.find(spec.hugging_face, "dataset", f"{spec.path}.huggingFace")
     _refuse_script(repository)
-    names = _names(repository, _outline(repository, scratch), spec)
+    names, separator = _names(repository, _outline(repository, scratch), spec)
     for name in names:
-        if not name.endswith(tuple(readable)):
+        if not is_readable(name):
             raise _unreadable(
                 repository,
                 "files of this type cannot be read",
                 name,
-                f"names that end in {', '.join(readable)}",
+                f"names that end in {readable}",
             )
     return HubSplit(
         repository=repository,
         uri="/".join(part for part in (_root(repository), spec.config, spec.split) if part),
         commit=repository.commit,
         names=names,
+        separator=separator,
     )
 
 
@@ -102,8 +109,8 @@ def _outline(repository: Repository, scratch: Path) -> Path:
     return folder
 
 
-def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str]:
-    """Returns the names of the split's files in order."""
+def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> tuple[list[str], str | None]:
+    """Returns the names of the split's files in order, and the separator of fields that the README requests."""
     path = str(outline)
     configs, default = _query_datasets(repository, outline, lambda: _configs(path))
     if spec.config is not None and spec.config not in configs:
@@ -113,14 +120,17 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str
     config = _query_datasets(repository, outline, lambda: _config(path, spec.config))
     if spec.split not in config.data_files:
         raise _no_such(repository, "split", "split", spec.split, [str(split) for split in config.data_files])
-    if options := _reading_options(config):
+    options = _reading_options(config)
+    separators = [options.pop(name) for name in _SEPARATORS if name in options]
+    if options:
         raise _unreadable(
             repository,
             "its README requests an unsupported way of reading",
             ", ".join(options),
             "plain rows",
         )
-    return [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
+    files = [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
+    return files, separators[0] if separators else None
 
 
 @cache
@@ -157,13 +167,14 @@ def _query_datasets[T](repository: Repository, outline: Path, question: Callable
         ) from error  # fmt: skip
 
 
-def _reading_options(config: Any) -> list[str]:
+def _reading_options(config: Any) -> dict[str, Any]:
+    """Returns the options that change how files are read, with their values."""
     plain = type(config)()
-    return [
-        field.name
+    return {
+        field.name: getattr(config, field.name)
         for field in fields(config)
         if field.name not in _NAMING and getattr(config, field.name) != getattr(plain, field.name)
-    ]
+    }
 
 
 def _no_such(repository: Repository, field: str, what: str, actual: str, known: Sequence[str]) -> StageError:

@@ -1,5 +1,6 @@
 """The location of a row, for messages: dataset, file and number."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Any
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import name_of
+
+#: Largest row of a file in bytes. Rows are held in memory whole, several times over.
+MAX_ROW = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,11 @@ class RowLocation:
             fix=f"{fix} File: {self.file}",
         )
 
+    def not_utf8(self, error: UnicodeDecodeError) -> StageError:
+        """Returns the error for a row that is not UTF-8."""
+        byte = f"byte {error.object[error.start]:#04x}"
+        return self.mismatch("the row is not UTF-8", "Save the file as UTF-8.", actual=byte)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -69,6 +78,10 @@ class DataFile:
     number: int
     """Number in reading order, from 0."""
     one_of_many: bool
+    separator: str | None = None
+    """Text between rows or fields, for the kinds of files that have one; None for the usual."""
+    ignored: frozenset[str] = frozenset()
+    """Columns whose values need not be read."""
 
     def place(self, row: int) -> RowLocation:
         return RowLocation(
@@ -79,4 +92,21 @@ class DataFile:
         """Returns the error (``StageError`` 65) for a file whose content does not match its suffix."""
         return StageError(
             ExitCode.BAD_DATA, reason, what, where=self.where, actual=actual, expected=expected, fix=fix
+        )
+
+    def too_large(self, row: int, fix: str = "Split the row, or remove it.") -> StageError:
+        """Returns the error for a row that exceeds the largest size."""
+        return self.place(row).mismatch(
+            "the row is too large", fix, expected=f"at most {MAX_ROW // 2**20} MiB"
+        )
+
+    def bad_separator(self, what: str, fix: str) -> StageError:
+        """Returns the error (``StageError`` 64) for a separator that does not suit the file."""
+        return StageError(
+            ExitCode.BAD_REQUEST,
+            "UnknownSeparator",
+            what,
+            where=f"{self.dataset}.separator",
+            actual=f"{json.dumps(self.separator)} for {self.uri}",
+            fix=fix,
         )

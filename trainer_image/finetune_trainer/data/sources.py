@@ -8,7 +8,7 @@ from pathlib import Path
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import hub
-from finetune_trainer.data.readers import SUFFIXES, read_rows, suffix_of
+from finetune_trainer.data.files import SUFFIXES, read_rows, require_separator, suffix_of
 from finetune_trainer.data.row_location import DataFile, Row
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.storage import Entry, StorageClient, has_wildcard, local_path, name_of, unchanged
@@ -35,13 +35,14 @@ def open_source(spec: DatasetSpec, store: StorageClient, scratch: Path) -> Locat
     Raises ``StageError`` 65 for files that cannot be read or have changed since preflight, 66 if there are none.
     """
     if spec.hugging_face is not None:
-        split = hub.find_split(spec, scratch, SUFFIXES)
+        split = hub.find_split(spec, scratch, suffix_of, SUFFIXES)
         return _open(
             spec,
             split.uri,
             split.commit,
             lambda: [(file.uri, file.path) for file in split.fetch()],
             where=f"{spec.path}.huggingFace",
+            separator=split.separator,
         )
     assert spec.uri is not None
     entries = store.glob(spec.uri)
@@ -55,7 +56,7 @@ def open_source(spec: DatasetSpec, store: StorageClient, scratch: Path) -> Locat
             "this type of file cannot be read",
             where=f"{spec.path}.uri",
             actual=unknown[0],
-            expected=f"a name that ends in {', '.join(SUFFIXES)}",
+            expected=f"a name that ends in {SUFFIXES}",
             fix="Convert the file to JSON lines, or narrow the glob.",
         )
     revision = _digest(entries)
@@ -84,19 +85,27 @@ def _open(
     bring: Callable[[], Sequence[tuple[str, Path]]],
     *,
     where: str,
+    separator: str | None = None,
     after: Callable[[], None] = lambda: None,
 ) -> LocatedSource:
-    """Returns the located source. ``bring`` downloads its files; ``after`` runs after the last row."""
+    """Returns the located source. ``bring`` downloads its files; ``after`` runs after the last row.
+
+    ``separator`` is used if the dataset names none.
+    """
 
     @cache
     def files() -> list[DataFile]:
-        found = bring()
-        return [
+        brought = bring()
+        made = [
             DataFile(
-                dataset=spec.path, where=where, uri=uri, path=path, number=number, one_of_many=len(found) > 1
+                dataset=spec.path, where=where, uri=uri, path=path, number=number, one_of_many=len(brought) > 1,
+                separator=separator if spec.separator is None else spec.separator,
+                ignored=frozenset(spec.ignore),
             )
-            for number, (uri, path) in enumerate(found)
-        ]
+            for number, (uri, path) in enumerate(brought)
+        ]  # fmt: skip
+        require_separator(made)
+        return made
 
     def rows() -> Iterator[Row]:
         for file in files():

@@ -185,7 +185,9 @@ def _pinned(
             path=spec.path, name=spec.name, config=name, split=split,
             hugging_face=HubRef(repo=repo, revision=commit),
         )  # fmt: skip
-        found = find_split(source, scratch, tuple(_KINDS))
+        found = find_split(source, scratch, lambda name: name.endswith(tuple(_KINDS)), ", ".join(_KINDS))
+        if found.separator is not None:
+            raise invalid(spec, "its README names a separator of CSV", actual=found.separator)
         commit = found.commit
         files[split] = [str(file.path) for file in found.fetch()]
     kinds = {_KINDS[Path(file).suffix] for some in files.values() for file in some}

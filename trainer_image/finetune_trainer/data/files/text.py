@@ -1,0 +1,82 @@
+"""Reads text files: every line that is not blank is a row, or every piece between separators."""
+
+import codecs
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+from finetune_trainer.data.files.opening import CHUNK, lines, opened
+from finetune_trainer.data.row_location import MAX_ROW, DataFile
+
+
+def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields rows with one column, ``text``, numbered by their line, or by their piece if there is a separator."""
+    with opened(file, markup=True) as stream:
+        for number, text in _lines(file, stream) if file.separator is None else _pieces(file, stream):
+            if "\0" in text:
+                raise file.place(number).mismatch("the row contains a NUL byte", "Save the file as UTF-8.")
+            if text.strip():
+                yield number, {"text": text}
+
+
+def contains_separator(file: DataFile) -> bool:
+    """Whether the file's separator occurs in it. Reads the file up to there."""
+    separator, rest = _separator(file), ""
+    with opened(file, markup=True) as stream:
+        for text in _decoded(file, stream):
+            rest = rest[-len(separator) :] + text
+            if separator and separator in rest:
+                return True
+    return False
+
+
+def _lines(file: DataFile, stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines(stream), start=1):
+        if len(line) >= MAX_ROW:
+            raise file.too_large(number, f"Break it into lines, or set {file.dataset}.separator.")
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise file.place(number).not_utf8(error) from None
+        yield number, text.rstrip("\r\n")
+
+
+def _pieces(file: DataFile, stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yields the pieces without the line breaks at their ends."""
+    separator, number, rest = _separator(file), 1, ""
+    for text in _decoded(file, stream):
+        searched = max(0, len(rest) - len(separator))  # a separator may begin in the text before
+        rest += text
+        if rest.find(separator, searched) >= 0:
+            *pieces, rest = rest.split(separator)
+            for piece in pieces:
+                yield number, piece.strip("\n")
+                number += 1
+        if len(rest) > MAX_ROW:
+            raise file.too_large(number, "Separate it, or split it.")
+    yield number, rest.strip("\n")
+
+
+def _separator(file: DataFile) -> str:
+    assert file.separator is not None
+    return file.separator.replace("\r\n", "\n")
+
+
+def _decoded(file: DataFile, stream: BinaryIO) -> Iterator[str]:
+    """Yields the text in chunks, with LF for every line break."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
+    start = 0
+    while True:
+        data = stream.read(CHUNK)
+        try:
+            yield decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise file.unreadable(
+                "UnreadableFile",
+                "the file is not UTF-8",
+                f"{file.uri}: byte {error.object[error.start]:#04x} near byte {start + error.start:,}",
+                "Save the file as UTF-8.",
+            ) from None
+        if not data:
+            return
+        start += len(data)
