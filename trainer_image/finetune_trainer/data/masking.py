@@ -106,7 +106,7 @@ class Masker:
         ):
             end += 1
         closing = end
-        # White space before a special token that strips it has no token: only the position tells what follows directly.
+        # White space before a special token that strips it has no token: only the position shows what follows directly.
         while end < len(ids) and ids[end] in special and (first[end] == turn.end or last[end] <= turn.closed):
             end += 1
         return slice(start, end if end > closing else start)
