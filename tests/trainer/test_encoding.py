@@ -24,6 +24,8 @@ PIECES = st.lists(
     st.sampled_from([" ", "  ", "\n", "\n\n", "\t", "A:", "The", "capital", "12", "345", "x", "=", ".", "'s", "é", "日"]),
     min_size=1, max_size=6,
 ).map("".join)  # fmt: skip
+#: A prompt of which only the end is compared.
+LONG = "The capital of Peru is Lima. " * 4 + "\n\n"
 
 
 def renderer(kind: str, template: str | None) -> Renderer:
@@ -40,7 +42,7 @@ def test_a_rows_tokens_begin_with_those_of_its_prompt(kind: str, template: str |
     of = renderer(kind, template)
 
     @settings(max_examples=60, deadline=None, derandomize=True)
-    @given(prompt=PIECES, answer=PIECES)
+    @given(prompt=st.one_of(PIECES, PIECES.map(LONG.__add__)), answer=PIECES)
     def holds(prompt: str, answer: str) -> None:
         asked = of.prompt(prompt)
         (tokens,) = of.many([pair(prompt, answer)])
@@ -75,6 +77,11 @@ MERGING = [
     ("Qwen", None, "A: 34", "5", True),
     ("Qwen", None, "A: 34", " 5", False),
     ("Qwen", None, "A:\n", "The", False),
+    ("Qwen", None, LONG + "A:\n", "The", False),
+    ("Qwen", None, LONG + "A:  ", "5", True),
+    ("Llama 3", None, LONG + "A:  ", "5", True),
+    ("Llama 2", None, LONG + "A: ", "The", True),
+    ("Llama 2", None, LONG + "A: 1", " 2", False),
     ("Qwen", CHATML, "hi", "\nThe", True),
     ("Qwen", CHATML, "hi", "The", False),
     ("Llama 3", CHATML, "hi", "The", False),

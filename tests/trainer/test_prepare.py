@@ -108,7 +108,7 @@ def test_reasoning_or_calls_alone_are_an_answer(tmp_path: Path) -> None:
     assert source.index.reasons == (notes.BLANK_ANSWER,)
 
 
-def test_rows_cut_within_an_answer_after_one_or_where_nothing_is_trained_are_told_apart(
+def test_rows_cut_within_an_answer_after_one_or_where_nothing_is_trained_are_counted_apart(
     tmp_path: Path,
 ) -> None:
     two = {"messages": [*chat("one", "first")["messages"], *chat("two", "x" * 20)["messages"]]}

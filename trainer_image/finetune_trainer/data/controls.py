@@ -66,7 +66,7 @@ class ControlTokens:
     def within(self, value: Any) -> bool:
         """Whether a text, or any text in a list or mapping, contains a special token that does not mark a thought."""
         if isinstance(value, str):
-            return any([search(value) for search in self._searches])  # noqa: C419  a list is faster for one or two
+            return any(search(value) for search in self._searches)
         return any(map(self.within, _parts(value)))
 
     def without_stripped(

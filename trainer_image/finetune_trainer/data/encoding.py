@@ -5,6 +5,7 @@ after it. A model that is given the prompt does not see this token, so both side
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -17,8 +18,14 @@ from finetune_trainer.data.controls import ControlTokens
 #: Texts in front of a continuation whose own tokens are dropped. Most tokenizers of SentencePiece's kind write a space
 #: in front of every text; none writes it behind a character. One that merges with what follows is not used.
 _BEFORE = ("\n", "\ue000", "|")
-#: Maximum number of cached ends of prompts, and of their characters. Templates have a few that are short.
-_MOST_KEPT, _LONGEST_KEPT = 1024, 200
+#: Number of characters before the end of a prompt that are compared if they have the beginning of a word, before which
+#: tokenizers divide a text whatever precedes it.
+_NEAR = 64
+_WORD = re.compile(r"(?<=\S) (?=[^\W\d_])")
+#: Maximum number of cached ends of prompts. Templates have a few.
+_MOST_KEPT = 1024
+
+type Offsets = Sequence[tuple[int, int]]
 
 
 class Encoded(NamedTuple):
@@ -39,15 +46,17 @@ class Encoder:
     def ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def many(self, texts: Sequence[str]) -> Iterator[Encoded]:
-        """Yields the tokens of each text. All are encoded at once, which is several times as fast."""
+    def many(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Offsets]]:
+        """Yields ids and offsets of each text. All are encoded at once, which is several times as fast."""
         encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-        for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            # Several times as fast as an array of the list of pairs.
-            flat = np.fromiter(itertools.chain.from_iterable(offsets), np.int64, 2 * len(offsets))
-            first, last = flat.reshape(-1, 2).T
-            first, last = self._controls.without_stripped(text, ids, first, last)
-            yield Encoded(ids, first, last)
+        yield from zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+
+    def located(self, text: str, ids: list[int], offsets: Offsets) -> Encoded:
+        """Returns the tokens with their positions, without white space that special tokens take from beside them."""
+        # Several times as fast as an array of the list of pairs.
+        flat = np.fromiter(itertools.chain.from_iterable(offsets), np.int64, 2 * len(offsets))
+        first, last = flat.reshape(-1, 2).T
+        return Encoded(ids, *self._controls.without_stripped(text, ids, first, last))
 
     def apart(self, text: str, whole: Encoded, begins: Iterable[int]) -> Encoded | None:
         """Returns the tokens of ``text`` encoded apart at those positions of ``begins`` where that makes a difference.
@@ -57,7 +66,7 @@ class Encoder:
         edges = [begin for begin in begins if begin and self._differs(text, whole, begin)]
         if not edges:
             return None
-        (joined,) = self.many([text[: edges[0]]])
+        joined = self._one(text[: edges[0]])
         for begin, end in itertools.pairwise([*edges, len(text)]):
             part = self._continuation(text[begin:end])
             if part is None:
@@ -69,6 +78,10 @@ class Encoder:
             )
         return joined
 
+    def _one(self, text: str) -> Encoded:
+        (encoded,) = self.many([text])
+        return self.located(text, *encoded)
+
     def _differs(self, text: str, whole: Encoded, begin: int) -> bool:
         """Whether the tokens of ``text[:begin]`` are not the first ones of the whole text."""
         past = _tokens_before(whole, begin)
@@ -78,27 +91,40 @@ class Encoder:
         before = text[begin - 1]
         if not (before.isspace() or before.isnumeric()):
             return False
+        start, character = self._start(text, whole, begin, past)
+        return whole.ids[start:past] != self._end_ids(text[character:begin])
+
+    def _start(self, text: str, whole: Encoded, begin: int, past: int) -> tuple[int, int]:
+        """Returns the number and position of a token from which the prompt's tokens do not depend on those before it.
+
+        This is the last special token, or the beginning of a word not far from the end, or the text's beginning.
+        """
+        near = max(0, begin - _NEAR)
         start = past
-        while start and whole.ids[start - 1] not in self._controls.ids:
+        while start and whole.first[start - 1] >= near:
             start -= 1
-        # Nothing before a special token has an effect on the tokens after it.
-        start = max(start - 1, 0)
-        return whole.ids[start:past] != self._end_ids(text[whole.first[start] if start else 0 : begin])
+            if whole.ids[start] in self._controls.ids:
+                return start, int(whole.first[start])
+        if near and not self._begins_with_space and (word := _WORD.search(text, near, begin)):
+            start = _tokens_before(whole, word.start())
+            if start < past and whole.first[start] in (word.start(), word.end()):
+                return start, word.start()
+        return 0, 0
 
     def _end_ids(self, text: str) -> list[int]:
-        if len(text) > _LONGEST_KEPT:
-            return self.ids(text)
         kept = self._kept.get(text)
         if kept is None:
+            kept = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            kept = self._kept[text] = self.ids(text)
+            if len(text) <= _NEAR:
+                self._kept[text] = kept
         return kept
 
     def _continuation(self, text: str) -> Encoded | None:
         """Returns the tokens of a text that continues another one; None if the tokenizer cannot encode it as such."""
         for before in _BEFORE if self._begins_with_space else ("",):
-            (encoded,) = self.many([before + text])
+            encoded = self._one(before + text)
             own = self.ids(before) if before else []
             past = _tokens_before(encoded, len(before))
             first, last = encoded.first[past:] - len(before), encoded.last[past:] - len(before)

@@ -29,6 +29,9 @@ class Rendered:
     """Whether to add the tokenizer's first and last tokens, because no template has written them."""
 
 
+type Masked = tuple[list[int], npt.NDArray[np.bool_], Sequence[str]]
+
+
 class Masker:
     """Encodes rendered examples with one tokenizer."""
 
@@ -36,13 +39,16 @@ class Masker:
         self._tokenizer, self._controls, self._encoder = tokenizer, controls, encoder
         self.adds_bos = _adds_bos(tokenizer)
 
-    def many(
-        self, rendered: Sequence[Rendered]
-    ) -> Iterator[tuple[list[int], npt.NDArray[np.bool_], Sequence[str]]]:
+    def many(self, rendered: Sequence[Rendered]) -> Iterator[Masked]:
         """Yields ids, mask and notes of each example."""
-        encoded = self._encoder.many([each.text for each in rendered])
-        for example, whole in zip(rendered, encoded, strict=True):
-            yield self._masked(example, whole)
+        encoded = self._encoder.many([example.text for example in rendered])
+        for example, (ids, offsets) in zip(rendered, encoded, strict=True):
+            said = list(example.notes)
+            if example.turns is None and not example.begins and not example.hidden:
+                masked = ids, np.ones(len(ids), np.bool_)
+            else:
+                masked = self._masked(example, self._encoder.located(example.text, ids, offsets), said)
+            yield self._framed(example.text, *masked, said) if example.framed else (*masked, said)
 
     def opened(self, ids: list[int]) -> list[int]:
         """Returns a text's tokens with one beginning-of-sequence token, if the tokenizer adds one."""
@@ -50,31 +56,31 @@ class Masker:
         return [bos, *ids] if bos is not None and self.adds_bos and ids[:1] != [bos] else ids
 
     def _masked(
-        self, rendered: Rendered, encoded: Encoded
-    ) -> tuple[list[int], npt.NDArray[np.bool_], Sequence[str]]:
-        said = list(rendered.notes)
-        apart = self._encoder.apart(rendered.text, encoded, rendered.begins)
+        self, example: Rendered, encoded: Encoded, said: list[str]
+    ) -> tuple[list[int], npt.NDArray[np.bool_]]:
+        apart = self._encoder.apart(example.text, encoded, example.begins)
         if apart is not None:
             encoded = apart
             said.append(notes.MERGED)
-        trained = np.full(len(encoded.ids), rendered.turns is None)
-        for turn in rendered.turns or ():
-            self._mark(trained, rendered.text, encoded, turn, True)
-        for turn in rendered.hidden:
-            self._mark(trained, rendered.text, encoded, turn, False)
-        if not rendered.framed:
-            return encoded.ids, trained, said
-        ids = self.opened(encoded.ids)
-        before = len(ids) - len(encoded.ids)
-        eos, text = self._tokenizer.eos_token_id, rendered.text.rstrip()
-        ended = eos is not None and text.endswith(self._tokenizer.eos_token or "")
+        trained = np.full(len(encoded.ids), example.turns is None)
+        for turn in example.turns or ():
+            self._mark(trained, example.text, encoded, turn, True)
+        for turn in example.hidden:
+            self._mark(trained, example.text, encoded, turn, False)
+        return encoded.ids, trained
+
+    def _framed(self, text: str, ids: list[int], trained: npt.NDArray[np.bool_], said: list[str]) -> Masked:
+        """Adds the tokens that begin and end a text, unless the text has them itself."""
+        opened = self.opened(ids)
+        before, eos = len(opened) - len(ids), self._tokenizer.eos_token_id
+        ended = eos is not None and text.rstrip().endswith(self._tokenizer.eos_token or "")
         after_it = [eos] if eos is not None and not ended else []
         if ended or (self.adds_bos and not before):
             said.append(notes.OWN_ENDS)
         trained = np.concatenate([np.zeros(before, np.bool_), trained, np.ones(len(after_it), np.bool_)])
         if self.adds_bos:
             trained[0] = False
-        return [*ids, *after_it], trained, said
+        return [*opened, *after_it], trained, said
 
     def _mark(
         self, trained: npt.NDArray[np.bool_], text: str, encoded: Encoded, turn: Turn, wanted: bool
@@ -100,7 +106,7 @@ class Masker:
         ):
             end += 1
         closing = end
-        # White space before a special token that strips it has no token: only the position tells what follows directly.
+        # White space before a special token that strips it has no token: only the position shows what follows directly.
         while end < len(ids) and ids[end] in special and (first[end] == turn.end or last[end] <= turn.closed):
             end += 1
         return slice(start, end if end > closing else start)

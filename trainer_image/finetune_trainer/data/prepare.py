@@ -164,22 +164,22 @@ class TextPreprocessor:
         return f"{schema.columns.shape}{of_messages}"
 
     def _write(self, example: Example, whole: TokenizedExample, example_writer: ExampleWriter) -> None:
+        place, why = example.place, whole.dropped
         kept, said = self._cut(whole)
-        if whole.dropped or not whole.trained.any():
-            example_writer.drop(example.place, len(whole), whole.dropped or "no assistant turn")
-            return
-        if isinstance(example, PlainText) and len(whole) > self.max_length:
+        if why is None and isinstance(example, PlainText) and len(kept) < len(whole):
             for part in windows(whole, self.max_length):
-                example_writer.keep(example.place, part, len(part))
-            said = whole.notes
-        elif not kept.trained[1:].any() or (
-            len(kept) < len(whole) and self.renderer.blank(kept.ids[kept.trained])
-        ):
-            example_writer.drop(example.place, len(whole), "nothing to train within maxSeqLength")
+                example_writer.keep(place, part, len(part))
+            example_writer.note(place, whole.notes)
             return
-        else:
-            example_writer.keep(example.place, kept, len(whole))
-        example_writer.note(example.place, said)
+        if why is None and not kept.trained[1:].any():
+            why = "nothing to train within maxSeqLength" if whole.trained.any() else "no assistant turn"
+        if why is None and len(kept) < len(whole) and self.renderer.blank(kept.ids[kept.trained]):
+            why = "nothing to train within maxSeqLength"
+        if why is not None:
+            example_writer.drop(place, len(whole), why)
+            return
+        example_writer.keep(place, kept, len(whole))
+        example_writer.note(place, said)
 
     def _cut(self, whole: TokenizedExample) -> tuple[TokenizedExample, Sequence[str]]:
         """Returns the first tokens of a row, and the notes on it."""

@@ -272,9 +272,9 @@ class TurnFinder:
         template omits or moves a content.
         """
         key = None
-        if not real and all(len(each) == 2 and not isinstance(each, _Split) for each in messages):
-            roles = tuple(each["role"] for each in messages)
-            key = (roles, json.dumps(tools) if tools else "", asking)
+        roles = [each["role"] for each in messages if len(each) == 2 and not isinstance(each, _Split)]
+        if not real and len(roles) == len(messages):
+            key = (tuple(roles), json.dumps(tools) if tools else "", asking)
             if key in self._kept:
                 return self._kept[key]
         marked = [
