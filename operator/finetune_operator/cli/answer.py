@@ -125,7 +125,7 @@ def answer(question: dict[str, Any]) -> str:
 
 
 def _stop_ids(adapter: Path) -> dict[str, Any]:
-    """Returns the tokens that end an answer, if the folder of the adapter names them: the base model may not stop there."""
+    """Returns the tokens that end an answer, if the adapter's folder names them: the base may not stop there."""
     path = adapter / "generation_config.json"
     found = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
     return {} if found is None else {"eos_token_id": found}
