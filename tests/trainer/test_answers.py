@@ -117,6 +117,21 @@ def test_an_adapter_answers_as_the_merged_model(
     assert answered != answered_by_base
 
 
+def test_an_adapters_answer_ends_where_its_own_folder_says(python: str, base: Path, tmp_path: Path) -> None:
+    """The base model's files stop elsewhere. Every token is an end here, so that the answer is the first one."""
+    width = load_file(base / "model.safetensors")[f"{MODULE}.weight"].shape
+    pair = np.zeros((RANK, width[1]), np.float32), np.zeros((width[0], RANK), np.float32)
+    adapter = write_adapter(tmp_path / "adapter", pair, base)
+    settings = {
+        "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj"], "exclude_modules": None, "use_rslora": False,
+    }  # fmt: skip
+    asked = {"base": str(base), "adapter": settings}
+    first = run(python, adapter, **asked, maxNewTokens=1)
+    assert first != run(python, adapter, **asked)
+    (adapter / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(MODEL.vocab))}))
+    assert run(python, adapter, **asked) == first
+
+
 def test_code_of_a_model_is_not_executed(python: str, base: Path, tmp_path: Path) -> None:
     hostile = tmp_path / "hostile"
     shutil.copytree(base, hostile)

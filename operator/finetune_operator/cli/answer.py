@@ -118,9 +118,17 @@ def answer(question: dict[str, Any]) -> str:
         if temperature
         else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     )
+    stops = {} if base is None else _stop_ids(Path(folder))
     with torch.no_grad():
-        whole = model.generate(**asked, max_new_tokens=question["maxNewTokens"], **sampling)
+        whole = model.generate(**asked, max_new_tokens=question["maxNewTokens"], **sampling, **stops)
     return str(tokenizer.decode(whole[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
+
+
+def _stop_ids(adapter: Path) -> dict[str, Any]:
+    """Returns the tokens that end an answer, if the adapter's folder names them: the base may not stop there."""
+    path = adapter / "generation_config.json"
+    found = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+    return {} if found is None else {"eos_token_id": found}
 
 
 def template_variables(question: dict[str, Any], own: Container[str]) -> dict[str, Any]:
