@@ -53,7 +53,8 @@ if [[ ! -e "$complete" ]]; then
     export UV_COMPILE_BYTECODE=1
     if [[ "$name" == trainer ]]; then
       "$uv" pip install -q --require-hashes -r "$here/requirements.txt" -r "$here/requirements-test.txt"
-      "$uv" pip install -q --require-hashes --no-deps -r "$here/requirements-nodeps.txt"
+      "$uv" pip install -q --require-hashes --no-deps --build-constraints "$root/requirements/build.txt" \
+        -r "$here/requirements-nodeps.txt"
       "$uv" pip install -q --no-deps -e "$root/contract" -e "$here"
     else
       "$uv" pip install -q --require-hashes --no-deps -r "${locks[0]}"

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StepMetrics,
     )
     from finetune_contract.request import (
+        OWN_TEMPLATE,
         BenchmarkSpec,
         CheckpointPolicy,
         ContractUnsupported,
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTRACT_VERSION",
     "METHODS",
+    "OWN_TEMPLATE",
     "PREFERENCE_TYPES",
     "Artifact",
     "BenchmarkReport",

@@ -53,8 +53,8 @@ class DatasetDetails(Record):
     """Truncated rows, dropped rows by reason, and rows equal to an earlier one."""
     unread: list[UnreadValue] = []
     """What the source contains and nothing reads, at most 50 names."""
-    unread_names: int = 0
-    """Number of such names, including those beyond the first 50."""
+    unread_more: int = 0
+    """Number of values under further names."""
 
 
 class Leak(Record):
@@ -98,6 +98,8 @@ class DataReport(Record):
     """Number of sequences in one epoch."""
     epochs_shown: float | None = None
     """Number of epochs that ``steps`` correspond to."""
+    end_ids: list[int] | None = None
+    """Tokens with which the answers of the training rows end, those of most answers first. None if no row was read."""
     remarks: list[Remark] = []
     train: list[DatasetDetails] = []
     validation: list[DatasetDetails] = []

@@ -33,6 +33,8 @@ SLICE_PROGRAMS_VARIABLE = "FINETUNE_SLICE_PROGRAMS"
 #: Name of the environment variable that holds the JobSet's restart count: the pods of all restarts have the same
 #: request.
 RESTART_VARIABLE = "FINETUNE_RESTART"
+#: Line of a chat template that stands for the tokenizer's own template, which renders what the lines before it set.
+OWN_TEMPLATE = "{% include 'tokenizer' %}"
 #: Linux caps one environment string at 128 KiB; the operator refuses a longer request.
 MAX_REQUEST_BYTES = 96 * 1024
 
@@ -147,7 +149,7 @@ class DataSpec(Record):
     is lowered to that limit instead."""
     packing: bool
     chat_template: str | None = None
-    """Jinja chat template. None for the tokenizer's own."""
+    """Jinja chat template, in which ``OWN_TEMPLATE`` stands for the tokenizer's own. None for the latter alone."""
     chat_template_arguments: dict[str, bool | int | float | str] = {}
     """Variables of the chat template by name, in addition to messages and tools."""
     chat_template_date: date | None = None
@@ -291,9 +293,10 @@ class EvaluationDatasetSpec(Record):
 
 
 class BenchmarkSpec(Record):
-    """A task of lm-evaluation-harness for the Evaluate stage.
+    """A task, or group of tasks, of lm-evaluation-harness for the Evaluate stage.
 
-    Its metrics are named ``<name>/<metric>`` with the harness's names. ``path`` is its location in the user's spec.
+    Its metrics are named ``<name>/<metric>`` with the harness's names, those of a group's members
+    ``<name>/<member>/<metric>``. ``path`` is its location in the user's spec.
     """
 
     path: str
@@ -304,15 +307,17 @@ class BenchmarkSpec(Record):
     revision: str | None = None
     """Commit of the hub's dataset, or digest of the folder's files, as preflight read them. None for their current
     content."""
+    revisions: dict[str, str] = {}
+    """Of a group, the commits of its datasets as preflight read them (:class:`~.result.BenchmarkReport`)."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Number of examples, the first ones. None for all."""
+    """Number of examples of each task, the first ones. None for all."""
 
 
 class GateSpec(Record):
     """A threshold that the tuned model must reach: exactly one of ``value`` and ``delta_from_baseline``."""
 
     metric: str
-    """``loss``, ``perplexity`` or ``<dataset or benchmark>/<metric>``."""
+    """``loss``, ``perplexity``, ``<dataset or benchmark>/<metric>`` or ``<benchmark>/<member>/<metric>``."""
     op: Literal["GreaterOrEqual", "LessOrEqual"]
     value: float | None = None
     delta_from_baseline: float | None = None
@@ -445,6 +450,8 @@ class StageRequest(Record):
     they are loaded. None if there is no list."""
     train_step: int | None = None
     """Step of the checkpoint to evaluate and export. Set after training."""
+    end_ids: Annotated[list[int], Field(max_length=64)] | None = None
+    """Tokens with which training taught answers to end, for export. None if training did not count them."""
 
     @model_validator(mode="after")
     def _pairs_stand_alone(self) -> Self:

@@ -108,10 +108,16 @@ class BenchmarkReport(Record):
     path: str
     name: str
     uri: str
-    """Location of its rows: the folder, or the hub's dataset."""
+    """Location of its rows: the folder, or the hub's dataset; of a group, its first dataset."""
     revision: str
+    """Commit of the dataset, or digest of the folder's files; of a group with several datasets, of their commits."""
     rows: Count
-    """Number of examples that are evaluated."""
+    """Number of examples that are evaluated, in all tasks."""
+    tasks: Count = 1
+    """Number of tasks: several if the benchmark is a group."""
+    revisions: Annotated[dict[str, str], Few] = {}
+    """Of a group, the commit of each dataset of the hub by repository, or ``<repository>@<revision>`` where the harness
+    names a revision."""
 
 
 class DataManifest(Record):
@@ -308,6 +314,9 @@ class TrainOutcome(Record):
     """Number of trained tensors that are bit for bit the same after the last step as before the first."""
     unchanged: Annotated[list[str], Field(max_length=MOST_UNCHANGED)] = []
     """Names of the first unchanged tensors in the exported model."""
+    end_ids: Annotated[list[Count], Few] | None = None
+    """Tokens with which training taught answers to end, those of most answers first; empty if no answer has an end.
+    None if written by a trainer that does not count them."""
     trace: Uri | None = None
     """Folder of the profile. None if none was recorded in this or an earlier attempt."""
     seconds: Annotated[dict[str, Seconds], Few] = {}
@@ -385,6 +394,9 @@ class EvaluateOutcome(Record):
     tuned: EvaluationResult | None = None
     """The tuned model on the validation rows; ``baseline`` is the base model on the same."""
     datasets: Annotated[list[DatasetScores], Few] = []
+    members: Annotated[list[DatasetScores], Field(max_length=4096)] = []
+    """Subgroups, then tasks, of each benchmark that is a group, named ``<benchmark>/<member>``. The stage's result has
+    the first few; ``evaluate/results.json`` has all of them."""
     gates: Annotated[list[GateOutcome], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
     """The first samples with shortened texts (:meth:`Sample.shown`); ``samples_uri`` has all of them in full."""
@@ -396,7 +408,7 @@ class EvaluateOutcome(Record):
         """Returns metrics by name.
 
         The names are the method's ``metrics`` for the validation rows, ``<set>/loss`` for each of several validation
-        sets, and ``<dataset>/<metric>``.
+        sets, ``<dataset>/<metric>``, and ``<benchmark>/<member>/<metric>``.
         """
         result = self.baseline if which == "baseline" else self.tuned
         found: dict[str, float] = {}
@@ -405,7 +417,7 @@ class EvaluateOutcome(Record):
             found |= {} if result.perplexity is None else {"perplexity": result.perplexity}
             found = {**found, **result.method_metrics, **found}
             found |= {f"{name}/loss": loss for name, loss in result.by_set.items()}
-        for scores in self.datasets:
+        for scores in (*self.datasets, *self.members):
             measured = scores.baseline if which == "baseline" else scores.tuned
             found |= {f"{scores.name}/{name}": value for name, value in measured.items()}
         return found

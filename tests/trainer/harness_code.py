@@ -15,7 +15,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from finetune_contract import BenchmarkSpec
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation import benchmarks
+from finetune_trainer.evaluation import benchmark_groups, benchmarks
 
 ROOT = Path(tasks.__file__).resolve().parent
 
@@ -158,8 +158,8 @@ def known_tasks() -> dict[str, tuple[str, dict]]:
     """Returns the file and the configuration of each task by its name; functions are given by their places."""
     return {
         name: (str(entry.yaml_path), load_yaml(entry.yaml_path, resolve_func=False))
-        for name, entry in benchmarks._index().items()
-        if entry.kind is benchmarks.Kind.TASK
+        for name, entry in benchmark_groups.known().items()
+        if entry.kind is benchmark_groups.Kind.TASK
     }
 
 

@@ -100,6 +100,9 @@ CASES = {
         BASE, family="gemma3", layers=7, hidden=72, heads=4, kv_heads=1, head_dim=32, spelling="v4", config=WINDOW
     ),
     "gemma3 with images": replace(BASE, family="gemma3-multimodal", layers=7, spelling="v4", config=WINDOW),
+    "gemma3 with images, as transformers 5 names its tensors": replace(
+        BASE, family="gemma3-multimodal", layers=7, config=WINDOW
+    ),
 }  # fmt: skip
 LORA_CASES = [
     "qwen3, untied, head_dim 128, 1 kv head, float16",
@@ -112,6 +115,7 @@ LORA_CASES = [
     "gemma2, own query scale, width 72",
     "gemma3, linear rope, 8 layers, width 72",
     "gemma3 with images",
+    "gemma3 with images, as transformers 5 names its tensors",
 ]
 #: Each architecture once. Its other cases are compared with transformers in every run, and by their parts in the
 #: thorough one.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import nltk
 import numpy as np
 import pytest
 import yaml
@@ -23,7 +24,7 @@ from finetune_contract import BenchmarkSpec, ExitCode
 from finetune_trainer import conversion, engine, families
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation import benchmarks, plain_tasks
+from finetune_trainer.evaluation import benchmark_groups, benchmarks, plain_tasks
 from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.benchmark_rows import benchmark_keys, recorded_rows
 from finetune_trainer.evaluation.generate import Generator
@@ -445,7 +446,9 @@ def test_no_task_of_the_harness_runs_answers_or_fetches_programs() -> None:
         except StageError:
             continue
         for place in plain_tasks.functions(config):
-            if used := harness_code.uses(place):
+            # language_data provides the data, and replaces the download
+            provided = {"nltk.download"} if place.startswith("ifeval/utils.") else set()
+            if used := harness_code.uses(place) - provided:
                 found[place] = sorted(used)
     assert not found
 
@@ -467,8 +470,7 @@ def test_what_is_forbidden_is_found_where_a_function_leads(place: str, used: str
 
 def test_metrics_that_are_never_called_come_from_the_harness() -> None:
     """The harness itself would load the metrics' programs nevertheless."""
-    index = benchmarks._index()
-    file = index["afrimmlu_direct_amh_prompt_1"].yaml_path
+    file = benchmark_groups.known()["afrimmlu_direct_amh_prompt_1"].yaml_path
     assert "hf_evaluate: true" in (file.parent / "afrimmlu_direct").read_text()
     config = benchmarks.resolved(BenchmarkSpec(path="x", name="afrimmlu"), file)
     assert [metric["metric"] for metric in config["metric_list"]] == ["f1", "acc"]
@@ -514,23 +516,46 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: FakeH
     first = hub.push("openai/gsm8k", {name: text.encode() for name, text in files.items()}, kind="dataset")
     hub.push("openai/gsm8k", {"main/test.jsonl": line.encode()}, kind="dataset")
     asked = BenchmarkSpec(path="spec.evaluation.benchmarks[0]", name="gsm8k", revision=first)
-    found = benchmarks.load(asked, open_store(), tmp_path)
-    assert (found.rows, found.revision) == (3, first)
-    assert list(found.metrics) == ["exact_match,strict-match", "exact_match,flexible-extract"]
+    found = benchmark_groups.load(asked, open_store(), tmp_path)
+    assert (found.rows, found.report.revision, found.report.tasks) == (3, first, 1)
+    assert found.metrics == ["exact_match,strict-match", "exact_match,flexible-extract"]
+
+
+def test_ifeval_counts_words_and_sentences_with_data_of_the_image(hub: FakeHub, tmp_path: Path) -> None:
+    """Its instructions cover NLTK's sentences and words, and langdetect."""
+    asked: dict[str, dict[str, Any]] = {
+        "length_constraints:number_sentences": {"relation": "at least", "num_sentences": 2},
+        "change_case:capital_word_frequency": {"capital_relation": "at least", "capital_frequency": 2},
+        "language:response_language": {"language": "fr"},
+    }
+    row = {
+        "key": 1, "prompt": "Write.", "instruction_id_list": list(asked),
+        "kwargs": list(asked.values()),
+    }  # fmt: skip
+    hub.push("google/IFEval", {"train.jsonl": (json.dumps(row) + "\n").encode()}, kind="dataset")
+    (found,) = benchmark_groups.load(BenchmarkSpec(path="x", name="ifeval"), open_store(), tmp_path).tasks
+    (doc,) = found.task.eval_docs
+    for answer, followed in (
+        ("Je suis content de voir M. Dupont. Il est TRES content, LUI aussi.", [True, True, True]),
+        ("We are glad to see Mr. Smith today, and HE is glad too", [False, False, False]),
+    ):
+        assert found.task.process_results(doc, [answer])["inst_level_strict_acc"] == followed
+    with pytest.raises(RuntimeError, match="none is fetched"):
+        nltk.download("punkt_tab")
 
 
 @pytest.mark.parametrize(
     ("name", "reason", "said"),
     [
         ("no-such-task", "BenchmarkMissing", "the benchmark does not exist"),
-        ("mmlu", "BenchmarkInvalid", "mmlu_"),
-        ("ifeval", "BenchmarkInvalid", "fetches data of NLTK"),
+        ("leaderboard_ifeval", "BenchmarkInvalid", "fetches data of NLTK"),
         ("jsonschema_bench_easy", "BenchmarkInvalid", "jsonschema is not installed"),
         # This task would end the process if a program is not installed.
         ("slr_bench_all", "BenchmarkInvalid", "run as a program"),
         # sympy would parse this task's answers, and its parser evaluates them.
         ("non_greedy_robustness_math_algebra", "BenchmarkInvalid", "parser that evaluates them"),
         ("minerva_math_algebra", "BenchmarkInvalid", "scored by minerva_math/utils"),
+        ("mbpp", "BenchmarkInvalid", "found unsafe_code"),
         ("noticia", "BenchmarkInvalid", "program or a model of the Hugging Face Hub"),
         ("polemo2_in", "BenchmarkInvalid", "found metric_list"),
         ("realtoxicityprompts", "BenchmarkInvalid", "a service on the network"),
@@ -538,9 +563,9 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: FakeH
         ("humaneval", "BenchmarkInvalid", "found unsafe_code"),
     ],
 )
-def test_only_single_tasks_of_texts_are_taken_of_the_harness(
+def test_a_task_of_the_harness_that_is_not_plain_text_is_refused_with_the_reason(
     tmp_path: Path, name: str, reason: str, said: str
 ) -> None:
     with pytest.raises(StageError, match=said) as error:
-        benchmarks.load(BenchmarkSpec(path="x", name=name), open_store(), tmp_path)
+        benchmark_groups.load(BenchmarkSpec(path="x", name=name), open_store(), tmp_path)
     assert error.value.reason == reason

@@ -71,6 +71,7 @@ def of_torch(model: Path) -> None:
 
 
 NORM = "model.norm.weight"
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 988097824\n"
 MODELS: dict[str, tuple[str, Break, ExitCode, str, str]] = {
     "no config.json": ("Preflight", unlink("config.json"), ExitCode.INPUT_MISSING, "ConfigMissing", "config.json"),
     "an adapter": ("Preflight", adapter, ExitCode.INPUT_MISSING, "ConfigMissing", "This is a LoRA adapter"),
@@ -86,13 +87,30 @@ MODELS: dict[str, tuple[str, Break, ExitCode, str, str]] = {
      ExitCode.BAD_REQUEST, "UnsupportedArchitecture", "BertForMaskedLM"),
     "a config that is not of these weights": ("Convert", edit("config.json", intermediate_size=64),
      ExitCode.BAD_REQUEST, "WeightsMismatch", "the shape differs from config.json"),
-    "weights cut short": ("Convert", truncated, ExitCode.BAD_REQUEST, "WeightsMismatch", "the file is incomplete"),
+    "weights cut short": ("Preflight", truncated, ExitCode.BAD_DATA, "UnexpectedContent", "the file is incomplete"),
+    "weights cut short later": ("Convert", truncated, ExitCode.BAD_REQUEST, "WeightsMismatch", "the file is incomplete"),
+    "weights that are a pointer later": ("Convert", text("model.safetensors", POINTER), ExitCode.BAD_DATA,
+     "GitLfsPointer", "model.safetensors: the file is a Git LFS pointer"),
+    "weights of a smaller model": ("Preflight", edit("config.json", num_hidden_layers=9), ExitCode.BAD_REQUEST,
+     "WeightsMismatch", "smaller than config.json says"),
+    **{f"{name} is a Git LFS pointer": ("Preflight", text(name, POINTER), ExitCode.BAD_DATA, "GitLfsPointer",
+        f"{name}: the file is a Git LFS pointer, and its content is missing (found a pointer to 988,097,824 bytes")
+       for name in ("model.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json",
+                    "tokenizer_config.json", "generation_config.json", "chat_template.jinja")},
+    **{f"{name} is {page[:9]!r}": ("Preflight", text(name, page), ExitCode.BAD_DATA, "UnexpectedContent", f"{name}: ")
+       for name, page in (("model.safetensors", "<!DOCTYPE html><html><title>Sign in</title>"),
+                          ("model.safetensors", "Entry not found"), ("model.safetensors", ""),
+                          ("model.safetensors", "<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>"),
+                          ("config.json", "\n<html>"), ("tokenizer.json", "\ufeff<!doctype html>"))},
     "weights of torch": ("Convert", of_torch, ExitCode.INPUT_MISSING, "WeightsMissing", "pytorch_model.bin"),
     "an index that is no JSON": ("Convert", text("model.safetensors.index.json", "{"), ExitCode.BAD_REQUEST,
      "WeightsMismatch", "the index cannot be read"),
     "a shard that is missing": ("Convert", text("model.safetensors.index.json",
-     json.dumps({"weight_map": {NORM: "model-2.safetensors"}})), ExitCode.INPUT_MISSING, "WeightsMissing",
-     "model-2.safetensors"),
+     json.dumps({"weight_map": {NORM: "model-2.safetensors", "x": "model.safetensors"}})), ExitCode.INPUT_MISSING,
+     "WeightsMissing", "model-2.safetensors"),
+    "an index of older shards": ("Preflight", text("model.safetensors.index.json",
+     json.dumps({"weight_map": {NORM: "model-2.safetensors"}})), ExitCode.BAD_REQUEST, "WeightsAmbiguous",
+     "the folder has two sets of weights"),
     "a tensor that is missing": ("Convert", weights(lambda found: found.pop(NORM)), ExitCode.BAD_REQUEST,
      "WeightsMismatch", f"no {NORM}"),
     "a tensor too many": ("Convert", weights(lambda found: found.update(extra=np.zeros(2, np.float32))),

@@ -4,16 +4,19 @@ import logging
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
-from finetune_contract import ExitCode, Stage
+from finetune_contract import OWN_TEMPLATE, ExitCode, Stage
 from finetune_trainer.errors import StageError
+from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokenizer import load_tokenizer
 from tests.trainer.requests import request
 
 
@@ -91,3 +94,15 @@ def test_what_preflight_let_through_no_later_stage_refuses(context: StageContext
     context.request = asked(context, 64).request.model_copy(update={"stage": stage})
     context.plan(context.model(weights=False))
     assert context.request.data.max_seq_length == 24
+
+
+def test_a_template_that_includes_the_tokenizers_own_is_complete_in_the_export(
+    context: StageContext, tmp_path: Path
+) -> None:
+    prelude = "{%- set messages = messages[:1] %}\n"
+    model = context.model(weights=False)
+    own = load_tokenizer(model).chat_template
+    data = context.request.data.model_copy(update={"chat_template": prelude + OWN_TEMPLATE})
+    context.request = context.request.model_copy(update={"data": data})
+    exported = tokenizer_folder(model, context.tokenizer, context.chat_template, tmp_path / "exported")
+    assert AutoTokenizer.from_pretrained(exported).chat_template == prelude + own

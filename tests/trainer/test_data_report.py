@@ -9,7 +9,7 @@ import pytest
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
-from finetune_trainer.data import page, remarks, report
+from finetune_trainer.data import notes, page, remarks, report
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
@@ -78,7 +78,7 @@ def test_rows_are_counted_and_those_that_are_not_whole_are_named(found: DataRepo
     assert (counts.rows, counts.dropped_rows, counts.truncated_rows, counts.duplicate_rows) == (4, 2, 1, 1)
     assert rows(found, "dropped: no assistant turn") == ["row 4"]
     assert rows(found, "dropped: nothing to train within maxSeqLength") == ["row 5"]
-    assert rows(found, "truncated to maxSeqLength") == ["row 6"]
+    assert rows(found, notes.CUT_IN_ANSWER) == ["row 6"]
     assert rows(found, "equal to an earlier row") == ["row 3"]
     assert 0 < counts.trained_tokens < counts.tokens
 
@@ -289,3 +289,31 @@ def test_weights_in_bfloat16_that_a_small_rate_hardly_moves_are_remarked(
     chosen = hyperparameters(learning_rate=rate, weight_precision=precision)
     found = list(remarks.of_weight_precision(method_of(method), chosen))
     assert [remark.level for remark in found] == ["Problem"] * told
+
+
+def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
+    turns = chat("one", "first")["messages"]
+    lines = [
+        {"messages": turns, "note": EVIL, "id": 1, "images": ["a.png"]},
+        {"messages": turns, "id": 2, "images": []},
+        {"messages": chat("two", "second")["messages"], "persona": "x" * 300},
+    ]
+    (folder / "data/more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    source = {"path": "spec.datasets.train[0]", "name": "more", "uri": f"file://{folder}/data/more.jsonl"}
+    made = {
+        "train": [{**source, "ignore": ["images", "audio"]}], "validation": [], "dedupe": "Exact",
+    }  # fmt: skip
+    found = check(folder, data=made, hyperparameters={"steps": 2})
+    (details,) = found.train
+    assert [(value.name, value.count, value.text, value.ignored) for value in details.unread] == [
+        ("note", 1, True, False), ("id", 2, False, False), ("images", 1, False, True), ("persona", 1, True, False),
+    ]  # fmt: skip
+    texts = [remark.text for remark in found.remarks]
+    assert any("more: nothing reads the texts of note, persona. If one" in text for text in texts)
+    assert any("columns.ignore lists audio, which no row has a value for" in text for text in texts)
+    assert details.report.drop_reasons == {"equal to an earlier row of the training sources": 1}
+    html = page.render(found)
+    assert EVIL not in html
+    assert "&lt;script&gt;" in html
+    with pytest.raises(StageError, match=r'nothing reads "images" .*ignore: \[images\]'):
+        check(folder, data={"train": [source], "validation": []}, hyperparameters={"steps": 2})

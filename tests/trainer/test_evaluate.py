@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from devcluster.fixtures.chat_data import CAPITALS
+from devcluster.fixtures.hub import FakeHub
 from finetune_contract import EvaluatedRow, EvaluateOutcome, PreflightOutcome, TrainOutcome
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
@@ -197,6 +198,55 @@ def test_preflight_finds_what_a_benchmark_measures_and_pins_its_rows(stages: Sta
     refused = stages.run("Preflight", "changed", evaluation=changed).failure
     assert refused is not None
     assert refused.reason == "InputChanged"
+
+
+@pytest.mark.thorough
+def test_a_group_of_benchmarks_is_evaluated_by_member(
+    hub: FakeHub, stages: Stages, converted: str, trained: TrainOutcome
+) -> None:
+    """``ai2_arc`` is a tag of two tasks, so it has no score of its own."""
+    row = {
+        "id": "1",
+        "question": "Where?",
+        "choices": {"text": ["Rome", "Oslo"], "label": ["A", "B"]},
+        "answerKey": "B",
+    }
+    readme, files = "---\nconfigs:\n", {}
+    for name, number in (("ARC-Easy", 3), ("ARC-Challenge", 2)):
+        readme += f"- config_name: {name}\n  data_files:\n"
+        for split in ("train", "validation", "test"):
+            readme += f"  - split: {split}\n    path: {name}/{split}.jsonl\n"
+            files[f"{name}/{split}.jsonl"] = (json.dumps(row) + "\n").encode() * number
+    hub.push("allenai/ai2_arc", {"README.md": f"{readme}---\n".encode(), **files}, kind="dataset")
+    asked = {
+        "benchmarks": [{"path": "spec.evaluation.benchmarks[0]", "name": "ai2_arc"}],
+        "datasets": [],
+        "gates": [{"metric": "ai2_arc/arc_easy/acc", "op": "GreaterOrEqual", "value": 0.0}],
+    }
+    checked = stages.run("Preflight", "grouped", evaluation=evaluation(stages, **asked)).details
+    assert isinstance(checked, PreflightOutcome)
+    assert [(each.name, each.rows, each.tasks) for each in checked.benchmarks] == [("ai2_arc", 5, 2)]
+    found = stages.run(
+        "Evaluate",
+        "measured",
+        attempt=300,
+        converted=converted,
+        train_step=30,
+        evaluation=evaluation(stages, **asked),
+    ).details
+    assert isinstance(found, EvaluateOutcome)
+    assert [(each.name, each.rows) for each in found.datasets] == [("ai2_arc", 5)]
+    assert {each.name: each.rows for each in found.members} == {
+        "ai2_arc/arc_challenge": 2,
+        "ai2_arc/arc_easy": 3,
+    }
+    assert all(set(each.tuned) == set(each.baseline) == {"acc", "acc_norm"} for each in found.members)
+    assert [gate.passed for gate in found.gates] == [True]
+    assert sum(row.name == "ai2_arc" for row in rows_of(stages, found)) == 5
+    results = EvaluateOutcome.model_validate_json(
+        (stages.root / "measured/evaluate/results.json").read_text()
+    )
+    assert results == found
 
 
 @pytest.mark.thorough

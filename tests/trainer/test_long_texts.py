@@ -81,12 +81,14 @@ def test_rows_are_counted_as_rows_and_the_most_of_them_are_the_first_ones(tmp_pa
 def test_what_is_held_back_is_whole_texts(tmp_path: Path) -> None:
     texts = [chr(ord("a") + n) * (20 + 7 * n) for n in range(12)]
     source = prepared(tmp_path, texts)
-    (kept,), (held,) = split_validation([source], SplitSpec(fraction=0.25, seed=3))
+    (kept,), (held,) = split_validation([SourceSubset.all_of(source)], SplitSpec(fraction=0.25, seed=3))
     of = source.index
     assert set(of.row_number[kept.chosen]) | set(of.row_number[held.chosen]) == set(range(1, 13))
     assert not set(of.row_number[kept.chosen]) & set(of.row_number[held.chosen])
     assert len(set(of.row_number[held.chosen])) == 3
-    (rest,), (two,) = split_validation([source], SplitSpec(fraction=0.25, seed=3, max_examples=2))
+    (rest,), (two,) = split_validation(
+        [SourceSubset.all_of(source)], SplitSpec(fraction=0.25, seed=3, max_examples=2)
+    )
     assert len(set(of.row_number[two.chosen])) == 2
     assert set(of.row_number[two.chosen]) < set(of.row_number[held.chosen])
     assert np.array_equal(np.sort(np.concatenate([rest.chosen, two.chosen])), np.arange(len(source)))
@@ -94,7 +96,7 @@ def test_what_is_held_back_is_whole_texts(tmp_path: Path) -> None:
 
 def test_equal_texts_stay_on_one_side(tmp_path: Path) -> None:
     source = prepared(tmp_path, [("a" if n % 2 else "b") * 60 for n in range(10)])
-    (kept,), (held,) = split_validation([source], SplitSpec(fraction=0.1, seed=3))
+    (kept,), (held,) = split_validation([SourceSubset.all_of(source)], SplitSpec(fraction=0.1, seed=3))
     assert not set(source.index.content[kept.chosen]) & set(source.index.content[held.chosen])
 
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from finetune_contract import DatasetSpec, SplitSpec
 from finetune_trainer.data.batches import MixtureComponent, TrainBatches, permutation, shares
-from finetune_trainer.data.dataset import SourceSubset, assemble, split_validation
+from finetune_trainer.data.dataset import (
+    REPEATED,
+    SourceSubset,
+    assemble,
+    first_occurrences,
+    split_validation,
+)
 from finetune_trainer.data.layout import RaggedIndices, SequenceLayout
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer
@@ -181,7 +187,7 @@ def test_rows_are_held_back_by_content_whatever_their_order(
 
     def sides(some: list[str]) -> tuple[Counter[int], Counter[int]]:
         source = prepared(folder / "a.jsonl", some)
-        kept, held = split_validation([source], split)
+        kept, held = split_validation([SourceSubset.all_of(source)], split)
         kept_content, held_content = (
             Counter(source.index.content[piece.chosen].tolist()) for (piece,) in (kept, held)
         )
@@ -200,7 +206,7 @@ def test_no_more_rows_are_held_back_than_are_measured(tmp_path: Path) -> None:
 
     def sides(some: list[str]) -> tuple[list[int], list[int], set[int]]:
         source = prepared(tmp_path / "a.jsonl", some)
-        (kept,), (held,) = split_validation([source], split)
+        (kept,), (held,) = split_validation([SourceSubset.all_of(source)], split)
         content = {int(each) for each in source.index.content[held.chosen]}
         return kept.chosen.tolist(), held.chosen.tolist(), content
 
@@ -215,7 +221,7 @@ def test_rows_of_one_content_count_each_towards_the_most(tmp_path: Path) -> None
     source = prepared(tmp_path / "a.jsonl", [f"a{i // 4}" for i in range(24)])
     for most, held_back in ((9, 8), (4, 4), (2, 2)):
         split = SplitSpec(fraction=0.5, seed=1, max_examples=most)
-        (kept,), (held,) = split_validation([source], split)
+        (kept,), (held,) = split_validation([SourceSubset.all_of(source)], split)
         assert len(held.chosen) == held_back
         contents = [set(source.index.content[each.chosen].tolist()) for each in (kept, held)]
         assert not contents[0] & contents[1]
@@ -224,5 +230,44 @@ def test_rows_of_one_content_count_each_towards_the_most(tmp_path: Path) -> None
 def test_one_row_cannot_be_on_both_sides(tmp_path: Path) -> None:
     source = prepared(tmp_path / "a.jsonl", ["a", "a"])
     with pytest.raises(StageError, match="only rows with the same content") as caught:
-        split_validation([source], SplitSpec(fraction=0.5, seed=1))
+        split_validation([SourceSubset.all_of(source)], SplitSpec(fraction=0.5, seed=1))
     assert caught.value.reason == "SplitImpossible"
+
+
+def test_the_first_of_equal_rows_is_used_across_sources(tmp_path: Path) -> None:
+    sources = [prepared(tmp_path / "a.jsonl", list("abca")), prepared(tmp_path / "b.jsonl", list("cdbd"))]
+    one, two = first_occurrences([SourceSubset.all_of(source) for source in sources])
+    assert (one.chosen.tolist(), one.repeated, two.chosen.tolist(), two.repeated) == ([0, 1, 2], 1, [1], 3)
+    kept, held = split_validation([one], SplitSpec(fraction=0.4, seed=1))
+    assert sorted([*kept[0].chosen.tolist(), *held[0].chosen.tolist()]) == [0, 1, 2]
+    made = assemble("train", [one, two], SequenceLayout(length=40, packing=False))
+    assert [report.rows for report in made.reports] == [3, 1]
+    assert [report.drop_reasons for report in made.reports] == [{REPEATED: 1}, {REPEATED: 3}]
+    # the rows that are left out are part of the content's digest
+    assert made.digest != assemble("train", [two, one], SequenceLayout(length=40, packing=False)).digest
+
+
+def test_a_source_of_which_every_row_is_repeated_is_refused(tmp_path: Path) -> None:
+    sources = [prepared(tmp_path / "a.jsonl", list("ab")), prepared(tmp_path / "b.jsonl", list("ba"))]
+    with pytest.raises(StageError, match="every row equals a row of an earlier training source") as caught:
+        first_occurrences([SourceSubset.all_of(source) for source in sources])
+    assert caught.value.reason == "DatasetHasNothingToTrain"
+
+
+@given(answers=st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=5), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=20)
+def test_rows_used_once_have_different_contents(
+    answers: list[list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("once")
+    sources = [prepared(folder / f"{number}.jsonl", some) for number, some in enumerate(answers)]
+    try:
+        pieces = first_occurrences([SourceSubset.all_of(source) for source in sources])
+    except StageError:
+        assert any(
+            set(some) <= {a for before in answers[:n] for a in before} for n, some in enumerate(answers)
+        )
+        return
+    contents = [piece.source.index.content[piece.chosen].tolist() for piece in pieces]
+    flat = [content for some in contents for content in some]
+    assert len(flat) == len(set(flat)) == len({answer for some in answers for answer in some})

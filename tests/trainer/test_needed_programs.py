@@ -170,7 +170,7 @@ def test_benchmarks_tell_without_a_model_which_programs_evaluate_runs(
     context, ran = context_of(tmp_path, evaluation=evaluation), Ran(monkeypatch)
     length = context.plan(context.model(weights=False)).context_length
     (loaded,) = benchmarks_of(context)
-    scores(loaded, harness_of(context, ran.engine(context, length), length), chat=True)
+    scores(loaded.tasks[0], harness_of(context, ran.engine(context, length), length), chat=True)
     assert {(each.kind, each.width): each.count for each in asked} == ran.texts
     assert len(ran.texts) > 1, "the texts have several widths"
 

@@ -11,15 +11,17 @@ import pytest
 from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSpec, EvaluatedRow, Outcome
 from finetune_trainer import objectives
+from finetune_trainer.data import notes
 from finetune_trainer.data.dataset import SourceSubset, assemble
+from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.preference import (
-    PairReader,
     PreferencePair,
     PreferencePreprocessor,
     split_common_prompt,
 )
-from finetune_trainer.data.prepare import prepare
+from finetune_trainer.data.prepare import PreparedSource, prepare
 from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.schema import Unwanted
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.methods import method_of
@@ -28,6 +30,7 @@ from finetune_trainer.storage import open_store
 from tests.trainer.models import qwen3
 from tests.trainer.requests import method as asked_method
 from tests.trainer.stages import Stages
+from tests.trainer.test_template import CHATML, tokenizer
 
 USER = {"role": "user", "content": "Capital of Peru?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Lima.", "No idea."))
@@ -48,10 +51,10 @@ def spec(**fields: Any) -> DatasetSpec:
 
 
 def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> PreferencePair:
-    examples = PairReader(spec(**fields)).examples(
-        Row(place=RowLocation(path="p", file="f", row=1), value=value)
-    )
-    return split_common_prompt(*renderer.many(examples))
+    row = Row(place=RowLocation(path="p", file="f", row=1), value=value)
+    pair = PairSchema(spec(**fields), row).pair(row)
+    assert not isinstance(pair, Unwanted), pair
+    return split_common_prompt(*renderer.many(pair))
 
 
 SAME = {
@@ -88,7 +91,7 @@ def test_columns_and_roles_are_mapped(renderer: Renderer) -> None:
 
 
 BROKEN = [
-    ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {chosen'),
+    ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {rejected: …}'),
     ({"prompt": "x", "chosen": "y", "rejected": None}, {}, '"rejected" must be an answer.*found null'),
     ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}, "differ in the last turn"),
     (
@@ -143,6 +146,85 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
         batch["prompt_ids"][0][-3:].tolist() == batch["prompt_ids"][1][-3:].tolist()
     )  # the generation prompt
     assert not any(array[2].any() for array in batch.values())
+
+
+BLANK = ["", " ", "\n\n", "\xa0", "\u200b\ufeff", "<|im_end|>", "<think>\n\n</think>\n\n"]
+
+
+def prepared_pairs(
+    rows: list[dict[str, Any]], of: Renderer, folder: Path, *, prompt: int = 24, length: int = 40
+) -> PreparedSource:
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    form = PreferencePreprocessor(renderer=of, prompt_length=prompt, max_length=length, width=length)
+    return prepare(spec(uri=f"file://{path}"), form, open_store(), folder)
+
+
+def noted(source: PreparedSource) -> dict[str, list[str]]:
+    index = source.index
+    return {
+        note: index.noted_places(np.flatnonzero(index.noted_what == number))
+        for number, note in enumerate(index.notes)
+    }
+
+
+@pytest.mark.parametrize("template", [CHATML, None], ids=["ChatML", "no template"])
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_a_pair_with_a_blank_answer_is_dropped(template: str | None, side: str, tmp_path: Path) -> None:
+    of = Renderer(tokenizer(template), train_on_prompt=False)
+    rows = [{**SAME["text"], side: text} for text in BLANK]
+    source = prepared_pairs([SAME["text"], *rows], of, tmp_path, prompt=64, length=128)
+    assert source.index.reasons == ("an answer is blank",)
+    assert (len(source), len(source.index.dropped_row)) == (1, len(BLANK))
+
+
+def test_a_pair_whose_answer_is_blank_after_truncation_is_dropped(renderer: Renderer, tmp_path: Path) -> None:
+    late = {"prompt": "p", "chosen": "yes", "rejected": "\n \n " * 40 + "no"}
+    source = prepared_pairs([SAME["text"], late], renderer, tmp_path, prompt=32, length=40)
+    assert source.index.reasons == ("an answer is blank within maxSeqLength",)
+
+
+SYSTEM = {"role": "system", "content": "Answer in French."}
+LONG = {"role": "user", "content": "blah " * 40 + "Capital of Peru?"}
+
+
+def test_truncated_prompts_and_answers_are_counted_apart(renderer: Renderer, tmp_path: Path) -> None:
+    pair = {"chosen": [GOOD], "rejected": [BAD]}
+    rows = [
+        {"prompt": [USER], **pair},
+        {"prompt": [LONG], **pair},
+        {"prompt": [SYSTEM, LONG], **pair},
+        {"prompt": [SYSTEM, USER], **pair, "chosen": [{"role": "assistant", "content": "Lima. " * 40}]},
+    ]
+    source = prepared_pairs(rows, renderer, tmp_path, prompt=64, length=96)
+    assert noted(source) == {
+        notes.CUT_PROMPT: ["row 2", "row 3"],
+        notes.CUT_SYSTEM: ["row 3"],
+        notes.CUT_IN_ANSWER: ["row 4"],
+    }
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_token_that_begins_a_prompt_stays_when_its_beginning_is_cut(bos: bool, tmp_path: Path) -> None:
+    of = tokenizer("{{ bos_token }}" + CHATML if bos else CHATML, bos=True)
+    source = prepared_pairs(
+        [{"prompt": [LONG], "chosen": [GOOD], "rejected": [BAD]}],
+        Renderer(of, train_on_prompt=False), tmp_path, prompt=64, length=96,
+    )  # fmt: skip
+    prompt = PreferencePair.parted(source.tokens.read(0)).prompt
+    assert len(prompt) == 64
+    assert (prompt[0] == of.bos_token_id) == bos
+    assert of.decode(prompt[1:]).endswith("Capital of Peru?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(1, [4]), (2, [9, 4]), (3, [9, 3, 4]), (9, [9, 1, 2, 3, 4])]
+)
+def test_a_cut_prompt_has_the_given_length(length: int, expected: list[int]) -> None:
+    pair = PreferencePair(prompt=np.asarray([9, 1, 2, 3, 4]), chosen=np.ones(3), rejected=np.ones(5))
+    cut = pair.cut(length, 2, 9)
+    assert cut.prompt.tolist() == expected
+    assert (len(cut.chosen), len(cut.rejected)) == (2, 2)
 
 
 # --- what is computed ------------------------------------------------------------------------------------------------

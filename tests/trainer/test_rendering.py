@@ -15,7 +15,7 @@ from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import notes, remarks
-from finetune_trainer.data.preference import PairReader
+from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.prepare import read_all
 from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.schema import Conversation, DatasetSchema
@@ -323,7 +323,7 @@ def test_an_answer_of_a_pair_has_no_weight_0() -> None:
         place=PLACE, value={"prompt": [USER], "chosen": [{**ANSWER, "weight": 0}], "rejected": [ANSWER]}
     )
     with pytest.raises(StageError, match='"chosen" has weight 0'):
-        PairReader(source).examples(row)
+        PairSchema(source, row).pair(row)
 
 
 def test_weight_0_and_training_on_everything_exclude_each_other() -> None:

@@ -20,10 +20,12 @@ from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
+from finetune_trainer.export.folder import copy_files
 from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.models import LocalModel, fetch_model
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokenizer import load_tokenizer, misreading_class
+from tests.trainer.stores import BUCKET
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
@@ -338,3 +340,153 @@ def test_a_tokenizer_that_transformers_reads_alike_is_exported_unchanged(tmp_pat
     folder = bytewise(tmp_path / "model", "PreTrainedTokenizerFast")
     tokenizer = load_tokenizer(at(folder))
     assert tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export") == folder
+
+
+# --- what transformers 5 writes
+
+
+def as_transformers_5_writes(folder: Path, **settings: Any) -> Path:
+    """Saves the tokenizer of a tiny model anew, with further settings."""
+    write_model(folder, TinyModelSpec())
+    tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
+    for path in (*folder.glob("tokenizer*"), folder / "chat_template.jinja"):
+        path.unlink()
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+LISTED = {"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]}
+NAMED = {"extra_special_tokens": {"image_token": "<|im_start|>"}}
+
+
+@pytest.mark.parametrize("settings", [{}, LISTED, NAMED, {**NAMED, "pad_token": "<eos>"}], ids=str)
+def test_an_exported_tokenizer_has_only_settings_that_transformers_4_reads(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """transformers 4 knows no class of that name, and requires an object for extra_special_tokens."""
+    folder = as_transformers_5_writes(tmp_path / "model", **settings)
+    written = json.loads((folder / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "TokenizersBackend"
+    tokenizer = load_tokenizer(at(folder))
+    exported = tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export")
+    found = json.loads((exported / "tokenizer_config.json").read_text())
+    assert found["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert found.get("additional_special_tokens") == (
+        LISTED["extra_special_tokens"] if settings is LISTED else None
+    )
+    assert found.get("extra_special_tokens") == (NAMED["extra_special_tokens"] if "extra_special_tokens" in settings and settings is not LISTED else None)  # fmt: skip
+    assert "model_specific_special_tokens" not in found
+    again = AutoTokenizer.from_pretrained(exported)
+    assert as_read(again, TEXT) == as_read(tokenizer, TEXT)
+    assert again.special_tokens_map == tokenizer.special_tokens_map
+    assert sorted(again.all_special_ids) == sorted(tokenizer.all_special_ids)
+    assert again.chat_template == tokenizer.chat_template
+
+
+def test_special_tokens_that_transformers_4_reads_from_their_own_file_are_a_list_it_knows(
+    tmp_path: Path,
+) -> None:
+    folder = bytewise(tmp_path / "model", "PreTrainedTokenizerFast")
+    own = {"additional_special_tokens": ["<a>"], "extra_special_tokens": ["<b>", "<a>"], "eos_token": "</s>"}
+    (folder / "special_tokens_map.json").write_text(json.dumps(own))
+    exported = tokenizer_folder(at(folder), load_tokenizer(at(folder)), None, tmp_path / "export")
+    assert json.loads((exported / "special_tokens_map.json").read_text()) == {
+        "additional_special_tokens": ["<a>", "<b>"],
+        "eos_token": "</s>",
+    }
+    assert (exported / "tokenizer_config.json").read_bytes() == (
+        folder / "tokenizer_config.json"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["PythonBackend", "Qwen3_5Tokenizer"])
+def test_a_class_that_only_transformers_5_has_is_exported_as_the_generic_one(
+    tmp_path: Path, name: str
+) -> None:
+    folder = bytewise(tmp_path / "model", "PreTrainedTokenizerFast")
+    tokenizer = load_tokenizer(at(folder))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    code = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config | {"tokenizer_class": name, "auto_map": code})
+    )
+    exported = tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export")
+    found = json.loads((exported / "tokenizer_config.json").read_text())
+    assert found["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "auto_map" not in found
+
+
+# --- several chat templates, and byte order marks
+
+
+@pytest.mark.parametrize("place", ["file", "gs", "hub"])
+def test_templates_beside_the_main_one_are_read_from_everywhere_and_exported(
+    tmp_path: Path, place: str, server: str, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model(tmp_path, file=marked("main"))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text(marked("tools"))
+    if place == "file":
+        source = ModelSource(uri=f"file://{folder}")
+    elif place == "gs":
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
+        source = ModelSource(uri=f"gs://{BUCKET}/{tmp_path.name}")
+        open_store().upload_folder(folder, str(source.uri))
+    else:
+        hub.push(
+            "acme/tiny",
+            {
+                path.relative_to(folder).as_posix(): path.read_bytes()
+                for path in folder.rglob("*")
+                if path.is_file()
+            },
+        )
+        source = ModelSource(hugging_face=HubRef(repo="acme/tiny"))
+    found = fetch_model(source, tmp_path / "scratch", open_store(), weights=False)
+    tokenizer = load_tokenizer(found)
+    assert tokenizer.chat_template == {"default": marked("main"), "tool_use": marked("tools")}
+    out = tmp_path / "out"
+    out.mkdir()
+    copy_files(out, found.path, tokenizer_folder(found, tokenizer, None, tmp_path / "export"))
+    assert AutoTokenizer.from_pretrained(out).chat_template == tokenizer.chat_template
+
+
+def test_a_template_beside_the_main_one_is_part_of_the_tokenizer(tmp_path: Path) -> None:
+    folder = model(tmp_path, file=marked("main"))
+    (folder / "additional_chat_templates").mkdir()
+    source = ModelSource(uri=f"file://{folder}")
+    revisions = set()
+    for mark in ("one", "two"):
+        (folder / "additional_chat_templates/tool_use.jinja").write_text(marked(mark))
+        revisions.add(fetch_model(source, tmp_path, open_store(), weights=False).tokenizer_revision)
+    assert len(revisions) == 2
+
+
+def test_the_template_of_a_job_replaces_all_templates_in_the_export(tmp_path: Path) -> None:
+    folder = model(tmp_path, file=marked("main"))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text(marked("tools"))
+    tokenizer = load_tokenizer(at(folder))
+    exported = tokenizer_folder(at(folder), tokenizer, "\ufeff" + marked("job"), tmp_path / "export")
+    shutil.copy(folder / "config.json", exported)
+    assert AutoTokenizer.from_pretrained(exported).chat_template == marked("job")
+
+
+@pytest.mark.parametrize("place", ["file", "config", "named", "additional"])
+def test_a_byte_order_mark_of_a_template_is_in_no_prompt_and_in_no_export(tmp_path: Path, place: str) -> None:
+    text = "\ufeff" + marked("main")
+    named = [{"name": "default", "template": text}, {"name": "tool_use", "template": text}]
+    folder = model(
+        tmp_path,
+        file=text if place in ("file", "additional") else None,
+        config={"config": text, "named": named}.get(place),
+    )
+    if place == "additional":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/rag.jinja").write_text(text)
+    tokenizer = load_tokenizer(at(folder))
+    assert "\ufeff" not in str(tokenizer.chat_template)
+    assert rendered(tokenizer).startswith("<|im_start|>")
+    exported = tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export")
+    shutil.copy(folder / "config.json", exported)
+    assert AutoTokenizer.from_pretrained(exported).chat_template == tokenizer.chat_template

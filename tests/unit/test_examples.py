@@ -9,6 +9,8 @@ import yaml
 
 from devcluster.gcs import BUCKETS
 from finetune_operator.cli.checks import check_files
+from finetune_operator.cli.plan import planned_jobs
+from finetune_operator.cli.plan_report import KnownInputs
 from tests.plan_pages import plan_page
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,33 @@ def test_can_be_planned(path: Path, tmp_path: Path) -> None:
     manifest.write_text("\n---\n".join(json.dumps(each) for each in (*others, job)))
     shown = plan_page(manifest, profile)
     assert "Train" in shown
+
+
+#: What each example shows: words of its plan, and fields of its spec.
+SHOWN = {
+    "dpo-llama": ("DPO, beta 0.1", "meta-llama/Llama-3.2-1B-Instruct", "(Preference)", "v6e-4 2x2"),
+    "orpo-gemma": ("ORPO, lambda 0.1", "google/gemma-3-1b-it", "5 % of the training rows", "LoRA, rank 32"),
+    "gated-push": ("Evaluate", "Qwen/Qwen3-0.6B", "LoRA, rank 16"),
+}
+
+
+@pytest.mark.parametrize(("name", "words"), SHOWN.items(), ids=SHOWN)
+def test_the_plan_of_an_example_shows_its_method_and_model(name: str, words: tuple[str, ...]) -> None:
+    page = plan_page(ROOT / "examples" / f"{name}.yaml", PROFILES / "gke-v6e.yaml")
+    assert [each for each in words if each not in page] == []
+
+
+def test_an_example_has_gates_a_benchmark_and_a_push_to_the_hub() -> None:
+    path = ROOT / "examples" / "gated-push.yaml"
+    (report,) = planned_jobs([path], PROFILES / "gke-v6e.yaml", known=KnownInputs()).jobs
+    evaluation, (hub, bucket) = report.plan.evaluation, report.plan.export.destinations
+    assert [benchmark.name for benchmark in evaluation.benchmarks] == ["gsm8k"]
+    assert [gate.metric for gate in evaluation.gates] == [
+        "faq/exact_match", "loss", "gsm8k/exact_match,strict-match",
+    ]  # fmt: skip
+    assert hub.hub is not None
+    assert hub.hub.repo == "acme/support-bot"
+    assert bucket.uri == "gs://my-project-models/team-a/support-bot"
 
 
 def test_a_plan_names_the_queues(tmp_path: Path) -> None:

@@ -85,13 +85,14 @@ def fetch_parts(
     Files with a tensor whose name is ``wanted`` are complete; of the others there is only the header. Offline all are
     complete. Raises as ``find`` does.
     """
+    others = [path.relative_to(small) for path in small.rglob("*") if path.is_file()]
     if constants.is_offline_mode():
-        return fetch(repository, [*(path.name for path in small.iterdir()), *names])
+        return fetch(repository, [*map(Path.as_posix, others), *names])
     ref = HubRef(repo=repository.name, revision=repository.commit)
     out.mkdir(parents=True, exist_ok=True)
-    for path in small.iterdir():
-        if path.is_file():
-            (out / path.name).symlink_to(path.resolve())
+    for path in others:
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).symlink_to((small / path).resolve())
     whole = []
     for name in names:
         header = partial(HfApi().parse_safetensors_file_metadata, ref.repo, name, revision=ref.revision)

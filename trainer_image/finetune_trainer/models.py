@@ -1,36 +1,27 @@
 """The user's model on this machine: from the hub or from a folder in object storage. No JAX, no MaxText."""
 
-import fnmatch
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from finetune_contract import ExitCode, ModelIdentity, ModelSource
-from finetune_trainer import hub, sparse_files
+from finetune_trainer import hub, model_files, sparse_files
 from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.sizes import sizes
+from finetune_trainer.model_files import MODEL, TOKENIZER, is_any, is_small
+from finetune_trainer.sparse_files import Read
 from finetune_trainer.stage_progress import ignore
-from finetune_trainer.storage import Entry, StorageClient, is_inside, local_path, unchanged
-from finetune_trainer.weights import INDEX, SINGLE, is_vision, weight_files
+from finetune_trainer.storage import Entry, StorageClient, content_encoding, is_inside, local_path, unchanged
+from finetune_trainer.weights import INDEX, SINGLE, is_vision, two_models, weight_files
 
-#: Everything but the weights. Subfolders hold other formats of the same model (original/, onnx/).
-_SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", "LICENSE*", "NOTICE",
-          "USE_POLICY.md")  # fmt: skip
-#: Files of a folder that determine the weights, and files that determine the tokens.
-_MODEL = ("config.json", "*safetensors", "*safetensors.index.json")
-_TOKENIZER = (
-    "tokenizer*",
-    "chat_template*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "vocab.*",
-)
+#: Size in bytes below which a file holds no weights, and the number of threads that read the beginnings of files.
+_SMALLEST, _PARALLEL = 4096, 8
 #: File that identifies a LoRA adapter in PEFT's layout.
 _ADAPTER = "adapter_config.json"
 #: Weights in formats that are not read, for the error message.
@@ -91,13 +82,16 @@ def fetch_model(
     *,
     weights: bool,
     values: Values = "All",
+    heads: bool = False,
     fetched: Callable[[int], None] = ignore,
 ) -> LocalModel:
     """Fetches config.json, tokenizer and small files, and if ``weights`` the weights' headers and at least ``values``.
 
     Every file of a bucket is fetched at the version that was verified; a ``file://`` folder is used in place
-    (``LocalModel.require_unchanged``). The weights must exist in any case. Raises ``StageError`` 65 (changed since
-    preflight, or meanwhile), 66, 69 or 77. Beside a MaxText checkpoint there are no weights to fetch.
+    (``LocalModel.require_unchanged``). The weights must exist in any case; with ``heads``, the header of each of their
+    files is read and must be that of a complete file. Raises ``StageError`` 64 or 66 for files that are no model, 65
+    for files with another content or that have changed since preflight or meanwhile, 69 or 77. Beside a MaxText
+    checkpoint there are no weights to fetch.
 
     ``fetched`` is called with the size in bytes of each whole file that is fetched from a bucket.
     """
@@ -105,9 +99,9 @@ def fetch_model(
         return _with_checkpoint(source, source.orbax, scratch, store)
     model = _find(source, scratch / "model", store, "spec.model", fetched)
     _require_model(model)
-    path = model.fetch(model.small())
+    path = model.fetch_small()
     needed = weight_files(path, where=model.source)
-    _require_weights(model, needed)
+    _require_weights(model, needed, heads=heads)
     if weights:
         path = (
             model.fetch([*model.small(), *needed])
@@ -117,7 +111,7 @@ def fetch_model(
     tokenizer, tokenizer_path, tokenizer_revision = model, path, model.tokenizer_digest
     if source.tokenizer is not None:
         tokenizer = _find(source.tokenizer, scratch / "tokenizer", store, "spec.model.tokenizer")
-        tokenizer_path = tokenizer.fetch(tokenizer.small())
+        tokenizer_path = tokenizer.fetch_small()
         tokenizer_revision = tokenizer.tokenizer_digest or tokenizer.revision
     return LocalModel(
         path=path,
@@ -147,7 +141,8 @@ def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: Stor
             where="spec.model.orbax.uri", actual=items, expected="the items folder of a MaxText checkpoint",
             fix="Correct the address, or put the checkpoint there.",
         )  # fmt: skip
-    path = found.fetch(found.small())
+    _require_plain(entries)
+    path = found.fetch_small()
     config = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
     revision = _sum([config, *(f"{_relative(each, items)} {each.size} {each.crc32c}" for each in entries)])
     require_unchanged(source.digest, revision, where="spec.model.orbax.uri", uri=items)
@@ -177,6 +172,10 @@ class _Found:
     fetch_parts: Callable[[Path, Sequence[str], Callable[[str], bool]], Path]
     """Fetches weight files by name, with at least the wanted tensors, beside the small files of the given folder.
     Returns the folder with both."""
+    reader: Callable[[str], Read | None]
+    """Returns a function that reads parts of a file; None for a file that can only be fetched whole."""
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    """The files of a folder in storage as they were listed; empty on the hub."""
     tokenizer_digest: str | None = None
     """None on the hub, where the revision pins the tokenizer, too."""
     in_place: tuple[Entry, ...] = ()
@@ -187,15 +186,13 @@ class _Found:
         return frozenset(self.sizes)
 
     def small(self) -> list[str]:
-        return sorted(name for name in self.names if _is_small(name))
+        return sorted(name for name in self.names if is_small(name))
 
-
-def _is_small(name: str) -> bool:
-    return "/" not in name and _is_any(name, _SMALL)
-
-
-def _is_any(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    def fetch_small(self) -> Path:
+        """Fetches all small files; returns their folder. Raises ``StageError`` 65 for one that is only a pointer."""
+        path = self.fetch(self.small())
+        model_files.require_contents(path, self.small(), where=self.source)
+        return path
 
 
 def _find(
@@ -210,7 +207,7 @@ def _find(
         return _Found(
             source=repository.name, where=repository.where, revision=repository.commit,
             sizes=repository.sizes, fetch=partial(hub.fetch, repository),
-            fetch_parts=partial(hub.fetch_parts, repository, scratch),
+            fetch_parts=partial(hub.fetch_parts, repository, scratch), reader=partial(_hub_reader, repository),
         )  # fmt: skip
     uri = source.uri
     assert uri is not None
@@ -224,7 +221,7 @@ def _find(
     found = {_relative(entry, uri): entry for entry in entries}
     listed = {name: entry for name, entry in found.items() if is_inside(name)}
     checksums = {name: f"{entry.size} {entry.crc32c}" for name, entry in listed.items()}
-    model, tokenizer = _digest(checksums, _MODEL), _digest(checksums, _TOKENIZER)
+    model, tokenizer = _digest(checksums, MODEL), _digest(checksums, TOKENIZER)
     require_unchanged(source.digest, model, where=f"{where}.uri", uri=uri)
     require_unchanged(source.tokenizer_digest, tokenizer, where=f"{where}.uri", uri=f"the tokenizer in {uri}")
     folder = _Folder(
@@ -233,8 +230,8 @@ def _find(
     return _Found(
         source=uri, where=f"{where}.uri", revision=model, tokenizer_digest=tokenizer,
         sizes={name: entry.size for name, entry in listed.items()},
-        fetch=folder.fetch, fetch_parts=folder.fetch_parts,
-        in_place=tuple(entry for name, entry in listed.items() if folder.local and _is_any(name, _MODEL)),
+        fetch=folder.fetch, fetch_parts=folder.fetch_parts, reader=folder.reader, entries=listed,
+        in_place=tuple(entry for name, entry in listed.items() if folder.local and is_any(name, MODEL)),
     )  # fmt: skip
 
 
@@ -259,15 +256,29 @@ class _Folder:
             listed = {name: self.listed[name] for name in names}
             return self.store.fetch_listed(listed, self.scratch, fetched=self.fetched)
 
+    def reader(self, name: str) -> Read:
+        entry = self.listed[name]
+
+        def read(start: int, end: int) -> bytes:
+            with reading_listed(self.where):
+                return self.store.read_range(entry.uri, start, end, generation=entry.generation)
+
+        return read
+
     def fetch_parts(self, folder: Path, names: Sequence[str], wanted: Callable[[str], bool]) -> Path:
         if self.local is not None:
             return folder
         for name in names:
-            entry = self.listed[name]
-            read = partial(self.store.read_range, entry.uri, generation=entry.generation)
-            with reading_listed(self.where):
-                sparse_files.write(folder / name, entry.size, read, wanted)
+            sparse_files.write(folder / name, self.listed[name].size, self.reader(name), wanted)
         return folder
+
+
+def _hub_reader(repository: hub.Repository, name: str) -> Read | None:
+    """Reads a file that is too small for weights; others would be fetched whole."""
+    if repository.sizes[name] > _SMALLEST:
+        return None
+    content = (hub.fetch(repository, [name]) / name).read_bytes()
+    return lambda start, end: content[start:end]
 
 
 def _require_model(model: _Found) -> None:
@@ -281,13 +292,36 @@ def _require_model(model: _Found) -> None:
         raise _incomplete(model, "WeightsMissing", "safetensors weights", shown, fix)
 
 
-def _require_weights(model: _Found, needed: Sequence[str]) -> None:
+def _require_weights(model: _Found, needed: Sequence[str], *, heads: bool) -> None:
+    if SINGLE in model.names and SINGLE not in needed:
+        raise two_models(model.source)
     missing = [name for name in needed if name not in model.names]
     if missing:
         raise _incomplete(
             model, "WeightsMissing", missing[0], sorted(name for name in needed if name in model.names),
             f"Upload the missing files: {', '.join(missing[:4])}.",
         )  # fmt: skip
+    _require_plain(model.entries[name] for name in needed if name in model.entries)
+    if not heads:
+        return
+
+    def check(name: str) -> None:
+        read = model.reader(name)
+        if read is not None:
+            model_files.require_safetensors(read, model.sizes[name], f"{model.source}/{name}")
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(check, needed))
+
+
+def _require_plain(entries: Iterable[Entry]) -> None:
+    """Raises ``StageError`` 65 for a file of which parts are read and that is stored compressed."""
+    for entry in entries:
+        if entry.compression is not None:
+            raise content_encoding.refused(
+                entry.uri, f"Content-Encoding: {entry.compression}", "weights that are stored compressed are not read",
+                "no Content-Encoding",
+            )  # fmt: skip
 
 
 def _incomplete(model: _Found, reason: str, missing: str, names: Sequence[str], fix: str) -> StageError:
@@ -307,7 +341,7 @@ def _relative(entry: Entry, folder: str) -> str:
 
 def _digest(checksums: Mapping[str, str], patterns: Sequence[str]) -> str:
     """A digest over the files that match the patterns. Equal files give an equal digest, wherever they are."""
-    return _sum(f"{name} {checksum}" for name, checksum in checksums.items() if _is_any(name, patterns))
+    return _sum(f"{name} {checksum}" for name, checksum in checksums.items() if is_any(name, patterns))
 
 
 def _sum(lines: Iterable[str]) -> str:

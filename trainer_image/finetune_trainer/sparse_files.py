@@ -64,6 +64,17 @@ def begin(target: Path, header: Mapping[str, object], size: int) -> int:
     return 8 + len(text)
 
 
+def values_size(text: bytes) -> int | None:
+    """Bytes of values that a header describes; None if it cannot be read, as opening the file will report that."""
+    try:
+        return max(
+            (int(each["data_offsets"][1]) for name, each in _header(text).items() if name != "__metadata__"),
+            default=None,
+        )
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+
+
 def _header(text: bytes) -> Mapping[str, Any]:
     """The parsed header; empty if it cannot be read, as opening the file will report that."""
     try:

@@ -15,6 +15,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.models import LocalModel
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+_MARK = "\ufeff"
 #: What tokenizers of different kinds disagree on: spaces, line breaks, digits, contractions, accents, other scripts.
 _PROBE = (
     "Hello world, 12345 isn't\n\n  def f(x):\n\treturn  x  # IT'S\r\n"
@@ -29,9 +30,30 @@ def load_tokenizer(model: LocalModel) -> Any:
 
     If there is a tokenizer.json, text becomes tokens exactly as it says; special tokens, chat template and further
     settings are those of tokenizer_config.json. Special tokens that it does not name are the defaults of its class, if
-    the vocabulary has them. Without tokenizer.json, the tokenizer is what transformers makes of the other files. Raises
-    ``StageError`` 64 or 66.
+    the vocabulary has them. Chat templates are without a byte order mark. Without tokenizer.json, the tokenizer is what
+    transformers makes of the other files. Raises ``StageError`` 64 or 66.
     """
+    tokenizer = _loaded(model)
+    tokenizer.chat_template = without_mark(tokenizer.chat_template)
+    return tokenizer
+
+
+def without_mark[Value](value: Value) -> Value:
+    """Returns a chat template, or several with their names, without a byte order mark at the beginning of each.
+
+    Some editors write one, and a chat template would render it into every prompt.
+    """
+    changed: Any = value
+    if isinstance(value, str):
+        changed = value.removeprefix(_MARK)
+    elif isinstance(value, dict):
+        changed = {key: without_mark(part) for key, part in value.items()}
+    elif isinstance(value, list):
+        changed = [without_mark(part) for part in value]
+    return changed  # type: ignore[no-any-return]
+
+
+def _loaded(model: LocalModel) -> Any:
     named = _of_its_class(model)
     if (model.tokenizer_path / TOKENIZER).is_file():
         return _as_written(model, named)

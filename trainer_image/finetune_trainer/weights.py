@@ -1,6 +1,7 @@
 """The tensors of a model folder: checked against the plan by their headers, read one at a time."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import Family, ModelPlan
+from finetune_trainer.model_files import HEAD, require_content
 from finetune_trainer.storage import is_inside
 
 INDEX = "model.safetensors.index.json"
@@ -136,7 +138,12 @@ def weight_files(folder: Path, *, where: str = "") -> list[str]:
 def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
     """Files with the names that the index lists for each; None instead of names if there is no index."""
     if (folder / INDEX).is_file():
-        return {folder / file: names for file, names in _indexed(folder, shown).items()}
+        files: dict[Path, list[str] | None] = {
+            folder / file: list(names) for file, names in _indexed(folder, shown).items()
+        }
+        if (folder / SINGLE).is_file() and folder / SINGLE not in files:
+            raise two_models(shown)
+        return files
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: None}
     others = sorted(path.name for path in folder.glob("*.bin")) + sorted(
@@ -147,6 +154,29 @@ def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
         actual=", ".join(others[:4]) or "no weights at all", expected=f"{SINGLE} or {INDEX}",
         fix="Save the model with save_pretrained(..., safe_serialization=True) and upload the folder again.",
     )  # fmt: skip
+
+
+def two_models(where: str) -> StageError:
+    """Returns the error (64) for a folder with a single file of weights and an index of others."""
+    return StageError(
+        ExitCode.BAD_REQUEST, "WeightsAmbiguous", "the folder has two sets of weights", where=where,
+        actual=f"{SINGLE}, and {INDEX}, which names other files", expected="one of them",
+        fix=f"Remove {INDEX} and the files that it names if {SINGLE} is the newer one, else {SINGLE}: transformers "
+        "reads the single file, other programs the index.",
+    )  # fmt: skip
+
+
+def require_size(weights_bytes: int, plan: ModelPlan, *, where: str) -> None:
+    """Raises ``StageError`` 64 if files of this size cannot hold the plan's tensors in any dtype that is read.
+
+    A size of 0 is unknown.
+    """
+    least = 2 * sum(math.prod(shape) for shape in plan.tensors().values())
+    if 0 < weights_bytes < least:
+        raise _mismatch(
+            where, "the weights are smaller than config.json says", f"{weights_bytes:,} bytes",
+            f"at least {least:,}, two for each parameter", "Upload all weights again, or their config.json.",
+        )  # fmt: skip
 
 
 def _indexed(folder: Path, shown: str) -> dict[str, list[str]]:
@@ -208,6 +238,8 @@ def _headers(file: Path, shown: str) -> Iterator[Tensor]:
             where=f"{shown}/{file.name}", fix="Upload the missing file.",
         ) from None  # fmt: skip
     except SafetensorError as error:
+        with file.open("rb") as content:
+            require_content(content.read(HEAD), f"{shown}/{file.name}")
         raise _mismatch(
             f"{shown}/{file.name}", "the file is incomplete", f"{file.stat().st_size} bytes: {error}",
             "a safetensors file with the length in its header",

@@ -28,7 +28,8 @@ class DatasetFormat(StrEnum):
     """Layout of the rows of a dataset."""
 
     AUTO = "Auto"
-    """The first format whose columns all exist in row 1."""
+    """The first shape whose columns all exist in row 1 and are not empty: these formats, and shapes of published
+    datasets such as ShareGPT and Alpaca."""
     MESSAGES = "Messages"
     """A list of role and content."""
     PROMPT_COMPLETION = "PromptCompletion"
@@ -62,7 +63,7 @@ class Columns(ApiModel):
     """Maps each column name of the API to the dataset's own name. A column that is not listed keeps the API's name."""
 
     messages: Column = None
-    """List of messages with role and content, for Messages. Default: messages."""
+    """List of messages with role and content, for Messages. Default: messages or conversations."""
     prompt: Column = None
     """Input of the model, for PromptCompletion and Preference. A text becomes a user's message where the tokenizer
     has a chat template, otherwise directly precedes the completion; a list of messages is used as it is. Default:
@@ -169,14 +170,15 @@ class SplitFromTrain(ApiModel):
 
 
 class ChatTemplate(ApiModel):
-    """A Jinja chat template, from at most one of inline and configMapRef, and its arguments."""
+    """A chat template, from at most one of inline and configMapRef, and its arguments."""
 
     rules: ClassVar = (at_most_one("inline", "configMapRef"),)
 
     inline: Annotated[str, Field(min_length=1, max_length=32 * 1024)] | None = None
-    """Text of the template, at most 32 KiB."""
+    """Text of the template, at most 32 KiB: Jinja, in which the line {% include 'tokenizer' %} stands for the
+    tokenizer's own template, or one of MaxText's templates in JSON, which becomes Jinja."""
     config_map_ref: ConfigMapKeyRef | None = None
-    """Key of a ConfigMap that holds the template, at most 32 KiB. Read once, when the job is admitted."""
+    """Key of a ConfigMap that holds the template, at most 32 KiB, as inline. Read once, when the job is admitted."""
     arguments: Annotated[Mapping[Token, TemplateValue], Field(max_length=16)] | None = None
     """Variables that the template reads beside messages and tools, for example enable_thinking: "false". The values
     true, false and numbers are parsed as JSON, others are text. They apply to rows, evaluation prompts and benchmarks;

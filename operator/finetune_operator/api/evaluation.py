@@ -56,19 +56,20 @@ class EvaluationDataset(DatasetSource):
     Loss."""
 
 
-BenchmarkName = Annotated[str, Field(pattern=r"^[a-z0-9][-_a-z0-9]*$", min_length=1, max_length=63)]
+BenchmarkName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-_.()A-Za-z0-9]*$", min_length=1, max_length=96)]
 
 
 class Benchmark(ApiModel):
-    """A task of lm-evaluation-harness; metrics are named <name>/<metric>: gsm8k/exact_match,strict-match."""
+    """A task or group of lm-evaluation-harness; metrics are named <name>/<metric>: gsm8k/exact_match,strict-match, and
+    those of a group's members <name>/<member>/<metric>: mmlu/mmlu_stem/acc."""
 
     name: BenchmarkName
-    """Name of a task of the harness, for example gsm8k, or of a YAML file in uri."""
+    """Name of a task or group of the harness, for example gsm8k or mmlu, or of a YAML file in uri."""
     uri: StorageUri | None = None
     """Folder with <name>.yaml, a task in the harness's format, and the files that it reads. Default: a task of the
     harness, whose dataset is on the Hugging Face Hub."""
     limit: Positive | None = None
-    """Number of examples, from the first. Default: all."""
+    """Number of examples of each task, from the first. Default: all."""
 
 
 class Generation(ApiModel):
@@ -88,7 +89,8 @@ class Gate(ApiModel):
     rules: ClassVar = (exactly_one("value", "deltaFromBaseline"),)
 
     metric: ShortText
-    """loss or perplexity (on validation rows), or <dataset or benchmark>/<metric>, for example faq/exact_match."""
+    """loss or perplexity (on validation rows), or <dataset or benchmark>/<metric>, for example faq/exact_match.
+    Of a group's member: <benchmark>/<member>/<metric>."""
     op: GateOperator
     """Comparison of the metric with the threshold."""
     value: Number | None = None
@@ -126,7 +128,7 @@ class Evaluation(ApiModel):
     benchmarks: (
         Annotated[tuple[Benchmark, ...], Field(min_length=1, max_length=16), *list_map("name")] | None
     ) = None
-    """Tasks of lm-evaluation-harness to run. Default: none."""
+    """Tasks and groups of lm-evaluation-harness to run. Default: none."""
     prompts: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=2048)], ...],

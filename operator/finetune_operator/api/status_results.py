@@ -23,7 +23,8 @@ from finetune_operator.api.common import (
 )
 from finetune_operator.api.evaluation import GateOperator
 
-MetricValues = Annotated[Mapping[ShortText, Decimal], Field(max_length=48)]
+MOST_METRICS = 48
+MetricValues = Annotated[Mapping[ShortText, Decimal], Field(max_length=MOST_METRICS)]
 
 
 class CheckpointTag(StrEnum):

@@ -13,7 +13,7 @@ FORMS: Mapping[str, str] = {
     r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|\*)$": "the name of a namespace, or * for every one",
     r"^[-._a-zA-Z0-9]+$": _WORD,
     r"^[-._a-z0-9]+$": "lower-case letters, digits, '-', '_' and '.'",
-    r"^[a-z0-9][-_a-z0-9]*$": "lower-case letters, digits, '-' and '_'",
+    r"^[A-Za-z0-9][-_.()A-Za-z0-9]*$": "letters, digits, '-', '_', '.' and parentheses, first a letter or digit",
     r"^[a-z_]+$": "lower-case letters and '_'",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable: letters, digits and '_', first no digit",
     r"^[A-Za-z_][A-Za-z0-9_.]*$": "a setting of MaxText: letters, digits, '_' and '.'",

@@ -58,6 +58,7 @@ def facts(report: PlanReport) -> dict[str, Any]:
             "perDevice": _memory(report.chosen_memory),
         },
         "hostMemory": {} if (most := largest_piece(plan)) is None else {"largestPiece": most},
+        "chatTemplate": plan.data.chat_template,
         "checkpoint": plan.exported_checkpoint,
         "considered": [_considered(each, report) for each in report.considered],
         "model": {

@@ -8,7 +8,7 @@ from finetune_operator.api import MethodType, exact, options_of
 from finetune_operator.cli.plan_facts import queues_of
 from finetune_operator.cli.plan_report import PlanReport
 from finetune_operator.cli.printing import Object
-from finetune_operator.cli.text import count, duration, money, size
+from finetune_operator.cli.text import count, duration, money, plain, size
 from finetune_operator.planning import Plan
 from finetune_operator.planning.estimate.past_runs import DAYS
 from finetune_operator.planning.estimate.training_memory import MEDIAN_ERROR, TrainingMemory
@@ -21,6 +21,8 @@ from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 #: Most slices that are listed.
 _CONSIDERED = 12
+#: Most lines of a chat template that are shown.
+_TEMPLATE_LINES = 24
 
 
 def page(report: PlanReport) -> Iterator[str]:
@@ -64,6 +66,7 @@ def page(report: PlanReport) -> Iterator[str]:
             yield _row(label, _dataset(source))
     if split := plan.data.split_from_train:
         yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
+    yield from _rows("Template", _template(plan))
     yield _row("Checkpoints", _checkpoints(plan))
     yield _row("Memory", _memory(plan))
     yield from _rows("Per chip", _memory_parts(report))
@@ -364,6 +367,14 @@ def _dataset(source: DatasetSpec) -> str:
     where = f"{source.hugging_face.repo}, split {source.split}" if source.hugging_face else str(source.uri)
     weight = f", weight {source.weight:g}" if source.weight is not None else ""
     return f"{where} ({source.format}{weight})"
+
+
+def _template(plan: Plan) -> Iterator[str]:
+    """Yields the lines of the job's own chat template, with what JSON became."""
+    lines = (plan.data.chat_template or "").splitlines()
+    yield from map(str, map(plain, lines[:_TEMPLATE_LINES]))
+    if len(lines) > _TEMPLATE_LINES:
+        yield f"and {len(lines) - _TEMPLATE_LINES} more lines; -o json has all"
 
 
 def _later(jobset: Object) -> list[str]:

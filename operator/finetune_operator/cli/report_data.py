@@ -75,6 +75,9 @@ def _dataset_facts(details: DatasetDetails) -> Iterator[tuple[str, str]]:
             "Lengths",
             f"half at most {details.p50:,} tokens, 95 % at most {details.p95:,}, the longest {details.longest:,}",
         )
+    if details.unread:
+        names = ", ".join(f"{value.name} ({value.count:,})" for value in details.unread)
+        yield "Not read", f"{names}, …" if details.unread_more else names
     for kind in details.found:
         places = ", ".join(kind.first)
         more = ", …" if kind.count > len(kind.first) else ""

@@ -174,7 +174,7 @@ def _why_not(name: str, first: RunRecords, second: RunRecords, *, same_rows: boo
         incomparable_settings(first, second),
         name,
         pairs=accuracy in _means(first, "tuned") or accuracy in _means(second, "tuned"),
-        benchmark=prefix in benchmarks,
+        benchmark=prefix.partition("/")[0] in benchmarks,
     )
     return why if why or same_rows else "the means are over different rows"
 

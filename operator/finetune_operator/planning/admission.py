@@ -36,7 +36,7 @@ from finetune_operator.planning.policy.locations import ProfileFolders, run_fold
 from finetune_operator.planning.policy.profile_checks import check_profile
 from finetune_operator.planning.profile_choice import choose_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
-from finetune_operator.planning.sections.chat_template import with_chat_template
+from finetune_operator.planning.sections.chat_template import template_ref, with_chat_template
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.stored_plan import StoredPlan, identity
 from finetune_operator.planning.support import refuse_later_fields
@@ -205,8 +205,10 @@ def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Objec
 
 
 def check_job(job: Object) -> None:
-    """Checks the schema and the engine settings that the job overrides. Raises Refused."""
+    """Checks the schema, the engine settings that the job overrides and its own chat template. Raises Refused."""
     _check_overrides(_parsed(job))
+    if template_ref(job["spec"]) is None:
+        with_chat_template(job["spec"], None)
 
 
 def _parsed(job: Object) -> FineTuneJob:

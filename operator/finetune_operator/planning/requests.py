@@ -57,6 +57,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         converted=findings.converted.items if findings.converted else plan.model.orbax,
         converted_files_digest=_files_digest(findings),
         train_step=_train_step(plan, findings),
+        end_ids=findings.train.end_ids if findings.train and stage is Stage.EXPORT else None,
     ).for_trainer(findings.supports or plan.contract)
     size = len(request.to_json().encode())
     if size > MAX_REQUEST_BYTES:
@@ -148,7 +149,9 @@ def _pinned_benchmark(benchmark: BenchmarkSpec, found: BenchmarkReport | None) -
     if found is None or found.name != benchmark.name:
         return benchmark
     same = found.uri == benchmark.uri if benchmark.uri else found.uri.startswith("hf://")
-    return benchmark.model_copy(update={"revision": found.revision}) if same else benchmark
+    if not same:
+        return benchmark
+    return benchmark.model_copy(update={"revision": found.revision, "revisions": found.revisions})
 
 
 def _names(source: DatasetSpec, uri: str) -> bool:

@@ -459,3 +459,25 @@ def test_the_documentation_lists_the_fields_of_the_output() -> None:
     rows = "\n".join(line.partition("|")[2].partition("|")[0] for line in page.splitlines())
     documented = set(re.findall(r"`plans\[\]\.(\w+)`", rows))
     assert {*found, "jobSets", "cpuImage", "pathways", "monthlyChipHours"} == documented
+
+
+def test_a_chat_template_is_shown_as_the_jinja_that_json_becomes(tmp_path: Path) -> None:
+    given = json.dumps({"PROMPT_TEMPLATE": "Solve:\n{question}"})
+    datasets = {"train": [{"uri": "gs://my-project-data/team-a/a.jsonl"}], "chatTemplate": {"inline": given}}
+    page = plan(tmp_path, datasets=datasets).stdout
+    assert "Template     {%- set rewritten = namespace(messages=[]) %}" in page
+    assert r"{%- set text = 'Solve:\n' ~ (text | trim) %}" in page
+    assert page.count("{% include 'tokenizer' %}") == 1
+    (shown,) = json.loads(plan(tmp_path, "-o", "json", datasets=datasets).stdout)["plans"]
+    assert shown["chatTemplate"].splitlines()[-1] == "{% include 'tokenizer' %}"
+
+
+def test_a_long_chat_template_is_shown_in_part(tmp_path: Path) -> None:
+    datasets = {
+        "train": [{"uri": "gs://my-project-data/team-a/a.jsonl"}],
+        "chatTemplate": {"inline": "\n".join(f"{{#- {number} #}}" for number in range(30))},
+    }
+    page = plan(tmp_path, datasets=datasets).stdout
+    assert "{#- 23 #}" in page
+    assert "{#- 24 #}" not in page
+    assert "and 6 more lines; -o json has all" in page

@@ -172,6 +172,21 @@ def test_benchmarks_reach_the_trainer_at_the_revision_of_preflight() -> None:
     assert [each.revision for each in edited.benchmarks] == ["abc", None]
 
 
+def test_a_group_reaches_the_trainer_with_the_commits_of_its_datasets() -> None:
+    gate = {"metric": "glue/rte/acc", "op": "GreaterOrEqual", "value": 0.4}
+    requested = {"benchmarks": [{"name": "glue"}], "gates": [gate]}
+    (asked,) = request(Stage.PREFLIGHT, evaluation=requested).evaluation.benchmarks
+    commits = {"nyu-mll/glue": "abc", "nyu-mll/mnli": "def"}
+    report = BenchmarkReport(
+        path=asked.path, name="glue", uri="hf://datasets/nyu-mll/glue@abc and 1 more datasets", revision="123",
+        rows=8, tasks=9, revisions=commits,
+    )  # fmt: skip
+    found = Findings(preflight=FOUND.model_copy(update={"benchmarks": [report]}))
+    pinned = request(Stage.EVALUATE, found, evaluation=requested).evaluation
+    assert [(each.revision, each.revisions) for each in pinned.benchmarks] == [("123", commits)]
+    assert pinned.gates[0].metric == "glue/rte/acc"
+
+
 @pytest.mark.parametrize(("benchmark", "reads"), list(zip(BENCHMARKS, (True, False), strict=True)))
 def test_only_the_harness_own_benchmarks_are_read_from_the_hub(
     benchmark: dict[str, Any], reads: bool
@@ -241,3 +256,10 @@ def test_the_measured_checkpoint_is_the_exported_one() -> None:
     findings = Findings(train=TRAINED, evaluated=EvaluateOutcome(step=60))
     last = {**MEASURED, "export": {"checkpoint": "Last"}}
     assert request(Stage.EXPORT, findings, **last).train_step == 60
+
+
+def test_the_export_gets_the_ends_that_training_counted_and_no_other_stage() -> None:
+    counted = TRAINED.model_copy(update={"end_ids": [7, 2]})
+    assert request(Stage.EXPORT, Findings(train=counted)).end_ids == [7, 2]
+    assert request(Stage.EXPORT, Findings(train=TRAINED)).end_ids is None
+    assert request(Stage.EVALUATE, Findings(train=counted)).end_ids is None

@@ -17,7 +17,7 @@ from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)
 #: Version of the preparation. Incremented when the same rows yield other tokens or the file format changes.
-_PREPARER = "3"
+_PREPARER = "4"
 _TOKENS, _INDEX = "tokens.bin", "index.npz"
 
 
@@ -43,6 +43,8 @@ def key_of(spec: DatasetSpec, revision: str, preparer: Mapping[str, str]) -> Dat
         "split": f"{spec.config or ''}/{spec.split}" if hub else "",
         "format": spec.format,
         "columns": json.dumps(spec.columns, sort_keys=True),
+        "ignore": json.dumps(sorted(spec.ignore)),
+        "separator": spec.separator or "",
         "roleMap": json.dumps(spec.role_map, sort_keys=True),
         "maxExamples": str(spec.max_examples or "all"),
         "preparer": _PREPARER,

@@ -48,6 +48,8 @@ class Tokenizer(Protocol):
     """The used part of the interface of a transformers fast tokenizer."""
 
     chat_template: Any
+    eos_token: str | None
+    bos_token: str | None
     eos_token_id: int | None
     bos_token_id: int | None
     all_special_ids: list[int]
@@ -99,11 +101,14 @@ class Chat:
             identity["chatTemplateDate"] = self._today.isoformat()
         return identity
 
+    def reads(self, name: str) -> bool:
+        """Whether the template mentions a variable, or a key of messages."""
+        return re.search(rf"\b{re.escape(name)}\b", _text_of(self._tokenizer.chat_template)) is not None
+
     def require_known_arguments(self) -> None:
         """Raises ``StageError`` 64 for an argument that the template never reads and that would have no effect."""
-        template = _text_of(self._tokenizer.chat_template)
         for name in self._arguments:
-            if not re.search(rf"\b{re.escape(name)}\b", template):
+            if not self.reads(name):
                 raise StageError(
                     ExitCode.BAD_REQUEST, "ChatTemplateArgumentUnknown",
                     "the chat template does not read this argument",
@@ -222,11 +227,11 @@ class Chat:
         Each part is a pair (first, past the last) of character positions in the conversation's text. None if the
         template has no such marks.
         """
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         template = self._tokenizer.get_chat_template(tools=tools)
         if not _is_marked(template):
             return None
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         _, found = render_jinja_template(
             [[dict(message) for message in messages]],
             tools=_copied(tools),

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,8 @@ from finetune_trainer.errors import StageError
 
 #: Name of the dataset of rows that are held out from training.
 HELD_BACK = "held-back"
+#: Reason for rows that ``dedupe: Exact`` leaves out.
+REPEATED = "equal to an earlier row of the training sources"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class SourceSubset:
     chosen: Int64Array
     counts_dropped: bool = True
     """Whether the source's dropped rows count here. If a source is split in two, they count in one part only."""
+    repeated: int = 0
+    """Number of rows that are left out because they equal an earlier row of the training sources."""
 
     @classmethod
     def all_of(cls, source: PreparedSource) -> "SourceSubset":
@@ -112,6 +116,8 @@ def report_of(piece: SourceSubset, part: MixtureComponent | None) -> DatasetRepo
     rows, contents = index.row_contents(chosen)
     reasons = index.reasons if piece.counts_dropped else ()
     dropped = {why: count(index, number) for number, why in enumerate(reasons)}
+    if piece.repeated and piece.counts_dropped:
+        dropped[REPEATED] = piece.repeated
     return DatasetReport(
         path=source.spec.path,
         name=source.spec.name,
@@ -131,38 +137,66 @@ def report_of(piece: SourceSubset, part: MixtureComponent | None) -> DatasetRepo
     )
 
 
-def split_validation(
-    sources: Sequence[PreparedSource], split: SplitSpec
-) -> tuple[list[SourceSubset], list[SourceSubset]]:
-    """Splits each source into rows for training and rows held out for validation, in the same proportion.
+def first_occurrences(pieces: Sequence[SourceSubset]) -> list[SourceSubset]:
+    """Returns the pieces without rows that equal an earlier one of any piece: same tokens and same trained part.
 
-    At most ``split.max_examples`` rows of a source are held out, and the rest is trained on. Each side has at least one
-    row. The choice is a function of seed and content, by rank over the whole source: rows with the same content are on
+    Raises ``StageError`` 65 for a source of which no row is left.
+    """
+    seen = np.zeros(0, np.uint64)
+    kept = []
+    for piece in pieces:
+        index, chosen = piece.source.index, piece.chosen
+        first, contents = index.row_contents(chosen)
+        again = np.isin(contents, seen)
+        again[np.setdiff1d(np.arange(len(first)), np.unique(contents, return_index=True)[1])] = True
+        if again.all():
+            raise StageError(
+                ExitCode.BAD_DATA,
+                "DatasetHasNothingToTrain",
+                "every row equals a row of an earlier training source, and datasets.dedupe is Exact",
+                where=piece.source.spec.path,
+                actual=f"{len(first)} rows",
+                expected="at least one row that no earlier source has",
+                fix="Remove the source, or remove datasets.dedupe.",
+            )
+        seen = np.union1d(seen, contents)
+        left = chosen[~np.isin(index.owners(chosen), first[again])]
+        kept.append(replace(piece, chosen=left, repeated=int(again.sum())))
+    return kept
+
+
+def split_validation(
+    pieces: Sequence[SourceSubset], split: SplitSpec
+) -> tuple[list[SourceSubset], list[SourceSubset]]:
+    """Splits each piece into rows for training and rows held out for validation, in the same proportion.
+
+    At most ``split.max_examples`` rows of a piece are held out, and the rest is trained on. Each side has at least one
+    row. The choice is a function of seed and content, by rank over the whole piece: rows with the same content are on
     the same side, and the order of the rows does not matter. If even the rows of one content are more than
     ``max_examples``, the first of them are measured. For a text that is split into several examples, the first one
-    determines the side of all. Raises ``StageError`` 65 if all rows of a source have the same content.
+    determines the side of all. Raises ``StageError`` 65 if all rows of a piece have the same content.
     """
     kept, held = [], []
-    for source in sources:
-        owners = source.index.owners(np.arange(len(source)))
-        if len(np.unique(source.index.content[owners])) < 2:
+    for piece in pieces:
+        index, chosen = piece.source.index, piece.chosen
+        owners = index.owners(chosen)
+        content = index.content[chosen]
+        if len(np.unique(content[owners])) < 2:
             raise StageError(
                 ExitCode.BAD_DATA,
                 "SplitImpossible",
                 "the rows cannot be split into training and validation",
-                where=source.spec.path,
+                where=piece.source.spec.path,
                 actual="only rows with the same content",
                 expected="at least two different rows",
                 fix="Name rows in datasets.validation instead of splitFromTrain.",
             )
         rows = np.unique(owners)
-        rank = _mixed(source.index.content, split.seed)
+        rank = _mixed(content, split.seed)
         out = rank <= _highest_rank(rank[rows], split)
-        kept.append(SourceSubset(source=source, chosen=np.flatnonzero(~out[owners])))
+        kept.append(replace(piece, chosen=chosen[~out[owners]]))
         first = np.flatnonzero(out & (owners == np.arange(len(owners))))[: split.max_examples]
-        held.append(
-            SourceSubset(source=source, chosen=np.flatnonzero(np.isin(owners, first)), counts_dropped=False)
-        )
+        held.append(replace(piece, chosen=chosen[np.isin(owners, first)], counts_dropped=False))
     return kept, held
 
 

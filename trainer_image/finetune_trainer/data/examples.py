@@ -10,6 +10,7 @@ from typing import IO, Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from finetune_contract import UnreadValue
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.template import TokenizedExample
 from finetune_trainer.storage import name_of
@@ -74,6 +75,27 @@ class TokenFile:
             if len(found):
                 return int(np.searchsorted(self.ends(), start + found[0], side="right"))
         return None
+
+    def trained_runs(self) -> tuple[Int64Array, Int64Array]:
+        """Returns where each run of trained tokens of one example begins and ends, as offsets in the file."""
+        words, first = self._mapped(), np.concatenate([[0], self.ends()])
+        begins, ends, before = [], [], False
+        for start in range(0, len(words), _SCANNED):
+            trained = np.asarray(words[start : start + _SCANNED]) < 0
+            preceded = np.concatenate([[before], trained[:-1]])
+            low, high = np.searchsorted(first, (start, start + len(trained)))
+            fresh = np.zeros(len(trained), np.bool_)
+            fresh[first[low:high] - start] = True
+            begins.append(start + np.flatnonzero(trained & (fresh | ~preceded)))
+            ends.append(start + np.flatnonzero(preceded & (fresh | ~trained)))
+            before = bool(trained[-1])
+        ends.append(np.asarray([len(words)] if before else [], np.int64))
+        return np.concatenate([[], *begins]).astype(np.int64), np.concatenate(ends).astype(np.int64)
+
+    def trained_at(self, offsets: Int64Array) -> Int64Array:
+        """Returns the ids at these offsets in the file; a negative number for a token that is not trained."""
+        found: Int64Array = -1 - self._mapped()[offsets].astype(np.int64)
+        return found
 
     def _mapped(self) -> npt.NDArray[np.int32]:
         if self._words is None:
@@ -140,6 +162,13 @@ class ExampleIndex:
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     """Notes on rows that are kept (:mod:`.notes`)."""
+    unread: tuple[str, ...] = ()
+    """JSON of each ``UnreadValue`` of the source."""
+    unread_more: int = 0
+    """Number of values that nothing reads under further names."""
+
+    def unread_values(self) -> list[UnreadValue]:
+        return [UnreadValue.model_validate_json(value) for value in self.unread]
 
     def places(self, kept: Int64Array) -> list[str]:
         """Returns the locations of examples: ``row 41``, or ``b.jsonl row 2`` if there are several files."""
@@ -150,6 +179,11 @@ class ExampleIndex:
 
     def noted_places(self, which: Int64Array) -> list[str]:
         return self._named(self.noted_file[which], self.noted_row[which])
+
+    def noted_in(self, kept: Int64Array) -> Int64Array:
+        """Returns the numbers of the notes on rows of these examples, in ascending order."""
+        rows = _row_keys(self.file_number[kept], self.row_number[kept])
+        return np.flatnonzero(np.isin(_row_keys(self.noted_file, self.noted_row), rows))
 
     def owners(self, kept: Int64Array) -> Int64Array:
         """Returns, for each example, the position in ``kept`` of the first example of its row.
@@ -163,10 +197,13 @@ class ExampleIndex:
         return owners
 
     def row_contents(self, kept: Int64Array) -> tuple[Int64Array, Digests]:
-        """Returns the position in ``kept`` of each row's first example, and a digest of all examples of the row."""
+        """Returns the position in ``kept`` of each row's first example, and a digest of all examples of the row.
+
+        Digests of different sources can be compared.
+        """
         owners = self.owners(kept)
         first = np.unique(owners)
-        if len(first) == len(kept):
+        if not len(first):
             return first, self.content[kept]
         place = (np.arange(len(kept)) - owners).astype(np.uint64)
         mixed = (self.content[kept] + place * _MIX_PLACE) * _MIX
@@ -187,8 +224,9 @@ class ExampleIndex:
     def load(cls, path: Path) -> Self:
         with np.load(path, allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
-        for name in ("files", "reasons", "notes"):
+        for name in ("files", "reasons", "notes", "unread"):
             arrays[name] = tuple(arrays[name].astype(str).tolist())
+        arrays["unread_more"] = int(arrays["unread_more"])
         return cls(**arrays)
 
 
@@ -204,6 +242,7 @@ class ExampleWriter:
         self._files: dict[int, str] = {}
         self._reasons: list[str] = []
         self._notes: list[str] = []
+        self._unread: tuple[Sequence[UnreadValue], int] = ((), 0)
         self._all = hashlib.sha256()
 
     def keep(self, place: RowLocation, tokens: TokenizedExample, whole: int) -> None:
@@ -233,6 +272,10 @@ class ExampleWriter:
             self._noted["file"].append(place.number)
             self._noted["row"].append(place.row)
             self._noted["what"].append(self._notes.index(what))
+
+    def unread(self, values: Sequence[UnreadValue], more: int) -> None:
+        """Records what the source contains and nothing reads; ``more`` is the number of values under further names."""
+        self._unread = values, more
 
     def _place(self, columns: "dict[str, array[int]]", place: RowLocation, whole: int) -> None:
         self._files.setdefault(place.number, place.file)
@@ -267,8 +310,15 @@ class ExampleWriter:
             files=names,
             reasons=tuple(self._reasons),
             notes=tuple(self._notes),
+            unread=tuple(value.to_json() for value in self._unread[0]),
+            unread_more=self._unread[1],
         )
         return self.tokens, index, self._all.hexdigest()
+
+
+def _row_keys(files: Int64Array, rows: Int64Array) -> Int64Array:
+    """Returns a number for each row that no other row of the source has."""
+    return files << np.int64(40) | rows
 
 
 def _as_arrays(columns: "dict[str, array[int]]") -> dict[str, Int64Array]:

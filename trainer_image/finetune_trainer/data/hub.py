@@ -8,6 +8,7 @@ it selects and reads them as any other file.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,22 +111,13 @@ def _outline(repository: Repository, scratch: Path) -> Path:
 
 def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> tuple[list[str], str | None]:
     """Returns the names of the split's files in order, and the separator of fields that the README requests."""
-    import datasets
-
     path = str(outline)
-    configs = _query_datasets(repository, outline, lambda: datasets.get_dataset_config_names(path))
+    configs, default = _query_datasets(repository, outline, lambda: _configs(path))
     if spec.config is not None and spec.config not in configs:
         raise _no_such(repository, "config", "configuration", spec.config, configs)
-    default = _query_datasets(repository, outline, lambda: datasets.get_dataset_default_config_name(path))
     if spec.config is None and len(configs) > 1 and default is None:
         raise _no_such(repository, "config", "default configuration", "none named", configs)
-    config = _query_datasets(
-        repository,
-        outline,
-        lambda: (
-            datasets.load_dataset_builder(path, spec.config, cache_dir=str(outline.parent / "cache")).config
-        ),
-    )
+    config = _query_datasets(repository, outline, lambda: _config(path, spec.config))
     if spec.split not in config.data_files:
         raise _no_such(repository, "split", "split", spec.split, [str(split) for split in config.data_files])
     options = _reading_options(config)
@@ -139,6 +131,24 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> tuple[li
         )
     files = [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
     return files, separators[0] if separators else None
+
+
+@cache
+def _configs(outline: str) -> tuple[Sequence[str], str | None]:
+    """Returns the names of the configurations, and that of the default one.
+
+    Answers are kept, as a group of benchmarks asks for each of its tasks; a folder belongs to one commit.
+    """
+    import datasets
+
+    return datasets.get_dataset_config_names(outline), datasets.get_dataset_default_config_name(outline)
+
+
+@cache
+def _config(outline: str, name: str | None) -> Any:
+    import datasets
+
+    return datasets.load_dataset_builder(outline, name, cache_dir=str(Path(outline).parent / "cache")).config
 
 
 def _query_datasets[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:

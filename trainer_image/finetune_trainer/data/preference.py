@@ -1,23 +1,23 @@
 """Preference pairs: a better and a worse answer to one prompt.
 
-Rows have the columns ``chosen``, ``rejected`` and usually ``prompt``. A row is read as two examples of prompt and
-completion, so answers may be text or messages, and templates, columns and roles work as for other formats. Without a
-prompt, the answers are whole conversations that differ in the last turn, or texts whose common prefix is the prompt.
+A row is read as two examples of prompt and completion (:mod:`.pairs`), which are tokenized like others and then divided
+into the prompt and the two answers.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from finetune_contract import DatasetSpec, ExitCode
+from finetune_trainer.data import notes
 from finetune_trainer.data.examples import Examples, ExampleWriter, Int64Array
 from finetune_trainer.data.layout import Batch, RaggedIndices
-from finetune_trainer.data.row_location import Row
-from finetune_trainer.data.schema import DatasetSchema, Example, require_columns
+from finetune_trainer.data.pairs import PairSchema
+from finetune_trainer.data.schema import Conversation, Example, Unwanted, open_rows
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.data.tokenize_batches import tokenize_batches
@@ -25,7 +25,6 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import StorageClient
 
-_COLUMNS = ("prompt", "chosen", "rejected")
 #: Maximum number of rows in memory at a time.
 _AT_ONCE = 256
 
@@ -38,10 +37,16 @@ class PreferencePair:
     chosen: np.ndarray
     rejected: np.ndarray
 
-    def cut(self, prompt_length: int, answer_length: int) -> "PreferencePair":
-        """Returns the pair truncated to the last tokens of the prompt and the first tokens of the answers."""
+    def cut(self, prompt_length: int, answer_length: int, bos: int | None = None) -> "PreferencePair":
+        """Returns the pair truncated to the last tokens of the prompt and the first tokens of the answers.
+
+        A token ``bos`` at the beginning of the prompt stays there.
+        """
+        prompt = self.prompt[max(0, len(self.prompt) - prompt_length) :]
+        if len(prompt) < len(self.prompt) and prompt_length > 1 and self.prompt[0] == bos:
+            prompt = np.concatenate([self.prompt[:1], prompt[1:]])
         return PreferencePair(
-            prompt=self.prompt[-prompt_length:],
+            prompt=prompt,
             chosen=self.chosen[:answer_length],
             rejected=self.rejected[:answer_length],
         )
@@ -132,21 +137,52 @@ class PreferencePreprocessor:
         }
 
     def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        reader = PairReader(source.spec)
-        rows = itertools.islice(source.rows(), source.spec.max_examples)
-        for some in tokenize_batches(rows, _AT_ONCE, lambda row: row.value):
-            tokens = self.renderer.many([example for row in some for example in reader.examples(row)])
-            for row, chosen, rejected in zip(some, tokens[::2], tokens[1::2], strict=True):
-                whole = split_common_prompt(chosen, rejected)
-                pair = whole.cut(self.prompt_length, self.max_length - self.prompt_length)
-                length = len(whole.joined())
-                if why := _why_dropped(whole, pair):
-                    example_writer.drop(row.place, length, why)
+        schema, all_rows = open_rows(source, partial(PairSchema, reads=self.renderer.chat.reads))
+        for rows in tokenize_batches(all_rows, _AT_ONCE, lambda row: row.value):
+            pairs = []
+            for row in rows:
+                read = schema.pair(row)
+                if isinstance(read, Unwanted):
+                    example_writer.drop(row.place, 0, read.why)
                 else:
-                    example_writer.keep(row.place, pair.joined(), length)
-                    example_writer.note(row.place, sorted({*chosen.notes, *rejected.notes}))
-            self.read(len(some))
-        return "Preference"
+                    pairs.append(read)
+            tokens = self.renderer.many([example for pair in pairs for example in pair])
+            for (example, _), chosen, rejected in zip(pairs, tokens[::2], tokens[1::2], strict=True):
+                whole = split_common_prompt(chosen, rejected)
+                pair = whole.cut(
+                    self.prompt_length, self.max_length - self.prompt_length, self.renderer.bos_token_id
+                )
+                length = len(whole.joined())
+                if why := self._why_dropped(chosen, rejected, whole, pair):
+                    example_writer.drop(example.place, length, why)
+                    continue
+                example_writer.keep(example.place, pair.joined(), length)
+                cut = _cuts(example, whole, pair)
+                example_writer.note(example.place, [*sorted({*chosen.notes, *rejected.notes}), *cut])
+            self.read(len(rows))
+        example_writer.unread(*schema.columns.unread.found())
+        return str(schema.columns.shape)
+
+    def _why_dropped(
+        self,
+        chosen: TokenizedExample,
+        rejected: TokenizedExample,
+        whole: PreferencePair,
+        pair: PreferencePair,
+    ) -> str | None:
+        if chosen.dropped or rejected.dropped or not len(whole.chosen) or not len(whole.rejected):
+            return "an answer is blank"
+        if not len(pair.prompt):
+            return "no prompt"
+        if np.array_equal(whole.chosen, whole.rejected):
+            return "both answers are the same"
+        if np.array_equal(pair.chosen, pair.rejected):
+            return "both answers are the same within maxSeqLength"
+        cut = [kept for kept, full in ((pair.chosen, whole.chosen), (pair.rejected, whole.rejected))
+               if len(kept) < len(full)]  # fmt: skip
+        if any(self.renderer.blank(kept) for kept in cut):
+            return "an answer is blank within maxSeqLength"
+        return None
 
     def groups(self, lengths: Int64Array) -> RaggedIndices:
         return RaggedIndices.single(len(lengths))
@@ -158,104 +194,9 @@ class PreferencePreprocessor:
 
 def read_chosen(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
     """Yields the chosen example of every row, read one at a time."""
-    reader = PairReader(source)
-    rows = itertools.islice(open_source(source, store, scratch).rows(), source.max_examples)
-    return (reader.examples(row)[0] for row in rows)
-
-
-class PairReader:
-    """Reads each row of a dataset as two examples of prompt and completion. Raises ``StageError`` 64 or 65."""
-
-    def __init__(self, spec: DatasetSpec) -> None:
-        wrong = [name for name in spec.columns if name not in _COLUMNS]
-        if wrong:
-            raise StageError(
-                ExitCode.BAD_REQUEST, "UnknownColumn", "preference data has no such column",
-                where=f"{spec.path}.columns", actual=wrong[0], expected=f"one of {', '.join(_COLUMNS)}",
-                fix="Write the standard name first, then the dataset's column.",
-            )  # fmt: skip
-        if spec.format not in ("Auto", "Preference"):
-            raise StageError(
-                ExitCode.BAD_REQUEST, "FormatMismatch", "this method learns from pairs of answers",
-                where=f"{spec.path}.format", actual=spec.format, expected="Preference", fix="Remove it.",
-            )  # fmt: skip
-        self._given = spec
-        self._columns = {name: spec.columns.get(name, name) for name in _COLUMNS}
-        self._spec = spec.model_copy(update={"format": "PromptCompletion", "columns": {}})
-        self._schema: DatasetSchema | None = None
-
-    def examples(self, row: Row) -> tuple[Example, Example]:
-        """Returns the row's chosen and rejected examples."""
-        if self._schema is None:
-            require_columns(self._given, row)
-        chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
-        prompt = row.value.get(self._columns["prompt"])
-        if prompt is None:
-            prompt, chosen, rejected = self._divided(row, chosen, rejected)
-        elif isinstance(prompt, str) and isinstance(chosen, list):
-            prompt = [{"role": "user", "content": prompt}]
-        if isinstance(chosen, list) and isinstance(prompt, list):
-            # Many datasets repeat the prompt in front of both answers.
-            chosen, rejected = (
-                answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
-                for answer in (chosen, rejected)
-            )
-            self._check_turns(row, chosen, rejected)
-        return self._read(row, prompt, chosen), self._read(row, prompt, rejected)
-
-    def _value(self, row: Row, name: str) -> Any:
-        column = self._columns[name]
-        if column not in row.value:
-            raise row.place.mismatch(
-                f'there is no column "{column}"',
-                "Name the columns: columns: {chosen: …, rejected: …} and, if there is one, {prompt: …}.",
-                actual=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
-            )
-        if row.value[column] is None:
-            raise row.place.mismatch(
-                f'"{column}" must be an answer', "Write both answers, or remove the row.", actual="null"
-            )
-        return row.value[column]
-
-    def _divided(self, row: Row, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-        """Returns prompt, chosen and rejected of a row without a prompt column."""
-        if isinstance(chosen, str) and isinstance(rejected, str):
-            ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
-            prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
-            # The prompt ends with the last whole line or word that the answers share.
-            prompt = prompt[: max(prompt.rfind("\n"), prompt.rfind(" ")) + 1]
-            return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
-        if isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] == rejected[:-1] != []:
-            return chosen[:-1], chosen[-1:], rejected[-1:]
-        raise row.place.mismatch(
-            "chosen and rejected must be two texts, or two conversations that differ in the last turn",
-            "Give the row a prompt, and chosen and rejected only what answers it.",
-        )
-
-    def _check_turns(self, row: Row, chosen: list[Any], rejected: list[Any]) -> None:
-        for name, answer in (("chosen", chosen), ("rejected", rejected)):
-            if len(answer) != 1:
-                raise row.place.mismatch(
-                    f'"{self._columns[name]}" must be one turn of the assistant after the prompt',
-                    "Put the earlier turns into the prompt.",
-                    actual=f"{len(answer)} messages",
-                )
-            if isinstance(answer[0], Mapping) and answer[0].get("weight") == 0:
-                raise row.place.mismatch(
-                    f'"{self._columns[name]}" has weight 0, but training uses both answers',
-                    "Remove the weight, or the row.",
-                )
-
-    def _read(self, row: Row, prompt: Any, completion: Any) -> Example:
-        plain: Mapping[str, Any] = {
-            "prompt": prompt,
-            "completion": completion,
-            "tools": row.value.get("tools"),
-        }
-        as_pair = replace(row, value=plain)
-        if self._schema is None:
-            self._schema = DatasetSchema(self._spec, as_pair)
-        return self._schema.example(as_pair)
+    schema, rows = open_rows(open_source(source, store, scratch), PairSchema)
+    pairs = map(schema.pair, rows)
+    return (pair[0] for pair in pairs if not isinstance(pair, Unwanted))
 
 
 def split_common_prompt(first: TokenizedExample, second: TokenizedExample) -> PreferencePair:
@@ -284,13 +225,11 @@ def _past_trained(tokens: TokenizedExample) -> int:
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def _why_dropped(whole: PreferencePair, pair: PreferencePair) -> str | None:
-    if not len(pair.chosen) or not len(pair.rejected):
-        return "an answer is empty"
-    if not len(pair.prompt):
-        return "no prompt"
-    if np.array_equal(whole.chosen, whole.rejected):
-        return "both answers are the same"
-    if np.array_equal(pair.chosen, pair.rejected):
-        return "both answers are the same within maxSeqLength"
-    return None
+def _cuts(example: Example, whole: PreferencePair, pair: PreferencePair) -> Iterator[str]:
+    """Yields notes on what truncation removes."""
+    if len(pair.chosen) < len(whole.chosen) or len(pair.rejected) < len(whole.rejected):
+        yield notes.CUT_IN_ANSWER
+    if len(pair.prompt) < len(whole.prompt):
+        yield notes.CUT_PROMPT
+        if isinstance(example, Conversation) and example.messages[0]["role"] == "system":
+            yield notes.CUT_SYSTEM

@@ -3,17 +3,28 @@
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import CacheMiss
+from finetune_trainer.data import notes
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
 from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
-from finetune_trainer.data.schema import Conversation, Example, Format, PlainText, read_examples
+from finetune_trainer.data.schema import (
+    Conversation,
+    DatasetSchema,
+    Example,
+    PlainText,
+    Unwanted,
+    open_rows,
+    read_examples,
+)
+from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.data.tokenize_batches import tokenize_batches
@@ -103,7 +114,10 @@ def prepare(
 
 def _made(source: LocatedSource, preparer: Preprocessor, scratch: Path) -> PreparedSource:
     example_writer = ExampleWriter(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
-    form = preparer.write(source, example_writer)
+    try:
+        form = preparer.write(source, example_writer)
+    finally:
+        example_writer.tokens.finish()
     tokens, index, digest = example_writer.finish()
     if not len(tokens):
         raise _nothing_to_train(source.spec, preparer, index)
@@ -134,28 +148,54 @@ class TextPreprocessor:
         return {"maxSeqLength": str(self.max_length), **self.renderer.identity()}
 
     def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        found, examples = read_examples(source)
+        schema, rows = open_rows(source, partial(DatasetSchema, reads=self.renderer.chat.reads))
         chat = False
-        for some in tokenize_batches(examples, _AT_ONCE, _texts):
+        for read in tokenize_batches(map(schema.example, rows), _AT_ONCE, _texts):
+            some = [example for example in read if not isinstance(example, Unwanted)]
+            for example in read:
+                if isinstance(example, Unwanted):
+                    example_writer.drop(example.place, 0, example.why)
             for example, whole in zip(some, self.renderer.many(some), strict=True):
-                if isinstance(example, PlainText) and len(whole) > self.max_length:
-                    for part in windows(whole, self.max_length):
-                        example_writer.keep(example.place, part, len(part))
-                    continue
-                kept = TokenizedExample(
-                    ids=whole.ids[: self.max_length], trained=whole.trained[: self.max_length]
-                )
-                if kept.trained[1:].any():
-                    example_writer.keep(example.place, kept, len(whole))
-                    example_writer.note(example.place, whole.notes)
-                else:
-                    example_writer.drop(example.place, len(whole), _why_dropped(whole))
-            chat = isinstance(some[-1], Conversation)
-            self.read(len(some))
-        return f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found)
+                self._write(example, whole, example_writer)
+            chat = chat or any(isinstance(example, Conversation) for example in some)
+            self.read(len(read))
+        example_writer.unread(*schema.columns.unread.found())
+        of_messages = " of messages" if chat and schema.format is not Format.MESSAGES else ""
+        return f"{schema.columns.shape}{of_messages}"
+
+    def _write(self, example: Example, whole: TokenizedExample, example_writer: ExampleWriter) -> None:
+        kept, said = self._cut(whole)
+        if whole.dropped or not whole.trained.any():
+            example_writer.drop(example.place, len(whole), whole.dropped or "no assistant turn")
+            return
+        if isinstance(example, PlainText) and len(whole) > self.max_length:
+            for part in windows(whole, self.max_length):
+                example_writer.keep(example.place, part, len(part))
+            said = whole.notes
+        elif not kept.trained[1:].any() or (
+            len(kept) < len(whole) and self.renderer.blank(kept.ids[kept.trained])
+        ):
+            example_writer.drop(example.place, len(whole), "nothing to train within maxSeqLength")
+            return
+        else:
+            example_writer.keep(example.place, kept, len(whole))
+        example_writer.note(example.place, said)
+
+    def _cut(self, whole: TokenizedExample) -> tuple[TokenizedExample, Sequence[str]]:
+        """Returns the first tokens of a row, and the notes on it."""
+        if len(whole) <= self.max_length:
+            return whole, whole.notes
+        kept, lost = whole.trained[: self.max_length], whole.trained[self.max_length :]
+        if kept[-1] and lost[0]:
+            what = notes.CUT_IN_ANSWER
+        else:
+            what = notes.CUT_AFTER_ANSWER if lost.any() else notes.CUT_UNTRAINED
+        return TokenizedExample(ids=whole.ids[: self.max_length], trained=kept), (*whole.notes, what)
 
 
-def _texts(example: Example) -> object:
+def _texts(example: Example | Unwanted) -> object:
+    if isinstance(example, Unwanted):
+        return ""
     if isinstance(example, PlainText):
         return example.text
     if isinstance(example, Conversation):
@@ -180,12 +220,6 @@ def windows(tokens: TokenizedExample, length: int) -> list[TokenizedExample]:
 def read_all(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
     """Yields every example of one source, checked."""
     yield from read_examples(open_source(source, store, scratch))[1]
-
-
-def _why_dropped(tokens: TokenizedExample) -> str:
-    if not tokens.trained.any():
-        return "no assistant turn"
-    return "nothing to train within maxSeqLength"
 
 
 def _nothing_to_train(spec: DatasetSpec, preparer: Preprocessor, index: ExampleIndex) -> StageError:

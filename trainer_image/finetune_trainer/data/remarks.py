@@ -16,14 +16,19 @@ from finetune_contract import (
 )
 from finetune_trainer.data import notes
 from finetune_trainer.data.examples import Examples
+from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.methods import method_of
 
-#: Fractions of rows above which truncated and duplicate rows are worth a remark.
-_MANY_CUT, _MANY_EQUAL = 0.05, 0.01
+#: Fraction of rows above which duplicate rows are worth a remark.
+_MANY_EQUAL = 0.01
+#: Fraction of rows above which some kinds of notes are a problem (:data:`.notes.SAID`).
+_MANY_NOTED = 0.05
 #: Ratio of row width to sequence length above which the remark is a problem instead of a note.
 _MUCH_WIDER = 1.25
 _CHECKED_ROWS = 32
+#: Maximum number of names in a remark.
+_NAMES = 8
 #: Learning rate below which most updates are smaller than half the last bit of a bfloat16 weight.
 _LEAST_ROUNDED = 1e-4
 #: Texts that are meant as a flag -> the flag to write.
@@ -98,14 +103,9 @@ def of_ends(examples: Examples, ends: frozenset[int], max_length: int) -> Iterat
 
 
 def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterator[Remark]:
-    """Yields remarks on rows that are truncated, dropped or duplicate, or in both training and validation data."""
+    """Yields remarks on rows that are dropped or duplicate, or in both training and validation data."""
     for report in reports:
         rows = max(1, report.rows)
-        if report.truncated_rows > _MANY_CUT * rows:
-            yield _problem(
-                f"{report.name}: {report.truncated_rows:,} of {report.rows:,} rows are truncated to maxSeqLength; "
-                "their ends are not trained."
-            )
         if report.dropped_rows:
             yield _note(f"{report.name}: {report.dropped_rows:,} rows are dropped.")
         if report.duplicate_rows > _MANY_EQUAL * rows:
@@ -130,36 +130,39 @@ def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterat
 
 
 def of_rows(described: Sequence[DatasetDetails]) -> Iterator[Remark]:
-    """Yields remarks on rows that are not trained as written."""
-    for each in described:
-        for found in each.found:
-            first = f"{each.report.name}: {found.count:,} of {each.report.rows:,} rows (the first: {found.first[0]})"
-            match found.kind:
-                case notes.ANSWER_LEFT_OUT:
-                    yield _problem(
-                        f"{first} have reasoning or other text in their last answer that the chat template omits: "
-                        "it is not trained. Set datasets.chatTemplate to one that shows it, or remove it from the rows."
-                    )
-                case notes.TURN_LEFT_OUT:
-                    yield _note(
-                        f"{first} have reasoning or other text in earlier answers, which the chat template "
-                        "omits, as it does when the model is used. Those answers are trained without it."
-                    )
-                case notes.TOOLS_LEFT_OUT:
-                    yield _problem(
-                        f"{first} have tools, but the chat template renders none: the model does not see them. Set "
-                        "datasets.chatTemplate to one that does."
-                    )
-                case notes.ASKED_OTHERWISE:
-                    yield _problem(
-                        f"{first} are trained after a different prompt than the chat template writes when the model is "
-                        "used: that prompt opens or omits reasoning and the row does not. Make "
-                        "datasets.chatTemplate, its arguments (enable_thinking) and the reasoning in the rows agree."
-                    )
-                case notes.SPLIT:
-                    yield _note(
-                        f"{first} are texts longer than maxSeqLength and are split: no token is lost."
-                    )
+    """Yields remarks on rows that are not trained completely or not as written."""
+    for details in described:
+        report = details.report
+        for found in details.found:
+            said = notes.SAID.get(found.kind)
+            if said is None:
+                continue
+            many = found.count > _MANY_NOTED * report.rows
+            room = notes.ROOM if report.format.startswith(Format.PREFERENCE) else ""
+            first = f"{report.name}: {found.count:,} of {report.rows:,} rows (the first: {found.first[0]})"
+            problem = said.level == "Problem" or (said.level == "Many" and many)
+            yield (_problem if problem else _note)(f"{first} {said.text.format(room=room)}")
+
+
+def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequence[str]]) -> Iterator[Remark]:
+    """Yields remarks on texts that nothing reads, and on names to ignore that do not occur.
+
+    ``ignored`` are the names that each dataset leaves out on purpose, by the dataset's name.
+    """
+    for details in described:
+        name = details.report.name
+        texts = [value.name for value in details.unread if value.text and not value.ignored]
+        if texts:
+            more = f" and {len(texts) - _NAMES:,} more" if len(texts) > _NAMES else ""
+            yield _note(
+                f"{name}: nothing reads the texts of {', '.join(texts[:_NAMES])}{more}. If one of them belongs to the "
+                "prompt or the answer, map it with columns."
+            )
+        if details.unread_more:
+            yield _note(f"{name}: {details.unread_more:,} values under further names are not read.")
+        seen = {value.name.rpartition("[].")[2] for value in details.unread if value.ignored}
+        if unseen := [column for column in ignored.get(name, ()) if column not in seen]:
+            yield _note(f"{name}: columns.ignore lists {', '.join(unseen)}, which no row has a value for.")
 
 
 def of_width(request: StageRequest, width: int, context_length: int) -> Iterator[Remark]:

@@ -34,6 +34,8 @@ def details(piece: SourceSubset, report: DatasetReport) -> DatasetDetails:
         p95=_percentile(whole, 95),
         histogram=histogram(whole),
         found=[found for found in _found(piece) if found.count],
+        unread=index.unread_values() if piece.counts_dropped else [],
+        unread_more=index.unread_more if piece.counts_dropped else 0,
     )
 
 
@@ -55,13 +57,12 @@ def _percentile(lengths: Int64Array, percent: int) -> int:
 
 def _found(piece: SourceSubset) -> Iterator[RowsFound]:
     index, chosen = piece.source.index, piece.chosen
-    cut = chosen[index.whole[chosen] > piece.source.tokens.lengths()[chosen]]
-    yield _rows_found("truncated to maxSeqLength", index.places(cut[:_FIRST]), len(cut))
     for number, why in enumerate(index.reasons if piece.counts_dropped else ()):
         which = np.flatnonzero(index.dropped_why == number)
         yield _rows_found(f"dropped: {why}", index.dropped_places(which[:_FIRST]), len(which))
-    for number, what in enumerate(index.notes if piece.counts_dropped else ()):
-        which = np.flatnonzero(index.noted_what == number)
+    noted = index.noted_in(chosen)
+    for number, what in enumerate(index.notes):
+        which = noted[index.noted_what[noted] == number]
         yield _rows_found(what, index.noted_places(which[:_FIRST]), len(which))
     rows, contents = index.row_contents(chosen)
     split = rows[np.diff(rows, append=len(chosen)) > 1]

@@ -33,11 +33,19 @@ class RowLocation:
             else f"{self.path}, row {self.row}"
         )
 
-    def mismatch(self, what: str, fix: str, *, actual: str = "", expected: str = "") -> StageError:
+    def mismatch(
+        self,
+        what: str,
+        fix: str,
+        *,
+        actual: str = "",
+        expected: str = "",
+        reason: str = "DatasetSchemaMismatch",
+    ) -> StageError:
         """Returns the error (``StageError`` 65) for a row that does not match its dataset's schema."""
         return StageError(
             ExitCode.BAD_DATA,
-            "DatasetSchemaMismatch",
+            reason,
             what,
             where=str(self),
             actual=actual,

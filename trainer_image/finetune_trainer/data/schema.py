@@ -1,33 +1,30 @@
-"""Schemas of the supported row formats, and errors for rows that do not match them. Pure.
+"""Reads the rows of a dataset as examples, and refuses those that do not match its shape. Pure."""
 
-Each format is an entry of ``SHAPES``: the columns it needs and the function that reads an example from them.
-"""
-
-import difflib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import COLUMNS, LIKELY_ROLE, column_advice, format_advice, kind
+from finetune_trainer.data.advice import kind
+from finetune_trainer.data.columns import ColumnReader
+from finetune_trainer.data.messages import ROLES, Message, MessageReader
 from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.shapes import SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
-from finetune_trainer.data.turn_keys import calls_of, tools_of, weighed
+from finetune_trainer.data.turn_keys import from_json, tools_of, weighed
 from finetune_trainer.errors import StageError
 
-ROLES = ("system", "user", "assistant", "tool")
-
-
-class Format(StrEnum):
-    """Row formats; the values are those of the API."""
-
-    MESSAGES = "Messages"
-    PROMPT_COMPLETION = "PromptCompletion"
-    PREFERENCE = "Preference"
-    QUESTION_ANSWER = "QuestionAnswer"
-    TEXT = "Text"
+BAD_ANSWER = "its label says that the answer is bad"
+#: Values of a label; CSV files have them as text.
+_LABELS: Mapping[object, bool] = {
+    True: True,
+    False: False,
+    "true": True,
+    "1": True,
+    "false": False,
+    "0": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +32,7 @@ class Conversation:
     """Messages for the tokenizer's chat template. ``trained`` marks those that count toward the loss."""
 
     place: RowLocation
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     trained: Sequence[bool]
     tools: Sequence[Mapping[str, Any]] | None = None
     """JSON schemas of the functions that the assistant may call; None if there are none."""
@@ -63,24 +60,40 @@ class PlainText:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwanted:
+    """A row that the dataset itself excludes from training; ``why`` is the reason in the report."""
+
+    place: RowLocation
+    why: str
+
+
 type Example = Conversation | TextPair | PlainText
 
 
-class DatasetSchema:
-    """Checks the rows of one dataset: format (detected from the first row if Auto), columns and roles."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a row contains besides a prompt and its answer."""
 
-    def __init__(self, source: DatasetSpec, first: Row) -> None:
-        self._roles = source.role_map
-        known = list(COLUMNS)
-        wrong = [name for name in source.columns if name not in known]
-        if wrong:
-            raise _bad_columns(
-                source,
-                "columns maps standard names to the dataset's columns",
-                wrong[0],
-                known,
-                _turned(wrong[0], source.columns[wrong[0]], known),
-            )
+    system: Sequence[Message]
+    """The system message; empty if there is none."""
+    history: Sequence[Message]
+    extra: tuple[str, str]
+    """Name of the column with text that follows the prompt, and the text; '' if there is none."""
+    tools: Sequence[Mapping[str, Any]] | None
+
+
+class DatasetSchema:
+    """Checks and reads the rows of one dataset, whose ``first`` row decides the shape.
+
+    ``reads`` says whether the chat template reads a key of messages. Raises ``StageError`` 64 or 65.
+    """
+
+    shapes: Sequence[Shape] = SHAPES
+
+    def __init__(
+        self, source: DatasetSpec, first: Row, *, reads: Callable[[str], bool] = lambda _: True
+    ) -> None:
         for role in source.role_map.values():
             if role not in ROLES:
                 raise StageError(
@@ -92,125 +105,190 @@ class DatasetSchema:
                     expected=f"one of {', '.join(ROLES)}",
                     fix="Swap them: the dataset's role first, then the standard one.",
                 )
-        self._columns = {name: source.columns.get(name, name) for name in known}
-        self._shape = self._detect(source, first)
-        self.format = self._shape.format
+        self.columns = ColumnReader(source, first, self.shapes)
+        self.messages = MessageReader(source.role_map, frozenset(source.ignore), self.columns.unread, reads)
 
-    def _detect(self, source: DatasetSpec, first: Row) -> "FormatSchema":
-        if source.format != "Auto":
-            shape = next(shape for shape in SHAPES if shape.format == source.format)
-            idle = [name for name in source.columns if name not in shape.columns]
-            if idle:
-                raise _bad_columns(
-                    source,
-                    f"format {shape.format} has no such column",
-                    idle[0],
-                    shape.columns,
-                    "Leave it out, or name another format.",
-                )
-            require_columns(source, first)
-            return shape
-        require_columns(source, first)
-        for shape in SHAPES:
-            if set(source.columns) <= set(shape.columns) and all(
-                self._columns[name] in first.value for name in shape.needs
-            ):
-                return shape
-        raise first.place.mismatch(
-            "the format cannot be determined from the columns",
-            format_advice(first.value, [shape.needs for shape in SHAPES]),
-            actual=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
-            expected="; ".join(" and ".join(shape.needs) for shape in SHAPES),
-        )
+    @property
+    def format(self) -> Format:
+        return self.columns.shape.format
 
-    def example(self, row: Row) -> Example:
-        """Returns the checked row as an example.
+    def example(self, row: Row) -> Example | Unwanted:
+        """Returns the checked row as an example, or the reason why the dataset excludes it.
 
         Raises ``StageError`` 65 with the row's location, the value found and a suggested fix.
         """
-        return self._shape.read(self, row)
+        if not self._is_good(row):
+            return Unwanted(place=row.place, why=BAD_ANSWER)
+        columns = self.columns
+        example: Example
+        match self.format:
+            case Format.MESSAGES:
+                example = self._conversation(row)
+            case Format.PROMPT_COMPLETION:
+                example = self.prompted(row, columns.value(row, "prompt"), columns.value(row, "completion"))
+            case Format.QUESTION_ANSWER:
+                example = self.prompted(row, columns.text(row, "question"), columns.text(row, "answer"))
+            case Format.TEXT:
+                example = PlainText(place=row.place, text=columns.text(row, "text"))
+            case Format.PREFERENCE:
+                raise row.place.mismatch(
+                    "rows with chosen and rejected are for preference methods, not for SFT",
+                    "To train on the better answers: columns: {completion: chosen}.",
+                )
+        columns.account(row, texts_of(example))
+        return example
 
-    def text(self, row: Row, name: str) -> str:
-        """Returns a column's value, which must be text. ``name`` is the column's name in the API."""
-        value = self.value(row, name)
-        if not isinstance(value, str):
+    def _is_good(self, row: Row) -> bool:
+        column, label = self.columns.optional(row, "label")
+        if label is None:
+            return True
+        value = label.strip().lower() if isinstance(label, str) else label
+        if not isinstance(value, str | int | float) or value not in _LABELS:
             raise row.place.mismatch(
-                f'"{self._columns[name]}" must be text', "Write one string.", actual=kind(value)
+                f'the label "{column}" must be true or false, or 1 or 0',
+                "Write true for answers to train on.",
+                actual=kind(label) if isinstance(label, list | dict) else str(label)[:40],
             )
-        return value
+        return _LABELS[value]
 
-    def value(self, row: Row, name: str) -> Any:
-        """Returns a column's value of any type. ``name`` is the column's name in the API."""
-        column = self._columns[name]
-        if column not in row.value:
+    def _conversation(self, row: Row) -> Conversation:
+        messages = self.messages.read(
+            self.columns.value(row, "messages"), self.columns.column("messages"), row.place
+        )
+        return self.talk(row, self._with_system(row, messages), self._tools(row))
+
+    def _with_system(self, row: Row, messages: list[Message]) -> list[Message]:
+        system = self._system(row)
+        if not system or messages[0] == system[0]:
+            return messages
+        if any(message["role"] == "system" for message in messages):
+            column, _ = self.columns.optional(row, "system")
             raise row.place.mismatch(
-                f'there is no column "{column}"',
-                column_advice(row.value, self._shape.columns),
-                actual=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
+                f'the row has a system message and the column "{column}", which provides another one',
+                f"Keep one of them, or leave the column out on purpose: columns: {{ignore: [{column}]}}.",
             )
-        return row.value[column]
+        return [*system, *messages]
 
-    def messages(self, row: Row, name: str) -> list[Mapping[str, Any]]:
-        """Returns a column's value, which must be a list of messages. ``name`` is the column's name in the API."""
-        value = self.value(row, name)
-        column = self._columns[name]
-        if not isinstance(value, list) or not value:
+    def _system(self, row: Row) -> list[Message]:
+        _, text = self.columns.optional_text(row, "system")
+        return [{"role": "system", "content": text}] if text else []
+
+    def _tools(self, row: Row) -> Sequence[Mapping[str, Any]] | None:
+        column, value = self.columns.optional(row, "tools")
+        return tools_of(value, column, row.place)
+
+    def surroundings(self, row: Row) -> Surroundings:
+        """Returns what the row contains besides its prompt and answer."""
+        return Surroundings(
+            system=self._system(row),
+            history=self._history(row),
+            extra=self.columns.optional_text(row, "input"),
+            tools=self._tools(row),
+        )
+
+    def _history(self, row: Row) -> list[Message]:
+        """Returns earlier turns: pairs of texts, of the user and the assistant, or messages."""
+        column, value = self.columns.optional(row, "history")
+        if isinstance(value, str):
+            value = from_json(value, row.place)
+        if value is None:
+            return []
+        if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
+            return self.messages.read(value, column, row.place)
+        pairs: list[Any] = value if isinstance(value, list) else [None]
+        if not all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+            for pair in pairs
+        ):
             raise row.place.mismatch(
-                f'"{column}" must be a list of messages that is not empty',
-                'Write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}].',
-                actual="an empty list" if value == [] else kind(value),
+                f'"{column}" must be a list of earlier turns',
+                'Write [["question", "answer"], …], or messages with role and content.',
+                actual=kind(value),
             )
-        return [self._message(message, index, row.place) for index, message in enumerate(value, start=1)]
+        return [
+            {"role": role, "content": text}
+            for pair in pairs
+            for role, text in (("user", pair[0]), ("assistant", pair[1]))
+        ]
 
-    def _message(self, message: object, index: int, place: RowLocation) -> Mapping[str, Any]:
-        if not isinstance(message, dict):
-            raise place.mismatch(
-                f"message {index} is not an object", "Write it as role and content.", actual=kind(message)
+    def prompted(self, row: Row, prompt: Any, completion: Any) -> Example:
+        """Returns a prompt and its completion, two texts or two lists of messages, as an example."""
+        prompt, completion = self._as_messages(prompt), self._as_messages(completion)
+        around = self.surroundings(row)
+        if isinstance(prompt, str) and isinstance(completion, str):
+            if around.extra[1]:
+                prompt = f"{prompt}\n\n{around.extra[1]}" if prompt.strip() else around.extra[1]
+            if not around.system and not around.history and not around.tools:
+                return TextPair(place=row.place, prompt=prompt, completion=completion)
+            before: list[Message] = [*around.history, {"role": "user", "content": prompt}]
+            after: list[Message] = [{"role": "assistant", "content": completion}]
+        elif isinstance(prompt, list) and isinstance(completion, list):
+            if around.extra[1] or around.history:
+                name = "input" if around.extra[1] else "history"
+                column = self.columns.optional(row, name)[0]
+                raise row.place.mismatch(
+                    f'the prompt consists of messages, so the column "{column}" has no place',
+                    f"Put its content into the messages, or leave it out on purpose: columns: {{ignore: [{column}]}}.",
+                )
+            before = self.messages.read(prompt, "prompt", row.place)
+            after = self.messages.read(completion, "completion", row.place, first=len(before) + 1)
+            before = self._with_system(row, before)
+            return self.talk(row, [*before, *after], around.tools, untrained=len(before))
+        else:
+            gone = [name for name, value in (("prompt", prompt), ("completion", completion)) if value is None]
+            raise row.place.mismatch(
+                "prompt and completion must be two strings or two lists of messages",
+                f"Write the {gone[0]}, or remove the row." if gone else "Write both in the same form.",
+                actual=f"{kind(prompt)} and {kind(completion)}",
             )
-        if "role" not in message and {"from", "value"} <= set(message):
-            raise place.mismatch(
-                f'message {index} has "from" and "value" (the ShareGPT format)',
-                'Rename them to "role" and "content".',
-            )
-        role, content = message.get("role"), message.get("content")
-        mapped = self._roles.get(role, role) if isinstance(role, str) else role
-        if mapped not in ROLES:
-            raise self._bad_role(role, index, place)
-        # Null values are removed because templates test whether a key exists.
-        made = {**{key: value for key, value in message.items() if value is not None}, "role": mapped}
-        calls = made.pop("tool_calls", None)
-        if calls:
-            made["tool_calls"] = calls_of(calls, mapped, index, place)
-        if content is None and calls:
-            made["content"] = ""
-        elif not isinstance(content, str):
-            raise place.mismatch(
-                f"the content of message {index} must be text",
-                f"Write the {'answer' if mapped == 'assistant' else 'text'}, or remove the row."
-                if content is None
-                else "Content in parts is not supported; write one string.",
-                actual=kind(content) if "content" in message else "no content",
-            )
-        return made
+        return self.talk(row, [*around.system, *before, *after], around.tools)
 
-    def _bad_role(self, role: object, index: int, place: RowLocation) -> StageError:
-        if not isinstance(role, str):
-            return place.mismatch(
-                f"message {index} has no role",
-                f"Give it one of {', '.join(ROLES)}.",
-                actual="nothing" if role is None else kind(role),
-            )
-        likely = role.lower() if role.lower() in ROLES else LIKELY_ROLE.get(role.lower(), "assistant")
-        return place.mismatch(
-            f'role "{role}" is not one of {", ".join(ROLES)}', f"Map it: roleMap: {{{role}: {likely}}}."
+    @staticmethod
+    def _as_messages(value: Any) -> Any:
+        """Returns messages that are written as JSON text, as in CSV files, as a list; any other value unchanged."""
+        if not isinstance(value, str) or not value.startswith("[{"):
+            return value
+        messages = from_json(value, RowLocation(path="", file="", row=0))
+        is_list = isinstance(messages, list) and all(
+            isinstance(message, dict) and ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys())
+            for message in messages
+        )  # fmt: skip
+        return messages if is_list else value
+
+    @staticmethod
+    def talk(
+        row: Row,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        untrained: int = 0,
+    ) -> Conversation:
+        """Returns a conversation whose first ``untrained`` messages are not trained."""
+        bare, trained, held_out = weighed(messages)
+        return Conversation(
+            place=row.place,
+            messages=bare,
+            trained=[False] * untrained + trained[untrained:],
+            tools=tools,
+            held_out=held_out,
         )
 
 
-def read_examples(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
-    """Returns the dataset's format, which the first row decides, and its examples, at most ``maxExamples``.
+def texts_of(example: Example) -> list[str]:
+    """Returns the texts that an example was read from."""
+    if isinstance(example, PlainText):
+        return [example.text]
+    if isinstance(example, TextPair):
+        return [example.prompt, example.completion]
+    return [str(message["content"]) for message in example.messages if message["content"]]
 
-    Rows are read and checked during the iteration over the examples, which can be done once. Raises ``StageError`` 65
-    immediately for an empty dataset, and during the iteration for an invalid row.
+
+def open_rows[Schema: DatasetSchema](
+    source: LocatedSource, open_schema: Callable[[DatasetSpec, Row], Schema]
+) -> tuple[Schema, Iterator[Row]]:
+    """Returns the schema of a dataset, which the first row decides, and its rows, at most ``maxExamples``.
+
+    Raises ``StageError`` 65 for an empty dataset, and 64 or 65 for a first row that the mapping does not fit.
     """
     first = next(source.rows(), None)
     if first is None:
@@ -223,127 +301,16 @@ def read_examples(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
             expected="at least one row",
             fix="Upload the data again.",
         )
-    schema = DatasetSchema(source.spec, first)
     # Reads again from the first row.
-    rows = itertools.islice(source.rows(), source.spec.max_examples)
-    return schema.format, (schema.example(row) for row in rows)
+    return open_schema(source.spec, first), itertools.islice(source.rows(), source.spec.max_examples)
 
 
-# --- formats: reading an example ----------------------------------------------------------------------------------
+def read_examples(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
+    """Returns the dataset's format and its examples, without rows that the dataset excludes.
 
-
-def _read_messages(schema: DatasetSchema, row: Row) -> Example:
-    messages, trained, held_out = weighed(schema.messages(row, "messages"), row.place)
-    return Conversation(
-        place=row.place, messages=messages, trained=trained, tools=tools_of(row), held_out=held_out
-    )
-
-
-def _read_pair(schema: DatasetSchema, row: Row) -> Example:
-    prompt, completion = schema.value(row, "prompt"), schema.value(row, "completion")
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return TextPair(place=row.place, prompt=prompt, completion=completion)
-    if isinstance(prompt, list) and isinstance(completion, list):
-        before, _, _ = weighed(schema.messages(row, "prompt"), row.place)
-        after, trained, held_out = weighed(
-            schema.messages(row, "completion"), row.place, first=len(before) + 1
-        )
-        return Conversation(
-            place=row.place,
-            messages=[*before, *after],
-            trained=[False] * len(before) + trained,
-            tools=tools_of(row),
-            held_out=held_out,
-        )
-    gone = next(
-        (name for name, value in (("prompt", prompt), ("completion", completion)) if value is None), None
-    )
-    raise row.place.mismatch(
-        "prompt and completion must be two strings or two lists of messages",
-        "Write both in the same form." if gone is None else f"Write the {gone}, or remove the row.",
-        actual=f"{kind(prompt)} and {kind(completion)}",
-    )
-
-
-def _read_question(schema: DatasetSchema, row: Row) -> Example:
-    return TextPair(
-        place=row.place, prompt=schema.text(row, "question"), completion=schema.text(row, "answer")
-    )
-
-
-def _read_text(schema: DatasetSchema, row: Row) -> Example:
-    return PlainText(place=row.place, text=schema.text(row, "text"))
-
-
-def _refuse_preference(_: DatasetSchema, row: Row) -> Example:
-    raise row.place.mismatch(
-        "rows with chosen and rejected are for preference methods, not for SFT",
-        "To train on the better answers: columns: {completion: chosen}.",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatSchema:
-    """One format. ``needs`` are its required columns, by which it is detected; ``columns`` are all its columns."""
-
-    format: Format
-    needs: tuple[str, ...]
-    columns: tuple[str, ...]
-    read: Callable[[DatasetSchema, Row], Example]
-
-
-#: Formats in the order in which Auto tries them.
-SHAPES = (
-    FormatSchema(format=Format.MESSAGES, needs=("messages",), columns=("messages",), read=_read_messages),
-    FormatSchema(
-        format=Format.PROMPT_COMPLETION,
-        needs=("prompt", "completion"),
-        columns=("prompt", "completion"),
-        read=_read_pair,
-    ),
-    FormatSchema(
-        format=Format.PREFERENCE,
-        needs=("chosen", "rejected"),
-        columns=("prompt", "chosen", "rejected"),
-        read=_refuse_preference,
-    ),
-    FormatSchema(
-        format=Format.QUESTION_ANSWER,
-        needs=("question", "answer"),
-        columns=("question", "answer"),
-        read=_read_question,
-    ),
-    FormatSchema(format=Format.TEXT, needs=("text",), columns=("text",), read=_read_text),
-)
-
-
-def require_columns(source: DatasetSpec, first: Row) -> None:
-    """Raises ``StageError`` 64 if the dataset's mapping names a column that its first row does not have."""
-    for ours, theirs in source.columns.items():
-        if theirs not in first.value:
-            near = difflib.get_close_matches(theirs, list(first.value), n=1)
-            raise StageError(
-                ExitCode.BAD_REQUEST, "UnknownColumn",
-                f'columns.{ours} names "{theirs}", which row {first.place.row} does not have',
-                where=source.path,
-                actual=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
-                fix=f"Write columns: {{{ours}: {near[0]}}}." if near else "Name a column of the row, or remove it.",
-            )  # fmt: skip
-
-
-def _turned(ours: str, theirs: str, known: Sequence[str]) -> str:
-    if theirs in known:
-        return f"Write {{{theirs}: {ours}}}: the standard name first, then the dataset's column."
-    return "Swap them: the standard name first, then the dataset's column."
-
-
-def _bad_columns(source: DatasetSpec, what: str, actual: str, known: Sequence[str], fix: str) -> StageError:
-    return StageError(
-        ExitCode.BAD_REQUEST,
-        "UnknownColumn",
-        what,
-        where=f"{source.path}.columns",
-        actual=actual,
-        expected=f"one of {', '.join(known)}",
-        fix=fix,
-    )
+    Rows are read and checked during the iteration over the examples, which can be done once. Raises ``StageError`` 65
+    immediately for an empty dataset, and during the iteration for an invalid row.
+    """
+    schema, rows = open_rows(source, DatasetSchema)
+    examples = (schema.example(row) for row in rows)
+    return schema.format, (example for example in examples if not isinstance(example, Unwanted))

@@ -6,7 +6,7 @@ other differences are remarks.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,11 @@ def declared(folder: Path) -> list[DeclaredTokenIds]:
                 )
             )
     return found
+
+
+def stop_ids(files: Sequence[DeclaredTokenIds]) -> tuple[int, ...]:
+    """Returns the ids at which programs stop: those of generation_config.json, or of config.json if it has none."""
+    return next((file.eos for file in reversed(files) if file.eos), ())
 
 
 def _ids(content: Mapping[str, Any], name: str) -> tuple[int, ...]:
@@ -127,8 +132,13 @@ def require_known_prompts(
             )  # fmt: skip
 
 
-def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -> Iterator[Remark]:
-    """Yields remarks on differences between tokenizer and model. ``model`` is the model's folder."""
+def of_model(
+    tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int, *, ends: Sequence[int] | None = None
+) -> Iterator[Remark]:
+    """Yields remarks on differences between tokenizer and model.
+
+    ``model`` is the model's folder. ``ends``: tokens with which the rows' answers end; None if no row was read.
+    """
     files = declared(model)
     unknown = beyond(tokenizer, vocab_size)
     if unknown:
@@ -145,32 +155,26 @@ def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -
                     level="Problem",
                     text=f"{file.file}: {name}_token_id is {outside[0]}, but the model has {vocab_size} tokens.",
                 )
-    yield from _of_ends(tokenizer, renderer, files)
+    yield from _of_ends(tokenizer, renderer.end_ids() if ends is None else ends, files)
     yield from _of_others(tokenizer, files)
 
 
-def _of_ends(tokenizer: Any, renderer: Renderer, files: list[DeclaredTokenIds]) -> Iterator[Remark]:
-    """Yields remarks if the trained end of an answer is not an end token of the model.
-
-    Programs read end tokens from generation_config.json, or from config.json if the former has none.
-    """
-    file = next((each for each in reversed(files) if each.eos), None)
-    eos = tokenizer.eos_token_id
-    if file is None or eos is None:
-        return
-    closing = renderer.end_ids() - {eos} or {eos}
-    stops = ", ".join(_shown(tokenizer, index) for index in file.eos[:_SHOWN])
-    if not closing & set(file.eos):
-        ends = " or ".join(_shown(tokenizer, index) for index in sorted(closing))
-        yield Remark(
-            level="Problem",
-            text=f"Answers are trained to end with {ends}, but {file.file} stops at {stops}: programs that use the "
-            f"exported model may not stop. Add it to eos_token_id of the model's {file.file}.",
-        )
-    elif eos not in file.eos:
+def _of_ends(tokenizer: Any, ends: Collection[int], files: list[DeclaredTokenIds]) -> Iterator[Remark]:
+    """Yields remarks if ``ends``, with which answers end in training, or the tokenizer's end are none of the model."""
+    stops, eos = stop_ids(files), tokenizer.eos_token_id
+    shown = ", ".join(_shown(tokenizer, index) for index in stops[:_SHOWN]) or "no token"
+    if further := sorted(set(ends) - set(stops)):
+        trained = " or ".join(_shown(tokenizer, index) for index in further)
         yield Remark(
             level="Note",
-            text=f"The tokenizer's end of sequence is {_shown(tokenizer, eos)}, that of {file.file} {stops}.",
+            text=f"Answers are trained to end with {trained}, and the base model's files stop at {shown}: the exported "
+            "generation_config.json stops at all of them. The card of an exported adapter names them for servers "
+            "of the base model.",
+        )
+    elif stops and eos is not None and eos not in stops:
+        yield Remark(
+            level="Note",
+            text=f"The tokenizer's end of sequence is {_shown(tokenizer, eos)}, that of the model's files {shown}.",
         )
 
 

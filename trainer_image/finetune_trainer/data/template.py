@@ -9,20 +9,27 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from finetune_contract import ExitCode
+from finetune_contract import OWN_TEMPLATE, ExitCode
 from finetune_trainer.data import notes
 from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, digest
+from finetune_trainer.data.contents import Contents
+from finetune_trainer.data.controls import ControlTokens
+from finetune_trainer.data.encoding import Encoder
+from finetune_trainer.data.masking import Masker, Rendered
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation, Example, PlainText, TextPair
 from finetune_trainer.data.turns import Turn, TurnFinder
 from finetune_trainer.errors import StageError
 
 _LOG = logging.getLogger(__name__)
+#: Number of trained tokens that are decoded first to find out whether any of them is text.
+_FEW = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +40,11 @@ class TokenizedExample:
     trained: npt.NDArray[np.bool_]
     notes: tuple[str, ...] = ()
     """Notes on parts of the row that are not trained as written (:mod:`.notes`)."""
+    dropped: str | None = None
+    """Reason not to train the row; None if it may be trained."""
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rendered:
-    """An example as text. ``turns`` are its trained parts; None if all of it is trained."""
-
-    text: str
-    turns: Sequence[Turn] | None
-    notes: tuple[str, ...] = ()
-    framed: bool = False
-    """Whether to add the tokenizer's first and last tokens, because no template has written them."""
 
 
 class Renderer:
@@ -67,20 +65,30 @@ class Renderer:
         self._train_on_prompt = train_on_prompt
         self.chat = Chat(tokenizer, arguments=arguments, today=today)
         self._turns = TurnFinder(self.chat, tokenizer)
-        self._special = frozenset(tokenizer.all_special_ids) | _added_special_ids(tokenizer)
-        self._adds_bos = _adds_bos(tokenizer)
+        self._controls = ControlTokens(tokenizer)
+        self._encoder = Encoder(tokenizer, self._controls)
+        self._masker = Masker(tokenizer, self._controls, self._encoder)
+
+    @cached_property
+    def _contents(self) -> Contents:
+        return Contents(
+            self._tokenizer,
+            self._controls,
+            generation_prompt=self.generation_prompt() if self.chat.exists else "",
+            train_on_prompt=self._train_on_prompt,
+        )
 
     def identity(self) -> dict[str, str]:
         """Returns everything that determines how an example becomes tokens, by name."""
         tokenizer = self._tokenizer
         backend = [
             tokenizer.backend_tokenizer.to_str(),
-            self._adds_bos,
+            self._masker.adds_bos,
             tokenizer.bos_token_id,
             tokenizer.eos_token_id,
         ]
         return {
-            "tokenizer": digest([*backend, sorted(self._special)]),
+            "tokenizer": digest([*backend, sorted(self._controls.ids)]),
             **self.chat.identity(),
             "trainOnPrompt": str(self._train_on_prompt),
         }
@@ -94,47 +102,69 @@ class Renderer:
         rendered = [self._rendered(example) for example in examples]
         if not rendered:
             return []
-        encoded = self._tokenizer(
-            [each.text for each in rendered], add_special_tokens=False, return_offsets_mapping=True
-        )
         return [
-            self._masked(each, ids, offsets)
-            for each, ids, offsets in zip(
-                rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True
+            TokenizedExample(
+                ids=np.asarray(ids, np.int32), trained=trained, notes=tuple(said), dropped=example.dropped
             )
+            for example, (ids, trained, said) in zip(rendered, self._masker.many(rendered), strict=True)
         ]
 
-    def _rendered(self, example: Example) -> _Rendered:
+    def _rendered(self, example: Example) -> Rendered:
+        if isinstance(example, Conversation):
+            return self._conversation(example, self._contents.of_conversation(example))
         if isinstance(example, PlainText):
-            return _Rendered(text=example.text, turns=None, framed=True)
-        if isinstance(example, TextPair):
-            if not self.chat.exists:
-                text = example.prompt + example.completion
-                answer = Turn(begin=len(example.prompt), end=len(text), closed=len(text), alone=True)
-                return _Rendered(text=text, turns=None if self._train_on_prompt else [answer], framed=True)
-            example = _as_chat(example)
-        return self._conversation(example)
-
-    def _conversation(self, example: Conversation) -> _Rendered:
-        place, tools = example.place, example.tools
-        said = [notes.TOOLS_LEFT_OUT] if tools and not self.chat.takes_tools else []
-        messages, text = self.chat.settled(example.messages, place, tools=tools)
-        if self._train_on_prompt:
-            if example.held_out:
-                raise place.mismatch(
-                    "a message has weight 0, but method.sft.trainOnPrompt trains every message",
-                    "Remove the weights, or remove trainOnPrompt.",
-                )
-            return _Rendered(
-                text=text, turns=None, notes=(*said, *_left_out(example, [text] * len(messages)))
+            return Rendered(
+                text=example.text,
+                turns=None,
+                notes=self._contents.of_text(example),
+                dropped=notes.BLANK_TEXT if self._controls.blank(example.text) else None,
+                framed=True,
             )
-        turns = self._turns.of(text, messages, place, tools=tools)
+        said = self._contents.of_pair(example, joined=not self.chat.exists)
+        if self.chat.exists:
+            return self._conversation(_as_chat(example), said)
+        text = example.prompt + example.completion
+        answer = Turn(begin=len(example.prompt), end=len(text), closed=len(text), alone=True)
+        return Rendered(
+            text=text,
+            turns=None if self._train_on_prompt else [answer],
+            begins=[answer.begin],
+            notes=said,
+            dropped=notes.BLANK_ANSWER if self._controls.blank(example.completion) else None,
+            framed=True,
+        )
+
+    def _conversation(self, example: Conversation, said: list[str]) -> Rendered:
+        """Returns the example as the template renders it. ``said`` are notes on its contents."""
+        place, tools = example.place, example.tools
+        said = [*([notes.TOOLS_LEFT_OUT] if tools and not self.chat.takes_tools else ()), *said]
+        messages, text = self.chat.settled(example.messages, place, tools=tools)
+        trained = [number for number, wanted in enumerate(example.trained) if wanted]
+        blank = {number for number in trained if self._controls.blank_message(example.messages[number])}
+        if self._train_on_prompt and example.held_out:
+            raise place.mismatch(
+                "a message has weight 0, but method.sft.trainOnPrompt trains every message",
+                "Remove the weights, or remove trainOnPrompt.",
+            )
+        if trained and len(blank) == len(trained):
+            return Rendered(text=text, turns=[], dropped=notes.BLANK_ANSWER)
+        turns = []
+        if blank or not self._train_on_prompt:
+            turns = self._turns.of(text, messages, place, tools=tools)
+        if self._train_on_prompt:
+            hidden = [turn for number in sorted(blank) if (turn := turns[number]) is not None]
+            said += [notes.BLANK_TURN] if blank else []
+            said += _left_out(example, [text] * len(messages))
+            return Rendered(text=text, turns=None, hidden=hidden, notes=said)
         shown = ["" if turn is None else text[turn.begin : turn.end] for turn in turns]
-        wanted = [
-            turn for turn, trained in zip(turns, example.trained, strict=True) if trained and turn is not None
-        ]
+        blank |= {number for number in trained if self._controls.blank(shown[number])}
+        wanted = [turn for number in trained if number not in blank and (turn := turns[number]) is not None]
+        if trained and not wanted:
+            return Rendered(text=text, turns=[], dropped=notes.BLANK_ANSWER)
         if wanted and wanted[-1].departs:
             said.append(notes.ASKED_OTHERWISE)
+        said += [notes.BLANK_TURN] if blank else []
+        begins = [turn.begin for turn in wanted]
         marks = self.chat.marks(messages, tools=tools)
         if marks is not None:
             wanted = [
@@ -142,56 +172,8 @@ class Renderer:
                 for first, past in marks
                 if any(first < turn.closed and turn.begin < past for turn in wanted)
             ]
-        return _Rendered(text=text, turns=wanted, notes=(*said, *_left_out(example, shown)))
-
-    def _masked(
-        self, rendered: _Rendered, ids: list[int], offsets: list[tuple[int, int]]
-    ) -> TokenizedExample:
-        if rendered.turns is None:
-            trained = np.ones(len(ids), np.bool_)
-        else:
-            first, last = np.asarray(offsets, np.int64).reshape(-1, 2).T
-            trained = np.zeros(len(ids), np.bool_)
-            for turn in rendered.turns:
-                trained |= (last > turn.begin) & (first < turn.end)
-                if not turn.alone:
-                    # If the closing tokens were not trained, the model would never learn to stop.
-                    trained[self._closing(rendered.text, ids, first, last, turn)] = True
-        if rendered.framed:
-            bos, eos = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
-            before = [bos] if self._adds_bos and bos is not None else []
-            after_it = [eos] if eos is not None else []
-            ids = [*before, *ids, *after_it]
-            trained = np.concatenate([[False] * len(before), trained, [True] * len(after_it)]).astype(
-                np.bool_
-            )
-        return TokenizedExample(ids=np.asarray(ids, np.int32), trained=trained, notes=rendered.notes)
-
-    def _closing(
-        self,
-        text: str,
-        ids: list[int],
-        first: npt.NDArray[np.int64],
-        last: npt.NDArray[np.int64],
-        turn: Turn,
-    ) -> slice:
-        """Returns the tokens that close the turn; empty if there are none.
-
-        These are the first special token after the turn, further special tokens that belong to it, and whitespace that
-        the template writes between the turn and them.
-        """
-        start = special = int(np.searchsorted(first, turn.end))
-        while (
-            special < len(ids)
-            and ids[special] not in self._special
-            and last[special] <= turn.closed
-            and not text[first[special] : last[special]].strip()
-        ):
-            special += 1
-        end = special
-        while end < len(ids) and ids[end] in self._special and (end == start or last[end] <= turn.closed):
-            end += 1
-        return slice(start, end if end > special else start)
+        said += _left_out(example, shown)
+        return Rendered(text=text, turns=wanted, begins=begins, notes=said)
 
     def prompt(self, text: str) -> list[int]:
         """Returns the token ids of a prompt: ``text`` as a user's message, or unchanged without a chat template.
@@ -234,6 +216,11 @@ class Renderer:
         written: str = self._tokenizer.decode(self.ids(text[turn.begin : turn.end]), skip_special_tokens=True)
         return written.strip()
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokenizer's special tokens, which include those of its added tokens that are marked as special."""
+        return self._special
+
     def end_ids(self) -> frozenset[int]:
         """Returns the tokens that end an answer.
 
@@ -255,7 +242,7 @@ class Renderer:
                 continue
             closing = None
             for index in reversed(tokens.ids[tokens.trained].tolist()):
-                if index in self._special:
+                if index in self._controls.ids:
                     closing = index
                 elif self._tokenizer.decode([index]).strip():
                     break
@@ -267,18 +254,23 @@ class Renderer:
         return self._turns.generation_prompt()
 
     def opened(self, text: str) -> list[int]:
-        """Returns the token ids of a text, including the beginning-of-sequence token.
+        """Returns the token ids of a text, including one beginning-of-sequence token.
 
         If there is a chat template, the text already contains that token; otherwise it is added if the tokenizer does.
         """
-        bos = self._tokenizer.bos_token_id
-        if bos is None or not self._adds_bos or self.chat.exists:
-            return self.ids(text)
-        return [bos, *self.ids(text)]
+        return self.ids(text) if self.chat.exists else self._masker.opened(self.ids(text))
 
     def ids(self, text: str) -> list[int]:
         """Returns the token ids of the text without added special tokens."""
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._encoder.ids(text)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._tokenizer.bos_token_id
+
+    def blank(self, ids: npt.NDArray[np.int32]) -> bool:
+        """Whether the tokens are only special tokens, white space and empty thoughts."""
+        return all(self._controls.blank(self._tokenizer.decode(some)) for some in (ids[:_FEW], ids))
 
 
 def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
@@ -294,9 +286,19 @@ def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> None:
-    """Sets the job's chat template on the tokenizer. Raises ``StageError`` 64 if it is not valid Jinja."""
+    """Sets the job's chat template on the tokenizer, with the tokenizer's own text where the template includes it,
+    unless the own text has the rest already.
+
+    Raises ``StageError`` 64 if it is not valid Jinja, or includes a template that the tokenizer does not have.
+    """
     from jinja2.exceptions import TemplateSyntaxError
 
+    template = template.removeprefix("\ufeff")  # the byte order mark of a file
+    before, included, after = template.rpartition(OWN_TEMPLATE)
+    if included:
+        own = _own_template(tokenizer)
+        # The export of a job with this template has it already.
+        template = own if own.startswith(before) and own.endswith(after) else f"{before}{own}{after}"
     tokenizer.chat_template = template
     try:
         tokenizer.apply_chat_template(
@@ -316,17 +318,19 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
         _LOG.debug("the chat template rejects a conversation of one message", exc_info=True)
 
 
+def _own_template(tokenizer: Tokenizer) -> str:
+    try:
+        return tokenizer.get_chat_template()
+    except ValueError as error:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "ChatTemplateMissing",
+            "the job's chat template includes the tokenizer's own, and the tokenizer has none",
+            where="spec.datasets.chatTemplate", actual=OWN_TEMPLATE,
+            expected="a tokenizer with a chat template, as instruction-tuned models have",
+            fix="Name such a tokenizer in model.tokenizer, or write a template in place of this line.",
+        ) from error  # fmt: skip
+
+
 def _as_chat(pair: TextPair) -> Conversation:
     messages = [{"role": "user", "content": pair.prompt}, {"role": "assistant", "content": pair.completion}]
     return Conversation(place=pair.place, messages=messages, trained=[False, True])
-
-
-def _adds_bos(tokenizer: Tokenizer) -> bool:
-    bos = tokenizer.bos_token_id
-    return bos is not None and bos in list(tokenizer("x", add_special_tokens=True)["input_ids"])[:1]
-
-
-def _added_special_ids(tokenizer: Any) -> frozenset[int]:
-    """Returns the special tokens among the added tokens, which often include turn markers that have no name."""
-    decoder = getattr(tokenizer, "added_tokens_decoder", {})
-    return frozenset(index for index, token in decoder.items() if getattr(token, "special", False))

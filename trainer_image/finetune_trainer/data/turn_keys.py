@@ -1,4 +1,4 @@
-"""Reads keys of conversations other than roles and contents: weights of turns, tools and tool calls."""
+"""Reads what conversations contain besides roles and contents: which turns are trained, tools and tool calls. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,63 +6,81 @@ from typing import Any
 
 from finetune_trainer.data.advice import kind
 from finetune_trainer.data.files.json_values import half_character
-from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.row_location import RowLocation
 
-#: Column with the functions that the assistant may call. It has this name in every dataset.
-_TOOLS = "tools"
+#: Key of a read message that says whether it is trained: 0 or 1. Absent if the dataset does not say.
+WEIGHT = "weight"
 
 
-def tools_of(row: Row) -> Sequence[Mapping[str, Any]] | None:
-    """Returns the row's column ``tools``, a list of JSON schemas or the same as JSON text.
+def tools_of(value: Any, column: str, place: RowLocation) -> Sequence[Mapping[str, Any]] | None:
+    """Returns the value of a column with tools: a list of JSON schemas of functions, or the same as JSON text.
 
-    None if it is missing or empty. Raises ``StageError`` 65 for any other value.
+    None if it is empty. A function without the enclosing ``{"type": "function", "function": …}``, as in OpenAI's older
+    ``functions``, gets it, as servers pass tools to templates in this form. Raises ``StageError`` 65 for other values.
     """
-    value = row.value.get(_TOOLS)
     if isinstance(value, str) and value.strip():
-        value = _from_json(value, row.place)
+        value = from_json(value, place)
     if not value:
         return None
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise row.place.mismatch(
-            f'"{_TOOLS}" must be a list of objects, each the JSON schema of a function',
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise place.mismatch(
+            f'"{column}" must be a list of objects, each the JSON schema of a function',
             'Write [{"type": "function", "function": {"name": "…", "parameters": {…}}}].',
             actual=kind(value),
         )
-    return value
+    return [
+        {"type": "function", "function": tool} if "name" in tool and not {"type", "function"} & tool.keys() else tool
+        for tool in value
+    ]  # fmt: skip
 
 
 def weighed(
-    messages: Sequence[Mapping[str, Any]], place: RowLocation, *, first: int = 1
+    messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[bool], bool]:
     """Returns the messages without ``weight``, whether each is trained, and whether weight 0 excludes any of them.
 
-    The assistant's messages are trained unless their weight is 0. ``first`` is the number of the first message in the
-    row. Raises ``StageError`` 65 for other weights, and for weight 1 of a message that is not the assistant's.
+    The assistant's messages are trained unless their weight is 0.
     """
-    weights = [_weight(message, number, place) for number, message in enumerate(messages, start=first)]
-    answers = [bool(message["role"] == "assistant") for message in messages]
-    trained = [answer and weight != 0 for answer, weight in zip(answers, weights, strict=True)]
+    answers = [message["role"] == "assistant" for message in messages]
+    trained = [answer and message.get(WEIGHT) != 0 for answer, message in zip(answers, messages, strict=True)]
     bare: list[Mapping[str, Any]] = [
-        {name: value for name, value in each.items() if name != "weight"} for each in messages
+        {name: value for name, value in message.items() if name != WEIGHT} if WEIGHT in message else message
+        for message in messages
     ]
     return bare, trained, trained != answers
 
 
-def _weight(message: Mapping[str, Any], number: int, place: RowLocation) -> int | None:
-    weight = message.get("weight")
-    if weight is None:
+def weight_of(flags: Mapping[str, Any], role: str, number: int, place: RowLocation) -> int | None:
+    """Returns whether message ``number`` is trained, 0 or 1, by the keys that say so; None if their values are null.
+
+    Raises ``StageError`` 65 for other values, keys that contradict each other, and 1 for a message that is not the
+    assistant's.
+    """
+    said = {name: value for name, value in flags.items() if value is not None}
+    for name, value in said.items():
+        booleans = () if name == WEIGHT else (True, False)
+        if (
+            not isinstance(value, int | float)
+            or (isinstance(value, bool) and not booleans)
+            or value not in (0, 1)
+        ):
+            raise place.mismatch(
+                f"the {name} of message {number} must be 0 or 1", "Write 0 for a turn that is not to be trained.",
+                actual=str(value)[:40],
+            )  # fmt: skip
+    if not said:
         return None
-    if isinstance(weight, bool) or weight not in (0, 1):
+    name, value = next(iter(said.items()))
+    if len({int(other) for other in said.values()}) > 1:
         raise place.mismatch(
-            f"the weight of message {number} must be 0 or 1", "Write 0 for a turn that is not to be trained.",
-            actual=str(weight)[:40],
-        )  # fmt: skip
-    if weight == 1 and message["role"] != "assistant":
-        raise place.mismatch(
-            f"message {number} ({message['role']}) has weight 1, but only the assistant's messages are trained",
-            "Remove the weight; method.sft.trainOnPrompt trains every message.",
+            f"{' and '.join(said)} of message {number} contradict each other", "Keep one of them."
         )
-    return int(weight)
+    if value and role != "assistant":
+        raise place.mismatch(
+            f"message {number} ({role}) has {name} 1, but only the assistant's messages are trained",
+            f"Remove the {name}; method.sft.trainOnPrompt trains every message.",
+        )
+    return int(value)
 
 
 def calls_of(calls: Any, role: str, index: int, place: RowLocation) -> list[Any]:
@@ -73,14 +91,31 @@ def calls_of(calls: Any, role: str, index: int, place: RowLocation) -> list[Any]
     if (
         role != "assistant"
         or not isinstance(calls, list)
-        or not all(isinstance(each, dict) for each in calls)
+        or not all(isinstance(call, dict) for call in calls)
     ):
         raise place.mismatch(
             f"the tool_calls of message {index} must be a list of objects in a message of the assistant",
             'Write [{"type": "function", "function": {"name": "…", "arguments": {…}}}].',
             actual=f"{kind(calls)} in a message of role {role}",
         )
-    return [_call(each, index, place) for each in calls]
+    return [_call(call, index, place) for call in calls]
+
+
+def older_call(call: Any, role: str, index: int, place: RowLocation) -> list[Any]:
+    """Returns the ``function_call`` of message ``index``, OpenAI's older form, as tool calls.
+
+    ``call`` is an object with name and arguments, a list of such objects, or the same as JSON text.
+    """
+    if isinstance(call, str):
+        call = from_json(call, place)
+    calls = call if isinstance(call, list) else [call]
+    if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in calls) or not calls:
+        raise place.mismatch(
+            f"the function call of message {index} must be an object with name and arguments",
+            'Write {"name": "…", "arguments": {…}}, or the same as JSON text.',
+            actual=kind(call),
+        )
+    return calls_of([{"type": "function", "function": one} for one in calls], role, index, place)
 
 
 def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[str, Any]:
@@ -89,7 +124,7 @@ def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[st
         made["function"] = _call(made["function"], index, place)
     if "arguments" in made:
         given = made["arguments"]
-        made["arguments"] = _from_json(given, place) if isinstance(given, str) else given
+        made["arguments"] = from_json(given, place) if isinstance(given, str) else given
         if not isinstance(made["arguments"], dict):
             raise place.mismatch(
                 f"the arguments of a tool call in message {index} are not a JSON object",
@@ -99,7 +134,7 @@ def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[st
     return made
 
 
-def _from_json(text: str, place: RowLocation) -> Any:
+def from_json(text: str, place: RowLocation) -> Any:
     """Parses a JSON value; returns the text itself if it is not valid JSON.
 
     Raises ``StageError`` 65 for an unpaired surrogate, which no tokenizer accepts. The row's reader does not detect it,

@@ -9,10 +9,11 @@ harness's own (``plain_tasks``), and templates are rendered in a sandbox.
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache, partialmethod
+from functools import partialmethod
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,15 +23,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval import utils
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
-from lm_eval.tasks import TaskManager
-from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 from tqdm import tqdm
 
 from finetune_contract import BenchmarkSpec, DatasetSpec, ExitCode, HubRef
 from finetune_trainer.data.hub import find_split
 from finetune_trainer.errors import StageError, require_unchanged
+from finetune_trainer.evaluation import language_data
 from finetune_trainer.evaluation.plain_tasks import (
+    functions,
     invalid,
     refuse_loading,
     require_known,
@@ -54,7 +55,7 @@ _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 #: The harness's default seed for few-shot examples, which makes their choice the same for every model.
 _SEED = 1234
-_SHOWN = 5
+_PUT = "Correct the name, or put the task's YAML and its rows into the folder."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +96,32 @@ class LoadedBenchmark:
 
 
 def load(spec: BenchmarkSpec, store: StorageClient, scratch: Path) -> LoadedBenchmark:
-    """Loads a benchmark and its rows.
+    """Loads a task from the folder ``spec.uri`` with its rows.
 
-    Raises ``StageError`` 64 or 65 for a task that cannot be used, 66 if there is no such task, and 69 and 77 as ``hub``
+    Raises ``StageError`` 65 for a task that cannot be used, 66 if there is no such task, and 69 and 77 as ``store``
     does.
     """
+    assert spec.uri is not None
+    return _loaded(spec, *_own_task(spec, spec.uri, store, scratch / "benchmarks" / spec.name), scratch)
+
+
+def load_known(
+    spec: BenchmarkSpec, config: dict[str, Any], commits: MutableMapping[str, str], scratch: Path
+) -> LoadedBenchmark:
+    """Loads one of the harness's own tasks and its rows.
+
+    ``config``: as ``resolved`` returns it. ``commits``: commits of the hub's datasets, as in
+    ``BenchmarkReport.revisions``; one that it lacks is the current one, and is added. Raises ``StageError`` 64 or 65
+    for a task that cannot be used, and 69 and 77 as ``hub`` does.
+    """
+    return _loaded(spec, *_pinned(spec, config, commits, scratch), scratch)
+
+
+def _loaded(
+    spec: BenchmarkSpec, config: dict[str, Any], uri: str, revision: str, scratch: Path
+) -> LoadedBenchmark:
     utils.env = _sandbox()
     kept = {"cache_dir": str(scratch / "benchmarks" / "cache")}
-    if spec.uri is None:
-        config, uri, revision = _known(spec, scratch)
-    else:
-        config, uri, revision = _own_task(spec, spec.uri, store, scratch / "benchmarks" / spec.name)
     config |= {"task": spec.name, "dataset_kwargs": {**config.get("dataset_kwargs", {}), **kept}}
     _seed()
     try:
@@ -151,27 +167,18 @@ def _seed() -> None:
     np.random.seed(_SEED)
 
 
-def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str]:
+def _pinned(
+    spec: BenchmarkSpec, config: dict[str, Any], commits: MutableMapping[str, str], scratch: Path
+) -> tuple[dict[str, Any], str, str]:
     """Returns configuration, URI and commit of one of the harness's own tasks, its dataset pinned to the commit."""
-    index = _index()
-    entry = index.get(spec.name)
-    if entry is None:
-        raise _missing(spec, actual=spec.name, expected="a task name of lm-evaluation-harness")
-    if entry.kind is not Kind.TASK:
-        members = sorted(entry.tags) or [name for name in index if name.startswith(f"{spec.name}_")]
-        raise invalid(
-            spec,
-            "this is not one task",
-            actual=f"a {entry.kind.name.lower()} of lm-evaluation-harness",
-            fix=f"Name its tasks one by one: {', '.join(members[:_SHOWN])} …",
-        )
-    config = resolved(spec, entry.yaml_path)
     repo = config.get("dataset_path")
     splits = sorted({config[kind] for kind in _SPLITS if config.get(kind)})
     if repo is None or repo in _READERS or not splits:
         raise invalid(spec, "its rows do not come from a dataset of the hub", actual=str(repo))
     name = config.pop("dataset_name", None)
-    commit = spec.revision or (config.get("dataset_kwargs") or {}).get("revision", "main")
+    wanted = (config.get("dataset_kwargs") or {}).get("revision")
+    key = f"{repo}@{wanted}" if wanted else repo
+    commit = commits.get(key) or spec.revision or wanted or "main"
     files: dict[str, list[str]] = {}
     for split in splits:
         source = DatasetSpec(
@@ -186,31 +193,30 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
     kinds = {_KINDS[Path(file).suffix] for some in files.values() for file in some}
     if len(kinds) != 1:
         raise invalid(spec, "its files are of several types", actual=", ".join(sorted(kinds)))
+    commits[key] = commit
     config |= {"dataset_path": kinds.pop(), "dataset_kwargs": {"data_files": files}}
     return config, f"hf://datasets/{repo}@{commit}", commit
 
 
-def resolved(spec: BenchmarkSpec, path: Path) -> dict[str, Any]:
+def resolved(
+    spec: BenchmarkSpec, path: Path, changes: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Returns the configuration in a harness task's YAML, with its functions imported.
 
-    Raises ``StageError`` 65 for a task that cannot be used.
+    ``changes``: what a group changes in it. Raises ``StageError`` 65 for a task that cannot be used.
     """
     # Checked before the import: some modules run programs when imported, others need packages that are not installed.
-    require_known(spec, load_yaml(path, resolve_func=False))
+    config = {**load_yaml(path, resolve_func=False), **changes}
+    require_known(spec, config)
+    if any(place.startswith("ifeval/utils.") for place in functions(config)):
+        language_data.provide()
     try:
-        return without_evaluate(load_yaml(path, resolve_func=True))
+        return without_evaluate({**load_yaml(path, resolve_func=True), **changes})
     except (Exception, SystemExit) as error:  # the import of the task's module may raise anything
         raise invalid(
             spec, "the task cannot be loaded with the packages of the trainer image",
             actual=f"{type(error).__name__}: {error}", fix="Remove it.",
         ) from error  # fmt: skip
-
-
-@cache
-def _index() -> Mapping[str, Any]:
-    """Returns all tasks of the harness by name. Reading their YAML takes about 10 s."""
-    found: Mapping[str, Any] = TaskManager().task_index
-    return found
 
 
 def _own_task(
@@ -225,8 +231,8 @@ def _own_task(
     name = f"{spec.name}.yaml"
     text = store.read_or_none(join(uri, name))
     if text is None:
-        raise _missing(
-            spec, actual=f"no {name} in {uri}", expected=f"the harness's YAML in {join(uri, name)}"
+        raise missing(
+            spec, actual=f"no {name} in {uri}", expected=f"the harness's YAML in {join(uri, name)}", fix=_PUT
         )
     config = _read(spec, text)
     files = _data_files(spec, config)
@@ -236,7 +242,9 @@ def _own_task(
     for each in names:
         entry = store.stat(join(uri, each))
         if entry is None:
-            raise _missing(spec, actual=f"no {each} in {uri}", expected=f"the file that {name} names")
+            raise missing(
+                spec, actual=f"no {each} in {uri}", expected=f"the file that {name} names", fix=_PUT
+            )
         digest.update(f"{each}\0{entry.size}\0{entry.crc32c}\n".encode())
         (scratch / each).parent.mkdir(parents=True, exist_ok=True)
         paths[each] = str(store.fetch_file(join(uri, each), scratch / each))
@@ -297,8 +305,9 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _missing(spec: BenchmarkSpec, *, actual: str, expected: str) -> StageError:
+def missing(spec: BenchmarkSpec, *, actual: str, expected: str, fix: str) -> StageError:
+    """Returns the error (66) for a benchmark that does not exist."""
     return StageError(
         ExitCode.INPUT_MISSING, "BenchmarkMissing", "the benchmark does not exist", where=spec.path, actual=actual,
-        expected=expected, fix="Correct the name, or put the task's YAML and its rows into the folder.",
+        expected=expected, fix=fix,
     )  # fmt: skip

@@ -84,9 +84,7 @@ _REFUSED_CODE = {
         "mimic_repsum/utils_perplexity", "mts_dialog/utils", "mts_dialog/utils_perplexity", "noreval/norsumm/utils",
         "noticia/utils.rouge1_agg", "olaph/utils", "olaph/utils_perplexity", "spanish_bench/utils.rouge1_agg",
     ),
-    "it fetches data of NLTK without a pinned revision": (
-        "ifeval/utils", "leaderboard/ifeval/utils", "nerel-bench/utils",
-    ),
+    "it fetches data of NLTK without a pinned revision": ("leaderboard/ifeval/utils", "nerel-bench/utils"),
     "it calls a service on the network": ("realtoxicityprompts/metric",),
 }  # fmt: skip
 _ROOT = Path(tasks.__file__).resolve().parent

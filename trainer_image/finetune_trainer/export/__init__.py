@@ -4,7 +4,8 @@ LoRA is merged here, in float32: MaxText's merging export silently writes the un
 export leaves Llama's rotary order and query scale in the adapter.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +65,8 @@ class ExportInputs:
     content: Content
     dtype: Literal["BF16", "FP32"]
     facts: CardFacts
+    stops: Mapping[int, str] = field(default_factory=dict)
+    """Tokens that end an answer, text by id: those of the base model and those that training added."""
     orbax: bool = False
     """Whether to write the model in MaxText's format too. Not valid with ``content`` Adapter."""
     served: serving.ServedModel | None = None
@@ -107,15 +110,16 @@ def build(
             )
             folder.write_weights(path, found, inputs.weights, inputs.plan, inputs.dtype, progress=progress)
             folder.write_config(path, inputs.source, inputs.dtype)
-            folder.copy_files(path, inputs.source, inputs.tokenizer)
             if inputs.served is not None:
                 serving.write(path, inputs.served)
         else:
             assert lora is not None
             folder.write_adapter(path, lora, inputs.facts.base_model, inputs.weights, inputs.dtype)
-            folder.copy_files(path, inputs.source, inputs.tokenizer)
-            (path / "generation_config.json").unlink(missing_ok=True)
-        text = card.render(inputs.facts, licence=licence, adapter=name == "adapter", dtype=inputs.dtype)
+        folder.copy_files(path, inputs.source, inputs.tokenizer)
+        folder.write_generation_config(path, inputs.source, list(inputs.stops))
+        text = card.render(
+            inputs.facts, licence=licence, adapter=name == "adapter", dtype=inputs.dtype, stops=inputs.stops
+        )
         (path / "README.md").write_text(text, encoding="utf-8")
         folder.make_readable(path)
         progress.begin(f"computing the checksums of the {name}")

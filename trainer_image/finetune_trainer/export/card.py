@@ -41,8 +41,18 @@ def licence_of(source: Path) -> str | None:
     return line.group(1) if line else None
 
 
-def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) -> str:
-    """Returns the content of README.md. ``licence`` is that of the base model."""
+def render(
+    facts: CardFacts,
+    *,
+    licence: str | None,
+    adapter: bool,
+    dtype: str,
+    stops: Mapping[int, str] | None = None,
+) -> str:
+    """Returns the content of README.md.
+
+    ``licence`` is that of the base model. ``stops``: the tokens that end an answer, text by id.
+    """
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", facts.base_model) is not None
     front = ["library_name: " + ("peft" if adapter else "transformers"), "pipeline_tag: text-generation"]
     if on_hub:
@@ -64,6 +74,7 @@ def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) 
         _table("Evaluation", facts.evaluation),
         _samples(facts.samples),
         _usage(facts, adapter=adapter),
+        _ends(facts, stops or {}, adapter=adapter),
         _FILES,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -101,6 +112,29 @@ def _samples(samples: Sequence[tuple[str, str]]) -> str:
         return ""
     shown = [f"> {_cell(prompt)}\n\n{answer.strip() or '(no answer)'}" for prompt, answer in samples]
     return "## Samples\n\nGreedy answers of this model.\n\n" + "\n\n".join(shown)
+
+
+def _ends(facts: CardFacts, stops: Mapping[int, str], *, adapter: bool) -> str:
+    """The tokens that end an answer, and how they are passed to a server."""
+    if not stops:
+        return ""
+    named = ", ".join(f"{index} (`{text}`)" if text else str(index) for index, text in stops.items())
+    parts = [f"## Ends of answers\n\nAnswers end with a token of these: {named}."]
+    if not adapter:
+        parts.append(
+            "`generation_config.json` names them, which transformers and vLLM read: no setting is needed."
+        )
+        return " ".join(parts)
+    parts.append(
+        "The base model's own folder may not name all of them, so pass `generation_config.json`, tokenizer and chat "
+        f"template of this folder to the server, for example to vLLM:\n\n```bash\nvllm serve {facts.base_model} "
+        f"--enable-lora --lora-modules {facts.name}=THIS_FOLDER \\\n  --generation-config THIS_FOLDER --tokenizer "
+        "THIS_FOLDER\n```\n\nA request to another server passes the ids itself: "
+        f'`"stop_token_ids": {list(stops)}`. In transformers:\n\n```python\n'
+        "from transformers import GenerationConfig\n"
+        'model.generate(**inputs, generation_config=GenerationConfig.from_pretrained("THIS FOLDER"))\n```'
+    )
+    return " ".join(parts)
 
 
 def _usage(facts: CardFacts, *, adapter: bool) -> str:

@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,12 +27,16 @@ _METADATA = {"format": "pt"}
 #: Regular expression for modules of the vision part. PEFT matches it against full module names.
 _VISION = r".*(vision_tower|multi_modal_projector).*"
 #: Files copied unchanged from the tokenizer's folder. ``_MODEL_FILES`` are those copied from the source.
-TOKENIZER_FILES = (
+_TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja",
 )  # fmt: skip
-_MODEL_FILES = ("generation_config.json", "preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt",
-                "LICENSE.md", "NOTICE", "USE_POLICY.md")  # fmt: skip
+_MODEL_FILES = ("preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
+                "USE_POLICY.md")  # fmt: skip
+_GENERATION = "generation_config.json"
+#: Settings of config.json that a generation_config.json derived from it contains.
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def write_weights(
@@ -64,10 +69,7 @@ def write_weights(
 
 
 def write_config(out: Path, source: Path, dtype: str) -> None:
-    """Writes the source's config.json with the exported dtype and without references to code that is not exported.
-
-    Also writes a generation_config.json derived from it if the source has none.
-    """
+    """Writes the source's config.json with the exported dtype and without references to code that is not exported."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("auto_map", None)
     for part in (config, config.get("text_config")):
@@ -76,22 +78,51 @@ def write_config(out: Path, source: Path, dtype: str) -> None:
             if key in part or part is config:
                 part[key] = DTYPES[dtype][1]
     write_json(out / "config.json", config)
-    if not (source / "generation_config.json").is_file():
+
+
+def write_generation_config(out: Path, source: Path, stops: Sequence[int]) -> None:
+    """Writes the source's generation_config.json, unchanged if it stops at all of ``stops``, else with these ids.
+
+    If the source has none that is a JSON object, it is derived from config.json.
+    """
+    content = json_object(source / _GENERATION)
+    derived = content is None
+    if content is None:
+        config = json_object(source / "config.json") or {}
         text = config.get("text_config", config)
-        ids = {
-            key: text[key]
-            for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-            if text.get(key) is not None
-        }
-        write_json(out / "generation_config.json", ids)
+        content = {name: text[name] for name in _SPECIAL if text.get(name) is not None}
+    own = content.get("eos_token_id")
+    if not set(stops) <= set(own if isinstance(own, list) else [own]):
+        content["eos_token_id"] = stops[0] if len(stops) == 1 else list(stops)
+    elif not derived:
+        shutil.copyfile(source / _GENERATION, out / _GENERATION)
+        return
+    write_json(out / _GENERATION, content)
+
+
+def json_object(path: Path) -> dict[str, Any] | None:
+    """The file's JSON object; None if it has none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
-    """Copies tokenizer, chat template, generation settings and license unchanged."""
-    for folder, names in ((source, _MODEL_FILES), (tokenizer, TOKENIZER_FILES)):
+    """Copies tokenizer, chat template and license unchanged."""
+    for folder, names in ((source, _MODEL_FILES), (tokenizer, tokenizer_files(tokenizer))):
         for name in names:
             if (folder / name).is_file():
+                (out / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(folder / name, out / name)
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """Returns the names of the tokenizer's files in a folder, chat templates included."""
+    return [
+        path.relative_to(folder).as_posix() for each in _TOKENIZER_FILES for path in sorted(folder.glob(each))
+    ]
 
 
 def write_adapter(out: Path, lora: LoraAdapter, base_model: str, weights: Weights, dtype: str) -> None:
@@ -132,4 +163,8 @@ def make_readable(out: Path) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(as_json(value), encoding="utf-8")
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -79,7 +79,7 @@ def _gpu(name: str, chips: int, memory_gib: int) -> Machine:
 KINDS: Mapping[str, AcceleratorKind] = {
     "tpu": AcceleratorKind(
         resource="google.com/tpu",
-        image="vllm/vllm-tpu:v0.26.0",  # the vLLM release for TPU that other projects pin; not tested here
+        image="vllm/vllm-tpu:v0.32.0",  # the release of vllm-tpu, whose images have its version as tag; not tested
         machines=_hosts("v6e"),
     ),
     "gpu": AcceleratorKind(

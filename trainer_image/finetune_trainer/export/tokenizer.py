@@ -1,55 +1,96 @@
 """Prepares the tokenizer's files for export.
 
-They contain the chat template used in training and name a class with which transformers produces the same tokens.
+They contain the chat template used in training, name a class with which transformers produces the same tokens, and have
+no settings that transformers 4 and programs built on it cannot read: those that transformers 5 writes.
 """
 
-import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.export.folder import TOKENIZER_FILES, write_json
+from finetune_trainer.export.folder import as_json, json_object, tokenizer_files
 from finetune_trainer.models import LocalModel
-from finetune_trainer.tokenizer import CONFIG, misreading_class
+from finetune_trainer.tokenizer import CONFIG, TOKENIZER, misreading_class, without_mark
 
 #: Files with chat templates, which take precedence over the one in tokenizer_config.json.
-_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/")
 #: The class that all releases of transformers load from tokenizer.json alone.
 _GENERIC = "PreTrainedTokenizerFast"
+#: Classes that transformers 5 writes and 4.57 does not have, beside the names that end in Backend.
+_NEWER = frozenset({"Qwen3_5Tokenizer", "LasrTokenizer", "Siglip2Tokenizer"})
+_SPECIAL_TOKENS = "special_tokens_map.json"
 
 
 def tokenizer_folder(model: LocalModel, tokenizer: Any, template: str | None, scratch: Path) -> Path:
-    """Returns the model's tokenizer folder, or a copy in ``scratch`` if its tokenizer_config.json has to change.
+    """Returns the model's tokenizer folder, or a copy in ``scratch`` if some of its files have to change.
 
-    The copy contains the job's chat template, and the generic class if the one in the file produces other tokens than
-    ``tokenizer``.
+    The copy contains the job's chat template, settings that transformers 4 can read, chat templates without a byte
+    order mark, and the generic class if the one in the file produces other tokens than ``tokenizer`` or is unknown to
+    transformers 4.
     """
     source = model.tokenizer_path
-    changes: dict[str, Any] = {}
-    if misreading_class(model, tokenizer) is not None:
-        changes = _named(tokenizer, source) | {"tokenizer_class": _GENERIC}
-    if template is not None:
-        changes["chat_template"] = template
-    if not changes:
+    names = [name for name in tokenizer_files(source) if template is None or not name.startswith(_TEMPLATES)]
+    changed = _changed(model, tokenizer, template) | _without_marks(source, names)
+    if not changed:
         return source
-    scratch.mkdir(parents=True)
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file() and (template is None or name not in _TEMPLATES):
-            shutil.copyfile(source / name, scratch / name)
-    write_json(scratch / CONFIG, _config(source) | changes)
+    for name in dict.fromkeys((*names, *changed)):
+        target = scratch / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if name in changed:
+            target.write_text(changed[name], encoding="utf-8")
+        else:
+            shutil.copyfile(source / name, target)
     return scratch
 
 
-def _named(tokenizer: Any, source: Path) -> dict[str, str]:
+def _changed(model: LocalModel, tokenizer: Any, template: str | None) -> dict[str, str]:
+    """Returns the files of settings that have to change, by name, with their new content."""
+    source = model.tokenizer_path
+    config, special = (json_object(source / name) or {} for name in (CONFIG, _SPECIAL_TOKENS))
+    readable = _readable(config)
+    if _is_newer(config, source) or misreading_class(model, tokenizer) is not None:
+        readable |= _named(tokenizer, readable) | {"tokenizer_class": _GENERIC}
+    if template is not None or "chat_template" in readable:
+        readable["chat_template"] = without_mark(template or readable["chat_template"])
+    contents = ((CONFIG, config, readable), (_SPECIAL_TOKENS, special, _readable(special)))
+    return {name: as_json(new) for name, old, new in contents if new != old}
+
+
+def _without_marks(source: Path, names: Sequence[str]) -> dict[str, str]:
+    """Returns the chat templates that begin with a byte order mark, by name, without it."""
+    texts = {name: (source / name).read_text(encoding="utf-8") for name in names if name.endswith(".jinja")}
+    return {name: without_mark(text) for name, text in texts.items() if without_mark(text) != text}
+
+
+def _is_newer(config: Mapping[str, Any], source: Path) -> bool:
+    """Whether transformers 4 lacks the tokenizer's class. Without tokenizer.json no other class could replace it."""
+    name = str(config.get("tokenizer_class", ""))
+    return (name.endswith("Backend") or name in _NEWER) and (source / TOKENIZER).is_file()
+
+
+def _readable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings with special tokens under the names of transformers 4, which 5 reads, too.
+
+    transformers 5 writes a list as ``extra_special_tokens``, for which 4 expects an object of named tokens, and writes
+    those as ``model_specific_special_tokens``. Also removes references to code, which is not exported.
+    """
+    found = {name: value for name, value in settings.items() if name != "auto_map"}
+    if isinstance(listed := found.get("extra_special_tokens"), list):
+        del found["extra_special_tokens"]
+        own = found.get("additional_special_tokens") or []
+        if tokens := [*own, *(token for token in listed if token not in own)]:
+            found["additional_special_tokens"] = tokens
+    elif isinstance(named := found.get("model_specific_special_tokens"), dict):
+        del found["model_specific_special_tokens"]
+        found["extra_special_tokens"] = {**(found.get("extra_special_tokens") or {}), **named}
+    return found
+
+
+def _named(tokenizer: Any, config: Mapping[str, Any]) -> dict[str, str]:
     """Returns special tokens that are defaults of the class in tokenizer_config.json; the generic class has none."""
-    config = _config(source)
     return {
         name: token
         for name, token in tokenizer.special_tokens_map.items()
         if name not in config and isinstance(token, str)
     }
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

@@ -25,11 +25,19 @@ from finetune_trainer import families, models, widths
 from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.data import special_tokens
 from finetune_trainer.data.cache import DataCache
-from finetune_trainer.data.dataset import HELD_BACK, Dataset, SourceSubset, assemble, split_validation
+from finetune_trainer.data.dataset import (
+    HELD_BACK,
+    Dataset,
+    SourceSubset,
+    assemble,
+    first_occurrences,
+    split_validation,
+)
 from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.preference import PreferencePreprocessor
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer, with_template
+from finetune_trainer.data.trained_ends import trained_ends
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.catalogue import require_family
@@ -73,10 +81,10 @@ class StageContext:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    def model(self, *, weights: bool, values: models.Values = "All") -> LocalModel:
+    def model(self, *, weights: bool, values: models.Values = "All", heads: bool = False) -> LocalModel:
         """The user's model on this machine: configuration, tokenizer, and if ``weights`` the weights.
 
-        Of the weights' tensors, at least ``values`` are fetched.
+        Of the weights' tensors, at least ``values`` are fetched; ``heads``: see ``models.fetch_model``.
         """
         return models.fetch_model(
             self.request.model,
@@ -84,6 +92,7 @@ class StageContext:
             self.store,
             weights=weights,
             values=values,
+            heads=heads,
             fetched=lambda size: self.progress.advance(0, size),
         )
 
@@ -121,6 +130,11 @@ class StageContext:
             with_template(tokenizer, self.request.data.chat_template)
         return tokenizer
 
+    @property
+    def chat_template(self) -> str | None:
+        """The job's chat template, complete with what it includes; None if the tokenizer's own is used."""
+        return None if self.request.data.chat_template is None else str(self.tokenizer.chat_template)
+
     @cached_property
     def renderer(self) -> Renderer:
         data = self.request.data
@@ -150,6 +164,13 @@ class StageContext:
         """One of evaluation.datasets: texts, unless its spec says that it holds pairs, whatever the method compares."""
         return self._dataset(dataset.source.name, [dataset.source], pairs=dataset.pairs)
 
+    def trained_ends(self, data: Dataset) -> list[int]:
+        """The tokens with which training on ``data`` teaches answers to end, those of most answers first."""
+        method, limit = self.request.method, self.request.data.max_seq_length
+        if isinstance(method, PreferenceMethod):
+            limit -= method.max_prompt_length
+        return trained_ends(data, self.renderer, self.tokenizer, limit=limit, pairs=self._compares)
+
     @property
     def _compares(self) -> bool:
         return isinstance(self.request.method, PreferenceMethod)
@@ -165,13 +186,11 @@ class StageContext:
 
     @cached_property
     def _training_pieces(self) -> tuple[list[SourceSubset], list[SourceSubset]]:
-        sources = [self._prepared(source, pairs=self._compares) for source in self.request.data.train]
-        split = self.request.data.split_from_train
-        return (
-            split_validation(sources, split)
-            if split
-            else ([SourceSubset.all_of(source) for source in sources], [])
-        )
+        data = self.request.data
+        pieces = [SourceSubset.all_of(self._prepared(source, pairs=self._compares)) for source in data.train]
+        if data.dedupe == "Exact":
+            pieces = first_occurrences(pieces)
+        return split_validation(pieces, data.split_from_train) if data.split_from_train else (pieces, [])
 
     def _assembled(self, name: str, pieces: list[SourceSubset], *, pairs: bool) -> Dataset:
         texts = SequenceLayout(length=widths.of_rows(self.request), packing=self.request.data.packing)

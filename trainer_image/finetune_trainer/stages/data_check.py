@@ -110,7 +110,8 @@ def _report(
     every = [each.report for some in described for each in some]
     pieces = [piece for data in (train, *validation) for piece in data.pieces]
     used = {piece.source.use.path: piece.source.use for piece in pieces if piece.source.use is not None}
-    length = context.request.data.max_seq_length
+    data = context.request.data
+    length = data.max_seq_length
     return _empty(context, steps, checked).model_copy(
         update={
             "remarks": [
@@ -118,7 +119,12 @@ def _report(
                 *remarks.of_ends(train.rows.tokens, context.renderer.end_ids(), length),
                 *remarks.of_counts(every, leaks),
                 *remarks.of_rows([each for some in described for each in some]),
+                *remarks.of_unread(
+                    [each for some in described for each in some],
+                    {source.name: source.ignore for source in (*data.train, *data.validation)},
+                ),
             ],
+            "end_ids": context.trained_ends(train),
             "train": described[0],
             "validation": [each for some in described[1:] for each in some],
             "leaks": leaks,

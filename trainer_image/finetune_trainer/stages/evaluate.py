@@ -34,13 +34,14 @@ from finetune_trainer.stages.inputs import converted_model, trained_parameters
 from finetune_trainer.storage import engine_path
 
 if TYPE_CHECKING:
-    from finetune_trainer.evaluation.benchmarks import LoadedBenchmark
+    from finetune_trainer.evaluation.benchmark_groups import LoadedEntry
     from finetune_trainer.evaluation.harness import EvaluationBackend, HarnessModel
     from finetune_trainer.evaluation.models import LoadedModel
     from finetune_trainer.evaluation.sampling import Sampling
 
 _LOG = logging.getLogger(__name__)
-_SHOWN_SAMPLES = 16
+#: Numbers of samples, and of members of groups, in the stage's result.
+_SHOWN_SAMPLES, _SHOWN_MEMBERS = 16, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class EvaluationWorkload:
     tasks: Sequence[EvaluationTask]
     prompts: Sequence[Sequence[int]]
     """Token ids: the request's prompts, then the questions of the tasks."""
-    benchmarks: Sequence["LoadedBenchmark"]
+    benchmarks: Sequence["LoadedEntry"]
     context_length: int
     """The model's context length in tokens."""
 
@@ -88,7 +89,7 @@ class EvaluationWorkload:
     def sets(self) -> Iterator[RowSet]:
         """Yields what ``evaluate/rows.jsonl`` has records of: validation sets, tasks, benchmarks.
 
-        The benchmarks must have been evaluated.
+        The benchmarks must have been evaluated. The tasks of a group are sets of its name.
         """
         for data in self.validation:
             yield RowSet(kind="Validation", name=data.name, keys=row_keys(data))
@@ -98,8 +99,9 @@ class EvaluationWorkload:
         if self.benchmarks:
             from finetune_trainer.evaluation.benchmark_rows import benchmark_keys
 
-            for each in self.benchmarks:
-                yield RowSet(kind="Benchmark", name=each.spec.name, keys=benchmark_keys(each))
+            for entry in self.benchmarks:
+                for each in entry.tasks:
+                    yield RowSet(kind="Benchmark", name=entry.spec.name, keys=benchmark_keys(each))
 
     @property
     def digest(self) -> str | None:
@@ -115,6 +117,8 @@ class ModelEvaluation:
     result: EvaluationResult | None
     scores: Sequence[dict[str, float]]
     """Scores of each task, then of each benchmark, by short name."""
+    members: Sequence[Mapping[str, dict[str, float]]]
+    """Of each benchmark, the scores of a group's members by name."""
     answers: Sequence[str]
     """Answers to ``EvaluationWorkload.prompts``."""
     rows: Sequence[MeasuredRows]
@@ -174,6 +178,16 @@ def run(context: StageContext) -> EvaluateOutcome:
             )
             for i, (name, rows) in enumerate(work.scored)
         ],
+        members=[
+            DatasetScores(
+                name=f"{entry.spec.name}/{name}",
+                rows=entry.rows_of(name),
+                baseline=baseline.members[i].get(name, {}) if baseline else {},
+                tuned=scores,
+            )
+            for i, entry in enumerate(work.benchmarks)
+            for name, scores in tuned.members[i].items()
+        ],
         samples=[sample.shown() for sample in samples[:_SHOWN_SAMPLES]],
         samples_uri=context.folder.evaluation_samples,
         rows_uri=context.folder.evaluation_rows,
@@ -187,7 +201,7 @@ def run(context: StageContext) -> EvaluateOutcome:
         write_rows(rows, work.sets(), baseline=baseline.rows if baseline else None, tuned=tuned.rows)
         context.store.upload_file(rows, context.folder.evaluation_rows)
         context.store.write(context.folder.evaluation_results, outcome.to_json())
-    return outcome
+    return outcome.model_copy(update={"members": outcome.members[:_SHOWN_MEMBERS]})
 
 
 def row_capacity_of(request: StageRequest, plan: ModelPlan) -> DeviceRowCapacity:
@@ -266,12 +280,12 @@ def prompts_of(context: StageContext, plan: ModelPlan, asked: Sequence[Question]
     return [prompt[-row_capacity:] for prompt in prompts]
 
 
-def benchmarks_of(context: StageContext) -> list["LoadedBenchmark"]:
-    """The request's benchmarks, each with its rows. Raises ``StageError`` as ``benchmarks.load`` does."""
+def benchmarks_of(context: StageContext) -> list["LoadedEntry"]:
+    """The request's benchmarks, each with its rows. Raises ``StageError`` as ``benchmark_groups.load`` does."""
     asked = context.request.evaluation.benchmarks
     if not asked:
         return []  # the harness takes seconds to import
-    from finetune_trainer.evaluation.benchmarks import load
+    from finetune_trainer.evaluation.benchmark_groups import load
 
     return [load(each, context.store, context.scratch) for each in asked]
 
@@ -356,10 +370,12 @@ def measure(
             ).mean
         scores.append(found)
         rows.append(MeasuredRows(losses=losses, scores=by_row))
-    for found, measured_rows in _benchmark_scores(context, model, row_capacity, work, name):
+    members = []
+    for found, of_members, measured_rows in _benchmark_scores(context, model, row_capacity, work, name):
         scores.append(found)
-        rows.append(measured_rows)
-    return ModelEvaluation(result=result, scores=scores, answers=answers, rows=rows)
+        members.append(of_members)
+        rows += measured_rows
+    return ModelEvaluation(result=result, scores=scores, members=members, answers=answers, rows=rows)
 
 
 def _begin_loss(context: StageContext, name: str, data: Dataset) -> Callable[[], None]:
@@ -387,7 +403,8 @@ def _benchmark_scores(
     row_capacity: DeviceRowCapacity,
     work: EvaluationWorkload,
     name: str,
-) -> Iterator[tuple[dict[str, float], MeasuredRows]]:
+) -> Iterator[tuple[dict[str, float], dict[str, dict[str, float]], list[MeasuredRows]]]:
+    """Yields each benchmark's scores, those of its members by name, and the rows of each of its tasks."""
     if not work.benchmarks:
         return
     from finetune_trainer.evaluation.benchmark_rows import recorded_rows
@@ -403,11 +420,15 @@ def _benchmark_scores(
     )
     asked = harness_of(context, engine, work.context_length)
     chat = bool(context.tokenizer.chat_template)
-    for each in work.benchmarks:
-        context.progress.begin(f"{name}: benchmark {each.spec.name}", unit="requests")
-        with recorded_rows(each) as rows:
-            found = scores(each, asked, chat=chat)
-        yield found, rows.measured()
+    for entry in work.benchmarks:
+        measured, rows = [], []
+        for number, task in enumerate(entry.tasks, 1):
+            part = f", task {number} of {len(entry.tasks)}: {task.spec.name}" if entry.group else ""
+            context.progress.begin(f"{name}: benchmark {entry.spec.name}{part}", unit="requests")
+            with recorded_rows(task) as recorded:
+                measured.append(scores(task, asked, chat=chat))
+            rows.append(recorded.measured())
+        yield *entry.scores(measured), entry.pooled_rows(rows)
 
 
 def harness_of(context: StageContext, engine: "EvaluationBackend", context_length: int) -> "HarnessModel":

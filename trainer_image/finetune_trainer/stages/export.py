@@ -1,6 +1,7 @@
 """Export: the trained model in Hugging Face format, merged, as an adapter, or both, with its card and manifest."""
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from finetune_contract import (
@@ -13,6 +14,7 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_trainer import engine, export, malloc, orbax_source
+from finetune_trainer.data import special_tokens
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import UploadFolder, push
 from finetune_trainer.export.publish import Kind
@@ -27,7 +29,7 @@ from finetune_trainer.stages.inputs import trained_parameters
 from finetune_trainer.storage import join
 from finetune_trainer.weights import open_weights
 
-_CARD_SAMPLES = 4
+_CARD_METRICS, _CARD_SAMPLES = 100, 4
 #: Kind of artifact by the names of ``export.build``.
 KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orbax": "OrbaxParams"}
 
@@ -55,7 +57,7 @@ def run(context: StageContext) -> ExportOutcome:
         export.ExportInputs(
             source=model.path,
             tokenizer=tokenizer_folder(
-                model, context.tokenizer, request.data.chat_template, context.scratch / "tokenizer"
+                model, context.tokenizer, context.chat_template, context.scratch / "tokenizer"
             ),
             weights=weights,
             plan=plan,
@@ -64,6 +66,7 @@ def run(context: StageContext) -> ExportOutcome:
             content=request.export.content,
             dtype=request.export.dtype,
             facts=card_facts(context, model),
+            stops=_stops(context, model),
             orbax=request.export.orbax,
             served=_served(context, plan),
         ),
@@ -84,6 +87,20 @@ def run(context: StageContext) -> ExportOutcome:
     )
     context.store.write(context.folder.export_manifest, outcome.to_json())
     return outcome
+
+
+def _stops(context: StageContext, model: LocalModel) -> dict[int, str]:
+    """The base model's stop tokens, and those with which training taught answers to end: text by id.
+
+    Of a training that did not count them, those that the chat template writes.
+    """
+    trained, tokenizer = context.request.end_ids, context.tokenizer
+    if trained is None:
+        trained = sorted(context.renderer.end_ids())
+    ids = dict.fromkeys((*special_tokens.stop_ids(special_tokens.declared(model.path)), *trained))
+    return {
+        index: str(tokenizer.convert_ids_to_tokens(index)) if index < len(tokenizer) else "" for index in ids
+    }
 
 
 def _values(request: StageRequest) -> Values:
@@ -215,8 +232,9 @@ def _data(found: PreflightOutcome) -> dict[str, str]:
 
 
 def _scores(measured: EvaluateOutcome) -> dict[str, str]:
+    """The first metrics, of which a group of benchmarks may have hundreds."""
     before = measured.metrics("baseline")
     return {
         name: f"{value:.4f}" + (f", base model {before[name]:.4f}" if name in before else "")
-        for name, value in measured.metrics("tuned").items()
+        for name, value in islice(measured.metrics("tuned").items(), _CARD_METRICS)
     }

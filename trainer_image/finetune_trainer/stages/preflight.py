@@ -1,5 +1,6 @@
 """Preflight: finds out everything that can be found out without an accelerator, and records it."""
 
+import difflib
 import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -19,12 +20,15 @@ from finetune_trainer.stages.evaluate import benchmarks_of
 from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.tokenizer import misreading_class
 from finetune_trainer.training import overrides, settings
+from finetune_trainer.weights import require_size
 
 if TYPE_CHECKING:
-    from finetune_trainer.evaluation.benchmarks import LoadedBenchmark
+    from finetune_trainer.evaluation.benchmark_groups import LoadedEntry
 
 #: Most warnings in the outcome; the report has all.
 _WARNINGS = 16
+#: Most metrics of a benchmark in a message.
+_METRICS = 20
 
 
 def run(context: StageContext) -> PreflightOutcome:
@@ -33,8 +37,9 @@ def run(context: StageContext) -> PreflightOutcome:
     Uses no JAX device but the CPU, for a smoke test. Raises ``StageError`` that says what to change.
     """
     context.progress.begin("reading the model's configuration")
-    model = context.model(weights=False)
+    model = context.model(weights=False, heads=True)
     plan = context.plan(model)
+    require_size(model.weights_bytes, plan, where=model.source)
     check_request(context, plan)
     probe.destinations(context.request.export, context.store, UploadOwner.of(context.request, context.run))
     found = data_check.check(context)
@@ -45,7 +50,9 @@ def run(context: StageContext) -> PreflightOutcome:
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
     loaded = benchmarks_of(context)
     benchmarks = checked_benchmarks(context, loaded)
-    ids = special_tokens.of_model(context.tokenizer, context.renderer, model.path, plan.vocab_size)
+    ids = special_tokens.of_model(
+        context.tokenizer, context.renderer, model.path, plan.vocab_size, ends=found.end_ids
+    )
     template = [
         *remarks.of_class(misreading_class(model, context.tokenizer)),
         *remarks.of_arguments(context.request.data.chat_template_arguments),
@@ -121,27 +128,20 @@ def _uncompiled(memory: MemoryOutcome | None) -> Iterator[str]:
         )
 
 
-def checked_benchmarks(context: StageContext, found: Sequence["LoadedBenchmark"]) -> list[BenchmarkReport]:
+def checked_benchmarks(context: StageContext, found: Sequence["LoadedEntry"]) -> list[BenchmarkReport]:
     """Reports of the loaded benchmarks. Raises ``StageError`` 64 if a gate names a metric that they do not measure."""
-    measured = {f"{each.spec.name}/{name}" for each in found for name in each.metrics}
-    names = tuple(f"{each.spec.name}/" for each in found)
+    measured = {each.spec.name: [f"{each.spec.name}/{name}" for name in each.metrics] for each in found}
     for gate in context.request.evaluation.gates:
-        if gate.metric.startswith(names) and gate.metric not in measured:
+        names = measured.get(gate.metric.partition("/")[0])
+        if names is not None and gate.metric not in names:
+            near = difflib.get_close_matches(gate.metric, names, n=_METRICS, cutoff=0.0)
             raise StageError(
                 ExitCode.BAD_REQUEST, "GateNotMeasured", "the benchmark does not measure the metric of a gate",
-                where="spec.evaluation.gates", actual=gate.metric, expected=f"one of {', '.join(sorted(measured))}",
+                where="spec.evaluation.gates", actual=gate.metric,
+                expected=f"one of {', '.join(sorted(near))}" + (" …" if len(names) > _METRICS else ""),
                 fix="Name one of these metrics.",
             )  # fmt: skip
-    return [
-        BenchmarkReport(
-            path=each.spec.path,
-            name=each.spec.name,
-            uri=each.uri,
-            revision=each.revision,
-            rows=each.rows,
-        )
-        for each in found
-    ]
+    return [each.report for each in found]
 
 
 def _check_profiling(context: StageContext, steps: int) -> None:

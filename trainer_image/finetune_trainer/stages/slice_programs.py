@@ -15,14 +15,14 @@ from finetune_trainer.stages.evaluate import harness_of, prompts_of, questions_o
 from finetune_trainer.training import overrides
 
 if TYPE_CHECKING:
-    from finetune_trainer.evaluation.benchmarks import LoadedBenchmark
+    from finetune_trainer.evaluation.benchmark_groups import LoadedEntry
     from finetune_trainer.evaluation.sampling import Sampling
 
 _LOG = logging.getLogger(__name__)
 
 
 def programs(
-    context: StageContext, plan: ModelPlan, benchmarks: Sequence["LoadedBenchmark"]
+    context: StageContext, plan: ModelPlan, benchmarks: Sequence["LoadedEntry"]
 ) -> list[SliceProgram]:
     """The job's programs in order of importance.
 
@@ -53,7 +53,7 @@ def _size(program: SliceProgram) -> float:
 
 
 def _evaluation(
-    context: StageContext, plan: ModelPlan, benchmarks: Sequence["LoadedBenchmark"]
+    context: StageContext, plan: ModelPlan, benchmarks: Sequence["LoadedEntry"]
 ) -> Iterator[SliceProgram]:
     """Programs of the Evaluate stage, which runs if the request has anything to evaluate."""
     request, asked = context.request, context.request.evaluation
@@ -85,13 +85,13 @@ def kernel_settings(request: StageRequest) -> dict[str, Any]:
 def _record_benchmarks(
     context: StageContext,
     plan: ModelPlan,
-    benchmarks: Sequence["LoadedBenchmark"],
+    benchmarks: Sequence["LoadedEntry"],
     recorder: "ProgramRecorder",
 ) -> None:
     from finetune_trainer.evaluation.benchmarks import scores
 
     harness = harness_of(context, recorder, plan.context_length)
-    for benchmark in benchmarks:
+    for benchmark in (task for entry in benchmarks for task in entry.tasks):
         try:
             scores(benchmark, harness, chat=bool(context.tokenizer.chat_template))
         except StageError as error:

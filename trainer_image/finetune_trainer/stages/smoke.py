@@ -170,7 +170,7 @@ class _Chain:
         converted = self._run(Stage.CONVERT, convert.run)
         self.request = _replaced(self.request, converted=converted.manifest.items)
         trained = self._run(Stage.TRAIN, train.run)
-        self.request = _replaced(self.request, train_step=trained.step)
+        self.request = _replaced(self.request, train_step=trained.step, end_ids=trained.end_ids)
         self._run(Stage.EVALUATE, evaluate.run)
         self._run(Stage.EXPORT, export.run)
         return trained

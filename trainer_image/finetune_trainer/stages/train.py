@@ -54,6 +54,7 @@ def run(context: StageContext) -> TrainOutcome:
     validation = context.validation_data()
     h = request.hyperparameters
     steps = h.steps or steps_for(data.epoch, h.epochs or 1.0, h.global_batch_size)
+    ends = context.trained_ends(data) if context.processes.first else None
     seconds["data"] = time.perf_counter() - started
 
     context.progress.begin("loading the model")
@@ -90,7 +91,7 @@ def run(context: StageContext) -> TrainOutcome:
         if report is not None:
             report.checkpoints(session.trainer.saved_steps())
             report.close()
-    outcome = _outcome(context, session, steps, seconds, unchanged)
+    outcome = _outcome(context, session, steps, seconds, unchanged).model_copy(update={"end_ids": ends})
     if stopped:
         raise TrainingStopped(outcome)
     return outcome

@@ -20,6 +20,8 @@ class Entry:
     crc32c: str
     generation: str | None = None
     """Generation of an object in a bucket, which changes with every write. None for a local file."""
+    compression: str | None = None
+    """Compression that the object's Content-Encoding declares; its content is then other bytes than the stored ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

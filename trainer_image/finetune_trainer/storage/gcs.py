@@ -11,13 +11,14 @@ from http import HTTPStatus
 from pathlib import Path
 
 import requests
+import urllib3
 from google.api_core import exceptions, retry
 from google.auth import exceptions as auth_exceptions
 from google.cloud import storage
 from google.cloud.storage import transfer_manager
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
-from finetune_trainer.storage import base
+from finetune_trainer.storage import base, content_encoding
 from finetune_trainer.storage import uri as addresses
 from finetune_trainer.storage.base import Entry, VersionedContent
 from finetune_trainer.storage.uri import GcsAddress
@@ -39,6 +40,7 @@ _TRANSIENT = (
     requests.ConnectionError,
     requests.Timeout,
     requests.exceptions.ChunkedEncodingError,
+    urllib3.exceptions.HTTPError,  # of reading stored bytes, which requests does not translate
     exceptions.TooManyRequests,
     exceptions.InternalServerError,
     exceptions.BadGateway,
@@ -84,8 +86,7 @@ class GcsBackend:
 
     def read(self, uri: str) -> bytes:
         with _mapped(uri):
-            data: bytes = self._blob(uri).download_as_bytes(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
-            return data
+            return _stored(self._blob(uri), uri)
 
     def write(self, uri: str, data: bytes, content_type: str) -> None:
         with _mapped(uri):
@@ -121,8 +122,7 @@ class GcsBackend:
                     return VersionedContent(content=None, version=version)
                 with suppress(exceptions.NotFound):  # the object was replaced and this generation deleted
                     # the request specifies the generation of ``blob``
-                    content: bytes = blob.download_as_bytes(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
-                    return VersionedContent(content=content, version=version)
+                    return VersionedContent(content=_stored(blob, uri), version=version)
         raise base.unavailable(uri, f"it was replaced {_READS} times while it was being read")
 
     def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:
@@ -177,17 +177,24 @@ class GcsBackend:
                 blob,
                 str(target),
                 chunk_size=_PIECE,
-                download_kwargs={"timeout": _ATTEMPT_SECONDS, "retry": _RETRY},
+                download_kwargs={"timeout": _ATTEMPT_SECONDS, "retry": _RETRY, "raw_download": True},
                 worker_type=transfer_manager.THREAD,
                 max_workers=_PIECES_AT_ONCE,
             )
+        content_encoding.unpack(target, blob.content_encoding, uri)
 
     def read_range(self, uri: str, start: int, end: int, generation: str | None) -> bytes:
         with _mapped(uri):
-            part: bytes = self._blob(uri, generation).download_as_bytes(
-                start=start, end=end - 1, timeout=_ATTEMPT_SECONDS, retry=_RETRY
+            blob = self._blob(uri, generation)
+            part: bytes = blob.download_as_bytes(
+                start=start, end=end - 1, timeout=_ATTEMPT_SECONDS, retry=_RETRY, raw_download=True
             )
-            return part
+        if packed := content_encoding.compression(blob.content_encoding):
+            raise content_encoding.refused(
+                uri, f"Content-Encoding: {packed}", "parts of the object cannot be read, because it is stored packed",
+                "no Content-Encoding",
+            )  # fmt: skip
+        return part
 
     def upload(self, source: Path, uri: str) -> None:
         with _mapped(uri):
@@ -221,12 +228,19 @@ def _address(uri: str) -> GcsAddress:
     return address
 
 
+def _stored(blob: storage.Blob, uri: str) -> bytes:
+    """The object's content, downloaded as it is stored and unpacked."""
+    stored: bytes = blob.download_as_bytes(timeout=_ATTEMPT_SECONDS, retry=_RETRY, raw_download=True)
+    return content_encoding.unpacked(stored, blob.content_encoding, uri)
+
+
 def _entry(blob: storage.Blob) -> Entry:
     return Entry(
         uri=f"gs://{blob.bucket.name}/{blob.name}",
         size=blob.size or 0,
         updated=blob.updated or datetime.fromtimestamp(0, UTC),
         crc32c=blob.crc32c or "",
+        compression=content_encoding.compression(blob.content_encoding),
         generation=None if blob.generation is None else str(blob.generation),
     )
 

@@ -1,11 +1,13 @@
 """A job's results in the status: checkpoints, metrics and artifacts, or the failure."""
 
 from collections.abc import Mapping
+from itertools import islice
 
 from finetune_contract import CheckpointRecord, GateOutcome
 from finetune_operator.api.evaluation import GateOperator
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.status_results import (
+    MOST_METRICS,
     ArtifactStatus,
     ArtifactType,
     CheckpointStatus,
@@ -120,7 +122,8 @@ def _checkpoint(record: CheckpointRecord, *, last: bool, best: bool = False) -> 
 
 
 def _metrics(values: Mapping[str, float]) -> Mapping[str, str] | None:
-    return {name: decimal(value) for name, value in values.items()} or None
+    """Returns the first metrics, as many as the status may hold; those of a group's members come last."""
+    return {name: decimal(value) for name, value in islice(values.items(), MOST_METRICS)} or None
 
 
 def _gate(gate: GateOutcome) -> GateStatus:

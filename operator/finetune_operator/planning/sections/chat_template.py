@@ -1,4 +1,4 @@
-"""Chat template from a ConfigMap: read once, at admission, and kept in the job's plan."""
+"""A job's chat template as Jinja, from its text or a ConfigMap: read once, at admission, and kept in the job's plan."""
 
 import json
 import math
@@ -9,6 +9,7 @@ from finetune_operator.api import Reason
 from finetune_operator.api.data import ChatTemplate
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
+from finetune_operator.planning.sections.json_template import InvalidTemplate, as_jinja
 
 type Object = Mapping[str, Any]
 type Argument = bool | int | float | str
@@ -21,7 +22,7 @@ _TAKEN = {
     "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
     "return_assistant_tokens_mask", "tokenizer_kwargs", "strftime_now", "raise_exception", "self",
 }  # fmt: skip
-_PATH = "spec.datasets.chatTemplate.configMapRef"
+_PATH = "spec.datasets.chatTemplate"
 
 
 def template_ref(spec: Object) -> Object | None:
@@ -31,13 +32,24 @@ def template_ref(spec: Object) -> Object | None:
 
 
 def with_chat_template(spec: Object, config_map: Object | None) -> Object:
-    """Returns ``spec`` with the template's text instead of the reference. Raises Refused if there is no such text.
+    """Returns ``spec`` with the template as Jinja, instead of a reference or of JSON. Raises Refused if it has none.
 
     ``config_map`` is the one that the reference names; None if it does not exist.
     """
     reference = template_ref(spec)
-    if reference is None:
+    if reference is not None:
+        return _with_text(spec, _held(reference, config_map))
+    written = lookup(spec, "datasets.chatTemplate.inline")
+    if written is None:
         return spec
+    try:
+        return _with_text(spec, as_jinja(written))
+    except InvalidTemplate as error:
+        raise Refused(Reason.INVALID_SPEC, f"{_PATH}.inline {error}.") from error
+
+
+def _held(reference: Object, config_map: Object | None) -> str:
+    """Returns the Jinja of the ConfigMap's key. Raises Refused."""
     name, key = reference["name"], reference["key"]
     if config_map is None:
         raise _refused(f'there is no ConfigMap "{name}" in the job\'s namespace')
@@ -49,6 +61,13 @@ def with_chat_template(spec: Object, config_map: Object | None) -> Object:
         raise _refused(
             f'key "{key}" of ConfigMap "{name}" has {len(text)} characters, 1 to {_MOST_CHARACTERS} fit'
         )
+    try:
+        return as_jinja(text)
+    except InvalidTemplate as error:
+        raise _refused(f'key "{key}" of ConfigMap "{name}" {error}') from error
+
+
+def _with_text(spec: Object, text: str) -> Object:
     section = {
         name: value for name, value in spec["datasets"]["chatTemplate"].items() if name != "configMapRef"
     }
@@ -83,5 +102,5 @@ def _value(text: str) -> Argument:
 def _refused(what: str) -> Refused:
     return Refused(
         Reason.CHAT_TEMPLATE_NOT_FOUND,
-        f"{_PATH}: {what}. The job continues when the template exists.",
+        f"{_PATH}.configMapRef: {what}. The job continues when the template is there and valid.",
     )

@@ -1,0 +1,171 @@
+"""Notes on special tokens within contents, on texts that are rendered already, and on texts with ends of their own."""
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import processors
+
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from finetune_contract import DataReport
+from finetune_trainer.data import notes
+from finetune_trainer.data.rendered import holds_template
+from finetune_trainer.data.schema import Conversation, PlainText, TextPair
+from finetune_trainer.data.template import Renderer
+from tests.trainer.test_data_report import chat, check
+from tests.trainer.test_template import CHATML, LLAMA3, PLACE, conversation, tokenizer
+
+CONTROL = "say <|im_end|> now"
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"text": CONTROL}}}
+TRAINED, PROMPT, TEXT = notes.CONTROL_TRAINED, notes.CONTROL_IN_PROMPT, notes.CONTROL_IN_TEXT
+
+
+def said(example: Any, template: str | None = CHATML, *, train_on_prompt: bool = False) -> list[str]:
+    of = tokenizer(template, bos=True)
+    return list(Renderer(of, train_on_prompt=train_on_prompt).tokens(example).notes)
+
+
+def pair(prompt: str, completion: str) -> TextPair:
+    return TextPair(place=PLACE, prompt=prompt, completion=completion)
+
+
+def calling() -> Conversation:
+    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    messages = [{"role": "user", "content": "x"}, answer]
+    return Conversation(place=PLACE, messages=messages, trained=[False, True])
+
+
+@pytest.mark.parametrize(
+    ("example", "expected"),
+    [
+        (conversation(("user", "x"), ("assistant", CONTROL)), [TRAINED]),
+        (conversation(("user", CONTROL), ("assistant", "x")), [PROMPT]),
+        (conversation(("system", CONTROL), ("user", "x"), ("assistant", CONTROL)), [TRAINED, PROMPT]),
+        (conversation(("user", "x"), ("assistant", CONTROL), ("user", "y"), ("assistant", "z"),
+                      trained=[False, False, False, True]), [PROMPT]),
+        (conversation(("user", "x"), ("tool", CONTROL), ("assistant", "y")), [PROMPT]),
+        (conversation(("user", "x"), ("assistant", "y")), []),
+        (pair(CONTROL, "x"), [PROMPT]),
+        (pair("x", CONTROL), [TRAINED]),
+        (PlainText(place=PLACE, text=CONTROL), [TEXT]),
+        (PlainText(place=PLACE, text="one<eos>two"), [TEXT]),
+        (PlainText(place=PLACE, text="no token"), []),
+    ],
+)  # fmt: skip
+def test_special_tokens_within_contents_are_noted_by_whether_they_are_trained(
+    example: Any, expected: list[str]
+) -> None:
+    assert said(example) == expected
+    if not isinstance(example, PlainText):
+        assert said(example, train_on_prompt=True) == ([TRAINED] if expected else [])
+
+
+def test_special_tokens_within_a_call_are_trained() -> None:
+    shows = CHATML.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m['tool_calls'] or '' }}")
+    assert said(calling(), shows) == [TRAINED]
+
+
+RENDERED_TEXTS = [
+    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n",
+    "<bos><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>",
+    "<|begin_of_text|><|header_start|>user<|header_end|>\n\nhi<|eot|>",
+    "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nhi [/INST] yo </s>",
+    "[INST]hi[/INST]yo", "<start_of_turn>user\nhi<end_of_turn>\n", "<bos><|turn>user\nhi<turn|>\n", "<|turn|>user\nhi",
+    "<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>", "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜>yo",
+    "<|start|>user<|message|>hi<|end|>", "<|start_of_role|>user<|end_of_role|>hi<|end_of_text|>",
+    "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>hi", "<|im_user|>user<|im_middle|>hi<|im_end|>", "[|user|]hi\n[|assistant|]yo",
+    "<extra_id_1>User\nhi\n<extra_id_1>Assistant\nyo", "GPT4 Correct User: hi<|end_of_turn|>",
+    "Below is an instruction.\n\n### Instruction:\nAdd.\n\n### Response:\n2", "### Human: hi### Assistant: yo",
+    "A chat between a user and an assistant. USER: hi ASSISTANT: yo", "\n\nHuman: hi\n\nAssistant: yo",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RENDERED_TEXTS)
+def test_a_text_with_a_rendered_template_of_any_model_is_found(text: str) -> None:
+    assert holds_template(text)
+    assert said(PlainText(place=PLACE, text=text)) == [notes.RENDERED]
+    assert notes.RENDERED in said(pair(text, "x"))
+    assert notes.RENDERED in said(pair("x", text), None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A plain text.", "x = a[i] < b\n### Heading\n", "He said: USER is a word.", "<b>bold</b> [1] <|x|>",
+        "An assistant: someone who assists.", "Human: a species.", "### Instructions for use\nTurn it on.",
+    ],
+)  # fmt: skip
+def test_a_text_without_one_is_not(text: str) -> None:
+    assert not holds_template(text)
+    assert said(PlainText(place=PLACE, text=text)) == []
+
+
+def test_the_markers_of_the_models_own_template_are_known_too() -> None:
+    own = LLAMA3.replace("<|start_header_id|>", "<start_of_turn>").replace("<|end_header_id|>", "<eos>")
+    own = own.replace("<start_of_turn>", "<|eot_id|>")
+    assert said(PlainText(place=PLACE, text="<|eot_id|>user"), own) == [notes.RENDERED]
+    assert said(PlainText(place=PLACE, text="<|eot_id|>user"), CHATML) == [TEXT]
+
+
+# --- tokens that begin and end a text ---------------------------------------------------------------------------------
+
+
+def framing() -> Any:
+    of = tokenizer(None, bos=True)
+    of.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", of.bos_token_id)]
+    )
+    return of
+
+
+@pytest.mark.parametrize("begin", ["", "<bos>"])
+@pytest.mark.parametrize("end", ["", "<eos>", "<eos>\n"])
+def test_a_text_has_one_token_at_each_end(begin: str, end: str) -> None:
+    of = framing()
+    renderer = Renderer(of, train_on_prompt=False)
+    for example in (
+        PlainText(place=PLACE, text=f"{begin}one two{end}"),
+        pair(f"{begin}one", f" two{end}"),
+    ):
+        tokens = renderer.tokens(example)
+        assert of.decode(tokens.ids).rstrip() == "<bos>one two<eos>"
+        assert not tokens.trained[0]
+        assert tokens.trained[-1]
+        assert list(tokens.notes) == ([notes.OWN_ENDS] if begin or end else [])
+    assert renderer.opened(f"{begin}one") == [of.bos_token_id, *renderer.ids("one")]
+
+
+# --- the report ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> DataReport:
+    root = tmp_path_factory.mktemp("contents")
+    write_model(root / "models/qwen3", TinyModelSpec())
+    (root / "data").mkdir()
+    rows = [chat("one", "first"), chat("two", CONTROL), chat(CONTROL, "x"), chat("three", " \n")]
+    texts = [{"text": RENDERED_TEXTS[0]}, {"text": "plain"}, {"text": "\u200b"}]
+    for name, lines in (("train", rows), ("eval", texts)):
+        (root / f"data/{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return check(root, hyperparameters={"steps": None, "epochs": 1.0, "global_batch_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "rows", "level", "told"),
+    [
+        ("train-0", TRAINED, ["row 2"], "Problem", "within an answer"),
+        ("train-0", PROMPT, ["row 3"], "Note", "within a prompt"),
+        ("train-0", "dropped: the answer is blank", ["row 4"], "Note", "1 rows are dropped"),
+        ("faq", notes.RENDERED, ["row 1"], "Problem", "already contain a rendered chat template"),
+        ("faq", "dropped: the text is blank", ["row 3"], "Note", "1 rows are dropped"),
+    ],
+)
+def test_the_report_counts_them_names_rows_and_says_what_to_do(
+    found: DataReport, source: str, kind: str, rows: list[str], level: str, told: str
+) -> None:
+    (details,) = [each for each in (*found.train, *found.validation) if each.report.name == source]
+    (listed,) = [each for each in details.found if each.kind == kind]
+    assert (listed.count, listed.first) == (len(rows), rows)
+    assert any(
+        each.level == level and each.text.startswith(source) and told in each.text for each in found.remarks
+    )

@@ -1,0 +1,495 @@
+"""Rows of published datasets and of other trainers: read as they are meant, or refused by name."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devcluster.layout import ROOT
+from finetune_contract import DatasetSpec
+from finetune_trainer.data.known_names import is_empty, known_name
+from finetune_trainer.data.pairs import BETTER_REJECTED, OTHER_PROMPTS, PairSchema
+from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.schema import BAD_ANSWER, Conversation, DatasetSchema, Example, TextPair, Unwanted
+from finetune_trainer.data.shapes import FORMATS, PAIRS, SHAPES
+from finetune_trainer.errors import StageError
+
+PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
+
+
+def spec(**fields: Any) -> DatasetSpec:
+    return DatasetSpec.model_validate(
+        {"path": PLACE.path, "name": "train-0", "uri": "file:///a.jsonl", **fields}
+    )
+
+
+def schema_of(value: Mapping[str, Any], **fields: Any) -> tuple[DatasetSchema, Row]:
+    reads = fields.pop("reads", lambda _: False)
+    row = Row(place=PLACE, value=value)
+    return DatasetSchema(spec(**fields), row, reads=reads), row
+
+
+def example(value: Mapping[str, Any], **fields: Any) -> Example | Unwanted:
+    schema, row = schema_of(value, **fields)
+    return schema.example(row)
+
+
+def told(example: Example | Unwanted) -> list[tuple[str, str]]:
+    """Returns the turns of an example as (role, text); trained ones have a capital letter."""
+    assert not isinstance(example, Unwanted)
+    if isinstance(example, TextPair):
+        return [("user", example.prompt), ("Assistant", example.completion)]
+    assert isinstance(example, Conversation)
+    return [
+        (message["role"].title() if trained else message["role"], message["content"])
+        for message, trained in zip(example.messages, example.trained, strict=True)
+    ]
+
+
+def pair(value: Mapping[str, Any], **fields: Any) -> tuple[Example, Example] | Unwanted:
+    row = Row(place=PLACE, value=value)
+    return PairSchema(spec(**fields), row, reads=lambda _: False).pair(row)
+
+
+USER, LIMA = {"role": "user", "content": "Capital of Peru?"}, {"role": "assistant", "content": "Lima."}
+ASKED = [("user", "Capital of Peru?"), ("Assistant", "Lima.")]
+SHAREGPT = [{"from": "human", "value": "Capital of Peru?"}, {"from": "gpt", "value": "Lima."}]
+BE_BRIEF = ("system", "Be brief.")
+
+READ: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]]]] = [
+    ("OpenAI", {"messages": [USER, LIMA]}, "Messages", ASKED),
+    ("messages as JSON text", {"messages": json.dumps([USER, LIMA])}, "Messages", ASKED),
+    ("ShareGPT", {"conversations": SHAREGPT}, "Messages (ShareGPT)", ASKED),
+    ("ShareGPT in messages", {"messages": SHAREGPT}, "Messages", ASKED),
+    ("roles in conversations", {"conversations": [USER, LIMA]}, "Messages (ShareGPT)", ASKED),
+    ("ShareGPT with a system column", {"conversations": SHAREGPT, "system": "Be brief."}, "Messages (ShareGPT)", [BE_BRIEF, *ASKED]),
+    ("a system column beside messages", {"messages": [USER, LIMA], "system": "Be brief."}, "Messages", [BE_BRIEF, *ASKED]),
+    ("the same system message twice", {"messages": [{"role": "system", "content": "Be brief."}, USER, LIMA], "system": "Be brief."},
+     "Messages", [BE_BRIEF, *ASKED]),
+    ("Alpaca", {"instruction": "Translate to French.", "input": "hello", "output": "bonjour"}, "PromptCompletion (Alpaca)",
+     [("user", "Translate to French.\n\nhello"), ("Assistant", "bonjour")]),
+    ("Alpaca without input", {"instruction": "Say hi.", "input": "", "output": "hi"}, "PromptCompletion (Alpaca)",
+     [("user", "Say hi."), ("Assistant", "hi")]),
+    ("Alpaca with a rendered text", {"instruction": "Say hi.", "input": "", "output": "hi", "text": "### Instruction: Say hi. ### Response: hi"},
+     "PromptCompletion (Alpaca)", [("user", "Say hi."), ("Assistant", "hi")]),
+    ("LLaMA-Factory", {"instruction": "And Chile?", "input": "", "output": "Santiago.", "system": "Be brief.", "history": [["Peru?", "Lima."]]},
+     "PromptCompletion (Alpaca)", [BE_BRIEF, ("user", "Peru?"), ("Assistant", "Lima."), ("user", "And Chile?"), ("Assistant", "Santiago.")]),
+    ("history as messages", {"query": "And Chile?", "response": "Santiago.", "history": [USER, LIMA]},
+     "PromptCompletion (ms-swift)", [*ASKED, ("user", "And Chile?"), ("Assistant", "Santiago.")]),
+    ("Dolly", {"instruction": "Who?", "context": "Ana won.", "response": "Ana", "category": "qa"}, "PromptCompletion (Dolly)",
+     [("user", "Who?\n\nAna won."), ("Assistant", "Ana")]),
+    ("OpenOrca", {"id": "1", "system_prompt": "Be brief.", "question": "Capital of Peru?", "response": "Lima."},
+     "PromptCompletion (OpenOrca)", [BE_BRIEF, *ASKED]),
+    ("OpenOrca without a system prompt", {"id": "1", "system_prompt": "", "question": "Capital of Peru?", "response": "Lima."},
+     "PromptCompletion (OpenOrca)", ASKED),
+    ("prompt and completion with a system column", {"prompt": "Capital of Peru?", "completion": "Lima.", "system": "Be brief."},
+     "PromptCompletion", [BE_BRIEF, *ASKED]),
+    ("messages with a system column", {"prompt": [USER], "completion": [LIMA], "system": "Be brief."}, "PromptCompletion", [BE_BRIEF, *ASKED]),
+    ("question and answer with a context", {"question": "Who?", "context": "Ana won.", "answer": "Ana"}, "QuestionAnswer",
+     [("user", "Who?\n\nAna won."), ("Assistant", "Ana")]),
+    ("messages as JSON text in both columns", {"prompt": json.dumps([USER]), "completion": json.dumps([LIMA])}, "PromptCompletion", ASKED),
+    ("content in parts", {"messages": [{"role": "user", "content": [{"type": "text", "text": "Capital"}, {"type": "text", "text": "of Peru?"}]}, LIMA]},
+     "Messages", [("user", "Capital\nof Peru?"), ("Assistant", "Lima.")]),
+    ("parts of the Responses API", {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "Capital of Peru?"}]},
+     {"role": "assistant", "content": [{"type": "output_text", "text": "Lima."}]}]}, "Messages", ASKED),
+    ("parts as Parquet fills them", {"messages": [{"role": "user", "content": [{"type": "text", "text": "Capital of Peru?", "image_url": None}]}, LIMA]},
+     "Messages", ASKED),
+    ("UltraChat", {"prompt": "Capital of Peru?", "prompt_id": "a1", "messages": [USER, LIMA]}, "Messages", ASKED),
+    ("NuminaMath", {"problem": "Capital of Peru?", "solution": "Lima.", "messages": [USER, LIMA], "source": "x"}, "Messages", ASKED),
+    ("null columns of other shapes", {"messages": None, "prompt": "Capital of Peru?", "completion": "Lima.", "images": [], "label": None},
+     "PromptCompletion", ASKED),
+    ("turns that are not trained", {"messages": [USER, {**LIMA, "content": "Cusco", "train": False}, USER, {**LIMA, "train": True}]}, "Messages",
+     [ASKED[0], ("assistant", "Cusco"), *ASKED]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "shape", "turns"), [row[1:] for row in READ], ids=[row[0] for row in READ])
+def test_a_published_shape_is_read_without_renaming(
+    value: Mapping[str, Any], shape: str, turns: Sequence[tuple[str, str]]
+) -> None:
+    schema, row = schema_of(value)
+    assert told(schema.example(row)) == turns
+    assert str(schema.columns.shape) == shape
+
+
+@pytest.mark.parametrize("flag", ["train", "training", "trainable", "loss", "loss_mask", "weight"])
+@pytest.mark.parametrize("off", [False, 0, 0.0])
+def test_a_turn_that_another_trainer_would_not_train_is_not_trained(flag: str, off: Any) -> None:
+    if flag == "weight" and off is False:
+        off = 0
+    wrong = {"role": "assistant", "content": "WRONG", flag: off}
+    read = example({"messages": [USER, wrong, USER, LIMA]})
+    assert told(read)[1:2] == [("assistant", "WRONG")]
+    assert isinstance(read, Conversation)
+    assert read.held_out
+    assert all(message.keys() == {"role", "content"} for message in read.messages)
+
+
+CALL = {"name": "weather", "arguments": {"city": "Lima"}}
+FUNCTION = {"name": "weather", "description": "Says it.", "parameters": {"type": "object", "properties": {}}}
+CALLED = [{"type": "function", "function": CALL}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {
+            "messages": [USER, {"role": "assistant", "content": None, "tool_calls": CALLED}],
+            "tools": [{"type": "function", "function": FUNCTION}],
+        },
+        {
+            "messages": [USER, {"role": "assistant", "content": "", "function_call": CALL}],
+            "functions": [FUNCTION],
+        },
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "function_call": {**CALL, "arguments": '{"city": "Lima"}'}},
+            ],
+            "functions": json.dumps([FUNCTION]),
+        },
+        {
+            "conversations": [SHAREGPT[0], {"from": "function_call", "value": json.dumps(CALL)}],
+            "tools": json.dumps([FUNCTION]),
+        },
+    ],
+    ids=["OpenAI", "OpenAI's functions", "OpenAI's functions as text", "LLaMA-Factory"],
+)
+def test_calls_and_tools_are_the_same_in_every_form(value: Mapping[str, Any]) -> None:
+    read = example(value)
+    assert isinstance(read, Conversation)
+    assert read.messages[-1] == {"role": "assistant", "content": "", "tool_calls": CALLED}
+    assert read.tools == [{"type": "function", "function": FUNCTION}]
+
+
+def test_tools_beside_a_prompt_are_read() -> None:
+    read = example({"prompt": "Capital?", "completion": "Lima.", "tools": [FUNCTION]})
+    assert isinstance(read, Conversation)
+    assert read.tools
+
+
+@pytest.mark.parametrize("role", [{"role": "function", "name": "weather"}, {"from": "observation"}])
+def test_results_of_calls_have_the_role_tool(role: Mapping[str, str]) -> None:
+    content = {"value" if "from" in role else "content": "22 degrees"}
+    assert told(example({"messages": [USER, {**role, **content}, LIMA]}))[1] == ("tool", "22 degrees")
+
+
+REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
+    ("images", {"messages": [USER, LIMA], "images": ["a.png"]}, r'"images" .*pictures.*ignore: \[images\]'),
+    ("other spelling", {"messages": [USER, LIMA], "Image-URL": "a.png"}, r"ignore: \[Image-URL\]"),
+    ("audio", {"prompt": "x", "completion": "y", "audio": {"path": "a"}}, r"ignore: \[audio\]"),
+    (
+        "a label",
+        {"prompt": "x", "completion": "y", "label": False},
+        r"Map it: columns: \{label: label\}, or leave it out",
+    ),
+    ("a good label", {"prompt": "x", "completion": "y", "label": True}, r"ignore: \[label\]"),
+    ("a label beside messages", {"messages": [USER, LIMA], "kto_tag": False}, r"\{label: kto_tag\}"),
+    ("a label of a text", {"text": "x", "label": 1}, r"ignore: \[label\]"),
+    ("a context of a conversation", {"messages": [USER, LIMA], "context": "Ana won."}, "text that belongs"),
+    ("a history of a conversation", {"messages": [USER, LIMA], "history": [["a", "b"]]}, "earlier turns"),
+    (
+        "another answer",
+        {"prompt": "x", "completion": "y", "response": "z"},
+        r"an answer.*ignore: \[response\]",
+    ),
+    ("scores", {"prompt": "x", "completion": "y", "score_helpfulness": 3}, r"ignore: \[score_helpfulness\]"),
+    ("several", {"messages": [USER, LIMA], "images": ["a"], "audios": ["b"]}, r"ignore: \[images, audios\]"),
+    ("reasoning", {"question": "x", "answer": "y", "reasoning": "because"}, r"ignore: \[reasoning\]"),
+    ("token ids", {"text": "x", "input_ids": [1]}, r"ignore: \[input_ids\]"),
+    ("a row's weight", {"text": "x", "weight": 0.5}, r"ignore: \[weight\]"),
+    ("a row that is not trained", {"messages": [USER, LIMA], "train": False}, r"ignore: \[train\]"),
+    ("a system column of a text", {"text": "x", "system": "Be brief."}, "a system message"),
+    (
+        "two system columns",
+        {"prompt": "x", "completion": "y", "system": "a", "system_prompt": "b"},
+        "both provide system",
+    ),
+    (
+        "two system messages",
+        {"messages": [{"role": "system", "content": "Be long."}, USER, LIMA], "system": "Be brief."},
+        'a system message and the column "system"',
+    ),
+    ("an input beside messages", {"prompt": [USER], "completion": [LIMA], "input": "x"}, "has no place"),
+    ("a system object", {"prompt": "x", "completion": "y", "system": {"a": 1}}, '"system" must be text'),
+    ("a history that is text", {"query": "x", "response": "y", "history": "x"}, "list of earlier turns"),
+    ("another history", {"query": "x", "response": "y", "history": [["a"]]}, "list of earlier turns"),
+    ("a picture in a message", {"messages": [{**USER, "images": ["a"]}, LIMA]}, r"ignore: \[images\]"),
+    ("a refusal", {"messages": [USER, {**LIMA, "content": None, "refusal": "No."}]}, "a refusal"),
+    ("parts of a turn", {"messages": [USER, {**LIMA, "train_detail": [{"begin_offset": 0}]}]}, "which part"),
+    ("a mask per token", {"messages": [USER, {**LIMA, "loss_mask": [0, 1]}]}, "loss_mask .*must be 0 or 1"),
+    ("flags that differ", {"messages": [USER, {**LIMA, "train": True, "weight": 0}]}, "contradict"),
+    ("a call without a name", {"messages": [USER, {**LIMA, "function_call": {"x": 1}}]}, "function call"),
+    ("a call of the user", {"messages": [{**USER, "function_call": CALL}, LIMA]}, "of the assistant"),
+    (
+        "a part without text",
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+        "type thinking",
+    ),
+    ("a part that is a number", {"messages": [{"role": "user", "content": [3]}]}, "content part"),
+    ("messages that are text", {"messages": "[not JSON"}, "list of messages"),
+    ("several columns without a shape", {"headline": "x", "score": 3}, "format cannot be determined"),
+]
+
+
+@pytest.mark.parametrize(("value", "error"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_a_value_with_a_meaning_is_never_passed_over(value: Mapping[str, Any], error: str) -> None:
+    with pytest.raises(StageError, match=error) as caught:
+        example(value)
+    assert "row 1" in str(caught.value)
+    assert "file:///a.jsonl" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["images", "kto_tag", "context", "response", "train", "text", "input_ids"])
+@pytest.mark.parametrize("empty", [None, "", "  ", [], {}, [None], {"a": None}])
+def test_an_empty_value_is_as_if_it_were_absent(name: str, empty: Any) -> None:
+    schema, row = schema_of({"messages": [USER, LIMA], name: empty})
+    assert told(schema.example(row)) == ASKED
+    assert schema.columns.unread.found() == ([], 0)
+
+
+@pytest.mark.parametrize("weight", [1, 1.0, True])
+def test_a_row_of_weight_1_is_like_any_other(weight: Any) -> None:
+    assert told(example({"messages": [USER, LIMA], "weight": weight})) == ASKED
+
+
+def test_what_is_left_out_on_purpose_is_counted() -> None:
+    value = {
+        "messages": [{**USER, "images": ["a"], "content": [{"type": "text", "text": "Capital of Peru?"},
+                                                             {"type": "image_url", "image_url": "b"}]}, LIMA],
+        "label": False, "images": ["c"],
+    }  # fmt: skip
+    schema, row = schema_of(value, ignore=["label", "images", "image_url"])
+    assert told(schema.example(row)) == ASKED
+    found, more = schema.columns.unread.found()
+    assert [(each.name, each.count, each.ignored) for each in found] == [
+        ("messages[].images", 1, True), ("messages[].content[].image_url", 1, True),
+        ("label", 1, True), ("images", 1, True),
+    ]  # fmt: skip
+    assert more == 0
+
+
+def test_unknown_values_are_counted_by_name_with_one_example() -> None:
+    first = {
+        "messages": [{**USER, "id": 7}, LIMA],
+        "source": "flan\x1b[31m" + "x" * 500,
+        "turn": 1,
+        "note": None,
+    }
+    schema, row = schema_of(first)
+    for value in (first, {**first, "turn": 2, "note": "late"}):
+        schema.example(Row(place=PLACE, value=value))
+    found = {each.name: each for each in schema.columns.unread.found()[0]}
+    assert {name: (each.count, each.text) for name, each in found.items()} == {
+        "messages[].id": (2, False), "source": (2, True), "turn": (2, False), "note": (1, True),
+    }  # fmt: skip
+    assert len(found["source"].example) == 200
+    assert found["source"].example.isprintable()
+    assert found["turn"].example == "1"
+    del row
+
+
+def test_at_most_50_names_are_kept() -> None:
+    value = {"text": "x"} | {f"column {number} {'y' * 200}": number for number in range(60)}
+    schema, row = schema_of(value)
+    schema.example(row)
+    found, more = schema.columns.unread.found()
+    assert (len(found), more) == (50, 10)
+    assert all(len(each.name) <= 100 for each in found)
+
+
+def test_keys_that_the_template_reads_are_given_to_it() -> None:
+    message = {**LIMA, "name": "Ana", "mood": "glad", "reasoning_content": "Peru…"}
+    schema, row = schema_of({"messages": [USER, message]}, reads=lambda key: key == "name")
+    read = schema.example(row)
+    assert isinstance(read, Conversation)
+    assert read.messages[1] == {**LIMA, "name": "Ana", "reasoning_content": "Peru…"}
+    assert [each.name for each in schema.columns.unread.found()[0]] == ["messages[].mood"]
+
+
+@pytest.mark.parametrize(
+    ("label", "good"), [(True, True), (1, True), ("true", True), (False, False), (0, False), ("False", False)]
+)
+def test_a_mapped_label_decides_whether_the_answer_is_trained(label: Any, good: bool) -> None:
+    value = {"prompt": "Capital of Peru?", "completion": "Lima.", "is_ok": label}
+    read = example(value, columns={"label": "is_ok"})
+    assert (told(read) == ASKED) if good else read == Unwanted(place=PLACE, why=BAD_ANSWER)
+
+
+@pytest.mark.parametrize("label", ["positive", 2, [1], 0.5])
+def test_a_label_of_another_kind_is_refused(label: Any) -> None:
+    with pytest.raises(StageError, match='label "label" must be true or false'):
+        example({"prompt": "x", "completion": "y", "label": label}, columns={"label": "label"})
+
+
+# --- pairs
+
+HH = "\n\nHuman: Capital of Peru?\n\nAssistant:"
+RATHER = {"role": "assistant", "content": "No idea."}
+PAIR = (
+    [("user", "Capital of Peru?"), ("Assistant", "Lima.")],
+    [("user", "Capital of Peru?"), ("Assistant", "No idea.")],
+)
+PAIRED: list[tuple[str, Mapping[str, Any]]] = [
+    ("HH-RLHF", {"chosen": f"{HH} Lima.", "rejected": f"{HH} No idea."}),
+    ("UltraFeedback", {"prompt": "Capital of Peru?", "prompt_id": "a", "chosen": [USER, LIMA], "rejected": [USER, RATHER],
+                       "messages": [USER, LIMA], "score_chosen": 8.5, "score_rejected": 4.0}),
+    ("lists without a prompt", {"chosen": [USER, LIMA], "rejected": [USER, RATHER]}),
+    ("orca_dpo_pairs", {"question": "Capital of Peru?", "chosen": "Lima.", "rejected": "No idea.", "system": ""}),
+    ("LLaMA-Factory", {"instruction": "Capital of Peru?", "input": "", "chosen": "Lima.", "rejected": "No idea."}),
+    ("LLaMA-Factory's ShareGPT", {"conversations": SHAREGPT[:1], "chosen": {"from": "gpt", "value": "Lima."},
+                                  "rejected": {"from": "gpt", "value": "No idea."}}),
+    ("argilla", {"instruction": "Capital of Peru?", "chosen_response": "Lima.", "rejected_response": "No idea."}),
+    ("OpenAI", {"input": {"messages": [USER]}, "preferred_output": [LIMA], "non_preferred_output": [RATHER]}),
+    ("ms-swift", {"query": "Capital of Peru?", "response": "Lima.", "rejected_response": "No idea."}),
+    ("a prompt of messages and texts", {"prompt": [USER], "chosen": "Lima.", "rejected": "No idea."}),
+    ("JSON text", {"chosen": json.dumps([USER, LIMA]), "rejected": json.dumps([USER, RATHER])}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [row[1] for row in PAIRED], ids=[row[0] for row in PAIRED])
+def test_a_published_shape_of_pairs_is_read_without_renaming(value: Mapping[str, Any]) -> None:
+    read = pair(value)
+    assert not isinstance(read, Unwanted)
+    assert (told(read[0]), told(read[1])) == PAIR
+
+
+def test_what_surrounds_a_pair_is_read() -> None:
+    value = {"instruction": "And Chile?", "input": "Be sure.", "chosen": "Santiago.", "rejected": "Lima.",
+             "system": "Be brief.", "history": [["Peru?", "Lima."]], "tools": [FUNCTION]}  # fmt: skip
+    read = pair(value)
+    assert not isinstance(read, Unwanted)
+    for answer, text in zip(read, ("Santiago.", "Lima."), strict=True):
+        assert isinstance(answer, Conversation)
+        assert answer.tools
+        assert told(answer) == [BE_BRIEF, ("user", "Peru?"), ("assistant", "Lima."),
+                                ("user", "And Chile?\n\nBe sure."), ("Assistant", text)]  # fmt: skip
+
+
+def test_the_tools_of_a_request_are_those_of_the_pair() -> None:
+    read = pair({"input": {"messages": [USER], "tools": [FUNCTION], "parallel_tool_calls": True},
+                 "preferred_output": [LIMA], "non_preferred_output": [RATHER]})  # fmt: skip
+    assert not isinstance(read, Unwanted)
+    assert all(isinstance(answer, Conversation) and answer.tools for answer in read)
+
+
+def test_a_system_message_in_both_answers_belongs_to_the_prompt() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    read = pair(
+        {"prompt": "Capital of Peru?", "chosen": [system, USER, LIMA], "rejected": [system, USER, RATHER]}
+    )
+    assert not isinstance(read, Unwanted)
+    assert told(read[0]) == [BE_BRIEF, *PAIR[0]]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 2}, BETTER_REJECTED),
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": "1", "score_rejected": "2.5"}, BETTER_REJECTED),
+        ({"chosen": f"{HH} Lima.", "rejected": "\n\nHuman: Hi\n\nAssistant: Hello"}, OTHER_PROMPTS),
+        ({"chosen": f"{HH} Lima.\n\nHuman: thanks", "rejected": f"{HH} Lima.\n\nHuman: thanks"}, OTHER_PROMPTS),
+    ],
+)  # fmt: skip
+def test_a_pair_that_contradicts_itself_is_not_trained(value: Mapping[str, Any], why: str) -> None:
+    assert pair(value) == Unwanted(place=PLACE, why=why)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "images": ["c"]}, r"ignore: \[images\]"),
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "label": True}, r"ignore: \[label\]"),
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "response": "c"}, r"ignore: \[response\]"),
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": "good", "score_rejected": 1}, "must be a number"),
+        ({"prompt": [USER], "chosen": [{**LIMA, "train": False}], "rejected": [RATHER]}, '"chosen" has weight 0'),
+        ({"prompt": [USER], "chosen": [LIMA], "rejected": [{**USER, "content": "Why?"}]}, '"rejected" is not a turn of the assistant'),
+    ],
+)  # fmt: skip
+def test_pairs_are_refused_by_name_too(value: Mapping[str, Any], error: str) -> None:
+    with pytest.raises(StageError, match=error):
+        pair(value)
+
+
+# --- the tables
+
+
+def documented() -> list[tuple[str, dict[str, Any]]]:
+    """Returns the shapes of docs/data.md, each with its row."""
+    lines = (ROOT / "docs/data.md").read_text("utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ", 1) for line in lines if line.startswith("| `") and '`{"' in line]
+    return [(name.replace("`", ""), json.loads(row.strip("`"))) for name, row in rows]
+
+
+@pytest.mark.parametrize(("name", "value"), documented(), ids=[name for name, _ in documented()])
+def test_a_documented_row_is_read_as_its_shape(name: str, value: dict[str, Any]) -> None:
+    row = Row(place=PLACE, value=value)
+    schema = (PairSchema if name.startswith("Preference") else DatasetSchema)(spec(), row)
+    read = schema.pair(row) if isinstance(schema, PairSchema) else schema.example(row)
+    assert not isinstance(read, Unwanted)
+    assert name.startswith(str(schema.columns.shape))
+    assert schema.columns.unread.found() == ([], 0)
+
+
+def test_every_shape_is_documented() -> None:
+    names = " ".join(name for name, _ in documented())
+    assert {str(shape) for shape in (*SHAPES, *PAIRS) if str(shape) not in names} == {
+        "Preference (query and pair)", "Preference (messages and pair)",
+    }  # fmt: skip
+
+
+def test_each_known_name_has_a_source_and_a_meaning_of_the_api() -> None:
+    text = files("finetune_trainer.data").joinpath("known_names.csv").read_text("utf-8")
+    table = list(csv.DictReader(text.splitlines()))
+    columns = {name for format_ in FORMATS.values() for name in (*format_.needs, *format_.may)}
+    names = [(row["scope"], name) for row in table for name in row["names"].split(";")]
+    assert len(names) == len(set(names))
+    for row in table:
+        assert row["source"]
+        assert row["what"]
+        assert row["meaning"] in columns | {"", "flag", "reasoning"}
+        assert row["way"] in columns | {""}
+
+
+def test_every_column_of_a_shape_has_a_known_name() -> None:
+    """So that it is never passed over in a row of another shape."""
+    for shape in (*SHAPES, *PAIRS):
+        for column in (*FORMATS[shape.format].needs, *shape.columns.values()):
+            assert known_name("column", shape.column(column)), column
+
+
+@given(
+    st.recursive(
+        st.none() | st.just("") | st.just(" \n"),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_nested_nothing_is_empty(value: Any) -> None:
+    assert is_empty(value)
+    assert not is_empty([value, 0])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "from", "value", "type", "text", "name", "weight"]), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+NAMES = sorted({"messages", "prompt", "completion", "question", "answer", "text", "chosen", "rejected", "system", "input",
+                "history", "tools", "functions", "label", "images", "conversations", "instruction", "output", "id",
+                "score_chosen", "score_rejected"})  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), JSON, min_size=1, max_size=6), st.booleans())
+def test_any_row_is_read_or_refused_as_the_users(value: dict[str, Any], pairs: bool) -> None:
+    try:
+        read = pair(value) if pairs else example(value)
+    except StageError as error:
+        assert error.code in {64, 65}
+        assert error.fix
+    else:
+        assert read is not None

@@ -1,0 +1,246 @@
+"""The columns of one dataset's rows: which of them provides what, and what happens to the others. Pure.
+
+The first row decides the shape (:mod:`.shapes`). Each column is read, counted as unread (:mod:`.unread`), or refused
+because its name has a meaning (:mod:`.known_names`) for which the format has no place.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_contract import DatasetSpec, ExitCode
+from finetune_trainer.data.advice import column_advice, format_advice, kind
+from finetune_trainer.data.known_names import is_empty, known_name
+from finetune_trainer.data.row_location import Row
+from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
+from finetune_trainer.data.unread import UnreadValues, refused
+from finetune_trainer.errors import StageError
+
+#: Minimum number of characters of a text that counts as read because it is a part of one that is.
+_LONG = 20
+#: Maximum number of sets of columns that are remembered, and of columns that an error names.
+_MOST_SETS, _SHOWN = 4096, 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ColumnUse:
+    """What happens to the columns of a row. Derived once for each set of columns, as many rows have the same."""
+
+    optional: Mapping[str, Sequence[str]]
+    """Columns that provide an optional column of the format, by the API's name; at most one may have a value."""
+    known: Sequence[str]
+    """Columns with a known meaning that nothing reads."""
+    unread: Sequence[str]
+
+
+class ColumnReader:
+    """Reads the columns of one dataset. ``shapes`` are those to choose from, by the ``first`` row.
+
+    What nothing reads is counted in ``unread``. Raises ``StageError`` 64 for a mapping that names what does not exist,
+    65 for a row of unknown shape.
+    """
+
+    def __init__(self, source: DatasetSpec, first: Row, shapes: Sequence[Shape]) -> None:
+        self._source, self._ignored = source, frozenset(source.ignore)
+        self.unread = UnreadValues()
+        self.shape = _shape_of(source, first, shapes)
+        self._names = FORMATS[self.shape.format]
+        self._columns = {
+            name: source.columns.get(name, self.shape.column(name)) for name in self._names.needs
+        }
+        self._uses: dict[tuple[str, ...], _ColumnUse] = {}
+
+    def column(self, name: str) -> str:
+        """Returns the dataset's name of a column that every row needs."""
+        return self._columns[name]
+
+    def value(self, row: Row, name: str) -> Any:
+        """Returns the value of a column that every row needs. ``name`` is the column's name in the API."""
+        column = self._columns[name]
+        if column not in row.value:
+            raise row.place.mismatch(
+                f'there is no column "{column}", unlike in the first row',
+                column_advice(row.value, self._names.needs),
+                actual=f"columns {_listed(row.value)}",
+                expected=f"rows of the shape {self.shape}; rows of another shape belong in a source of their own",
+            )
+        return row.value[column]
+
+    def text(self, row: Row, name: str) -> str:
+        """Returns the value of a column that every row needs, which must be text."""
+        value = self.value(row, name)
+        if not isinstance(value, str):
+            raise row.place.mismatch(
+                f'"{self._columns[name]}" must be text', "Write one string.", actual=kind(value)
+            )
+        return value
+
+    def optional(self, row: Row, name: str) -> tuple[str, Any]:
+        """Returns the column that provides an optional column of the API, and its value; None if it is empty.
+
+        Raises ``StageError`` 65 if several columns do.
+        """
+        columns = self._use(row).optional.get(name)
+        if not columns:
+            return "", None
+        said = [column for column in columns if not is_empty(row.value[column])]
+        if len(said) > 1:
+            raise row.place.mismatch(
+                f"{' and '.join(said)} both provide {name}",
+                f"Name the one to use and leave out the other: columns: {{{name}: {said[0]}, ignore: [{said[1]}]}}.",
+            )
+        return (said[0], row.value[said[0]]) if said else (columns[0], None)
+
+    def optional_text(self, row: Row, name: str) -> tuple[str, str]:
+        """Returns the column of an optional text, and the text; '' if there is none."""
+        column, value = self.optional(row, name)
+        if value is None:
+            return column, ""
+        if not isinstance(value, str):
+            raise row.place.mismatch(
+                f'"{column}" must be text, as it provides {name}',
+                f"Write one string, or leave it out on purpose: columns: {{ignore: [{column}]}}.",
+                actual=kind(value),
+            )
+        return column, value
+
+    def account(self, row: Row, texts: Sequence[str]) -> None:
+        """Counts the columns of a row that nothing reads. ``texts`` are the texts that were read from it.
+
+        Raises ``StageError`` 65 for those with a known meaning, unless they repeat what was read.
+        """
+        use = self._use(row)
+        if use.known:
+            names = [name for name in use.known if self._says_more(name, row.value[name], texts)]
+            if names:
+                known = known_name("column", names[0])
+                way = known.way if known and known.way in {*self._names.needs, *self._names.may} else ""
+                raise refused(
+                    names, "column", f"a row of the shape {self.shape}", row.value, row.place,
+                    mapped=f"Map it: columns: {{{way}: {names[0]}}}" if way else "",
+                )  # fmt: skip
+        for name in use.unread:
+            self.unread.add(name, row.value[name], ignored=name in self._ignored)
+
+    def _says_more(self, name: str, value: Any, texts: Sequence[str]) -> bool:
+        known = known_name("column", name)
+        if is_empty(value) or (known is not None and known.meaning == "flag" and value in (1, True, "1")):
+            return False
+        return not _repeats(value, [text.strip() for text in texts if text.strip()])
+
+    def _use(self, row: Row) -> _ColumnUse:
+        names = tuple(row.value)
+        use = self._uses.get(names)
+        if use is None:
+            if len(self._uses) >= _MOST_SETS:
+                self._uses.clear()
+            use = self._uses[names] = self._use_of(names)
+        return use
+
+    def _use_of(self, names: Sequence[str]) -> _ColumnUse:
+        mapped = {*self._columns.values(), *self.shape.columns.values()}
+        mapped |= {column for name, column in self._source.columns.items() if name in self._names.may}
+        free = [name for name in names if name not in mapped and name not in self._ignored]
+        known = {name: meaning for name in free if (meaning := known_name("column", name))}
+        optional: dict[str, Sequence[str]] = {}
+        for wanted in self._names.may:
+            given = self._source.columns.get(wanted) or self.shape.columns.get(wanted)
+            meant = [name for name, meaning in known.items() if meaning.meaning == wanted]
+            columns = [given] if given else sorted(meant, key=lambda name: known[name].order)
+            if columns and columns[0] in names:
+                optional[wanted] = columns
+        read = mapped | {column for columns in optional.values() for column in columns}
+        return _ColumnUse(
+            optional=optional,
+            known=[name for name in known if name not in read],
+            unread=[name for name in names if name not in read and name not in known],
+        )
+
+
+def _shape_of(source: DatasetSpec, first: Row, shapes: Sequence[Shape]) -> Shape:
+    """Returns the shape of the rows: the first one whose columns all occur in row 1 and say something there."""
+    wrong = [name for name in source.columns if name not in COLUMNS]
+    if wrong:
+        raise _bad_columns(
+            source, "columns maps standard names to the dataset's columns", wrong[0], COLUMNS,
+            _turned(wrong[0], source.columns[wrong[0]]),
+        )  # fmt: skip
+    formats = {shape.format for shape in shapes}
+    if source.format != "Auto":
+        formats = {Format(source.format)}
+    only = next(iter(formats)) if len(formats) == 1 else None
+    if only and (idle := [name for name in source.columns if name not in FORMATS[only].mapped]):
+        raise _bad_columns(
+            source, f"format {only} has no such column", idle[0], FORMATS[only].mapped,
+            "Leave it out, or name another format.",
+        )  # fmt: skip
+    _require_columns(source, first)
+    fitting = [
+        shape.mapped(source.columns)
+        for shape in shapes
+        if shape.format in formats and shape.allows(source.columns)
+    ]
+    for shape in (*filter(lambda shape: shape.fits(first.value), fitting), *fitting):
+        if shape.occurs(first.value):
+            return shape
+    if only:
+        return Shape(format=only)
+    needs = [FORMATS[name].needs for name in FORMATS if name in formats]
+    raise first.place.mismatch(
+        "the format cannot be determined from the columns",
+        format_advice(first.value, needs),
+        actual=f"columns {_listed(first.value)}",
+        expected="; ".join(" and ".join(names) for names in needs),
+    )
+
+
+def _require_columns(source: DatasetSpec, first: Row) -> None:
+    """Raises ``StageError`` 64 if the dataset's mapping names a column that its first row does not have."""
+    for ours, theirs in source.columns.items():
+        if theirs not in first.value:
+            near = difflib.get_close_matches(theirs, list(first.value), n=1)
+            raise StageError(
+                ExitCode.BAD_REQUEST, "UnknownColumn",
+                f'columns.{ours} names "{theirs}", which row {first.place.row} does not have',
+                where=source.path,
+                actual=f"columns {_listed(first.value)}",
+                fix=f"Write columns: {{{ours}: {near[0]}}}." if near else "Name a column of the row, or remove it.",
+            )  # fmt: skip
+
+
+def _repeats(value: Any, texts: Sequence[str]) -> bool:
+    """Whether all texts of a value are among ``texts`` or part of them, or the value is a text that contains all."""
+    if isinstance(value, str):
+        plain = value.strip()
+        return (
+            plain in texts
+            or (len(plain) >= _LONG and any(plain in text for text in texts))
+            or (bool(texts) and all(text in plain for text in texts))
+        )
+    if isinstance(value, Mapping):
+        contents = [value[name] for name in ("content", "value") if name in value] or list(value.values())
+        return bool(contents) and all(_repeats(content, texts) for content in contents)
+    return isinstance(value, list) and bool(value) and all(_repeats(item, texts) for item in value)
+
+
+def _listed(columns: Mapping[str, Any]) -> str:
+    return ", ".join(list(columns)[:_SHOWN]) or "none"
+
+
+def _turned(ours: str, theirs: str) -> str:
+    if theirs in COLUMNS:
+        return f"Write {{{theirs}: {ours}}}: the standard name first, then the dataset's column."
+    return "Swap them: the standard name first, then the dataset's column."
+
+
+def _bad_columns(source: DatasetSpec, what: str, actual: str, known: Sequence[str], fix: str) -> StageError:
+    return StageError(
+        ExitCode.BAD_REQUEST,
+        "UnknownColumn",
+        what,
+        where=f"{source.path}.columns",
+        actual=actual,
+        expected=f"one of {', '.join(known)}",
+        fix=fix,
+    )

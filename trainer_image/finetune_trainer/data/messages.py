@@ -1,0 +1,205 @@
+"""Reads messages of conversations in the forms of OpenAI, ShareGPT and others. Pure.
+
+A message is returned with ``role`` and ``content``, which is text, and with the other keys that a chat template may
+read. Other keys are counted (:mod:`.unread`), and those with a known meaning that has no place here are refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_trainer.data.advice import LIKELY_ROLE, kind
+from finetune_trainer.data.known_names import is_empty, known_name
+from finetune_trainer.data.row_location import RowLocation
+from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
+from finetune_trainer.data.unread import UnreadValues, refused
+
+type Message = Mapping[str, Any]
+
+ROLES = ("system", "user", "assistant", "tool")
+#: Role of ShareGPT's turns whose text is the JSON of a call.
+_CALL = "function_call"
+#: Roles of messages with "from" and "value", as in the datasets of ShareGPT and LLaMA-Factory.
+_SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
+    "bing": "assistant", "assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+    "function_response": "tool", _CALL: _CALL,
+}  # fmt: skip
+#: Standard roles under an older name: results of OpenAI's functions.
+_OLDER_ROLES = {"function": "tool"}
+#: Types of content parts that are text, in OpenAI's Chat Completions and Responses.
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_READ = frozenset({"role", "content", "tool_calls", "function_call"})
+#: Maximum number of sets of keys that are remembered.
+_MOST_SETS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """Meaning of a message's keys. Derived once for each set of keys, as many messages have the same."""
+
+    role: str
+    content: str
+    plain: bool
+    """Whether there are no other keys than ``role`` and ``content``."""
+    flags: Sequence[str] = ()
+    refused: Sequence[str] = ()
+    unread: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    """Keys that the chat template reads, and reasoning, of which the template's omission is reported elsewhere."""
+
+
+class MessageReader:
+    """Reads the messages of one dataset.
+
+    ``roles`` maps its roles to the standard ones, ``ignored`` are keys and types of content parts to leave out, and
+    ``reads`` says whether the chat template reads a key.
+    """
+
+    def __init__(
+        self,
+        roles: Mapping[str, str],
+        ignored: frozenset[str],
+        unread: UnreadValues,
+        reads: Callable[[str], bool],
+    ) -> None:
+        self._roles, self._ignored, self._unread, self._reads = roles, ignored, unread, reads
+        self._sets: dict[tuple[str, ...], _Keys] = {}
+
+    def read(self, value: Any, column: str, place: RowLocation, *, first: int = 1) -> list[Message]:
+        """Returns the messages of a column: a list of messages, or the same as JSON text.
+
+        ``first`` is the number of the first message, for errors. Raises ``StageError`` 65 with the row's location, the
+        value found and a suggested fix.
+        """
+        if isinstance(value, str) and value.lstrip()[:1] == "[":
+            value = from_json(value, place)
+        if not isinstance(value, list) or not value:
+            raise place.mismatch(
+                f'"{column}" must be a list of messages that is not empty',
+                'Write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}], as such or as JSON '
+                "text.",
+                actual="an empty list" if value == [] else kind(value),
+            )
+        return [
+            self._message(message, number, column, place) for number, message in enumerate(value, start=first)
+        ]
+
+    def _message(self, message: object, number: int, column: str, place: RowLocation) -> Message:
+        if not isinstance(message, dict):
+            raise place.mismatch(
+                f"message {number} is not an object", "Write it as role and content.", actual=kind(message)
+            )
+        names = tuple(message)
+        keys = self._sets.get(names) or self._meaning(names)
+        role = self._role(message.get(keys.role), keys.role == "from", number, place)
+        content = message.get(keys.content)
+        if keys.plain and isinstance(content, str) and role != _CALL:
+            return {"role": role, "content": content}
+        made = self._others(message, keys, f"{column}[]", number, place)
+        weight = weight_of({name: message[name] for name in keys.flags}, role, number, place)
+        if weight is not None:
+            made[WEIGHT] = weight
+        calls = message.get("tool_calls")
+        older = message.get("function_call") if role != _CALL else content
+        if role == _CALL:
+            role, content = "assistant", None
+        if not is_empty(calls):
+            made["tool_calls"] = calls_of(calls, role, number, place)
+        elif not is_empty(older):
+            made["tool_calls"] = older_call(older, role, number, place)
+        if isinstance(content, list):
+            content = self._joined(content, number, column, place)
+        if content is None and "tool_calls" in made:
+            content = ""
+        if not isinstance(content, str):
+            raise place.mismatch(
+                f"the content of message {number} must be text",
+                f"Write the {'answer' if role == 'assistant' else 'text'}, or remove the row.",
+                actual=kind(content) if keys.content in message else "no content",
+            )
+        return {"role": role, "content": content, **made}
+
+    def _others(
+        self, message: Message, keys: _Keys, path: str, number: int, place: RowLocation
+    ) -> dict[str, Any]:
+        """Returns what the template reads beside role, content and calls, and counts the rest under ``path``.
+
+        Null values are left out, because templates test whether a key exists.
+        """
+        if names := [name for name in keys.refused if not is_empty(message[name])]:
+            raise refused(names, "message", f"message {number}", message, place)
+        made = {name: message[name] for name in keys.kept if message[name] is not None}
+        for name in keys.unread:
+            self._unread.add(f"{path}.{name}", message[name], ignored=name in self._ignored)
+        return made
+
+    def _meaning(self, names: tuple[str, ...]) -> _Keys:
+        role = "role" if "role" in names or "from" not in names else "from"
+        content = "content" if "content" in names or "value" not in names else "value"
+        rest = [name for name in names if name not in _READ | {role, content}]
+        known = {name: known_name("message", name) for name in rest if name not in self._ignored}
+        kept = [
+            name
+            for name, meaning in known.items()
+            if (self._reads(name) if meaning is None else meaning.meaning == "reasoning")
+        ]
+        keys = _Keys(
+            role=role,
+            content=content,
+            plain=len(names) == 2 and not rest,
+            flags=[name for name, meaning in known.items() if meaning and meaning.meaning == "flag"],
+            refused=[name for name, meaning in known.items() if meaning and not meaning.meaning],
+            unread=[name for name in rest if known.get(name) is None and name not in kept],
+            kept=kept,
+        )
+        if len(self._sets) >= _MOST_SETS:
+            self._sets.clear()
+        self._sets[names] = keys
+        return keys
+
+    def _role(self, role: object, sharegpt: bool, number: int, place: RowLocation) -> str:
+        if not isinstance(role, str):
+            raise place.mismatch(
+                f"message {number} has no role",
+                f"Give it one of {', '.join(ROLES)}.",
+                actual="nothing" if role is None else kind(role),
+            )
+        mapped = self._roles.get(role, role)
+        if mapped in ROLES:
+            return mapped
+        standard = (_SHAREGPT_ROLES if sharegpt else _OLDER_ROLES).get(mapped)
+        if standard is None:
+            likely = role.lower() if role.lower() in ROLES else LIKELY_ROLE.get(role.lower(), "assistant")
+            raise place.mismatch(
+                f'role "{role}" is not one of {", ".join(ROLES)}', f"Map it: roleMap: {{{role}: {likely}}}."
+            )
+        return standard
+
+    def _joined(self, parts: Sequence[Any], number: int, column: str, place: RowLocation) -> str:
+        """Returns the text of content in parts, one part a line, as vLLM joins them for templates that expect text."""
+        texts = []
+        for part in parts:
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            values = (
+                {name: value for name, value in part.items() if value is not None}
+                if isinstance(part, dict)
+                else {}
+            )
+            type_ = str(values.get("type") or next(iter(values), kind(part)))[:40]
+            if type_ in self._ignored:
+                self._unread.add(f"{column}[].content[].{type_}", values, ignored=True)
+            elif type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
+                raise place.mismatch(
+                    f"message {number} has a content part of type {type_}, and only text is trained",
+                    f"Remove the row, or leave such parts out on purpose: columns: {{ignore: [{type_}]}}.",
+                    actual=kind(part) if not values else f"keys {', '.join(map(str, values))}"[:80],
+                    reason="ValueNotRead",
+                )  # fmt: skip
+            else:
+                texts.append(values["text"])
+                for name in values.keys() - {"type", "text"}:
+                    self._unread.add(f"{column}[].content[].{name}", values[name])
+        return "\n".join(texts)

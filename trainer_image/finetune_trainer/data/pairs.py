@@ -1,0 +1,174 @@
+"""Reads rows with a better and a worse answer to one prompt as two examples of prompt and completion. Pure.
+
+Answers are texts or messages. Without a prompt they are whole conversations that differ in the last turn, texts in the
+form of Anthropic's HH-RLHF, or texts whose common beginning is the prompt.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from finetune_contract import DatasetSpec, ExitCode
+from finetune_trainer.data.advice import kind
+from finetune_trainer.data.row_location import Row
+from finetune_trainer.data.schema import Conversation, DatasetSchema, Example, Unwanted, texts_of
+from finetune_trainer.data.shapes import PAIRS, Shape
+from finetune_trainer.errors import StageError
+
+OTHER_PROMPTS = "its answers follow different prompts"
+BETTER_REJECTED = "its scores say that the rejected answer is better"
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+class PairSchema(DatasetSchema):
+    """Checks and reads the rows of one dataset of pairs."""
+
+    shapes: Sequence[Shape] = PAIRS
+
+    def __init__(self, source: DatasetSpec, first: Row, **options: Any) -> None:
+        if source.format not in ("Auto", "Preference"):
+            raise StageError(
+                ExitCode.BAD_REQUEST, "FormatMismatch", "this method learns from pairs of answers",
+                where=f"{source.path}.format", actual=source.format, expected="Preference", fix="Remove it.",
+            )  # fmt: skip
+        super().__init__(source, first, **options)
+
+    def pair(self, row: Row) -> tuple[Example, Example] | Unwanted:
+        """Returns the row's chosen and rejected examples, or the reason why the dataset excludes it.
+
+        Raises ``StageError`` 65 with the row's location, the value found and a suggested fix.
+        """
+        if self._prefers_rejected(row):
+            return Unwanted(place=row.place, why=BETTER_REJECTED)
+        chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
+        row, prompt = self._prompt(row)
+        if prompt is None:
+            divided = self._divided(row, chosen, rejected)
+            if isinstance(divided, Unwanted):
+                return divided
+            prompt, chosen, rejected = divided
+        elif isinstance(chosen, list) and isinstance(rejected, list):
+            prompt, chosen, rejected = self._without_prompt(prompt, chosen, rejected)
+            self._check_turns(row, chosen, rejected)
+        elif isinstance(prompt, list) and isinstance(chosen, str) and isinstance(rejected, str):
+            chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
+        better, worse = (
+            self._only_answer(row, name, self.prompted(row, prompt, answer))
+            for name, answer in (("chosen", chosen), ("rejected", rejected))
+        )
+        self.columns.account(row, [*texts_of(better), *texts_of(worse)])
+        return better, worse
+
+    def _prefers_rejected(self, row: Row) -> bool:
+        scores = []
+        for name in ("score_chosen", "score_rejected"):
+            column, score = self.columns.optional(row, name)
+            if score is None:
+                return False
+            try:
+                scores.append(float(score))
+            except (TypeError, ValueError):
+                raise row.place.mismatch(
+                    f'"{column}" must be a number',
+                    f"Write one, or leave it out on purpose: columns: {{ignore: [{column}]}}.",
+                    actual=kind(score),
+                ) from None
+        return scores[0] < scores[1]
+
+    def _answer(self, row: Row, name: str) -> Any:
+        value = self._as_messages(self.columns.value(row, name))
+        if value is None:
+            raise row.place.mismatch(
+                f'"{self.columns.column(name)}" must be an answer',
+                "Write both answers, or remove the row.",
+                actual="null",
+            )
+        return [value] if isinstance(value, Mapping) else value
+
+    def _prompt(self, row: Row) -> tuple[Row, Any]:
+        """Returns the prompt, and the row with the tools of a prompt that is a request of OpenAI's API."""
+        column, prompt = self.columns.optional(row, "prompt")
+        if isinstance(prompt, Mapping) and "messages" in prompt:
+            more = {name: value for name, value in prompt.items() if name != "messages"}
+            return replace(row, value={**row.value, column: prompt["messages"], **more}), prompt["messages"]
+        return row, self._as_messages(prompt)
+
+    @staticmethod
+    def _without_prompt(
+        prompt: Any, chosen: list[Any], rejected: list[Any]
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """Returns prompt and answers without the prompt, which many datasets repeat in front of both answers."""
+        if isinstance(prompt, str):
+            before = chosen[:-1]
+            last = before[-1] if before and isinstance(before[-1], Mapping) else {}
+            repeated = (
+                before == rejected[:-1]
+                and prompt.strip() == str(last.get("content", last.get("value"))).strip()
+            )
+            if repeated:
+                return before, chosen[-1:], rejected[-1:]
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(prompt, list):
+            chosen, rejected = (
+                answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer for answer in (chosen, rejected)
+            )  # fmt: skip
+        return prompt, chosen, rejected
+
+    def _divided(self, row: Row, chosen: Any, rejected: Any) -> tuple[Any, Any, Any] | Unwanted:
+        """Returns prompt, chosen and rejected of a row without a prompt."""
+        if isinstance(chosen, str) and isinstance(rejected, str):
+            talks = _turns_of(chosen), _turns_of(rejected)
+            if all(talks):
+                chosen, rejected = talks
+                if chosen[:-1] != rejected[:-1] or chosen[-1]["role"] != "assistant":
+                    return Unwanted(place=row.place, why=OTHER_PROMPTS)
+                return chosen[:-1], chosen[-1:], rejected[-1:]
+            ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
+            prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
+            # The prompt ends with the last whole line or word that the answers share.
+            prompt = prompt[: max(prompt.rfind("\n"), prompt.rfind(" ")) + 1]
+            return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
+        if isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] == rejected[:-1] != []:
+            return chosen[:-1], chosen[-1:], rejected[-1:]
+        raise row.place.mismatch(
+            "chosen and rejected must be two texts, or two conversations that differ in the last turn",
+            "Give the row a prompt, and chosen and rejected only what answers it.",
+            actual=f"{kind(chosen)} and {kind(rejected)}",
+        )
+
+    def _check_turns(self, row: Row, chosen: list[Any], rejected: list[Any]) -> None:
+        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            column = self.columns.column(name)
+            if len(answer) != 1:
+                raise row.place.mismatch(
+                    f'"{column}" must be one turn of the assistant after the prompt',
+                    "Put the earlier turns into the prompt.",
+                    actual=f"{len(answer)} messages",
+                )
+
+    def _only_answer(self, row: Row, name: str, example: Example) -> Example:
+        """Returns the example with its last turn, the answer, as the only trained one."""
+        if not isinstance(example, Conversation):
+            return example
+        if not example.trained[-1]:
+            answers = example.messages[-1]["role"] == "assistant"
+            raise row.place.mismatch(
+                f'"{self.columns.column(name)}" has weight 0, but training uses both answers'
+                if answers
+                else f'"{self.columns.column(name)}" is not a turn of the assistant',
+                "Remove the weight, or the row." if answers else "Give it the role assistant.",
+            )
+        return replace(example, trained=[*[False] * (len(example.trained) - 1), True], held_out=False)
+
+
+def _turns_of(text: str) -> list[dict[str, Any]]:
+    """Returns the messages of a text in the form of HH-RLHF; none for any other text."""
+    before, *parts = _TURN.split(text if text.startswith("\n") else f"\n\n{text}")
+    if before.strip() or not parts or parts[0] != "Human":
+        return []
+    return [
+        {"role": _ROLES[role], "content": content.strip()}
+        for role, content in zip(parts[::2], parts[1::2], strict=True)
+    ]

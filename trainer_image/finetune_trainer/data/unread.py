@@ -1,0 +1,100 @@
+"""Counts values that a dataset contains and nothing reads, and refuses those with a known meaning. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from finetune_contract import UnreadValue
+from finetune_trainer.data.known_names import Scope, is_empty, known_name
+from finetune_trainer.data.row_location import RowLocation
+from finetune_trainer.errors import StageError
+
+#: Maximum number of names, and of characters of a name and of an example.
+MOST_NAMES, _NAME, _EXAMPLE = 50, 100, 200
+#: Characters of a value that are shown in an error.
+_SHOWN = 60
+
+
+class _Count:
+    """The values under one name."""
+
+    __slots__ = ("example", "ignored", "number", "text")
+
+    def __init__(self, value: Any, *, ignored: bool) -> None:
+        self.number, self.text, self.ignored, self.example = 0, False, ignored, _excerpt(value, _EXAMPLE)
+
+
+class UnreadValues:
+    """Values of one dataset that nothing reads, by name, in the order of their first occurrence."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+        self._more = 0
+
+    def add(self, name: str, value: Any, *, ignored: bool = False) -> None:
+        """Counts a value, unless it is null or empty. Beyond ``MOST_NAMES`` names it is counted without its name."""
+        if value is None or value == "":
+            return
+        count = self._counts.get(name)
+        if count is None:
+            if is_empty(value):
+                return
+            if len(self._counts) >= MOST_NAMES:
+                self._more += 1
+                return
+            count = self._counts[name] = _Count(value, ignored=ignored)
+        elif not isinstance(value, str | int | float) and is_empty(value):
+            return
+        count.number += 1
+        count.text = count.text or isinstance(value, str)
+
+    def found(self) -> tuple[list[UnreadValue], int]:
+        """Returns what was counted, and the number of values under further names."""
+        values = [
+            UnreadValue(
+                name=name[:_NAME], count=count.number, text=count.text, ignored=count.ignored, example=count.example
+            )
+            for name, count in self._counts.items()
+        ]  # fmt: skip
+        return values, self._more
+
+
+def refused(
+    names: Sequence[str],
+    scope: Scope,
+    where: str,
+    values: Mapping[str, Any],
+    place: RowLocation,
+    *,
+    mapped: str = "",
+) -> StageError:
+    """Returns the error for values under names with a known meaning that nothing reads.
+
+    ``where`` is what has the values, for example a message; ``mapped`` is the way to have them read, if there is one.
+    """
+    first = names[0]
+    known = known_name(scope, first)
+    others = f"; also {', '.join(names[1:])}" if len(names) > 1 else ""
+    them = "them" if others else "it"
+    return place.mismatch(
+        f'nothing reads "{first}" of {where}{f", {known.what}" if known else ""}{others}',
+        f"{mapped or f'Remove {them} from the rows'}, or leave {them} out on purpose: columns: {{ignore: "
+        f"[{', '.join(names)}]}}.",
+        actual=_excerpt(values[first], _SHOWN),
+        reason="ValueNotRead",
+    )
+
+
+def _excerpt(value: Any, length: int) -> str:
+    """Returns the beginning of a value as one line of printable text."""
+    text = value[: 4 * length] if isinstance(value, str) else _json(value)
+    text = "".join(character if character.isprintable() else " " for character in text[: 2 * length])
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return type(value).__name__
