@@ -219,7 +219,7 @@ class Renderer:
     @property
     def special_ids(self) -> frozenset[int]:
         """The tokenizer's special tokens, which include those of its added tokens that are marked as special."""
-        return self._special
+        return self._controls.ids
 
     def end_ids(self) -> frozenset[int]:
         """Returns the tokens that end an answer.
