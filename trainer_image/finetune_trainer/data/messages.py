@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_trainer.data.advice import LIKELY_ROLE, kind
+from finetune_trainer.data.advice import kind
 from finetune_trainer.data.known_names import is_empty, known_name
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
@@ -27,6 +27,11 @@ _SHAREGPT_ROLES = {
 }  # fmt: skip
 #: Standard roles under an older name: results of OpenAI's functions.
 _OLDER_ROLES = {"function": "tool"}
+#: Other roles -> the role to suggest, if it is not the assistant.
+_LIKELY_ROLES = {
+    "human": "user", "person": "user", "customer": "user", "prompter": "user", "developer": "system",
+    "observation": "tool",
+}  # fmt: skip
 #: Types of content parts that are text, in OpenAI's Chat Completions and Responses.
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _READ = frozenset({"role", "content", "tool_calls", "function_call"})
@@ -170,7 +175,7 @@ class MessageReader:
             return mapped
         standard = (_SHAREGPT_ROLES if sharegpt else _OLDER_ROLES).get(mapped)
         if standard is None:
-            likely = role.lower() if role.lower() in ROLES else LIKELY_ROLE.get(role.lower(), "assistant")
+            likely = role.lower() if role.lower() in ROLES else _LIKELY_ROLES.get(role.lower(), "assistant")
             raise place.mismatch(
                 f'role "{role}" is not one of {", ".join(ROLES)}', f"Map it: roleMap: {{{role}: {likely}}}."
             )

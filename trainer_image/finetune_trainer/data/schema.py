@@ -71,18 +71,6 @@ class Unwanted:
 type Example = Conversation | TextPair | PlainText
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a row contains besides a prompt and its answer."""
-
-    system: Sequence[Message]
-    """The system message; empty if there is none."""
-    history: Sequence[Message]
-    extra: tuple[str, str]
-    """Name of the column with text that follows the prompt, and the text; '' if there is none."""
-    tools: Sequence[Mapping[str, Any]] | None
-
-
 class DatasetSchema:
     """Checks and reads the rows of one dataset, whose ``first`` row decides the shape.
 
@@ -155,7 +143,7 @@ class DatasetSchema:
         messages = self.messages.read(
             self.columns.value(row, "messages"), self.columns.column("messages"), row.place
         )
-        return self.talk(row, self._with_system(row, messages), self._tools(row))
+        return self._talk(row, self._with_system(row, messages), self._tools(row))
 
     def _with_system(self, row: Row, messages: list[Message]) -> list[Message]:
         system = self._system(row)
@@ -176,15 +164,6 @@ class DatasetSchema:
     def _tools(self, row: Row) -> Sequence[Mapping[str, Any]] | None:
         column, value = self.columns.optional(row, "tools")
         return tools_of(value, column, row.place)
-
-    def surroundings(self, row: Row) -> Surroundings:
-        """Returns what the row contains besides its prompt and answer."""
-        return Surroundings(
-            system=self._system(row),
-            history=self._history(row),
-            extra=self.columns.optional_text(row, "input"),
-            tools=self._tools(row),
-        )
 
     def _history(self, row: Row) -> list[Message]:
         """Returns earlier turns: pairs of texts, of the user and the assistant, or messages."""
@@ -214,34 +193,33 @@ class DatasetSchema:
     def prompted(self, row: Row, prompt: Any, completion: Any) -> Example:
         """Returns a prompt and its completion, two texts or two lists of messages, as an example."""
         prompt, completion = self._as_messages(prompt), self._as_messages(completion)
-        around = self.surroundings(row)
+        tools, system, history = self._tools(row), self._system(row), self._history(row)
+        column, extra = self.columns.optional_text(row, "input")
         if isinstance(prompt, str) and isinstance(completion, str):
-            if around.extra[1]:
-                prompt = f"{prompt}\n\n{around.extra[1]}" if prompt.strip() else around.extra[1]
-            if not around.system and not around.history and not around.tools:
+            if extra:
+                prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
+            if not (system or history or tools):
                 return TextPair(place=row.place, prompt=prompt, completion=completion)
-            before: list[Message] = [*around.history, {"role": "user", "content": prompt}]
-            after: list[Message] = [{"role": "assistant", "content": completion}]
-        elif isinstance(prompt, list) and isinstance(completion, list):
-            if around.extra[1] or around.history:
-                name = "input" if around.extra[1] else "history"
-                column = self.columns.optional(row, name)[0]
+            asked = {"role": "user", "content": prompt}
+            return self._talk(
+                row, [*system, *history, asked, {"role": "assistant", "content": completion}], tools
+            )
+        if isinstance(prompt, list) and isinstance(completion, list):
+            if extra or history:
+                column = column if extra else self.columns.optional(row, "history")[0]
                 raise row.place.mismatch(
                     f'the prompt consists of messages, so the column "{column}" has no place',
                     f"Put its content into the messages, or leave it out on purpose: columns: {{ignore: [{column}]}}.",
                 )
-            before = self.messages.read(prompt, "prompt", row.place)
-            after = self.messages.read(completion, "completion", row.place, first=len(before) + 1)
-            before = self._with_system(row, before)
-            return self.talk(row, [*before, *after], around.tools, untrained=len(before))
-        else:
-            gone = [name for name, value in (("prompt", prompt), ("completion", completion)) if value is None]
-            raise row.place.mismatch(
-                "prompt and completion must be two strings or two lists of messages",
-                f"Write the {gone[0]}, or remove the row." if gone else "Write both in the same form.",
-                actual=f"{kind(prompt)} and {kind(completion)}",
-            )
-        return self.talk(row, [*around.system, *before, *after], around.tools)
+            before = self._with_system(row, self.messages.read(prompt, "prompt", row.place))
+            after = self.messages.read(completion, "completion", row.place, first=len(prompt) + 1)
+            return self._talk(row, [*before, *after], tools, untrained=len(before))
+        gone = [name for name, value in (("prompt", prompt), ("completion", completion)) if value is None]
+        raise row.place.mismatch(
+            "prompt and completion must be two strings or two lists of messages",
+            f"Write the {gone[0]}, or remove the row." if gone else "Write both in the same form.",
+            actual=f"{kind(prompt)} and {kind(completion)}",
+        )
 
     @staticmethod
     def _as_messages(value: Any) -> Any:
@@ -256,7 +234,7 @@ class DatasetSchema:
         return messages if is_list else value
 
     @staticmethod
-    def talk(
+    def _talk(
         row: Row,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
