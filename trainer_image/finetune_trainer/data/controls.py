@@ -48,6 +48,8 @@ class ControlTokens:
             for _, group in itertools.groupby(self.texts, key=lambda text: text[0])
         ]
 
+        self._search = self._searches[0] if len(self._searches) == 1 else None
+
     def blank(self, text: str) -> bool:
         """Whether the text has nothing but special tokens, white space, other unseen characters and empty thoughts."""
         return self._blank.fullmatch(text) is not None
@@ -66,7 +68,7 @@ class ControlTokens:
     def within(self, value: Any) -> bool:
         """Whether a text, or any text in a list or mapping, contains a special token that does not mark a thought."""
         if isinstance(value, str):
-            return any(search(value) for search in self._searches)
+            return self._search(value) is not None if self._search else any(s(value) for s in self._searches)
         return any(map(self.within, _parts(value)))
 
     def without_stripped(
