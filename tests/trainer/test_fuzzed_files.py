@@ -313,6 +313,7 @@ class Reader:
         except StageError as error:
             assert name in str(error)
             assert str(error).isprintable(), str(error)
+            assert len(str(error)) < 1500
             return self._checked(error)
         try:
             data_check.check(context)
@@ -323,7 +324,6 @@ class Reader:
 
     def _checked(self, error: StageError) -> str:
         assert error.code in USERS
-        assert len(str(error)) < 5000
         assert error.fix
         return error.reason
 
@@ -349,4 +349,4 @@ def test_files_are_read_or_refused_by_name(tmp_path: Path) -> None:
 def test_ten_thousand_files_are_read_or_refused_by_name(tmp_path: Path) -> None:
     counts = Reader(tmp_path).outcomes(range(300, 10_300))
     sys.stderr.write(f"outcomes: {counts}\n")
-    assert counts["data"] > 1_000
+    assert counts["data"] > 900
