@@ -31,8 +31,6 @@ from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
-# A source that is refused leaves the file of its tokens to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 USERS = (ExitCode.BAD_REQUEST, ExitCode.BAD_DATA, ExitCode.INPUT_MISSING)
 TEXTS = (
     "", " ", "hello", "é😀", "\u2028", "a\r\nb", "\x00", "\x1b[2J", '"', "'", ",;|\t", "null", "NA", "007", "{", "[{", "<|im_end|>",

@@ -153,7 +153,7 @@ REPORT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "form", "level", "told"),
+    ("kind", "count", "form", "level", "text"),
     [
         (notes.CUT_IN_ANSWER, 6, "Messages", "Problem", "its rest and its end token are not trained"),
         (notes.CUT_IN_ANSWER, 5, "Messages", "Note", "Raise datasets.maxSeqLength, or remove"),
@@ -166,13 +166,13 @@ REPORT: dict[str, Any] = {
     ],
 )
 def test_a_remark_says_what_is_lost_and_what_to_change(
-    kind: str, count: int, form: str, level: str | None, told: str
+    kind: str, count: int, form: str, level: str | None, text: str
 ) -> None:
     report = DatasetReport(**REPORT, format=form)
     found = [RowsFound(kind=kind, count=count, first=["row 1"])]
     made = list(remarks.of_rows([DatasetDetails(report=report, found=found)]))
     assert [each.level for each in made] == ([level] if level else [])
     assert all(
-        each.text.startswith(f"rows: {count} of 100 rows (the first: row 1) ") and told in each.text
+        each.text.startswith(f"rows: {count} of 100 rows (the first: row 1) ") and text in each.text
         for each in made
     )

@@ -508,7 +508,7 @@ def test_half_of_a_character_in_json_text_is_refused_with_its_row(place: str) ->
         "function": {"name": "count", "arguments": half if place == "arguments" else "{}"},
     }
     more = {"tools": f"[{half}]"} if place == "tools" else {}
-    with pytest.raises(StageError, match=r"row 7: its JSON text contains \\ud83d, a lone surrogate"):
+    with pytest.raises(StageError, match=r"row 7: its JSON text is refused: \\ud83d is a lone surrogate"):
         read(USER, {"role": "assistant", "content": "", "tool_calls": [call]}, **more)
 
 

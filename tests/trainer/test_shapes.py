@@ -199,6 +199,11 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
         r"an answer.*ignore: \[response\]",
     ),
     ("scores", {"prompt": "x", "completion": "y", "score_helpfulness": 3}, r"ignore: \[score_helpfulness\]"),
+    (
+        "a forged name",
+        {"messages": [USER, LIMA], "\nimages\x1b": ["a"], "label: x": 0},
+        r'ignore: \["\\nimages\\u001b"\]',
+    ),
     ("several", {"messages": [USER, LIMA], "images": ["a"], "audios": ["b"]}, r"ignore: \[images, audios\]"),
     ("reasoning", {"question": "x", "answer": "y", "reasoning": "because"}, r"ignore: \[reasoning\]"),
     ("token ids", {"text": "x", "input_ids": [1]}, r"ignore: \[input_ids\]"),

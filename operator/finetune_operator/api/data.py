@@ -127,7 +127,8 @@ class DatasetSource(ApiModel):
     hugging_face: HubDatasetRef | None = None
     """A dataset repository on the Hugging Face Hub."""
     uri: DatasetUri | None = None
-    """A file or a glob of files: .jsonl, .jsonl.gz, .json, .parquet, .arrayrecord or .txt (each line is a text)."""
+    """A file or a glob of files: .jsonl, .ndjson, .json, .csv, .tsv or .txt, each also compressed (.gz, .zst, .zstd),
+    .parquet or .arrayrecord. Suffixes may have any case."""
     format: DatasetFormat | None = None
     """Layout of the rows. Default: Auto."""
     columns: Columns | None = None

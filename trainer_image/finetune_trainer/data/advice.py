@@ -1,5 +1,7 @@
 """Guesses the intended meaning of a faulty row, for the suggested fix in an error message. Pure."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +9,8 @@ from finetune_trainer.data.known_names import is_empty, known_name
 
 #: Optional columns of the API that an advice maps as well.
 _OPTIONAL = frozenset({"system", "input", "history", "tools"})
+#: Maximum number of characters of a name in a message.
+_NAME = 100
 #: Columns of the API that another one can stand for.
 _ALIKE = {"question": "prompt", "answer": "completion"}
 
@@ -57,8 +61,14 @@ def _mapping(row: Mapping[str, Any], found: Mapping[str, str]) -> str:
         for name in rest
         if name not in mapped.values() and (isinstance(row[name], str) or known_name("column", name))
     ]
-    said = f"Name them: columns: {{{', '.join(f'{ours}: {theirs}' for ours, theirs in mapped.items())}}}."
-    return f"{said} This leaves out {', '.join(left[:8])}." if left else said
+    said = f"Name them: columns: {{{', '.join(f'{ours}: {quoted(theirs)}' for ours, theirs in mapped.items())}}}."
+    return f"{said} This leaves out {', '.join(map(quoted, left[:8]))}." if left else said
+
+
+def quoted(name: str) -> str:
+    """Returns the name of a column or key as YAML writes it, at most 100 characters of one printable line."""
+    plain = re.fullmatch(r"[^\W\d][\w-]*(?: [\w-]+)*", name) and len(name) <= _NAME
+    return name if plain else json.dumps(name if len(name) <= _NAME else name[:_NAME] + "…")
 
 
 def kind(value: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import column_advice, format_advice, kind
+from finetune_trainer.data.advice import column_advice, format_advice, kind, quoted
 from finetune_trainer.data.known_names import is_empty, known_name
 from finetune_trainer.data.row_location import Row
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
@@ -88,7 +88,7 @@ class ColumnReader:
         if len(said) > 1:
             raise row.place.mismatch(
                 f"{' and '.join(said)} both provide {name}",
-                f"Name the one to use and leave out the other: columns: {{{name}: {said[0]}, ignore: [{said[1]}]}}.",
+                f"Use one and ignore the other: columns: {{{name}: {quoted(said[0])}, ignore: [{quoted(said[1])}]}}.",
             )
         return (said[0], row.value[said[0]]) if said else (columns[0], None)
 
@@ -118,7 +118,7 @@ class ColumnReader:
                 way = known.way if known and known.way in {*self._names.needs, *self._names.may} else ""
                 raise refused(
                     names, "column", f"a row of the shape {self.shape}", row.value, row.place,
-                    mapped=f"Map it: columns: {{{way}: {names[0]}}}" if way else "",
+                    mapped=f"Map it: columns: {{{way}: {quoted(names[0])}}}" if way else "",
                 )  # fmt: skip
         for name in use.unread:
             self.unread.add(name, row.value[name], ignored=name in self._ignored)
@@ -202,10 +202,10 @@ def _require_columns(source: DatasetSpec, first: Row) -> None:
             near = difflib.get_close_matches(theirs, list(first.value), n=1)
             raise StageError(
                 ExitCode.BAD_REQUEST, "UnknownColumn",
-                f'columns.{ours} names "{theirs}", which row {first.place.row} does not have',
+                f'columns.{ours} names "{theirs[:100]}", which row {first.place.row} does not have',
                 where=source.path,
                 actual=f"columns {_listed(first.value)}",
-                fix=f"Write columns: {{{ours}: {near[0]}}}." if near else "Name a column of the row, or remove it.",
+                fix=f"Write columns: {{{ours}: {quoted(near[0])}}}." if near else "Name a column of the row.",
             )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def _repeats(value: Any, texts: Sequence[str]) -> bool:
 
 
 def _listed(columns: Mapping[str, Any]) -> str:
-    return ", ".join(list(columns)[:_SHOWN]) or "none"
+    return ", ".join(map(quoted, list(columns)[:_SHOWN])) or "none"
 
 
 def _turned(ours: str, theirs: str) -> str:

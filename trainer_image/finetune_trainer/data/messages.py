@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_trainer.data.advice import kind
+from finetune_trainer.data.advice import kind, quoted
+from finetune_trainer.data.files.json_values import shown
 from finetune_trainer.data.known_names import is_empty, known_name
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
@@ -177,7 +178,8 @@ class MessageReader:
         if standard is None:
             likely = role.lower() if role.lower() in ROLES else _LIKELY_ROLES.get(role.lower(), "assistant")
             raise place.mismatch(
-                f'role "{role}" is not one of {", ".join(ROLES)}', f"Map it: roleMap: {{{role}: {likely}}}."
+                f'role "{shown(role)}" is not one of {", ".join(ROLES)}',
+                f"Map it: roleMap: {{{quoted(role)}: {likely}}}.",
             )
         return standard
 
@@ -193,14 +195,14 @@ class MessageReader:
                 if isinstance(part, dict)
                 else {}
             )
-            type_ = str(values.get("type") or next(iter(values), kind(part)))[:40]
+            type_ = shown(str(values.get("type") or next(iter(values), kind(part))), 40)
             if type_ in self._ignored:
                 self._unread.add(f"{column}[].content[].{type_}", values, ignored=True)
             elif type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
                 raise place.mismatch(
                     f"message {number} has a content part of type {type_}, and only text is trained",
                     f"Remove the row, or leave such parts out on purpose: columns: {{ignore: [{type_}]}}.",
-                    actual=kind(part) if not values else f"keys {', '.join(map(str, values))}"[:80],
+                    actual=kind(part) if not values else f"keys {', '.join(map(quoted, values))}"[:80],
                     reason="ValueNotRead",
                 )  # fmt: skip
             else:

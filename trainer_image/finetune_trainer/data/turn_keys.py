@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_trainer.data.advice import kind
-from finetune_trainer.data.files.json_values import half_character
+from finetune_trainer.data.files.json_values import parse
 from finetune_trainer.data.row_location import RowLocation
 
 #: Key of a read message that says whether it is trained: 0 or 1. Absent if the dataset does not say.
@@ -137,18 +137,12 @@ def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[st
 def from_json(text: str, place: RowLocation) -> Any:
     """Parses a JSON value; returns the text itself if it is not valid JSON.
 
-    Raises ``StageError`` 65 for an unpaired surrogate, which no tokenizer accepts. The row's reader does not detect it,
-    because the escape is plain text at that level.
+    Raises ``StageError`` 65 for a value that no row may contain, such as an unpaired surrogate: at the level of the row
+    it is plain text, in which its reader does not find it.
     """
     try:
-        value = json.loads(text)
-        # Only escapes that begin with \ud can encode a surrogate; other texts are not searched.
-        surrogate = half_character(value) if r"\ud" in text.lower() else ""
-    except (ValueError, RecursionError):
+        return parse(text)
+    except json.JSONDecodeError:
         return text
-    if surrogate:
-        raise place.mismatch(
-            f"its JSON text contains {surrogate}, a lone surrogate",
-            "Correct or remove this row.",
-        )
-    return value
+    except ValueError as error:
+        raise place.mismatch(f"its JSON text is refused: {error}", "Correct or remove this row.") from None

@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import UnreadValue
+from finetune_trainer.data.advice import quoted
 from finetune_trainer.data.known_names import Scope, is_empty, known_name
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.errors import StageError
 
 #: Maximum number of names, and of characters of a name and of an example.
 MOST_NAMES, _NAME, _EXAMPLE = 50, 100, 200
-#: Characters of a value that are shown in an error.
-_SHOWN = 60
+#: Characters of a value, and number of names, that are shown in an error.
+_SHOWN, _SHOWN_NAMES = 60, 32
 
 
 class _Count:
@@ -33,18 +34,18 @@ class UnreadValues:
 
     def add(self, name: str, value: Any, *, ignored: bool = False) -> None:
         """Counts a value, unless it is null or empty. Beyond ``MOST_NAMES`` names it is counted without its name."""
-        if value is None or value == "":
-            return
         count = self._counts.get(name)
+        if count is None and ignored and len(self._counts) < MOST_NAMES:
+            # Counted even without a value: readers of files do not read such columns.
+            count = self._counts[name] = _Count("", ignored=True)
+        if value is None or value == "" or (not isinstance(value, int | float) and is_empty(value)):
+            return
         if count is None:
-            if is_empty(value):
-                return
             if len(self._counts) >= MOST_NAMES:
                 self._more += 1
                 return
             count = self._counts[name] = _Count(value, ignored=ignored)
-        elif not isinstance(value, str | int | float) and is_empty(value):
-            return
+        count.example = count.example or _excerpt(value, _EXAMPLE)
         count.number += 1
         count.text = count.text or isinstance(value, str)
 
@@ -74,12 +75,12 @@ def refused(
     """
     first = names[0]
     known = known_name(scope, first)
-    others = f"; also {', '.join(names[1:])}" if len(names) > 1 else ""
+    others = f"; also {', '.join(map(quoted, names[1:_SHOWN_NAMES]))}" if len(names) > 1 else ""
     them = "them" if others else "it"
     return place.mismatch(
-        f'nothing reads "{first}" of {where}{f", {known.what}" if known else ""}{others}',
+        f'nothing reads "{quoted(first).strip(chr(34))}" of {where}{f", {known.what}" if known else ""}{others}',
         f"{mapped or f'Remove {them} from the rows'}, or leave {them} out on purpose: columns: {{ignore: "
-        f"[{', '.join(names)}]}}.",
+        f"[{', '.join(map(quoted, names[:_SHOWN_NAMES]))}]}}.",
         actual=_excerpt(values[first], _SHOWN),
         reason="ValueNotRead",
     )
