@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -15,7 +17,15 @@ from finetune_contract import DatasetSpec
 from finetune_trainer.data.known_names import is_empty, known_name
 from finetune_trainer.data.pairs import BETTER_REJECTED, OTHER_PROMPTS, PairSchema
 from finetune_trainer.data.row_location import Row, RowLocation
-from finetune_trainer.data.schema import BAD_ANSWER, Conversation, DatasetSchema, Example, TextPair, Unwanted
+from finetune_trainer.data.schema import (
+    BAD_ANSWER,
+    NO_LABEL,
+    Conversation,
+    DatasetSchema,
+    Example,
+    TextPair,
+    Unwanted,
+)
 from finetune_trainer.data.shapes import FORMATS, PAIRS, SHAPES
 from finetune_trainer.errors import StageError
 
@@ -189,6 +199,28 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
         r"Map it: columns: \{label: label\}, or leave it out",
     ),
     ("a good label", {"prompt": "x", "completion": "y", "label": True}, r"ignore: \[label\]"),
+    (
+        "a label that is true for bad answers",
+        {"prompt": "x", "completion": "y", "is_bad": False},
+        r"Remove it from the rows, or leave it out",
+    ),
+    (
+        "a rating",
+        {"prompt": "x", "completion": "y", "rating": 1},
+        r"Remove it from the rows, or leave it out",
+    ),
+    ("earlier turns", {"messages": [USER, LIMA], "chat_history": [["a", "b"]]}, "earlier turns"),
+    (
+        "messages as Python prints them",
+        {"messages": str([USER, LIMA])},
+        "Python's notation, not as JSON.*json.dumps",
+    ),
+    (
+        "answers as Python prints them",
+        {"prompt": str([USER]), "completion": str([LIMA])},
+        "Python's notation",
+    ),
+    ("an answer that is a number", {"prompt": "x", "completion": 12}, "Write two strings"),
     ("a label beside messages", {"messages": [USER, LIMA], "kto_tag": False}, r"\{label: kto_tag\}"),
     ("a label of a text", {"text": "x", "label": 1}, r"ignore: \[label\]"),
     ("a context of a conversation", {"messages": [USER, LIMA], "context": "Ana won."}, "text that belongs"),
@@ -250,8 +282,24 @@ def test_a_value_with_a_meaning_is_never_passed_over(value: Mapping[str, Any], e
     assert "file:///a.jsonl" in str(caught.value)
 
 
+def test_a_wrong_guess_is_corrected_by_naming_the_format_or_the_columns() -> None:
+    value = {"prompt": "x", "completion": "y", "question": "Capital of Peru?", "answer": "Lima."}
+    with pytest.raises(StageError, match=r"ignore: \[question, answer\]"):
+        example(value)
+    named = {"format": "QuestionAnswer", "ignore": ["prompt", "completion"]}
+    assert told(example(value, **named)) == ASKED
+    mapped = {"columns": {"prompt": "question", "completion": "answer"}, "ignore": ["prompt", "completion"]}
+    assert told(example(value, **mapped)) == ASKED
+
+
+def test_rows_of_another_shape_belong_in_a_source_of_their_own() -> None:
+    schema, _ = schema_of({"messages": [USER, LIMA]})
+    with pytest.raises(StageError, match=r'row 2: there is no column "messages".*in a source of their own'):
+        schema.example(Row(place=replace(PLACE, row=2), value={"prompt": "x", "completion": "y"}))
+
+
 @pytest.mark.parametrize("name", ["images", "kto_tag", "context", "response", "train", "text", "input_ids"])
-@pytest.mark.parametrize("empty", [None, "", "  ", [], {}, [None], {"a": None}])
+@pytest.mark.parametrize("empty", [None, "", "  ", "[]", "{}", [], {}, [None], {"a": None}])
 def test_an_empty_value_is_as_if_it_were_absent(name: str, empty: Any) -> None:
     schema, row = schema_of({"messages": [USER, LIMA], name: empty})
     assert told(schema.example(row)) == ASKED
@@ -299,6 +347,48 @@ def test_unknown_values_are_counted_by_name_with_one_example() -> None:
     del row
 
 
+def test_a_text_that_contains_more_than_what_is_read_is_counted() -> None:
+    value = {"prompt": "Peru?", "completion": "Lima", "text": "SYSTEM: Be brief. USER: Peru? ASSISTANT: Lima"}
+    schema, row = schema_of(value)
+    schema.example(row)
+    assert [each.name for each in schema.columns.unread.found()[0]] == ["text"]
+    assert schema_of({"text": "x", "hints": [["see page 3"]]})[0].columns.unread.found() == ([], 0)
+
+
+def test_texts_within_lists_and_objects_count_as_text() -> None:
+    schema, row = schema_of({"text": "x", "hints": [{"page": 3, "note": "see"}], "pages": [1, 2]})
+    schema.example(row)
+    assert {each.name: each.text for each in schema.columns.unread.found()[0]} == {
+        "hints": True,
+        "pages": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ({"Body": "x"}, r"columns: \{text: Body\}\.$"),
+        ({"document": "x", "summary": "y"}, "Name the columns, for example"),
+        (
+            {"dialog": [USER], "system": "x", "label": 1},
+            r"\{messages: dialog, system: system\}\. This leaves out label",
+        ),
+        (
+            {"Question": "x", "Answer": "y", "Context": "z"},
+            r"\{question: Question, answer: Answer, input: Context\}\.$",
+        ),
+        (
+            {"query": "x", "reply": "y", "note": "z"},
+            r"\{prompt: query, completion: reply\}\. This leaves out note",
+        ),
+    ],
+)
+def test_advice_for_unknown_columns_loses_none(value: Mapping[str, Any], advice: str) -> None:
+    with pytest.raises(StageError) as caught:
+        example(value)
+    assert re.search(advice, caught.value.fix.partition(" File: ")[0])
+
+
 def test_at_most_50_names_are_kept() -> None:
     value = {"text": "x"} | {f"column {number} {'y' * 200}": number for number in range(60)}
     schema, row = schema_of(value)
@@ -318,12 +408,21 @@ def test_keys_that_the_template_reads_are_given_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "good"), [(True, True), (1, True), ("true", True), (False, False), (0, False), ("False", False)]
+    ("label", "good"),
+    [(True, True), (1, True), ("true", True), ("1.0", True), (False, False), (0, False), ("False", False)],
 )
 def test_a_mapped_label_decides_whether_the_answer_is_trained(label: Any, good: bool) -> None:
     value = {"prompt": "Capital of Peru?", "completion": "Lima.", "is_ok": label}
     read = example(value, columns={"label": "is_ok"})
     assert (told(read) == ASKED) if good else read == Unwanted(place=PLACE, why=BAD_ANSWER)
+
+
+@pytest.mark.parametrize("label", [None, "", " "])
+def test_a_row_without_the_mapped_label_is_not_trained(label: Any) -> None:
+    schema, _ = schema_of({"prompt": "x", "completion": "y", "label": 1}, columns={"label": "label"})
+    for value in ({"label": label}, {}):
+        read = schema.example(Row(place=PLACE, value={"prompt": "x", "completion": "y", **value}))
+        assert read == Unwanted(place=PLACE, why=NO_LABEL)
 
 
 @pytest.mark.parametrize("label", ["positive", 2, [1], 0.5])

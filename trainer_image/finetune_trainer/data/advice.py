@@ -22,6 +22,9 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
     """
     found = [_likely(row, needs) for needs in formats]
     whole = [names for names, needs in zip(found, formats, strict=True) if len(names) == len(needs)]
+    # A text beside others is rarely all that is to be trained.
+    if sum(isinstance(value, str) and not is_empty(value) for value in row.values()) > 1:
+        whole = [names for names in whole if "text" not in names]
     if not whole:
         return "Name the columns, for example: columns: {prompt: …, completion: …} or columns: {messages: …}."
     return _mapping(row, min(whole, key=lambda names: sum(a != b.lower() for a, b in names.items())))
@@ -52,9 +55,10 @@ def _mapping(row: Mapping[str, Any], found: Mapping[str, str]) -> str:
     """Returns advice to map columns. It also maps the optional ones, and names those that it leaves out."""
     mapped = dict(found)
     rest = [name for name in row if name not in found.values() and not is_empty(row[name])]
+    optional = {"system", "tools"} if "messages" in found else set() if "text" in found else _OPTIONAL
     for name in rest:
         known = known_name("column", name)
-        if known and known.meaning in _OPTIONAL and not {"messages", "text"} & found.keys():
+        if known and known.meaning in optional:
             mapped.setdefault(known.meaning, name)
     left = [
         name

@@ -60,7 +60,7 @@ class ColumnReader:
         column = self._columns[name]
         if column not in row.value:
             raise row.place.mismatch(
-                f'there is no column "{column}", unlike in the first row',
+                f'there is no column "{column}"',
                 column_advice(row.value, self._names.needs),
                 actual=f"columns {_listed(row.value)}",
                 expected=f"rows of the shape {self.shape}; rows of another shape belong in a source of their own",
@@ -112,7 +112,8 @@ class ColumnReader:
         """
         use = self._use(row)
         if use.known:
-            names = [name for name in use.known if self._says_more(name, row.value[name], texts)]
+            plain = [text.strip() for text in texts if text.strip()]
+            names = [name for name in use.known if self._says_more(name, row.value[name], plain)]
             if names:
                 known = known_name("column", names[0])
                 way = known.way if known and known.way in {*self._names.needs, *self._names.may} else ""
@@ -127,7 +128,11 @@ class ColumnReader:
         known = known_name("column", name)
         if is_empty(value) or (known is not None and known.meaning == "flag" and value in (1, True, "1")):
             return False
-        return not _repeats(value, [text.strip() for text in texts if text.strip()])
+        if not _repeats(value, texts):
+            return True
+        if isinstance(value, str) and not any(value.strip() in text for text in texts):
+            self.unread.add(name, value)  # a text that contains all others, and more
+        return False
 
     def _use(self, row: Row) -> _ColumnUse:
         names = tuple(row.value)

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,8 +29,8 @@ class SourceSubset:
     chosen: Int64Array
     counts_dropped: bool = True
     """Whether the source's dropped rows count here. If a source is split in two, they count in one part only."""
-    repeated: int = 0
-    """Number of rows that are left out because they equal an earlier row of the training sources."""
+    repeated: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """First examples of the rows that are left out because they equal an earlier row of the training sources."""
 
     @classmethod
     def all_of(cls, source: PreparedSource) -> "SourceSubset":
@@ -116,8 +116,8 @@ def report_of(piece: SourceSubset, part: MixtureComponent | None) -> DatasetRepo
     rows, contents = index.row_contents(chosen)
     reasons = index.reasons if piece.counts_dropped else ()
     dropped = {why: count(index, number) for number, why in enumerate(reasons)}
-    if piece.repeated and piece.counts_dropped:
-        dropped[REPEATED] = piece.repeated
+    if len(piece.repeated) and piece.counts_dropped:
+        dropped[REPEATED] = len(piece.repeated)
     return DatasetReport(
         path=source.spec.path,
         name=source.spec.name,
@@ -161,7 +161,7 @@ def first_occurrences(pieces: Sequence[SourceSubset]) -> list[SourceSubset]:
             )
         seen = np.union1d(seen, contents)
         left = chosen[~np.isin(index.owners(chosen), first[again])]
-        kept.append(replace(piece, chosen=left, repeated=int(again.sum())))
+        kept.append(replace(piece, chosen=left, repeated=chosen[first[again]]))
     return kept
 
 

@@ -14,6 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+#: Texts without content; CSV files write empty lists and objects in this way.
+_NOTHING = frozenset({"", "[]", "{}"})
 type Scope = Literal["column", "message"]
 
 
@@ -46,7 +48,7 @@ def is_empty(value: Any) -> bool:
             values.extend(value.values())
         elif isinstance(value, list | tuple):
             values.extend(value)
-        elif value is not None and not (isinstance(value, str) and not value.strip()):
+        elif value is not None and not (isinstance(value, str) and value.strip() in _NOTHING):
             return False
     return True
 

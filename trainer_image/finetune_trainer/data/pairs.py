@@ -78,7 +78,7 @@ class PairSchema(DatasetSchema):
         return scores[0] < scores[1]
 
     def _answer(self, row: Row, name: str) -> Any:
-        value = self._as_messages(self.columns.value(row, name))
+        value = self._as_messages(self.columns.value(row, name), row.place)
         if value is None:
             raise row.place.mismatch(
                 f'"{self.columns.column(name)}" must be an answer',
@@ -93,7 +93,7 @@ class PairSchema(DatasetSchema):
         if isinstance(prompt, Mapping) and "messages" in prompt:
             more = {name: value for name, value in prompt.items() if name != "messages"}
             return replace(row, value={**row.value, column: prompt["messages"], **more}), prompt["messages"]
-        return row, self._as_messages(prompt)
+        return row, self._as_messages(prompt, row.place)
 
     @staticmethod
     def _without_prompt(
@@ -127,8 +127,8 @@ class PairSchema(DatasetSchema):
                 return chosen[:-1], chosen[-1:], rejected[-1:]
             ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
             prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
-            # The prompt ends with the last whole line or word that the answers share.
-            prompt = prompt[: max(prompt.rfind("\n"), prompt.rfind(" ")) + 1]
+            # The prompt ends with the last whole line or word that the answers share; words begin with a space.
+            prompt = prompt[: max(prompt.rfind("\n") + 1, prompt.rfind(" "))]
             return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
         if isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] == rejected[:-1] != []:
             return chosen[:-1], chosen[-1:], rejected[-1:]

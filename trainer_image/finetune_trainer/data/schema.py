@@ -15,16 +15,11 @@ from finetune_trainer.data.sources import LocatedSource
 from finetune_trainer.data.turn_keys import from_json, tools_of, weighed
 from finetune_trainer.errors import StageError
 
-BAD_ANSWER = "its label says that the answer is bad"
+BAD_ANSWER, NO_LABEL = "its label says that the answer is bad", "it has no label"
 #: Values of a label; CSV files have them as text.
 _LABELS: Mapping[object, bool] = {
-    True: True,
-    False: False,
-    "true": True,
-    "1": True,
-    "false": False,
-    "0": False,
-}
+    True: True, False: False, "true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +88,7 @@ class DatasetSchema:
                     expected=f"one of {', '.join(ROLES)}",
                     fix="Swap them: the dataset's role first, then the standard one.",
                 )
+        self._labelled = "label" in source.columns
         self.columns = ColumnReader(source, first, self.shapes)
         self.messages = MessageReader(source.role_map, frozenset(source.ignore), self.columns.unread, reads)
 
@@ -105,8 +101,8 @@ class DatasetSchema:
 
         Raises ``StageError`` 65 with the row's location, the value found and a suggested fix.
         """
-        if not self._is_good(row):
-            return Unwanted(place=row.place, why=BAD_ANSWER)
+        if why := self._why_unwanted(row):
+            return Unwanted(place=row.place, why=why)
         columns = self.columns
         example: Example
         match self.format:
@@ -126,10 +122,10 @@ class DatasetSchema:
         columns.account(row, texts_of(example))
         return example
 
-    def _is_good(self, row: Row) -> bool:
+    def _why_unwanted(self, row: Row) -> str | None:
         column, label = self.columns.optional(row, "label")
         if label is None:
-            return True
+            return NO_LABEL if self._labelled else None
         value = label.strip().lower() if isinstance(label, str) else label
         if not isinstance(value, str | int | float) or value not in _LABELS:
             raise row.place.mismatch(
@@ -137,7 +133,7 @@ class DatasetSchema:
                 "Write true for answers to train on.",
                 actual=kind(label) if isinstance(label, list | dict) else str(label)[:40],
             )
-        return _LABELS[value]
+        return None if _LABELS[value] else BAD_ANSWER
 
     def _conversation(self, row: Row) -> Conversation:
         messages = self.messages.read(
@@ -192,7 +188,7 @@ class DatasetSchema:
 
     def prompted(self, row: Row, prompt: Any, completion: Any) -> Example:
         """Returns a prompt and its completion, two texts or two lists of messages, as an example."""
-        prompt, completion = self._as_messages(prompt), self._as_messages(completion)
+        prompt, completion = self._as_messages(prompt, row.place), self._as_messages(completion, row.place)
         tools, system, history = self._tools(row), self._system(row), self._history(row)
         column, extra = self.columns.optional_text(row, "input")
         if isinstance(prompt, str) and isinstance(completion, str):
@@ -217,16 +213,18 @@ class DatasetSchema:
         gone = [name for name, value in (("prompt", prompt), ("completion", completion)) if value is None]
         raise row.place.mismatch(
             "prompt and completion must be two strings or two lists of messages",
-            f"Write the {gone[0]}, or remove the row." if gone else "Write both in the same form.",
+            f"Write the {gone[0]}, or remove the row."
+            if gone
+            else "Write two strings, or two lists of messages.",
             actual=f"{kind(prompt)} and {kind(completion)}",
         )
 
     @staticmethod
-    def _as_messages(value: Any) -> Any:
+    def _as_messages(value: Any, place: RowLocation) -> Any:
         """Returns messages that are written as JSON text, as in CSV files, as a list; any other value unchanged."""
         if not isinstance(value, str) or not value.startswith("[{"):
             return value
-        messages = from_json(value, RowLocation(path="", file="", row=0))
+        messages = from_json(value, place)
         is_list = isinstance(messages, list) and all(
             isinstance(message, dict) and ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys())
             for message in messages

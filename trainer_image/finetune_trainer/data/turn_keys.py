@@ -1,6 +1,7 @@
 """Reads what conversations contain besides roles and contents: which turns are trained, tools and tool calls. Pure."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ from finetune_trainer.data.advice import kind
 from finetune_trainer.data.files.json_values import parse
 from finetune_trainer.data.row_location import RowLocation
 
+#: A list of messages as Python prints it, and pandas writes it into CSV files.
+_PYTHON = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
 #: Key of a read message that says whether it is trained: 0 or 1. Absent if the dataset does not say.
 WEIGHT = "weight"
 
@@ -143,6 +146,12 @@ def from_json(text: str, place: RowLocation) -> Any:
     try:
         return parse(text)
     except json.JSONDecodeError:
+        if _PYTHON.match(text):
+            raise place.mismatch(
+                "a list of messages is written in Python's notation, not as JSON",
+                "Write the column with json.dumps, for example df[column] = df[column].map(json.dumps) in pandas.",
+                actual=text[:40],
+            ) from None
         return text
     except ValueError as error:
         raise place.mismatch(f"its JSON text is refused: {error}", "Correct or remove this row.") from None

@@ -47,7 +47,7 @@ class UnreadValues:
             count = self._counts[name] = _Count(value, ignored=ignored)
         count.example = count.example or _excerpt(value, _EXAMPLE)
         count.number += 1
-        count.text = count.text or isinstance(value, str)
+        count.text = count.text or _has_text(value)
 
     def found(self) -> tuple[list[UnreadValue], int]:
         """Returns what was counted, and the number of values under further names."""
@@ -84,6 +84,12 @@ def refused(
         actual=_excerpt(values[first], _SHOWN),
         reason="ValueNotRead",
     )
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, str) or (isinstance(value, list) and any(map(_has_text, value)))
 
 
 def _excerpt(value: Any, length: int) -> str:
