@@ -102,7 +102,7 @@ READ: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]]]] = [
     ("messages with a system column", {"prompt": [USER], "completion": [LIMA], "system": "Be brief."}, "PromptCompletion", [BE_BRIEF, *ASKED]),
     ("question and answer with a context", {"question": "Who?", "context": "Ana won.", "answer": "Ana"}, "QuestionAnswer",
      [("user", "Who?\n\nAna won."), ("Assistant", "Ana")]),
-    ("messages as JSON text in both columns", {"prompt": json.dumps([USER]), "completion": json.dumps([LIMA])}, "PromptCompletion", ASKED),
+    ("messages as JSON text in both columns", {"prompt": json.dumps([USER], indent=1), "completion": f" {json.dumps([LIMA])}"}, "PromptCompletion", ASKED),
     ("content in parts", {"messages": [{"role": "user", "content": [{"type": "text", "text": "Capital"}, {"type": "text", "text": "of Peru?"}]}, LIMA]},
      "Messages", [("user", "Capital\nof Peru?"), ("Assistant", "Lima.")]),
     ("parts of the Responses API", {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "Capital of Peru?"}]},
@@ -272,6 +272,26 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
     ("messages that are text", {"messages": "[not JSON"}, "list of messages"),
     ("several columns without a shape", {"headline": "x", "score": 3}, "format cannot be determined"),
 ]
+
+
+#: Values that look like a repetition of the row, or hide below it.
+REFUSED += [
+    ("reasoning that contains the answer", {"prompt": "What is 2+2?", "completion": "4", "rationale": "What is 2+2? It is 4."}, r"ignore: \[rationale\]"),
+    ("an answer that contains the other", {"prompt": "What is 2+2?", "completion": "4", "rejected": "What is 2+2? 4 or so"}, r"ignore: \[rejected\]"),
+    ("a flag with the text of the answer", {"prompt": "Is it so?", "completion": "false", "train": "false"}, r"ignore: \[train\]"),
+    ("a label with the text of the answer", {"prompt": "Is it so?", "completion": "0", "is_good": "0"}, r"label: is_good"),
+    ("a part that is not trained", {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "x", "train": False}]}]}, r"ignore: \[train\]"),
+    ("a picture in a text part", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": {"url": "a"}}]}, LIMA]}, r"ignore: \[image_url\]"),
+    ("tools that are nested too deeply", {"messages": [USER, LIMA], "tools": "[" * 500 + "]" * 500}, "nested too deeply"),
+    ("keys that occur twice", {"messages": '[{"role": "assistant", "content": "good", "content": "EVIL"}]'}, "occurs twice"),
+    ("a label of bad answers", {"prompt": "x", "completion": "y", "is_bad": False}, r"Remove it from the rows, or leave it out"),
+    ("a rating", {"prompt": "x", "completion": "y", "rating": 1}, r"Remove it from the rows, or leave it out"),
+    ("turns of the same chat", {"messages": [USER, LIMA], "chat_history": [["a", "b"]]}, "earlier turns"),
+    ("messages as Python prints them", {"messages": str([USER, LIMA])}, "Python's notation, not as JSON.*json.dumps"),
+    ("answers as Python prints them", {"prompt": str([USER]), "completion": str([LIMA])}, "Python's notation"),
+    ("an answer that is a number", {"prompt": "x", "completion": 12}, "Write two strings"),
+    ("many names", {"text": "x"} | {f"score_{number}": 1 for number in range(30)}, r"score_7\]\}, and 22 more"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("value", "error"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])

@@ -55,6 +55,7 @@ INVALID: list[tuple[Any, str]] = [
     ('{"chat_template": "x"} trailing', "is not valid JSON, line 1 column 24"),
     ("[" * 100_000 + "]" * 100_000, "is JSON that is nested too deeply"),
     ('{"chat_template": ' + "[" * 100_000, "is JSON that is nested too deeply"),
+    ('{"chat_template": ' + "1" * 5_000 + "}", "has too long a number"),
     ('{"chat_template": "x", "chat_template": "y"}', "has chat_template twice"),
     ('{"chat_template": "\\ud800"}', "surrogate"),
     ([{"name": "default", "template": "x"}], "is a list in JSON"),

@@ -17,6 +17,8 @@ from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
 from finetune_trainer.data.unread import UnreadValues, refused
 from finetune_trainer.errors import StageError
 
+#: Meanings of columns that often repeat what others say. Any other column is not passed over, whatever its text.
+_REPEATING = frozenset({"prompt", "completion", "messages", "text", "chosen", "system", "input", "history"})
 #: Minimum number of characters of a text that counts as read because it is a part of one that is.
 _LONG = 20
 #: Maximum number of sets of columns that are remembered, and of columns that an error names.
@@ -126,13 +128,12 @@ class ColumnReader:
 
     def _says_more(self, name: str, value: Any, texts: Sequence[str]) -> bool:
         known = known_name("column", name)
-        if is_empty(value) or (known is not None and known.meaning == "flag" and value in (1, True, "1")):
+        if known is None or is_empty(value) or (known.meaning == "flag" and value in (1, True, "1")):
             return False
-        if not _repeats(value, texts):
-            return True
-        if isinstance(value, str) and not any(value.strip() in text for text in texts):
-            self.unread.add(name, value)  # a text that contains all others, and more
-        return False
+        if known.way == "text" and isinstance(value, str) and texts and all(text in value for text in texts):
+            self.unread.add(name, value)  # the row as a whole, and maybe more
+            return False
+        return known.way not in _REPEATING or not _repeats(value, texts)
 
     def _use(self, row: Row) -> _ColumnUse:
         names = tuple(row.value)
@@ -215,14 +216,10 @@ def _require_columns(source: DatasetSpec, first: Row) -> None:
 
 
 def _repeats(value: Any, texts: Sequence[str]) -> bool:
-    """Whether all texts of a value are among ``texts`` or part of them, or the value is a text that contains all."""
+    """Whether all texts of a value are among ``texts`` or, if they are long, a part of one."""
     if isinstance(value, str):
         plain = value.strip()
-        return (
-            plain in texts
-            or (len(plain) >= _LONG and any(plain in text for text in texts))
-            or (bool(texts) and all(text in plain for text in texts))
-        )
+        return plain in texts or (len(plain) >= _LONG and any(plain in text for text in texts))
     if isinstance(value, Mapping):
         contents = [value[name] for name in ("content", "value") if name in value] or list(value.values())
         return bool(contents) and all(_repeats(content, texts) for content in contents)

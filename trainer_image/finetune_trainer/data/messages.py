@@ -207,6 +207,9 @@ class MessageReader:
                 )  # fmt: skip
             else:
                 texts.append(values["text"])
-                for name in values.keys() - {"type", "text"}:
-                    self._unread.add(f"{column}[].content[].{name}", values[name])
+                rest = {name: value for name, value in values.items() if name not in {"type", "text"}}
+                keys = self._meaning(tuple(rest))
+                if flags := [name for name in keys.flags if rest[name] != 1]:
+                    raise refused(flags, "message", f"a part of message {number}", rest, place)
+                self._others(rest, keys, f"{column}[].content[]", number, place)
         return "\n".join(texts)

@@ -1,6 +1,7 @@
 """Reads the rows of a dataset as examples, and refuses those that do not match its shape. Pure."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from finetune_trainer.data.sources import LocatedSource
 from finetune_trainer.data.turn_keys import from_json, tools_of, weighed
 from finetune_trainer.errors import StageError
 
+#: The beginning of a list of objects as text.
+_LIST = re.compile(r"\s*\[\s*\{")
 BAD_ANSWER, NO_LABEL = "its label says that the answer is bad", "it has no label"
 #: Values of a label; CSV files have them as text.
 _LABELS: Mapping[object, bool] = {
@@ -222,7 +225,7 @@ class DatasetSchema:
     @staticmethod
     def _as_messages(value: Any, place: RowLocation) -> Any:
         """Returns messages that are written as JSON text, as in CSV files, as a list; any other value unchanged."""
-        if not isinstance(value, str) or not value.startswith("[{"):
+        if not isinstance(value, str) or not _LIST.match(value):
             return value
         messages = from_json(value, place)
         is_list = isinstance(messages, list) and all(

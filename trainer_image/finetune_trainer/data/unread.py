@@ -13,7 +13,7 @@ from finetune_trainer.errors import StageError
 #: Maximum number of names, and of characters of a name and of an example.
 MOST_NAMES, _NAME, _EXAMPLE = 50, 100, 200
 #: Characters of a value, and number of names, that are shown in an error.
-_SHOWN, _SHOWN_NAMES = 60, 32
+_SHOWN, _SHOWN_NAMES = 60, 8
 
 
 class _Count:
@@ -75,12 +75,13 @@ def refused(
     """
     first = names[0]
     known = known_name(scope, first)
-    others = f"; also {', '.join(map(quoted, names[1:_SHOWN_NAMES]))}" if len(names) > 1 else ""
+    shown = [quoted(name) for name in names[:_SHOWN_NAMES]]
+    others = f"; also {', '.join(shown[1:])}" if len(names) > 1 else ""
     them = "them" if others else "it"
     return place.mismatch(
         f'nothing reads "{quoted(first).strip(chr(34))}" of {where}{f", {known.what}" if known else ""}{others}',
         f"{mapped or f'Remove {them} from the rows'}, or leave {them} out on purpose: columns: {{ignore: "
-        f"[{', '.join(map(quoted, names[:_SHOWN_NAMES]))}]}}.",
+        f"[{', '.join(shown)}]}}{f', and {len(names) - len(shown)} more' if names[len(shown) :] else ''}.",
         actual=_excerpt(values[first], _SHOWN),
         reason="ValueNotRead",
     )

@@ -121,7 +121,10 @@ def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
 def tokenizer_files(folder: Path) -> list[str]:
     """Returns the names of the tokenizer's files in a folder, chat templates included."""
     return [
-        path.relative_to(folder).as_posix() for each in _TOKENIZER_FILES for path in sorted(folder.glob(each))
+        path.relative_to(folder).as_posix()
+        for pattern in _TOKENIZER_FILES
+        for path in sorted(folder.glob(pattern))
+        if path.is_file()
     ]
 
 

@@ -88,13 +88,17 @@ def _is_json(text: str) -> bool:
 def _parsed(text: str) -> Mapping[str, Any]:
     try:
         content = json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_repeats)
+    except InvalidTemplate:
+        raise
     except json.JSONDecodeError as error:
         raise InvalidTemplate(
             f"begins like JSON and is not valid JSON, line {error.lineno} column {error.colno}: {error.msg}; "
             "correct it, or, if it is Jinja, write its first brace as {{ '{' }}"
         ) from error
-    except RecursionError as error:
-        raise InvalidTemplate("is JSON that is nested too deeply; expected an object of texts") from error
+    except (RecursionError, ValueError) as error:  # ValueError: a number with thousands of digits
+        raise InvalidTemplate(
+            "is JSON that is nested too deeply or has too long a number; expected an object of texts"
+        ) from error
     if not isinstance(content, dict):
         raise InvalidTemplate(f"is {_kind_of(content)} in JSON; expected an object of texts")
     if any("\ud800" <= character <= "\udfff" for value in content.values() for character in str(value)):
