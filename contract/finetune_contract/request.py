@@ -105,7 +105,7 @@ class DatasetSpec(Record):
     columns: dict[str, str] = {}
     """Column names of the dataset by the names that this API gives them."""
     ignore: list[str] = []
-    """Columns and keys of messages that are left out on purpose."""
+    """Columns, and with ``messages[].`` in front keys of messages and types of content parts, left out on purpose."""
     separator: str | None = None
     """Text between rows of a ``.txt`` file, or between fields of a ``.csv`` or ``.tsv`` file; None for the usual."""
     role_map: dict[str, str] = {}

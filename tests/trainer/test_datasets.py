@@ -160,10 +160,10 @@ def test_questions_and_texts_are_recognized_by_their_columns(tmp_path: Path) -> 
 
 
 def test_columns_that_are_named_decide_between_formats(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(lines({"messages": TURNS, "summary": "short"}))
+    (tmp_path / "a.jsonl").write_bytes(lines({"messages": TURNS, "gist": "short"}))
     assert read(f"file://{tmp_path}/a.jsonl", tmp_path)[0] is Format.MESSAGES
     assert (
-        read(f"file://{tmp_path}/a.jsonl", tmp_path, columns={"text": "summary"}, ignore=["messages"])[0]
+        read(f"file://{tmp_path}/a.jsonl", tmp_path, columns={"text": "gist"}, ignore=["messages"])[0]
         is Format.TEXT
     )
 
@@ -291,7 +291,7 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
      "DatasetSchemaMismatch", f'{AT}, row 2: there is no column "question"'),
     ("text that is null", lines({"text": "x"}, {"text": None}), {}, "DatasetSchemaMismatch", "row 2: \"text\" must be text (found null)"),
     ("preferences for SFT", lines({"prompt": "x", "chosen": "y", "rejected": "z"}), {}, "DatasetSchemaMismatch",
-     "for preference methods, not for SFT. To train on the better answers: columns: {completion: chosen}."),
+     "for preference methods, not for SFT. To train on the better answers: columns: {completion: chosen, ignore: [rejected]}."),
     ("a column that the format does not have", lines(GOOD), {"format": "Messages", "columns": {"text": "x"}},
      "UnknownColumn", f"{AT}.columns: format Messages has no such column (found text, expected one of messages, system, tools, label)"),
     ("question and answer", lines({"Question": "x", "Answer": "y"}), {}, "DatasetSchemaMismatch",

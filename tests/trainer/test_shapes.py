@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from devcluster.layout import ROOT
 from finetune_contract import DatasetSpec
 from finetune_trainer.data.known_names import is_empty, known_name
-from finetune_trainer.data.pairs import BETTER_REJECTED, OTHER_PROMPTS, PairSchema
+from finetune_trainer.data.pairs import BETTER_REJECTED, NO_PROMPT, OTHER_PROMPTS, PairSchema
 from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.schema import (
     BAD_ANSWER,
@@ -25,6 +25,7 @@ from finetune_trainer.data.schema import (
     Example,
     TextPair,
     Unwanted,
+    texts_of,
 )
 from finetune_trainer.data.shapes import FORMATS, PAIRS, SHAPES
 from finetune_trainer.errors import StageError
@@ -222,7 +223,19 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
     ),
     ("an answer that is a number", {"prompt": "x", "completion": 12}, "Write two strings"),
     ("a label beside messages", {"messages": [USER, LIMA], "kto_tag": False}, r"\{label: kto_tag\}"),
-    ("a label of a text", {"text": "x", "label": 1}, r"ignore: \[label\]"),
+    (
+        "a label of a text",
+        {"text": "x", "label": 1},
+        r"Remove it from the rows, or leave it out .*ignore: \[label\]",
+    ),
+    ("a summary of a text", {"text": "x", "summary": "y"}, r"ignore: \[summary\]"),
+    ("a safety label", {"prompt": "x", "completion": "y", "is_safe": False}, r"label: is_safe"),
+    ("a thought", {"question": "x", "answer": "y", "deepseek_thinking_trajectory": "z"}, "reasoning before"),
+    (
+        "a call in parts",
+        {"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]},
+        "Write tool_use as tool_calls",
+    ),
     ("a context of a conversation", {"messages": [USER, LIMA], "context": "Ana won."}, "text that belongs"),
     ("a history of a conversation", {"messages": [USER, LIMA], "history": [["a", "b"]]}, "earlier turns"),
     (
@@ -256,7 +269,11 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
     ("a system object", {"prompt": "x", "completion": "y", "system": {"a": 1}}, '"system" must be text'),
     ("a history that is text", {"query": "x", "response": "y", "history": "x"}, "list of earlier turns"),
     ("another history", {"query": "x", "response": "y", "history": [["a"]]}, "list of earlier turns"),
-    ("a picture in a message", {"messages": [{**USER, "images": ["a"]}, LIMA]}, r"ignore: \[images\]"),
+    (
+        "a picture in a message",
+        {"messages": [{**USER, "images": ["a"]}, LIMA]},
+        r'ignore: \["messages\[\].images"\]',
+    ),
     ("a refusal", {"messages": [USER, {**LIMA, "content": None, "refusal": "No."}]}, "a refusal"),
     ("parts of a turn", {"messages": [USER, {**LIMA, "train_detail": [{"begin_offset": 0}]}]}, "which part"),
     ("a mask per token", {"messages": [USER, {**LIMA, "loss_mask": [0, 1]}]}, "loss_mask .*must be 0 or 1"),
@@ -280,8 +297,8 @@ REFUSED += [
     ("an answer that contains the other", {"prompt": "What is 2+2?", "completion": "4", "rejected": "What is 2+2? 4 or so"}, r"ignore: \[rejected\]"),
     ("a flag with the text of the answer", {"prompt": "Is it so?", "completion": "false", "train": "false"}, r"ignore: \[train\]"),
     ("a label with the text of the answer", {"prompt": "Is it so?", "completion": "0", "is_good": "0"}, r"label: is_good"),
-    ("a part that is not trained", {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "x", "train": False}]}]}, r"ignore: \[train\]"),
-    ("a picture in a text part", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": {"url": "a"}}]}, LIMA]}, r"ignore: \[image_url\]"),
+    ("a part that is not trained", {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "x", "train": False}]}]}, r'ignore: \["messages\[\].train"\]'),
+    ("a picture in a text part", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": {"url": "a"}}]}, LIMA]}, r'ignore: \["messages\[\].image_url"\]'),
     ("tools that are nested too deeply", {"messages": [USER, LIMA], "tools": "[" * 500 + "]" * 500}, "nested too deeply"),
     ("keys that occur twice", {"messages": '[{"role": "assistant", "content": "good", "content": "EVIL"}]'}, "occurs twice"),
     ("a label of bad answers", {"prompt": "x", "completion": "y", "is_bad": False}, r"Remove it from the rows, or leave it out"),
@@ -337,14 +354,59 @@ def test_what_is_left_out_on_purpose_is_counted() -> None:
                                                              {"type": "image_url", "image_url": "b"}]}, LIMA],
         "label": False, "images": ["c"],
     }  # fmt: skip
-    schema, row = schema_of(value, ignore=["label", "images", "image_url"])
+    schema, row = schema_of(value, ignore=["label", "images", "messages[].images", "messages[].image_url"])
     assert told(schema.example(row)) == ASKED
     found, more = schema.columns.unread.found()
     assert [(each.name, each.count, each.ignored) for each in found] == [
-        ("messages[].images", 1, True), ("messages[].content[].image_url", 1, True),
+        ("messages[].images", 1, True), ("messages[].image_url", 1, True),
         ("label", 1, True), ("images", 1, True),
     ]  # fmt: skip
     assert more == 0
+
+
+def test_a_column_that_is_left_out_leaves_keys_of_the_same_name_alone() -> None:
+    wrong = {"role": "assistant", "content": [{"type": "text", "text": "WRONG"}], "weight": 0}
+    value = {"messages": [USER, wrong, USER, LIMA], "weight": 0.7, "text": "other"}
+    read = example(value, ignore=["weight", "text"])
+    assert told(read) == [ASKED[0], ("assistant", "WRONG"), *ASKED]
+
+
+@pytest.mark.parametrize("gone", [{}, {"prompt": None, "completion": None}])
+def test_a_column_that_is_left_out_has_no_part_in_the_shape(gone: Mapping[str, Any]) -> None:
+    """Readers of columnar files do not read such columns."""
+    value = {"prompt": "P", "completion": "C", "text": "the whole"} | gone
+    schema, row = schema_of(value, ignore=["prompt", "completion"])
+    read = schema.example(row)
+    assert str(schema.columns.shape) == "Text"
+    assert texts_of(read) == ["the whole"]  # type: ignore[arg-type]
+
+
+def test_the_json_of_a_chat_can_be_an_answer() -> None:
+    chat = json.dumps([USER, LIMA])
+    assert told(example({"prompt": "Write a chat.", "completion": chat})) == [
+        ("user", "Write a chat."),
+        ("Assistant", chat),
+    ]
+
+
+def test_the_earlier_turns_of_a_pair_may_begin_with_its_prompt() -> None:
+    more = [USER, LIMA, {"role": "user", "content": "And Chile?"}]
+    last = {"role": "assistant", "content": "Santiago."}
+    read = pair({"prompt": "Capital of Peru?", "chosen": [*more, last], "rejected": [*more, RATHER]})
+    assert not isinstance(read, Unwanted)
+    assert told(read[0]) == [
+        ASKED[0],
+        ("assistant", "Lima."),
+        ("user", "And Chile?"),
+        ("Assistant", "Santiago."),
+    ]
+
+
+@pytest.mark.parametrize(
+    "system", ["Be brief.", [{"text": "Be brief."}], [{"type": "text", "text": "Be brief."}]]
+)
+def test_a_system_column_may_be_in_text_parts(system: Any) -> None:
+    assert told(example({"messages": [USER, LIMA], "system": system})) == [BE_BRIEF, *ASKED]
 
 
 def test_unknown_values_are_counted_by_name_with_one_example() -> None:
@@ -460,6 +522,9 @@ PAIR = (
     [("user", "Capital of Peru?"), ("Assistant", "No idea.")],
 )
 PAIRED: list[tuple[str, Mapping[str, Any]]] = [
+    ("an input as the prompt", {"input": "Capital of Peru?", "chosen": "Lima.", "rejected": "No idea."}),
+    ("a context as the prompt", {"context": "Capital of Peru?", "chosen": "Lima.", "rejected": "No idea."}),
+    ("a problem", {"problem": "Capital of Peru?", "chosen": "Lima.", "rejected": "No idea."}),
     ("HH-RLHF", {"chosen": f"{HH} Lima.", "rejected": f"{HH} No idea."}),
     ("UltraFeedback", {"prompt": "Capital of Peru?", "prompt_id": "a", "chosen": [USER, LIMA], "rejected": [USER, RATHER],
                        "messages": [USER, LIMA], "score_chosen": 8.5, "score_rejected": 4.0}),
@@ -514,6 +579,7 @@ def test_a_system_message_in_both_answers_belongs_to_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
+        ({"chosen": "Lima.", "rejected": "No idea."}, NO_PROMPT),
         ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 2}, BETTER_REJECTED),
         ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": "1", "score_rejected": "2.5"}, BETTER_REJECTED),
         ({"chosen": f"{HH} Lima.", "rejected": "\n\nHuman: Hi\n\nAssistant: Hello"}, OTHER_PROMPTS),
@@ -563,7 +629,7 @@ def test_a_documented_row_is_read_as_its_shape(name: str, value: dict[str, Any])
 def test_every_shape_is_documented() -> None:
     names = " ".join(name for name, _ in documented())
     assert {str(shape) for shape in (*SHAPES, *PAIRS) if str(shape) not in names} == {
-        "Preference (query and pair)", "Preference (messages and pair)",
+        f"Preference ({prompt} and pair)" for prompt in ("query", "problem", "input", "messages")
     }  # fmt: skip
 
 

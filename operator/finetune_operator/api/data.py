@@ -93,8 +93,8 @@ class Columns(ApiModel):
     """Judgment of the answer: rows with true or 1 are trained, rows with false or 0 are dropped and counted. Default:
     none; a column named label is refused until it is mapped or ignored."""
     ignore: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=32)] | None = None
-    """Columns, and keys of messages, that are left out on purpose although they usually have a meaning, for example
-    images. Default: none."""
+    """Columns that are left out on purpose although they usually have a meaning, for example images. Keys of messages
+    and types of content parts have messages[]. in front. Default: none."""
 
 
 class Dedupe(StrEnum):

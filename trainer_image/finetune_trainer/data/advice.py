@@ -45,7 +45,9 @@ def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
     for ours in wanted:
         for name in sorted(row, key=lambda name: name.lower() != ours):
             known = known_name("column", name)
-            if known and name not in found.values() and known.way in {ours, _ALIKE.get(ours)}:
+            kinds = list if ours == "messages" else str | list
+            meant = known is not None and known.way in {ours, _ALIKE.get(ours)}
+            if meant and name not in found.values() and isinstance(row[name], kinds):
                 found[ours] = name
                 break
     return found

@@ -6,7 +6,7 @@ because its name has a meaning (:mod:`.known_names`) for which the format has no
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
@@ -181,6 +181,10 @@ def _shape_of(source: DatasetSpec, first: Row, shapes: Sequence[Shape]) -> Shape
             source, f"format {only} has no such column", idle[0], FORMATS[only].mapped,
             "Leave it out, or name another format.",
         )  # fmt: skip
+    # A column that is left out has no part in the choice, whether the file's reader reads it or not.
+    first = replace(
+        first, value={name: value for name, value in first.value.items() if name not in source.ignore}
+    )
     _require_columns(source, first)
     fitting = [
         shape.mapped(source.columns)

@@ -1,7 +1,7 @@
 """Names of columns and of keys of messages with a known meaning (``known_names.csv``), whatever their spelling.
 
 A value under such a name is read, or refused by name; it is never passed over. Each row of the table has the trainers
-and datasets that use the names; a name that ends in ``*`` is a prefix. ``meaning`` is the API's name of the column to
+and datasets that use the names; ``*`` in a name stands for any text. ``meaning`` is the API's name of the column to
 which the names map, ``flag`` for values that say whether something is trained, or empty if nothing reads them; ``way``
 is the column of the API to suggest where they are not read.
 """
@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -34,8 +35,7 @@ def known_name(scope: Scope, name: str) -> KnownName | None:
     plain = _plain(name)
     table = _table()[scope]
     return table.get(plain) or next(
-        (known for begin, known in table.items() if begin.endswith("*") and plain.startswith(begin[:-1])),
-        None,
+        (known for pattern, known in table.items() if "*" in pattern and fnmatchcase(plain, pattern)), None
     )
 
 

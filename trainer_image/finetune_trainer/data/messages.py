@@ -17,6 +17,8 @@ from finetune_trainer.data.unread import UnreadValues, refused
 
 type Message = Mapping[str, Any]
 
+#: What precedes a key of messages, or a type of content parts, in ``columns.ignore`` and in the report.
+KEYS = "messages[]."
 ROLES = ("system", "user", "assistant", "tool")
 #: Role of ShareGPT's turns whose text is the JSON of a call.
 _CALL = "function_call"
@@ -35,6 +37,8 @@ _LIKELY_ROLES = {
 }  # fmt: skip
 #: Types of content parts that are text, in OpenAI's Chat Completions and Responses.
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+#: Types of content parts with calls and their results, as Anthropic writes them.
+_CALL_PARTS = frozenset({"tool_use", "tool_result"})
 _READ = frozenset({"role", "content", "tool_calls", "function_call"})
 #: Maximum number of sets of keys that are remembered.
 _MOST_SETS = 4096
@@ -58,8 +62,8 @@ class _Keys:
 class MessageReader:
     """Reads the messages of one dataset.
 
-    ``roles`` maps its roles to the standard ones, ``ignored`` are keys and types of content parts to leave out, and
-    ``reads`` says whether the chat template reads a key.
+    ``roles`` maps its roles to the standard ones. ``ignored`` contains keys and types of content parts to leave out,
+    with ``KEYS`` in front. ``reads`` says whether the chat template reads a key.
     """
 
     def __init__(
@@ -69,7 +73,8 @@ class MessageReader:
         unread: UnreadValues,
         reads: Callable[[str], bool],
     ) -> None:
-        self._roles, self._ignored, self._unread, self._reads = roles, ignored, unread, reads
+        self._roles, self._unread, self._reads = roles, unread, reads
+        self._ignored = {name.removeprefix(KEYS) for name in ignored if name.startswith(KEYS)}
         self._sets: dict[tuple[str, ...], _Keys] = {}
 
     def read(self, value: Any, column: str, place: RowLocation, *, first: int = 1) -> list[Message]:
@@ -87,11 +92,9 @@ class MessageReader:
                 "text.",
                 actual="an empty list" if value == [] else kind(value),
             )
-        return [
-            self._message(message, number, column, place) for number, message in enumerate(value, start=first)
-        ]
+        return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
 
-    def _message(self, message: object, number: int, column: str, place: RowLocation) -> Message:
+    def _message(self, message: object, number: int, place: RowLocation) -> Message:
         if not isinstance(message, dict):
             raise place.mismatch(
                 f"message {number} is not an object", "Write it as role and content.", actual=kind(message)
@@ -102,7 +105,7 @@ class MessageReader:
         content = message.get(keys.content)
         if keys.plain and isinstance(content, str) and role != _CALL:
             return {"role": role, "content": content}
-        made = self._others(message, keys, f"{column}[]", number, place)
+        made = self._others(message, keys, KEYS, f"message {number}", place)
         weight = weight_of({name: message[name] for name in keys.flags}, role, number, place)
         if weight is not None:
             made[WEIGHT] = weight
@@ -115,7 +118,7 @@ class MessageReader:
         elif not is_empty(older):
             made["tool_calls"] = older_call(older, role, number, place)
         if isinstance(content, list):
-            content = self._joined(content, number, column, place)
+            content = self.joined(content, f"message {number}", place)
         if content is None and "tool_calls" in made:
             content = ""
         if not isinstance(content, str):
@@ -127,17 +130,17 @@ class MessageReader:
         return {"role": role, "content": content, **made}
 
     def _others(
-        self, message: Message, keys: _Keys, path: str, number: int, place: RowLocation
+        self, message: Message, keys: _Keys, path: str, where: str, place: RowLocation
     ) -> dict[str, Any]:
         """Returns what the template reads beside role, content and calls, and counts the rest under ``path``.
 
         Null values are left out, because templates test whether a key exists.
         """
         if names := [name for name in keys.refused if not is_empty(message[name])]:
-            raise refused(names, "message", f"message {number}", message, place)
+            raise refused(names, "message", where, message, place, prefix=KEYS)
         made = {name: message[name] for name in keys.kept if message[name] is not None}
         for name in keys.unread:
-            self._unread.add(f"{path}.{name}", message[name], ignored=name in self._ignored)
+            self._unread.add(path + name, message[name], ignored=name in self._ignored)
         return made
 
     def _meaning(self, names: tuple[str, ...]) -> _Keys:
@@ -183,8 +186,11 @@ class MessageReader:
             )
         return standard
 
-    def _joined(self, parts: Sequence[Any], number: int, column: str, place: RowLocation) -> str:
-        """Returns the text of content in parts, one part a line, as vLLM joins them for templates that expect text."""
+    def joined(self, parts: Sequence[Any], where: str, place: RowLocation) -> str:
+        """Returns the text of content in parts, one part a line, as vLLM joins them for templates that expect text.
+
+        ``where`` is what has the content, for errors.
+        """
         texts = []
         for part in parts:
             if isinstance(part, str):
@@ -196,12 +202,15 @@ class MessageReader:
                 else {}
             )
             type_ = shown(str(values.get("type") or next(iter(values), kind(part))), 40)
-            if type_ in self._ignored:
-                self._unread.add(f"{column}[].content[].{type_}", values, ignored=True)
-            elif type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
+            if type_ in self._ignored and type_ not in _TEXT_PARTS | _CALL_PARTS:
+                self._unread.add(f"{KEYS}{type_}", values, ignored=True)
+            elif type_ in _CALL_PARTS or type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
                 raise place.mismatch(
-                    f"message {number} has a content part of type {type_}, and only text is trained",
-                    f"Remove the row, or leave such parts out on purpose: columns: {{ignore: [{type_}]}}.",
+                    f"{where} has a content part of type {type_}, and only text is trained",
+                    "Write tool_use as tool_calls of the message, and tool_result as a message of the role tool."
+                    if type_ in _CALL_PARTS
+                    else "Remove the row, or leave such parts out on purpose: columns: {ignore: "
+                    f"[{quoted(KEYS + type_)}]}}.",
                     actual=kind(part) if not values else f"keys {', '.join(map(quoted, values))}"[:80],
                     reason="ValueNotRead",
                 )  # fmt: skip
@@ -210,6 +219,6 @@ class MessageReader:
                 rest = {name: value for name, value in values.items() if name not in {"type", "text"}}
                 keys = self._meaning(tuple(rest))
                 if flags := [name for name in keys.flags if rest[name] != 1]:
-                    raise refused(flags, "message", f"a part of message {number}", rest, place)
-                self._others(rest, keys, f"{column}[].content[]", number, place)
+                    raise refused(flags, "message", f"a part of {where}", rest, place, prefix=KEYS)
+                self._others(rest, keys, f"{KEYS}content[].", f"a part of {where}", place)
         return "\n".join(texts)

@@ -16,6 +16,7 @@ from finetune_trainer.data.schema import Conversation, DatasetSchema, Example, U
 from finetune_trainer.data.shapes import PAIRS, Shape
 from finetune_trainer.errors import StageError
 
+NO_PROMPT = "it has no prompt, and its answers begin differently"
 OTHER_PROMPTS = "its answers follow different prompts"
 BETTER_REJECTED = "its scores say that the rejected answer is better"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -44,6 +45,8 @@ class PairSchema(DatasetSchema):
             return Unwanted(place=row.place, why=BETTER_REJECTED)
         chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
         row, prompt = self._prompt(row)
+        if prompt is None and self.columns.optional(row, "input")[1] is not None:
+            prompt = ""  # the text that belongs to the prompt is all of it
         if prompt is None:
             divided = self._divided(row, chosen, rejected)
             if isinstance(divided, Unwanted):
@@ -102,12 +105,10 @@ class PairSchema(DatasetSchema):
         """Returns prompt and answers without the prompt, which many datasets repeat in front of both answers."""
         if isinstance(prompt, str):
             before = chosen[:-1]
-            last = before[-1] if before and isinstance(before[-1], Mapping) else {}
-            repeated = (
-                before == rejected[:-1]
-                and prompt.strip() == str(last.get("content", last.get("value"))).strip()
-            )
-            if repeated:
+            said = [
+                str(turn.get("content", turn.get("value"))) for turn in before if isinstance(turn, Mapping)
+            ]
+            if before == rejected[:-1] and prompt.strip() in map(str.strip, said):
                 return before, chosen[-1:], rejected[-1:]
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, list):
@@ -128,7 +129,9 @@ class PairSchema(DatasetSchema):
             ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
             prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
             # The prompt ends with the last whole line or word that the answers share; words begin with a space.
-            prompt = prompt[: max(prompt.rfind("\n") + 1, prompt.rfind(" "))]
+            prompt = prompt[: max(prompt.rfind("\n") + 1, prompt.rfind(" "), 0)]
+            if not prompt.strip():
+                return Unwanted(place=row.place, why=NO_PROMPT)
             return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
         if isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] == rejected[:-1] != []:
             return chosen[:-1], chosen[-1:], rejected[-1:]

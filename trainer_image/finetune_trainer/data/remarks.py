@@ -160,7 +160,7 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
             )
         if details.unread_more:
             yield _note(f"{name}: {details.unread_more:,} values under further names are not read.")
-        seen = {value.name.rpartition("[].")[2] for value in details.unread if value.ignored}
+        seen = {value.name for value in details.unread if value.ignored}
         if unseen := [column for column in ignored.get(name, ()) if column not in seen]:
             yield _note(f"{name}: columns.ignore lists {', '.join(unseen)}, which does not occur.")
 

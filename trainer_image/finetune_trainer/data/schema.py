@@ -120,7 +120,9 @@ class DatasetSchema:
             case Format.PREFERENCE:
                 raise row.place.mismatch(
                     "rows with chosen and rejected are for preference methods, not for SFT",
-                    "To train on the better answers: columns: {completion: chosen}.",
+                    f"To train on the better answers: columns: {{{ways[0]}: chosen, ignore: [rejected]}}."
+                    if (ways := _ways_to_chosen(row.value))
+                    else "Use a preference method, or write prompt and completion.",
                 )
         columns.account(row, texts_of(example))
         return example
@@ -157,7 +159,11 @@ class DatasetSchema:
         return [*system, *messages]
 
     def _system(self, row: Row) -> list[Message]:
-        _, text = self.columns.optional_text(row, "system")
+        column, value = self.columns.optional(row, "system")
+        if isinstance(value, list):
+            text = self.messages.joined(value, f'"{column}"', row.place)
+        else:
+            _, text = self.columns.optional_text(row, "system")
         return [{"role": "system", "content": text}] if text else []
 
     def _tools(self, row: Row) -> Sequence[Mapping[str, Any]] | None:
@@ -191,7 +197,9 @@ class DatasetSchema:
 
     def prompted(self, row: Row, prompt: Any, completion: Any) -> Example:
         """Returns a prompt and its completion, two texts or two lists of messages, as an example."""
-        prompt, completion = self._as_messages(prompt, row.place), self._as_messages(completion, row.place)
+        lists = self._as_messages(prompt, row.place), self._as_messages(completion, row.place)
+        if isinstance(lists[0], list) and isinstance(lists[1], list):
+            prompt, completion = lists
         tools, system, history = self._tools(row), self._system(row), self._history(row)
         column, extra = self.columns.optional_text(row, "input")
         if isinstance(prompt, str) and isinstance(completion, str):
@@ -251,6 +259,13 @@ class DatasetSchema:
             tools=tools,
             held_out=held_out,
         )
+
+
+def _ways_to_chosen(row: Mapping[str, Any]) -> list[str]:
+    """Returns the API's columns that can be mapped to the better answers of a row of pairs."""
+    if isinstance(row.get("chosen"), list):
+        return ["messages"]
+    return ["completion"] if isinstance(row.get("prompt"), str) else []
 
 
 def texts_of(example: Example) -> list[str]:

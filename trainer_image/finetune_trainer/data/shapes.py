@@ -43,7 +43,7 @@ FORMATS: Mapping[Format, FormatColumns] = {
     Format.QUESTION_ANSWER: FormatColumns(
         needs=("question", "answer"), may=("system", "input", "history", "tools", "label")
     ),
-    Format.TEXT: FormatColumns(needs=("text",), may=("label",)),
+    Format.TEXT: FormatColumns(needs=("text",)),
 }
 #: Columns that the API maps.
 COLUMNS: Sequence[str] = tuple(
@@ -126,7 +126,7 @@ PAIRS: Sequence[Shape] = (
     _preference("", "chosen", "rejected", prompt="prompt"),
     *(
         _preference(f"{prompt} and pair", "chosen", "rejected", prompt=prompt)
-        for prompt in ("instruction", "question", "query", "conversations", "messages")
+        for prompt in ("instruction", "question", "query", "problem", "input", "conversations", "messages")
     ),
     Shape(format=Format.PREFERENCE),
     *(

@@ -68,14 +68,16 @@ def refused(
     place: RowLocation,
     *,
     mapped: str = "",
+    prefix: str = "",
 ) -> StageError:
     """Returns the error for values under names with a known meaning that nothing reads.
 
-    ``where`` is what has the values, for example a message; ``mapped`` is the way to have them read, if there is one.
+    ``where`` is what has the values, for example a message; ``mapped`` is the way to have them read, if there is one;
+    ``prefix`` precedes the names in ``columns.ignore``.
     """
     first = names[0]
     known = known_name(scope, first)
-    shown = [quoted(name) for name in names[:_SHOWN_NAMES]]
+    shown = [quoted(prefix + name) for name in names[:_SHOWN_NAMES]]
     others = f"; also {', '.join(shown[1:])}" if len(names) > 1 else ""
     them = "them" if others else "it"
     return place.mismatch(

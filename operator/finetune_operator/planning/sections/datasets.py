@@ -69,7 +69,7 @@ def _refuse_format_of_another_method(source: DatasetSpec, kind: MethodType) -> N
             Reason.INVALID_SPEC,
             f"{where}, but {kind} does not learn from pairs of answers: set spec.method.type to "
             f"{' or '.join(PREFERENCE_TYPES)}, or train on "
-            "the better answers with format: PromptCompletion and columns: {completion: chosen}.",
+            "the better answers with format: PromptCompletion and columns: {completion: chosen, ignore: [rejected]}.",
         )
     if kind in PREFERENCE_TYPES and source.format not in {"Auto", "Preference"}:
         raise Refused(
