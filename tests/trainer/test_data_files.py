@@ -128,9 +128,9 @@ def test_a_file_that_expands_enormously_is_refused_in_little_memory(
 def test_rows_have_a_largest_size(
     tmp_path: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("json_lines", "json_documents", "text", "delimited", "opening", "parquet"):
+    for module in ("json_rows", "json_text", "text", "delimited", "opening", "parquet"):
         monkeypatch.setattr(f"finetune_trainer.data.files.{module}.MAX_ROW", 4000)
-    monkeypatch.setattr("finetune_trainer.data.files.json_documents.CHUNK", 1000)
+    monkeypatch.setattr("finetune_trainer.data.files.json_text.CHUNK", 1000)
     assert "large" in str(refusal(tmp_path, name, content))
 
 
@@ -374,7 +374,7 @@ def test_a_dictionary_that_expands_enormously_is_decoded_in_parts(
     column = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x" * 2**20]))
     content = table({"text": column}, dictionary_pagesize_limit=2**30, store_schema=False, compression="zstd")
     assert len(content) < 10_000
-    monkeypatch.setattr("finetune_trainer.data.files.parquet_memory.BATCH_BYTES", 16 * 2**20)
+    monkeypatch.setattr("finetune_trainer.data.files.parquet.BATCH_BYTES", 16 * 2**20)
     rows = rows_of(tmp_path, {"a.parquet": content})
     before = pyarrow.total_allocated_bytes()
     for _ in range(60):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_trainer.data.advice import kind
-from finetune_trainer.data.files.json_values import half_character
+from finetune_trainer.data.files.json_text import half_character
 from finetune_trainer.data.row_location import RowLocation
 
 #: Key of a read message that says whether it is trained: 0 or 1. Absent if the dataset does not say.

@@ -11,7 +11,7 @@ from typing import Any
 
 from finetune_trainer.data.files.array_record import read_array_record
 from finetune_trainer.data.files.delimited import read_delimited
-from finetune_trainer.data.files.json_lines import read_json
+from finetune_trainer.data.files.json_rows import read_json
 from finetune_trainer.data.files.parquet import read_parquet
 from finetune_trainer.data.files.text import contains_separator, read_text
 from finetune_trainer.data.row_location import DataFile
