@@ -246,7 +246,7 @@ def test_tables_and_texts_are_read_as_they_are_written(
 def test_a_separator_is_found_wherever_the_text_is_cut(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.data.files.text.CHUNK", chunk)
+    monkeypatch.setattr("finetune_trainer.data.files.opening.CHUNK", chunk)
     content = "é--\r\n--one--two\r\n--\r\n---three".encode()
     rows = rows_of(tmp_path, {"a.txt": content}, separator="\n--")
     assert [(row.place.row, row.value["text"]) for row in rows] == [

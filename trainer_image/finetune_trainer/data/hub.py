@@ -64,9 +64,8 @@ def find_split(
     names, separator = _names(repository, _outline(repository, scratch), spec)
     for name in names:
         if not is_readable(name):
-            raise _unreadable(
-                repository, "files of this type cannot be read", name, f"names that end in {readable}"
-            )
+            expected = f"names that end in {readable}"
+            raise _unreadable(repository, "files of this type cannot be read", name, expected)
     uri = "/".join(part for part in (_root(repository), spec.config, spec.split) if part)
     return HubSplit(
         repository=repository, uri=uri, commit=repository.commit, names=names, separator=separator

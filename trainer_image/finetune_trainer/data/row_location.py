@@ -17,8 +17,10 @@ _SAVE = "Save the file as UTF-8."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLocation:
-    """The location of a row: the dataset's path in the spec, the file, and the row's number (a line number, from 1;
-    0 for the header of a table)."""
+    """The location of a row: the dataset's path in the spec, the file, and the row's number (a line number, from 1).
+
+    Row 0 is the header of a table.
+    """
 
     path: str
     file: str
@@ -82,22 +84,16 @@ class DataFile:
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            raise self.place(row).mismatch(
-                "the row is not UTF-8", _SAVE, actual=f"byte {line[error.start]:#04x}"
-            ) from None
+            actual = f"byte {line[error.start]:#04x}"
+            raise self.place(row).mismatch("the row is not UTF-8", _SAVE, actual=actual) from None
 
     def unreadable(self, what: str, fix: str, *, actual: str = "", expected: str = "") -> StageError:
         """Returns the error (``StageError`` 65) for a file whose content does not match its suffix."""
         actual = f"{self.uri}: {actual}" if actual else self.uri
         return StageError(
-            ExitCode.BAD_DATA,
-            "UnreadableFile",
-            what,
-            where=self.where,
-            actual=actual,
-            expected=expected,
+            ExitCode.BAD_DATA, "UnreadableFile", what, where=self.where, actual=actual, expected=expected,
             fix=fix,
-        )
+        )  # fmt: skip
 
     def too_large(self, row: int, fix: str = "Split the row, or remove it.") -> StageError:
         """Returns the error for a row that exceeds the largest size."""

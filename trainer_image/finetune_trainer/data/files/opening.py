@@ -18,6 +18,7 @@ import google_crc32c
 
 from finetune_trainer.data.row_location import MAX_ROW, DataFile, shown
 
+type _Decoder = codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
 #: Bytes to which a file may expand: any file to the first, larger ones by the factor, none beyond the last.
 ANY_FILE, MAX_RATIO, MAX_EXPANDED = 256 * 2**20, 200, 2**40
 #: Bytes that are read at a time.
@@ -105,24 +106,17 @@ def _is_tf_record(begin: bytes) -> bool:
     return len(begin) > 12 and begin[8:12] == masked.to_bytes(4, "little")
 
 
-def decoded(
-    file: DataFile,
-    stream: BinaryIO,
-    decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder,
-    kind: str,
-    chunk: int = CHUNK,
-) -> Iterator[str]:
+def decoded(file: DataFile, stream: BinaryIO, decoder: _Decoder, kind: str) -> Iterator[str]:
     """Yields the stream's text in chunks. Raises ``StageError`` 65 if it is not of the ``kind`` that is decoded."""
     start, data = 0, b" "
     while data:
-        data = stream.read(chunk)
+        data = stream.read(CHUNK)
         try:
             yield decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
+            actual = f"byte {error.object[error.start]:#04x} near byte {start + error.start:,}"
             raise file.unreadable(
-                f"the file is not {kind}",
-                "Save the file as UTF-8.",
-                actual=f"byte {error.object[error.start]:#04x} near byte {start + error.start:,}",
+                f"the file is not {kind}", "Save the file as UTF-8.", actual=actual
             ) from None
         start += len(data)
 
@@ -135,11 +129,9 @@ def complete(file: DataFile, kind: str, *faults: type[Exception]) -> Iterator[No
     except faults as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise file.unreadable(
-            f"the file is not complete {kind} data, or of a kind that cannot be read",
-            "Write and upload the file again.",
-            actual=shown(str(error), 300),
-        ) from error
+        what = f"the file is not complete {kind} data, or of a kind that cannot be read"
+        actual = shown(str(error), 300)
+        raise file.unreadable(what, "Write and upload the file again.", actual=actual) from error
 
 
 def require_expansion(file: DataFile, expanded: int) -> None:

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.opening import CHUNK, decoded, lines, opened
+from finetune_trainer.data.files.opening import decoded, lines, opened
 from finetune_trainer.data.row_location import MAX_ROW, DataFile
 
 
@@ -61,4 +61,4 @@ def _separator(file: DataFile) -> str:
 def _decoded(file: DataFile, stream: BinaryIO) -> Iterator[str]:
     """Yields the text in chunks, with LF for every line break."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
-    return decoded(file, stream, decoder, "UTF-8", CHUNK)
+    return decoded(file, stream, decoder, "UTF-8")
