@@ -62,19 +62,23 @@ def _converter(file: DataFile, field: Any) -> Convert | None:
 
 def _values(file: DataFile, name: str, column: Any, convert: Convert | None, number: int) -> list[Any]:
     """Returns the JSON values of a column, whose first row follows row ``number``."""
-    values: list[Any] = []
     try:
-        for scalar in column:
-            value = scalar.as_py()
-            values.append(convert(value) if convert and value is not None else value)
+        values: list[Any] = column.to_pylist()
+        return [None if value is None else convert(value) for value in values] if convert else values
     except _FAULTS as error:
+        if (
+            len(column) > 1
+        ):  # the whole column is read at once because that is fast; now by row, to find the faulty one
+            return [
+                _values(file, name, column.slice(row, 1), convert, number + row)[0]
+                for row in range(len(column))
+            ]
         what = "bytes that are not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise file.place(number + len(values) + 1).mismatch(
+        raise file.place(number + 1).mismatch(
             f'column "{shown(name)}" has a value that cannot be read',
             f"Write the column as text, or list it under {file.dataset}.columns.ignore.",
             actual=f"{shown(what, 150)} in {shown(str(column.type), 100)}",
         ) from None
-    return values
 
 
 def _require_row_size(file: DataFile, batch: Any, number: int) -> None:

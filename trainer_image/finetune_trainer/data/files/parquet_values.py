@@ -80,6 +80,8 @@ def _list(convert: Convert | None) -> Convert | None:
 
 
 def _struct(converters: Mapping[str, Convert | None]) -> Convert:
+    if not any(converters.values()):
+        return lambda values: {name: value for name, value in values.items() if value is not None}
     return lambda values: {
         name: convert(value) if (convert := converters[name]) else value
         for name, value in values.items()
