@@ -262,6 +262,7 @@ def test_a_separator_is_found_wherever_the_text_is_cut(
      ("a.csv", "a,b\n1\n", {}, "expected 2: a, b"), ("a.csv", 'a,b\n"1,2\n3,4', {}, "row 1: line 2: the row is not CSV (found a quote that is not"),
      ("a.csv", 'a,b\n"1"x,2', {}, "row 1: line 2: the row is not CSV"), ("a.csv", "a;b\n1;2\n", {}, f'Set {AT}.separator: ";"'),
      ("a.csv", "a\tb\n1\t2\n", {}, r'separator: "\t"'), ("a.tsv", "a,b\n1,2\n", {}, 'separator: ","'),
+     ("a.csv", 'a,"b\n', {}, f"{AT}, the header: line 1: the row is not CSV"),
      ("a.csv", "a,a\n1,2\n", {}, 'column 1 is "a"'), ("a.csv", ",a\n1,2\n", {}, "to_csv(path, index=False)"), ("a.csv", "a,b\n\0,1", {}, "NUL"),
      ("a.txt", "one\ntwo\0\n", {}, "NUL"), ("a.parquet", table({"a": ["b"]}), {"separator": ";"}, "files of this kind have no separator")],
 )  # fmt: skip
