@@ -128,9 +128,9 @@ def test_a_file_that_expands_enormously_is_refused_in_little_memory(
 def test_rows_have_a_largest_size(
     tmp_path: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("json_lines", "json_documents", "text", "delimited", "opening", "parquet"):
+    for module in ("json_rows", "json_text", "text", "delimited", "opening", "parquet"):
         monkeypatch.setattr(f"finetune_trainer.data.files.{module}.MAX_ROW", 4000)
-    monkeypatch.setattr("finetune_trainer.data.files.json_documents.CHUNK", 1000)
+    monkeypatch.setattr("finetune_trainer.data.files.json_text.CHUNK", 1000)
     assert "large" in str(refusal(tmp_path, name, content))
 
 
@@ -246,7 +246,7 @@ def test_tables_and_texts_are_read_as_they_are_written(
 def test_a_separator_is_found_wherever_the_text_is_cut(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.data.files.text.CHUNK", chunk)
+    monkeypatch.setattr("finetune_trainer.data.files.opening.CHUNK", chunk)
     content = "é--\r\n--one--two\r\n--\r\n---three".encode()
     rows = rows_of(tmp_path, {"a.txt": content}, separator="\n--")
     assert [(row.place.row, row.value["text"]) for row in rows] == [
@@ -262,6 +262,7 @@ def test_a_separator_is_found_wherever_the_text_is_cut(
      ("a.csv", "a,b\n1\n", {}, "expected 2: a, b"), ("a.csv", 'a,b\n"1,2\n3,4', {}, "row 1: line 2: the row is not CSV (found a quote that is not"),
      ("a.csv", 'a,b\n"1"x,2', {}, "row 1: line 2: the row is not CSV"), ("a.csv", "a;b\n1;2\n", {}, f'Set {AT}.separator: ";"'),
      ("a.csv", "a\tb\n1\t2\n", {}, r'separator: "\t"'), ("a.tsv", "a,b\n1,2\n", {}, 'separator: ","'),
+     ("a.csv", 'a,"b\n', {}, f"{AT}, the header: line 1: the row is not CSV"),
      ("a.csv", "a,a\n1,2\n", {}, 'column 1 is "a"'), ("a.csv", ",a\n1,2\n", {}, "to_csv(path, index=False)"), ("a.csv", "a,b\n\0,1", {}, "NUL"),
      ("a.txt", "one\ntwo\0\n", {}, "NUL"), ("a.parquet", table({"a": ["b"]}), {"separator": ";"}, "files of this kind have no separator")],
 )  # fmt: skip
@@ -374,7 +375,7 @@ def test_a_dictionary_that_expands_enormously_is_decoded_in_parts(
     column = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x" * 2**20]))
     content = table({"text": column}, dictionary_pagesize_limit=2**30, store_schema=False, compression="zstd")
     assert len(content) < 10_000
-    monkeypatch.setattr("finetune_trainer.data.files.parquet_memory.BATCH_BYTES", 16 * 2**20)
+    monkeypatch.setattr("finetune_trainer.data.files.parquet.BATCH_BYTES", 16 * 2**20)
     rows = rows_of(tmp_path, {"a.parquet": content})
     before = pyarrow.total_allocated_bytes()
     for _ in range(60):

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.files import json_documents
+from finetune_trainer.data.files import json_text
 from finetune_trainer.data.schema import Conversation, PlainText, TextPair, read_examples
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import open_source
@@ -397,12 +397,12 @@ ARRAYS = [
 def test_an_array_is_read_element_by_element(
     content: bytes, found: list[Any] | str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_documents, "CHUNK", chunk)
+    monkeypatch.setattr(json_text, "CHUNK", chunk)
     if isinstance(found, list):
-        assert list(json_documents.JsonText(io.BytesIO(content)).rows(None)) == found
+        assert list(json_text.JsonStream(io.BytesIO(content)).values()) == found
         return
     with pytest.raises(ValueError, match=found):
-        list(json_documents.JsonText(io.BytesIO(content)).rows(None))
+        list(json_text.JsonStream(io.BytesIO(content)).values())
 
 
 def test_an_array_is_the_same_wherever_its_file_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,15 +410,15 @@ def test_an_array_is_the_same_wherever_its_file_is_cut(monkeypatch: pytest.Monke
     for text in (json.dumps(values), json.dumps(values, ensure_ascii=False, indent=40)):
         content = text.encode()
         for chunk in range(1, len(content) + 1):
-            monkeypatch.setattr(json_documents, "CHUNK", chunk)
-            assert list(json_documents.JsonText(io.BytesIO(content)).rows(None)) == json.loads(content)
+            monkeypatch.setattr(json_text, "CHUNK", chunk)
+            assert list(json_text.JsonStream(io.BytesIO(content)).values()) == json.loads(content)
 
 
 def test_a_fault_in_an_array_ends_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_documents, "CHUNK", 100)
+    monkeypatch.setattr(json_text, "CHUNK", 100)
     stream = io.BytesIO(b'[{"a": x}' + b" " * 10_000)
     with pytest.raises(ValueError, match="Expecting value"):
-        list(json_documents.JsonText(stream).rows(None))
+        list(json_text.JsonStream(stream).values())
     assert stream.tell() <= 200
 
 

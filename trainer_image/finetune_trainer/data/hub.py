@@ -28,17 +28,8 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubFile:
-    """A file of the hub that has been downloaded to ``path``."""
-
-    uri: str
-    """``hf://datasets/<repo>@<commit>/<path>``, as in the hub's file system."""
-    path: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HubSplit:
-    """The names of a split's files, which ``fetch`` downloads."""
+    """The names of a split's files. ``separator`` of fields is the one that the README names; None for the usual."""
 
     repository: Repository
     uri: str
@@ -46,13 +37,14 @@ class HubSplit:
     commit: str
     names: Sequence[str]
     separator: str | None = None
-    """Separator of fields that the README names; None for the usual."""
 
-    def fetch(self) -> list[HubFile]:
-        """Downloads the files. Raises ``StageError`` 69 if the hub does not answer."""
+    def fetch(self) -> list[tuple[str, Path]]:
+        """Downloads the files. Returns addresses as in the hub's file system, ``hf://datasets/<repo>@<commit>/<path>``,
+        with the paths here. Raises ``StageError`` 69 if the hub does not answer.
+        """
         folder = hub.fetch(self.repository, self.names)
         root = _root(self.repository)
-        return [HubFile(uri=f"{root}/{name}", path=folder / name) for name in self.names]
+        return [(f"{root}/{name}", folder / name) for name in self.names]
 
 
 def find_split(
@@ -65,36 +57,23 @@ def find_split(
     """
     assert spec.hugging_face is not None
     repository = hub.find(spec.hugging_face, "dataset", f"{spec.path}.huggingFace")
-    _refuse_script(repository)
+    script = f"{repository.name.rpartition('/')[2]}.py"
+    if script in repository.files:
+        what = "the dataset has a loading script, which is never run (trust_remote_code is not supported)"
+        raise _unreadable(repository, what, script, "data files")
     names, separator = _names(repository, _outline(repository, scratch), spec)
     for name in names:
         if not is_readable(name):
-            raise _unreadable(
-                repository,
-                "files of this type cannot be read",
-                name,
-                f"names that end in {readable}",
-            )
+            expected = f"names that end in {readable}"
+            raise _unreadable(repository, "files of this type cannot be read", name, expected)
+    uri = "/".join(part for part in (_root(repository), spec.config, spec.split) if part)
     return HubSplit(
-        repository=repository,
-        uri="/".join(part for part in (_root(repository), spec.config, spec.split) if part),
-        commit=repository.commit,
-        names=names,
-        separator=separator,
+        repository=repository, uri=uri, commit=repository.commit, names=names, separator=separator
     )
 
 
 def _root(repository: Repository) -> str:
     return f"hf://datasets/{repository.name}@{repository.commit}"
-
-
-def _refuse_script(repository: Repository) -> None:
-    script = f"{repository.name.rpartition('/')[2]}.py"
-    if script in repository.files:
-        raise _unreadable(
-            repository, "the dataset has a loading script, and loading scripts are never run (trust_remote_code is "
-            "not supported)", script, "data files",
-        )  # fmt: skip
 
 
 def _outline(repository: Repository, scratch: Path) -> Path:
@@ -123,12 +102,8 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> tuple[li
     options = _reading_options(config)
     separators = [options.pop(name) for name in _SEPARATORS if name in options]
     if options:
-        raise _unreadable(
-            repository,
-            "its README requests an unsupported way of reading",
-            ", ".join(options),
-            "plain rows",
-        )
+        what = "its README requests an unsupported way of reading"
+        raise _unreadable(repository, what, ", ".join(options), "plain rows")
     files = [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
     return files, separators[0] if separators else None
 
@@ -161,10 +136,9 @@ def _query_datasets[T](repository: Repository, outline: Path, question: Callable
     except Exception as error:
         said = " ".join(str(error).replace(str(outline), repository.name).split())[:160]
         files = ", ".join(repository.files[:4]) + (", …" if len(repository.files) > 4 else "")
-        raise _unreadable(
-            repository, "no data files can be identified", f"{said}; its files: {files}",
-            "data files, or a README whose configs name them",
-        ) from error  # fmt: skip
+        expected = "data files, or a README whose configs name them"
+        what = "no data files can be identified"
+        raise _unreadable(repository, what, f"{said}; its files: {files}", expected) from error
 
 
 def _reading_options(config: Any) -> dict[str, Any]:

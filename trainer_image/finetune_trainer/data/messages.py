@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_trainer.data.advice import kind, quoted
-from finetune_trainer.data.files.json_values import shown
 from finetune_trainer.data.known_names import is_empty, known_name
-from finetune_trainer.data.row_location import RowLocation
+from finetune_trainer.data.row_location import RowLocation, shown
 from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
 from finetune_trainer.data.unread import UnreadValues, refused
 

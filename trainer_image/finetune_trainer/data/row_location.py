@@ -12,11 +12,15 @@ from finetune_trainer.storage import name_of
 
 #: Largest row of a file in bytes. Rows are held in memory whole, several times over.
 MAX_ROW = 64 * 2**20
+_SAVE = "Save the file as UTF-8."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLocation:
-    """The location of a row: the dataset's path in the spec, the file, and the row's number (a line number, from 1)."""
+    """The location of a row: the dataset's path in the spec, the file, and the row's number (a line number, from 1).
+
+    Row 0 is the header of a table.
+    """
 
     path: str
     file: str
@@ -27,11 +31,8 @@ class RowLocation:
     """Number of the file in reading order, from 0."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.path}, {name_of(self.file)} row {self.row}"
-            if self.one_of_many
-            else f"{self.path}, row {self.row}"
-        )
+        row = f"row {self.row}" if self.row else "the header"
+        return f"{self.path}, {name_of(self.file)} {row}" if self.one_of_many else f"{self.path}, {row}"
 
     def mismatch(
         self,
@@ -43,20 +44,10 @@ class RowLocation:
         reason: str = "DatasetSchemaMismatch",
     ) -> StageError:
         """Returns the error (``StageError`` 65) for a row that does not match its dataset's schema."""
+        fix = f"{fix} File: {self.file}"
         return StageError(
-            ExitCode.BAD_DATA,
-            reason,
-            what,
-            where=str(self),
-            actual=actual,
-            expected=expected,
-            fix=f"{fix} File: {self.file}",
+            ExitCode.BAD_DATA, reason, what, where=str(self), actual=actual, expected=expected, fix=fix
         )
-
-    def not_utf8(self, error: UnicodeDecodeError) -> StageError:
-        """Returns the error for a row that is not UTF-8."""
-        byte = f"byte {error.object[error.start]:#04x}"
-        return self.mismatch("the row is not UTF-8", "Save the file as UTF-8.", actual=byte)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,25 +79,39 @@ class DataFile:
             path=self.dataset, file=self.uri, row=row, one_of_many=self.one_of_many, number=self.number
         )
 
-    def unreadable(self, reason: str, what: str, actual: str, fix: str, *, expected: str = "") -> StageError:
+    def decode(self, row: int, line: bytes) -> str:
+        """Returns a line of the row as text. Raises ``StageError`` 65 if it is not text in UTF-8."""
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            actual = f"byte {line[error.start]:#04x}"
+            raise self.place(row).mismatch("the row is not UTF-8", _SAVE, actual=actual) from None
+
+    def unreadable(self, what: str, fix: str, *, actual: str = "", expected: str = "") -> StageError:
         """Returns the error (``StageError`` 65) for a file whose content does not match its suffix."""
+        actual = f"{self.uri}: {actual}" if actual else self.uri
         return StageError(
-            ExitCode.BAD_DATA, reason, what, where=self.where, actual=actual, expected=expected, fix=fix
-        )
+            ExitCode.BAD_DATA, "UnreadableFile", what, where=self.where, actual=actual, expected=expected,
+            fix=fix,
+        )  # fmt: skip
 
     def too_large(self, row: int, fix: str = "Split the row, or remove it.") -> StageError:
         """Returns the error for a row that exceeds the largest size."""
-        return self.place(row).mismatch(
-            "the row is too large", fix, expected=f"at most {MAX_ROW // 2**20} MiB"
-        )
+        expected = f"at most {MAX_ROW // 2**20} MiB"
+        return self.place(row).mismatch("the row is too large", fix, expected=expected)
+
+    def has_nul(self, row: int) -> StageError:
+        """Returns the error for a row that contains a NUL byte."""
+        return self.place(row).mismatch("the row contains a NUL byte", _SAVE)
 
     def bad_separator(self, what: str, fix: str) -> StageError:
         """Returns the error (``StageError`` 64) for a separator that does not suit the file."""
-        return StageError(
-            ExitCode.BAD_REQUEST,
-            "UnknownSeparator",
-            what,
-            where=f"{self.dataset}.separator",
-            actual=f"{json.dumps(self.separator)} for {self.uri}",
-            fix=fix,
-        )
+        where, actual = f"{self.dataset}.separator", f"{json.dumps(self.separator)} for {self.uri}"
+        return StageError(ExitCode.BAD_REQUEST, "UnknownSeparator", what, where=where, actual=actual, fix=fix)
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """Returns the beginning of a text for messages, with characters that cannot be printed escaped."""
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text[:limit]
+    ) + ("…" if len(text) > limit else "")

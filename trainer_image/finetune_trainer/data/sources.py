@@ -36,73 +36,52 @@ def open_source(spec: DatasetSpec, store: StorageClient, scratch: Path) -> Locat
     """
     if spec.hugging_face is not None:
         split = hub.find_split(spec, scratch, suffix_of, SUFFIXES)
-        return _open(
-            spec,
-            split.uri,
-            split.commit,
-            lambda: [(file.uri, file.path) for file in split.fetch()],
-            where=f"{spec.path}.huggingFace",
-            separator=split.separator,
-        )
+        rows = _reader(spec, f"{spec.path}.huggingFace", split.fetch, separator=split.separator)
+        return LocatedSource(spec=spec, uri=split.uri, revision=split.commit, rows=rows)
     assert spec.uri is not None
+    where = f"{spec.path}.uri"
     entries = store.glob(spec.uri)
     if not entries:
-        raise _not_found(spec.path, spec.uri)
-    unknown = [entry.uri for entry in entries if not suffix_of(entry.uri)]
-    if unknown:
-        raise StageError(
-            ExitCode.BAD_DATA,
-            "UnsupportedFileType",
-            "this type of file cannot be read",
-            where=f"{spec.path}.uri",
-            actual=unknown[0],
-            expected=f"a name that ends in {SUFFIXES}",
-            fix="Convert the file to JSON lines, or narrow the glob.",
-        )
+        raise _not_found(where, spec.uri)
+    _require_readable(entries, where)
     revision = _digest(entries)
-    require_unchanged(spec.digest, revision, where=f"{spec.path}.uri", uri=spec.uri)
-    where = f"{spec.path}.uri"
+    require_unchanged(spec.digest, revision, where=where, uri=spec.uri)
+
+    def fetch() -> list[tuple[str, Path]]:
+        return [(entry.uri, _local(entry, store, scratch, where)) for entry in entries]
 
     def require_listed() -> None:
         for entry in entries:
             if not unchanged(entry):
                 raise replaced(entry.uri, where)
 
-    return _open(
-        spec,
-        spec.uri,
-        revision,
-        lambda: [(entry.uri, _local(entry, store, scratch, where)) for entry in entries],
-        where=where,
-        after=require_listed,
-    )
+    rows = _reader(spec, where, fetch, after=require_listed)
+    return LocatedSource(spec=spec, uri=spec.uri, revision=revision, rows=rows)
 
 
-def _open(
+def _reader(
     spec: DatasetSpec,
-    uri: str,
-    revision: str,
-    bring: Callable[[], Sequence[tuple[str, Path]]],
-    *,
     where: str,
+    fetch: Callable[[], Sequence[tuple[str, Path]]],
+    *,
     separator: str | None = None,
     after: Callable[[], None] = lambda: None,
-) -> LocatedSource:
-    """Returns the located source. ``bring`` downloads its files; ``after`` runs after the last row.
+) -> Callable[[], Iterator[Row]]:
+    """Returns what yields the rows of the files that ``fetch`` downloads, then runs ``after``.
 
     ``separator`` is used if the dataset names none.
     """
 
     @cache
     def files() -> list[DataFile]:
-        brought = bring()
+        fetched = fetch()
         made = [
             DataFile(
-                dataset=spec.path, where=where, uri=uri, path=path, number=number, one_of_many=len(brought) > 1,
+                dataset=spec.path, where=where, uri=uri, path=path, number=number, one_of_many=len(fetched) > 1,
                 separator=separator if spec.separator is None else spec.separator,
                 ignored=frozenset(spec.ignore),
             )
-            for number, (uri, path) in enumerate(brought)
+            for number, (uri, path) in enumerate(fetched)
         ]  # fmt: skip
         require_separator(made)
         return made
@@ -113,20 +92,29 @@ def _open(
                 yield Row(place=file.place(number), value=value)
         after()
 
-    return LocatedSource(spec=spec, uri=uri, revision=revision, rows=rows)
+    return rows
 
 
-def _not_found(path: str, uri: str) -> StageError:
-    glob = has_wildcard(uri)
-    return StageError(
-        ExitCode.INPUT_MISSING,
-        "DatasetMissing",
-        "no file matches this pattern" if glob else "the file does not exist",
-        where=f"{path}.uri",
-        actual=uri,
-        expected="at least one matching file" if glob else "an existing file",
-        fix="Upload the file or correct the address.",
+def _not_found(where: str, uri: str) -> StageError:
+    what, expected = (
+        ("no file matches this pattern", "at least one matching file")
+        if has_wildcard(uri)
+        else ("the file does not exist", "an existing file")
     )
+    return StageError(
+        ExitCode.INPUT_MISSING, "DatasetMissing", what, where=where, actual=uri, expected=expected,
+        fix="Upload the file or correct the address.",
+    )  # fmt: skip
+
+
+def _require_readable(entries: Sequence[Entry], where: str) -> None:
+    for entry in entries:
+        if not suffix_of(entry.uri):
+            raise StageError(
+                ExitCode.BAD_DATA, "UnsupportedFileType", "this type of file cannot be read", where=where,
+                actual=entry.uri, expected=f"a name that ends in {SUFFIXES}",
+                fix="Convert the file to JSON lines, or narrow the glob.",
+            )  # fmt: skip
 
 
 def _local(entry: Entry, store: StorageClient, scratch: Path, where: str) -> Path:
@@ -139,7 +127,7 @@ def _local(entry: Entry, store: StorageClient, scratch: Path, where: str) -> Pat
         return store.fetch_file(entry.uri, target, generation=entry.generation)
 
 
-def _digest(entries: list[Entry]) -> str:
+def _digest(entries: Sequence[Entry]) -> str:
     digest = hashlib.sha256()
     for entry in entries:
         digest.update(f"{name_of(entry.uri)}\0{entry.size}\0{entry.crc32c}\n".encode())

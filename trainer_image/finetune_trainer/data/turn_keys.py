@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_trainer.data.advice import kind
-from finetune_trainer.data.files.json_values import parse
+from finetune_trainer.data.files.json_text import parse
 from finetune_trainer.data.row_location import RowLocation
 
 #: A list of messages as Python prints it, and pandas writes it into CSV files.

@@ -189,7 +189,7 @@ def _pinned(
         if found.separator is not None:
             raise invalid(spec, "its README names a separator of CSV", actual=found.separator)
         commit = found.commit
-        files[split] = [str(file.path) for file in found.fetch()]
+        files[split] = [str(path) for _, path in found.fetch()]
     kinds = {_KINDS[Path(file).suffix] for some in files.values() for file in some}
     if len(kinds) != 1:
         raise invalid(spec, "its files are of several types", actual=", ".join(sorted(kinds)))

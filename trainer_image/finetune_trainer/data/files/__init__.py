@@ -4,77 +4,56 @@ All raise ``StageError`` 65 for a row or a file whose content does not match the
 than ``MAX_ROW`` bytes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from finetune_trainer.data.files.array_record import read_array_record
 from finetune_trainer.data.files.delimited import read_delimited
-from finetune_trainer.data.files.json_lines import read_json
+from finetune_trainer.data.files.json_rows import read_json
 from finetune_trainer.data.files.parquet import read_parquet
 from finetune_trainer.data.files.text import contains_separator, read_text
 from finetune_trainer.data.row_location import DataFile
 
 __all__ = ["SUFFIXES", "read_rows", "require_separator", "suffix_of"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """One kind of file. ``text``: whether it may be compressed. ``separated``: whether it has a separator."""
-
-    read: Callable[[DataFile], Iterator[tuple[int, Mapping[str, Any]]]]
-    text: bool = True
-    separated: bool = False
-
-
-_JSON = _Kind(read=read_json)
-_ARRAY_RECORD = _Kind(read=read_array_record, text=False)
-_KINDS = {
-    ".jsonl": _JSON,
-    ".ndjson": _JSON,
-    ".json": _JSON,
-    ".csv": _Kind(read=partial(read_delimited, usual=","), separated=True),
-    ".tsv": _Kind(read=partial(read_delimited, usual="\t"), separated=True),
-    ".txt": _Kind(read=read_text, separated=True),
-    ".parquet": _Kind(read=read_parquet, text=False),
-    ".arrayrecord": _ARRAY_RECORD,
-    ".array_record": _ARRAY_RECORD,
+type _Reader = Callable[[DataFile], Iterator[tuple[int, Mapping[str, Any]]]]
+_SEPARATED: Mapping[str, _Reader] = {
+    ".csv": partial(read_delimited, usual=","),
+    ".tsv": partial(read_delimited, usual="\t"),
+    ".txt": read_text,
 }
+_TEXT: Mapping[str, _Reader] = {**dict.fromkeys((".jsonl", ".ndjson", ".json"), read_json), **_SEPARATED}
+_BINARY: Mapping[str, _Reader] = {
+    ".parquet": read_parquet,
+    **dict.fromkeys((".arrayrecord", ".array_record"), read_array_record),
+}
+_READERS = {**_TEXT, **_BINARY}
 _COMPRESSED = (".gz", ".zst", ".zstd")
 #: Suffixes of files that can be read, for messages.
-SUFFIXES = (
-    f"{', '.join(suffix for suffix, kind in _KINDS.items() if kind.text)} (each also with {', '.join(_COMPRESSED)}), "
-    f"{', '.join(suffix for suffix, kind in _KINDS.items() if not kind.text)}"
-)
+SUFFIXES = f"{', '.join(_TEXT)} (each also with {', '.join(_COMPRESSED)}), {', '.join(_BINARY)}"
 
 
 def suffix_of(name: str) -> str:
     """Returns the supported suffix of a file name, without that of its compression; '' for any other file."""
     name = name.lower()
     plain = next((name.removesuffix(suffix) for suffix in _COMPRESSED if name.endswith(suffix)), name)
-    suffix = next((suffix for suffix in _KINDS if plain.endswith(suffix)), "")
-    return suffix if plain == name or (suffix and _KINDS[suffix].text) else ""
+    return next((suffix for suffix in (_READERS if plain == name else _TEXT) if plain.endswith(suffix)), "")
 
 
 def read_rows(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the file's rows, each with its number."""
-    return _KINDS[suffix_of(file.uri)].read(file)
+    return _READERS[suffix_of(file.uri)](file)
 
 
-def require_separator(files: Iterable[DataFile]) -> None:
+def require_separator(files: Sequence[DataFile]) -> None:
     """Raises ``StageError`` 64 if the dataset's separator suits no file of its kind, or occurs in no text file."""
-    text = []
-    for file in files:
-        if file.separator is None:
-            return
-        if not _KINDS[suffix_of(file.uri)].separated:
-            raise file.bad_separator(
-                "files of this kind have no separator", f"Remove {file.dataset}.separator."
-            )
-        if suffix_of(file.uri) == ".txt":
-            text.append(file)
-    if text and not any(contains_separator(file) for file in text):
-        raise text[0].bad_separator(
-            "it does not occur in the text", "Correct it, or remove it to read every line as a row."
-        )
+    separated = [file for file in files if file.separator is not None]
+    for file in separated:
+        if suffix_of(file.uri) not in _SEPARATED:
+            fix = f"Remove {file.dataset}.separator."
+            raise file.bad_separator("files of this kind have no separator", fix)
+    texts = [file for file in separated if suffix_of(file.uri) == ".txt"]
+    if texts and not any(contains_separator(file) for file in texts):
+        fix = "Correct it, or remove it to read every line as a row."
+        raise texts[0].bad_separator("it does not occur in the text", fix)

@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from finetune_trainer.data.files.foreign import refuse_foreign
-from finetune_trainer.data.files.json_values import parse, require_object, shown
-from finetune_trainer.data.row_location import MAX_ROW, DataFile, RowLocation
+from finetune_trainer.data.files.json_rows import require_object
+from finetune_trainer.data.files.json_text import parse
+from finetune_trainer.data.files.opening import complete, refuse_foreign
+from finetune_trainer.data.row_location import MAX_ROW, DataFile, RowLocation, shown
 
 #: Number of records in memory at a time.
 _RECORDS = 1024
@@ -22,7 +23,7 @@ def read_array_record(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]
 
     with file.path.open("rb") as stream:
         refuse_foreign(file, stream.read(512), text=False)
-    try:
+    with complete(file, "ArrayRecord", RuntimeError, ValueError):
         reader = ArrayRecordReader(str(file.path), "readahead_buffer_size:0")
         count = reader.num_records()
         for start in range(0, count, _RECORDS):
@@ -32,31 +33,19 @@ def read_array_record(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]
                     raise file.too_large(number)
                 yield number, _record(record, file.place(number))
         reader.close()  # raises if the file is faulty
-    except (RuntimeError, ValueError) as error:
-        raise file.unreadable(
-            "UnreadableFile",
-            "the file is not complete ArrayRecord data",
-            f"{file.uri}: {shown(str(error), 300)}",
-            "Write and upload the file again.",
-        ) from error
 
 
 def _record(record: bytes, place: RowLocation) -> Mapping[str, Any]:
-    if record[:1] in (b"{", b"["):
-        try:
-            return require_object(parse(record.decode()), place)
-        except ValueError as error:
-            raise place.mismatch(
-                "the record is not JSON", "Write it again.", actual=shown(str(error), 200)
-            ) from None
     from google.protobuf.message import DecodeError
-    from maxtext.input_pipeline.protos.example_pb2 import Example
 
-    example = Example()
     try:
-        example.ParseFromString(record)
-        return {name: _text(feature) for name, feature in example.features.feature.items()}
-    except (DecodeError, UnicodeDecodeError) as error:
+        if record[:1] in (b"{", b"["):
+            return require_object(parse(record.decode()), place)
+        from maxtext.input_pipeline.protos.example_pb2 import Example
+
+        features = Example.FromString(record).features.feature
+        return {name: _text(feature) for name, feature in features.items()}
+    except (DecodeError, ValueError) as error:
         raise place.mismatch(
             "the record is neither a JSON object nor a tf.train.Example of strings",
             "Write records as JSON objects, or columns as UTF-8 text.",
@@ -65,11 +54,8 @@ def _record(record: bytes, place: RowLocation) -> Mapping[str, Any]:
 
 
 def _text(feature: Any) -> Any:
-    values = feature.bytes_list.value
-    if len(values) != 1:
-        return [value.decode() for value in values]
-    text = values[0].decode()
-    if text.startswith("[{"):
+    values = [value.decode() for value in feature.bytes_list.value]
+    if len(values) == 1 and values[0].startswith("[{"):
         with contextlib.suppress(ValueError):
-            return parse(text)
-    return text
+            return parse(values[0])
+    return values[0] if len(values) == 1 else values

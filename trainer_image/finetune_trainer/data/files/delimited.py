@@ -8,12 +8,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.json_values import shown
 from finetune_trainer.data.files.opening import lines, opened
-from finetune_trainer.data.row_location import MAX_ROW, DataFile
+from finetune_trainer.data.row_location import MAX_ROW, DataFile, shown
 from finetune_trainer.errors import StageError
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_FIELDS = "Quote fields that contain the separator or a line break, and write a quote within them twice."
 
 
 def read_delimited(file: DataFile, *, usual: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -24,10 +24,8 @@ def read_delimited(file: DataFile, *, usual: str) -> Iterator[tuple[int, Mapping
     """
     separator = usual if file.separator is None else file.separator
     if len(separator) != 1 or separator in '"\r\n\0':
-        raise file.bad_separator(
-            "a separator of fields is one character, neither a quote nor a line break",
-            'Write, for example, ";".',
-        )
+        what = "a separator of fields is one character, neither a quote nor a line break"
+        raise file.bad_separator(what, 'Write, for example, ";".')
     with opened(file) as stream:
         table = _Table(file, stream, separator)
         rows = table.rows()
@@ -39,7 +37,7 @@ def read_delimited(file: DataFile, *, usual: str) -> Iterator[tuple[int, Mapping
             if len(fields) != len(header):
                 raise table.mismatch(
                     "the row does not have as many fields as the header",
-                    "Quote fields that contain the separator or a line break, and write a quote within them twice.",
+                    _FIELDS,
                     actual=f"{len(fields)}, the first: {shown(fields[0], 40)}",
                     expected=f"{len(header)}: {shown(', '.join(header), 100)}",
                 )
@@ -47,43 +45,32 @@ def read_delimited(file: DataFile, *, usual: str) -> Iterator[tuple[int, Mapping
 
 
 class _Table:
-    """The rows of a file that are not blank, each a list of fields."""
+    """The rows of a file that are not blank, each a list of fields. ``number`` is the current row's, 0 the header's."""
 
     def __init__(self, file: DataFile, stream: BinaryIO, separator: str) -> None:
         csv.field_size_limit(MAX_ROW)
-        self._file, self._size, self._line = file, 0, 1
+        self._file, self._size, self._line, self.number = file, 0, 1, 0
         self._csv = csv.reader(self._lines(stream), delimiter=separator, strict=True)
-        self.number = -1
-        """Number of the current row; 0 is the header."""
 
     def rows(self) -> Iterator[list[str]]:
-        while True:
-            self.number += 1
-            fields: list[str] | None = []
-            while fields == []:
+        try:
+            for fields in self._csv:
+                if fields:
+                    yield fields
+                    self.number += 1
                 self._size, self._line = 0, self._csv.line_num + 1
-                try:
-                    fields = next(self._csv, None)
-                except csv.Error as error:
-                    raise self.mismatch(
-                        "the row is not CSV",
-                        f"Close every quote, write a quote within a quoted field twice, or set {self._file.dataset}"
-                        ".separator.",
-                        actual="a quote that is not closed"
-                        if "end of data" in str(error)
-                        else shown(str(error)),
-                    ) from None
-            if fields is None:
-                return
-            yield fields
+        except csv.Error as error:
+            unclosed = "end of data" in str(error)
+            raise self.mismatch(
+                "the row is not CSV",
+                f"Close every quote, write a quote within a quoted field twice, or set {self._file.dataset}.separator.",
+                actual="a quote that is not closed" if unclosed else shown(str(error)),
+            ) from None
 
-    def mismatch(self, what: str, fix: str, *, actual: str = "", expected: str = "") -> StageError:
+    def mismatch(self, what: str, fix: str, *, actual: str, expected: str = "") -> StageError:
         """Returns the error (``StageError`` 65) for the current row, with the line where it begins."""
-        what = f"line {self._line}: {what}"
-        if self.number > 0:
-            return self._file.place(self.number).mismatch(what, fix, actual=actual, expected=expected)
-        actual = f"{self._file.uri}: {actual}" if actual else self._file.uri
-        return self._file.unreadable("UnreadableFile", what, actual, fix, expected=expected)
+        place = self._file.place(self.number)
+        return place.mismatch(f"line {self._line}: {what}", fix, actual=actual, expected=expected)
 
     def _lines(self, stream: BinaryIO) -> Iterator[str]:
         for line in lines(stream):
@@ -91,35 +78,28 @@ class _Table:
             if self._size >= MAX_ROW:  # an unclosed quote joins all lines that follow
                 raise self._file.too_large(self.number, "Split the row, or close its quote.")
             if b"\0" in line:
-                raise self.mismatch("the row contains a NUL byte", "Save the file as UTF-8.")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                byte = f"byte {error.object[error.start]:#04x}"
-                raise self.mismatch("the row is not UTF-8", "Save the file as UTF-8.", actual=byte) from None
+                raise self._file.has_nul(self.number)
+            yield self._file.decode(self.number, line)
 
 
 def _require_names(file: DataFile, header: Sequence[str], separator: str) -> None:
     """Raises ``StageError`` for a header that does not name every column once, or is not separated as expected."""
+    names = shown(", ".join(header), 100)
     if len(header) == 1 and file.separator is not None:
-        raise file.bad_separator(
-            "it does not occur in the header", f"The header is: {shown(header[0], 100)}."
-        )
-    others = [other for other in _SEPARATORS if other in header[0]] if len(header) == 1 else []
-    if others:
+        raise file.bad_separator("it does not occur in the header", f"The header is: {names}.")
+    other = next((other for other in _SEPARATORS if len(header) == 1 and other in header[0]), None)
+    if other is not None:
         raise file.unreadable(
-            "UnreadableFile",
-            f"the header has one column, which contains {_SEPARATORS[others[0]]}",
-            f"{file.uri}: {shown(header[0], 100)}",
-            f"Set {file.dataset}.separator: {json.dumps(others[0])}.",
+            f"the header has one column, which contains {_SEPARATORS[other]}",
+            f"Set {file.dataset}.separator: {json.dumps(other)}.",
+            actual=names,
             expected=f"columns separated by {_SEPARATORS[separator]}",
         )
     for number, name in enumerate(header, start=1):
         if not name.strip() or header.count(name) > 1:
             raise file.unreadable(
-                "UnreadableFile",
                 "the header does not name every column once",
-                f"{file.uri}: column {number} is {shown(json.dumps(name, ensure_ascii=False), 60)}",
                 "Name the columns in the first row (in pandas: to_csv(path, index=False)).",
+                actual=f"column {number} is {shown(json.dumps(name, ensure_ascii=False), 60)}",
                 expected="names that are unique and not blank",
             )

@@ -1,29 +1,29 @@
 """Reads Parquet files: every value becomes a JSON value, in bounded memory.
 
-Times become ISO 8601 text, decimals and UTF-8 bytes text, maps objects. In structs a null stands for a missing key,
-because every object of a column has the keys of all rows' objects.
+A dictionary or a run holds a value once, however many rows have it, so that a file of a few kilobytes may decode to
+terabytes. The metadata and the headers of the dictionaries say how many rows can be decoded at a time.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.foreign import refuse_foreign
-from finetune_trainer.data.files.json_values import shown
-from finetune_trainer.data.files.opening import require_expansion
-from finetune_trainer.data.files.parquet_memory import BATCH_BYTES, batch_rows, expanded_size, row_bytes
+from finetune_trainer.data.files.opening import complete, refuse_foreign, require_expansion
 from finetune_trainer.data.files.parquet_values import Convert, converter
-from finetune_trainer.data.row_location import MAX_ROW, DataFile
+from finetune_trainer.data.row_location import MAX_ROW, DataFile, shown
 
+#: Rows, and bytes in the worst case, that are decoded at a time.
+BATCH_ROWS, BATCH_BYTES = 1024, 256 * 2**20
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 #: What Arrow raises for values that Python cannot represent, among them times of far years and unknown time zones.
 _FAULTS = (ValueError, TypeError, OverflowError, LookupError)
 
 
 def read_parquet(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the rows of a file. Columns of ``file.ignored`` are not decoded; their values are None."""
+    import pyarrow
     from pyarrow import parquet
 
-    with file.path.open("rb") as stream, _readable(file):
+    with file.path.open("rb") as stream, complete(file, "Parquet", pyarrow.ArrowException, OSError, *_FAULTS):
         begin = stream.read(512)
         if not begin.startswith(b"PAR1"):
             refuse_foreign(file, begin, text=False)
@@ -36,39 +36,17 @@ def read_parquet(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
         names = [*converters, *ignored]
         if len(names) < len(schema.names):
             raise ValueError(f"several columns have the same name: {shown(', '.join(schema.names), 150)}")
-        require_expansion(file, expanded_size(table.metadata))
-        number = size = 0
-        for index in range(table.num_row_groups):
-            group = table.metadata.row_group(index)
-            row = row_bytes(group, stream)
-            if row > 16 * BATCH_BYTES:
-                raise ValueError(f"a row may take {row:,} bytes, more than {16 * BATCH_BYTES:,}")
-            for batch in table.iter_batches(batch_rows(row), row_groups=[index], columns=[*converters]):
-                size += batch.nbytes
-                require_expansion(file, size)
-                columns = _columns(file, batch, converters, number)
-                columns += [[None] * batch.num_rows] * len(ignored)
-                for values in zip(*columns, strict=True):
-                    number += 1
-                    yield number, dict(zip(names, values, strict=True))
-
-
-@contextmanager
-def _readable(file: DataFile) -> Iterator[None]:
-    """Raises ``StageError`` 65 for what Arrow cannot read."""
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, *_FAULTS) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise file.unreadable(
-            "UnreadableFile",
-            "the file is not complete Parquet data, or of a kind that cannot be read",
-            f"{file.uri}: {shown(str(error), 300)}",
-            "Write and upload the file again.",
-        ) from error
+        number = 0
+        for batch in _batches(file, table, stream, [*converters]):
+            _require_row_size(file, batch, number)
+            columns = [
+                _values(file, name, batch.column(name), convert, number)
+                for name, convert in converters.items()
+            ]
+            columns += [[None] * batch.num_rows] * len(ignored)
+            for values in zip(*columns, strict=True):
+                number += 1
+                yield number, dict(zip(names, values, strict=True))
 
 
 def _converter(file: DataFile, field: Any) -> Convert | None:
@@ -76,40 +54,96 @@ def _converter(file: DataFile, field: Any) -> Convert | None:
         return converter(field.type)
     except TypeError as error:
         raise file.unreadable(
-            "UnreadableFile",
             f'column "{shown(field.name)}" cannot be read: {error}',
-            f"{file.uri}: {shown(str(field.type), 100)}",
             f"Write the column as text, or list it under {file.dataset}.columns.ignore.",
+            actual=shown(str(field.type), 100),
         ) from None
 
 
-def _columns(
-    file: DataFile, batch: Any, converters: Mapping[str, Convert | None], number: int
-) -> list[list[Any]]:
-    """Returns the values of each column of a batch. ``number`` is that of the row before."""
+def _values(file: DataFile, name: str, column: Any, convert: Convert | None, number: int) -> list[Any]:
+    """Returns the JSON values of a column, whose first row follows row ``number``."""
+    try:
+        values: list[Any] = column.to_pylist()
+        return [None if value is None else convert(value) for value in values] if convert else values
+    except _FAULTS as error:
+        if (
+            len(column) > 1
+        ):  # the whole column is read at once because that is fast; now by row, to find the faulty one
+            return [
+                _values(file, name, column.slice(row, 1), convert, number + row)[0]
+                for row in range(len(column))
+            ]
+        what = "bytes that are not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise file.place(number + 1).mismatch(
+            f'column "{shown(name)}" has a value that cannot be read',
+            f"Write the column as text, or list it under {file.dataset}.columns.ignore.",
+            actual=f"{shown(what, 150)} in {shown(str(column.type), 100)}",
+        ) from None
+
+
+def _require_row_size(file: DataFile, batch: Any, number: int) -> None:
     if batch.nbytes > MAX_ROW:
         for index in range(batch.num_rows):
             if batch.slice(index, 1).nbytes > MAX_ROW:
                 raise file.too_large(number + index + 1)
-    return [_values(file, name, batch.column(name), convert, number) for name, convert in converters.items()]
 
 
-def _values(file: DataFile, name: str, column: Any, convert: Convert | None, number: int) -> list[Any]:
-    """Returns a column's values as JSON values. Raises ``StageError`` 65 with the row of one that has none."""
-    try:
-        values: list[Any] = column.to_pylist()
-        return [None if value is None else convert(value) for value in values] if convert else values
-    except _FAULTS:
-        for row, scalar in enumerate(column, start=number + 1):
-            try:
-                value = scalar.as_py()
-                if convert and value is not None:
-                    convert(value)
-            except _FAULTS as error:
-                what = "bytes that are not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-                raise file.place(row).mismatch(
-                    f'column "{shown(name)}" has a value that cannot be read',
-                    f"Write the column as text, or list it under {file.dataset}.columns.ignore.",
-                    actual=f"{shown(what, 150)} in {shown(str(column.type), 100)}",
-                ) from None
-        raise
+def _batches(file: DataFile, table: Any, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Any]:
+    """Yields the rows in parts of ``BATCH_BYTES``. Raises ValueError for a row that may be sixteen times as large."""
+    groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
+    require_expansion(file, sum(_encoded_size(chunk) for group in groups for chunk in _chunks(group)))
+    size = 0
+    for index, group in enumerate(groups):
+        row = sum(chunk.num_values * (8 + _largest(chunk, stream)) for chunk in _chunks(group)) // max(
+            1, group.num_rows
+        )
+        if row > 16 * BATCH_BYTES:
+            raise ValueError(f"a row may take {row:,} bytes, more than {16 * BATCH_BYTES:,}")
+        rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row)))
+        for batch in table.iter_batches(rows, row_groups=[index], columns=columns):
+            size += batch.nbytes
+            require_expansion(file, size)
+            yield batch
+
+
+def _chunks(group: Any) -> list[Any]:
+    return [group.column(index) for index in range(group.num_columns)]
+
+
+def _encoded_size(chunk: Any) -> int:
+    """Returns the bytes of a column's values, without those that a dictionary repeats."""
+    width = _WIDTHS.get(chunk.physical_type, 0)
+    return max(int(chunk.total_uncompressed_size), int(chunk.num_values) * width)
+
+
+def _largest(chunk: Any, stream: BinaryIO) -> int:
+    """Returns the bytes of the largest value that a column may have."""
+    if width := _WIDTHS.get(chunk.physical_type):
+        return width
+    size = int(chunk.total_uncompressed_size)
+    mean = size // max(1, int(chunk.num_values))
+    if "DELTA_BYTE_ARRAY" in chunk.encodings:  # a value may repeat the whole of the one before
+        return size
+    if any("DICTIONARY" in encoding for encoding in chunk.encodings):
+        stream.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
+        return mean + min(size, _dictionary_size(stream) or size)
+    return mean
+
+
+def _dictionary_size(stream: BinaryIO) -> int:
+    """Returns the size of the expanded dictionary whose page begins here; 0 if its header cannot be read.
+
+    The header is a Thrift struct in the compact protocol: its first two fields are the page's type and size.
+    """
+    numbers = []
+    for _ in range(2):
+        if stream.read(1) != b"\x15":  # the next field, a 32-bit number
+            return 0
+        number = shift = 0
+        more = True
+        while more and shift < 35:
+            byte = (stream.read(1) or b"\0")[0]
+            number |= (byte & 0x7F) << shift
+            shift, more = shift + 7, byte >= 0x80
+        numbers.append(number >> 1)
+    return numbers[1] if numbers[0] == 2 else 0

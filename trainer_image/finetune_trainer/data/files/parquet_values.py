@@ -1,14 +1,17 @@
 """Converts values of Arrow's types to JSON values. Pure.
 
-Arrow's numbers, booleans and texts are JSON values already; NaN and infinite numbers stay, as in Python's JSON.
+Times become ISO 8601 text, decimals and UTF-8 bytes text, maps objects. In structs a null stands for a missing key,
+because every object of a column has the keys of all rows' objects. Arrow's numbers, booleans and texts are JSON values
+already; NaN and infinite numbers stay, as in Python's JSON.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-from finetune_trainer.data.files.json_values import MAX_DEPTH, TOO_DEEP
+from finetune_trainer.data.files.json_text import MAX_DEPTH, TOO_DEEP
 
 #: Converts a value that is not null. None, where one is expected, leaves values as they are.
 type Convert = Callable[[Any], Any]
@@ -28,18 +31,18 @@ def _iso(value: Any) -> str:
     return str(value.isoformat())
 
 
-#: Extension types by their names, all others by the names of their identifiers in Arrow.
+#: By the names of types in Arrow, those of extension types included.
 _CONVERTERS: Mapping[str, Convert | None] = {
-    **dict.fromkeys(("arrow.bool8", "arrow.json", "NA", "BOOL", "STRING", "LARGE_STRING", "STRING_VIEW")),
-    **dict.fromkeys(("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")),
-    **dict.fromkeys(("HALF_FLOAT", "FLOAT", "DOUBLE")),
-    **dict.fromkeys(("BINARY", "LARGE_BINARY", "BINARY_VIEW", "FIXED_SIZE_BINARY"), bytes.decode),
-    **dict.fromkeys(("DECIMAL32", "DECIMAL64", "DECIMAL128", "DECIMAL256"), "{:f}".format),
-    **dict.fromkeys(("TIMESTAMP", "DATE32", "DATE64", "TIME32", "TIME64"), _iso),
-    "DURATION": _duration,
+    **dict.fromkeys(("null", "bool", "arrow.bool8", "string", "large_string", "string_view", "arrow.json")),
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")),
+    **dict.fromkeys(("halffloat", "float", "double")),
+    **dict.fromkeys(("binary", "large_binary", "binary_view", "fixed_size_binary"), bytes.decode),
+    **dict.fromkeys(("decimal32", "decimal64", "decimal128", "decimal256"), "{:f}".format),
+    **dict.fromkeys(("timestamp", "date32", "date64", "time32", "time64"), _iso),
+    "duration": _duration,
     "arrow.uuid": str,
 }
-_LISTS = frozenset({"LIST", "LARGE_LIST", "FIXED_SIZE_LIST", "LIST_VIEW", "LARGE_LIST_VIEW"})
+_LISTS = frozenset({"list", "large_list", "fixed_size_list", "list_view", "large_list_view"})
 
 
 def converter(kind: Any, depth: int = 1) -> Convert | None:
@@ -48,36 +51,26 @@ def converter(kind: Any, depth: int = 1) -> Convert | None:
         raise TypeError(TOO_DEEP)
     nested = partial(converter, depth=depth + 1)
     name = _name(kind)
-    if name in ("DICTIONARY", "RUN_END_ENCODED"):
+    if name in ("dictionary", "run_end_encoded"):
         return nested(kind.value_type)
     if name in _LISTS:
         return _list(nested(kind.value_type))
-    if name == "MAP":
+    if name == "map":
         return _map(nested(kind.key_type), nested(kind.item_type))
-    if name == "STRUCT":
-        names = [field.name for field in kind]
-        if len(set(names)) < len(names):
+    if name == "struct":
+        converters = {field.name: nested(field.type) for field in kind}
+        if len(converters) < kind.num_fields:
             raise TypeError("several of its keys have the same name")
-        convert = {field.name: nested(field.type) for field in kind}
-        return _wrapped_list(kind, nested) or _struct(convert)
+        return _unwrapped(kind, _struct(converters))
     if name not in _CONVERTERS:
         raise TypeError("values of this type have no JSON value")
     return _CONVERTERS[name]
 
 
 def _name(kind: Any) -> str:
-    import pyarrow
-
-    if isinstance(kind, pyarrow.BaseExtensionType):
-        return str(kind.extension_name)
-    return _names()[kind.id]
-
-
-@cache
-def _names() -> Mapping[int, str]:
-    import pyarrow
-
-    return {getattr(pyarrow.lib, name): name[5:] for name in dir(pyarrow.lib) if name.startswith("Type_")}
+    """Returns the first word of a type such as ``list<item: string>``, or of an extension's name."""
+    word = re.match(r"(?:extension<)?([\w.]+)", str(kind))
+    return word[1] if word else ""
 
 
 def _list(convert: Convert | None) -> Convert | None:
@@ -111,20 +104,17 @@ def _map(key: Convert | None, item: Convert | None) -> Convert:
     return convert
 
 
-def _wrapped_list(kind: Any, nested: Callable[[Any], Convert | None]) -> Convert | None:
-    """Returns what unwraps {list: [{element: value}]} to [value]; None for a type of another form."""
+def _unwrapped(kind: Any, convert: Convert) -> Convert:
+    """Returns what unwraps {list: [{element: value}]} to [value], and leaves structs of other forms as they are."""
     if kind.num_fields != 1 or kind[0].name not in _OUTER or _name(kind[0].type) not in _LISTS:
-        return None
-    inner = kind[0].type.value_type
-    if _name(inner) != "STRUCT" or inner.num_fields != 1 or inner[0].name not in _INNER:
-        return None
-    outer_name, inner_name = kind[0].name, inner[0].name
-    convert = _list(nested(inner[0].type))
+        return convert
+    struct = kind[0].type.value_type
+    if _name(struct) != "struct" or struct.num_fields != 1 or struct[0].name not in _INNER:
+        return convert
+    outer, inner = kind[0].name, struct[0].name
 
-    def unwrap(value: Mapping[str, Any]) -> Any:
-        if value[outer_name] is None:
-            return None
-        values = [None if each is None else each[inner_name] for each in value[outer_name]]
-        return convert(values) if convert else values
+    def unwrap(value: Mapping[str, Any]) -> list[Any] | None:
+        items = convert(value).get(outer)
+        return None if items is None else [(item or {}).get(inner) for item in items]
 
     return unwrap

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.opening import CHUNK, lines, opened
+from finetune_trainer.data.files.opening import decoded, lines, opened
 from finetune_trainer.data.row_location import MAX_ROW, DataFile
 
 
@@ -14,7 +14,7 @@ def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with opened(file, markup=True) as stream:
         for number, text in _lines(file, stream) if file.separator is None else _pieces(file, stream):
             if "\0" in text:
-                raise file.place(number).mismatch("the row contains a NUL byte", "Save the file as UTF-8.")
+                raise file.has_nul(number)
             if text.strip():
                 yield number, {"text": text}
 
@@ -34,11 +34,7 @@ def _lines(file: DataFile, stream: BinaryIO) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(lines(stream), start=1):
         if len(line) >= MAX_ROW:
             raise file.too_large(number, f"Break it into lines, or set {file.dataset}.separator.")
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise file.place(number).not_utf8(error) from None
-        yield number, text.rstrip("\r\n")
+        yield number, file.decode(number, line).rstrip("\r\n")
 
 
 def _pieces(file: DataFile, stream: BinaryIO) -> Iterator[tuple[int, str]]:
@@ -65,18 +61,4 @@ def _separator(file: DataFile) -> str:
 def _decoded(file: DataFile, stream: BinaryIO) -> Iterator[str]:
     """Yields the text in chunks, with LF for every line break."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
-    start = 0
-    while True:
-        data = stream.read(CHUNK)
-        try:
-            yield decoder.decode(data, final=not data)
-        except UnicodeDecodeError as error:
-            raise file.unreadable(
-                "UnreadableFile",
-                "the file is not UTF-8",
-                f"{file.uri}: byte {error.object[error.start]:#04x} near byte {start + error.start:,}",
-                "Save the file as UTF-8.",
-            ) from None
-        if not data:
-            return
-        start += len(data)
+    return decoded(file, stream, decoder, "UTF-8")
