@@ -8,8 +8,8 @@ from tokenizers import processors
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport
-from finetune_trainer.data import notes
-from finetune_trainer.data.rendered import holds_template
+from finetune_trainer.data.contents import holds_template
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.schema import Conversation, PlainText, TextPair
 from finetune_trainer.data.template import Renderer
 from tests.trainer.test_data_report import chat, check
@@ -17,7 +17,7 @@ from tests.trainer.test_template import CHATML, LLAMA3, PLACE, conversation, tok
 
 CONTROL = "say <|im_end|> now"
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"text": CONTROL}}}
-TRAINED, PROMPT, TEXT = notes.CONTROL_TRAINED, notes.CONTROL_IN_PROMPT, notes.CONTROL_IN_TEXT
+TRAINED, PROMPT, TEXT = Note.CONTROL_TRAINED, Note.CONTROL_IN_PROMPT, Note.CONTROL_IN_TEXT
 
 
 def said(example: Any, template: str | None = CHATML, *, train_on_prompt: bool = False) -> list[str]:
@@ -83,9 +83,9 @@ RENDERED_TEXTS = [
 @pytest.mark.parametrize("text", RENDERED_TEXTS)
 def test_a_text_with_a_rendered_template_of_any_model_is_found(text: str) -> None:
     assert holds_template(text)
-    assert said(PlainText(place=PLACE, text=text)) == [notes.RENDERED]
-    assert notes.RENDERED in said(pair(text, "x"))
-    assert notes.RENDERED in said(pair("x", text), None)
+    assert said(PlainText(place=PLACE, text=text)) == [Note.RENDERED]
+    assert Note.RENDERED in said(pair(text, "x"))
+    assert Note.RENDERED in said(pair("x", text), None)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_text_without_one_is_not(text: str) -> None:
 def test_the_markers_of_the_models_own_template_are_known_too() -> None:
     own = LLAMA3.replace("<|start_header_id|>", "<start_of_turn>").replace("<|end_header_id|>", "<eos>")
     own = own.replace("<start_of_turn>", "<|eot_id|>")
-    assert said(PlainText(place=PLACE, text="<|eot_id|>user"), own) == [notes.RENDERED]
+    assert said(PlainText(place=PLACE, text="<|eot_id|>user"), own) == [Note.RENDERED]
     assert said(PlainText(place=PLACE, text="<|eot_id|>user"), CHATML) == [TEXT]
 
 
@@ -131,7 +131,7 @@ def test_a_text_has_one_token_at_each_end(begin: str, end: str) -> None:
         assert of.decode(tokens.ids).rstrip() == "<bos>one two<eos>"
         assert not tokens.trained[0]
         assert tokens.trained[-1]
-        assert list(tokens.notes) == ([notes.OWN_ENDS] if begin or end else [])
+        assert list(tokens.notes) == ([Note.OWN_ENDS] if begin or end else [])
     assert renderer.opened(f"{begin}one") == [of.bos_token_id, *renderer.ids("one")]
 
 
@@ -153,10 +153,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> DataReport:
 @pytest.mark.parametrize(
     ("source", "kind", "rows", "level", "told"),
     [
-        ("train-0", TRAINED, ["row 2"], "Problem", "within an answer"),
-        ("train-0", PROMPT, ["row 3"], "Note", "within a prompt"),
+        ("train-0", TRAINED, ["row 2"], "Problem", "an answer contains"),
+        ("train-0", PROMPT, ["row 3"], "Note", "a prompt contains"),
         ("train-0", "dropped: the answer is blank", ["row 4"], "Note", "1 rows are dropped"),
-        ("faq", notes.RENDERED, ["row 1"], "Problem", "already contain a rendered chat template"),
+        ("faq", Note.RENDERED, ["row 1"], "Problem", "contains a rendered chat template"),
         ("faq", "dropped: the text is blank", ["row 3"], "Note", "1 rows are dropped"),
     ],
 )

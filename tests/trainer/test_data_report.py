@@ -9,7 +9,8 @@ import pytest
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
-from finetune_trainer.data import notes, page, remarks, report
+from finetune_trainer.data import page, remarks, report
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
@@ -78,7 +79,7 @@ def test_rows_are_counted_and_those_that_are_not_whole_are_named(found: DataRepo
     assert (counts.rows, counts.dropped_rows, counts.truncated_rows, counts.duplicate_rows) == (4, 2, 1, 1)
     assert rows(found, "dropped: no assistant turn") == ["row 4"]
     assert rows(found, "dropped: nothing to train within maxSeqLength") == ["row 5"]
-    assert rows(found, notes.CUT_IN_ANSWER) == ["row 6"]
+    assert rows(found, Note.CUT_IN_ANSWER) == ["row 6"]
     assert rows(found, "equal to an earlier row") == ["row 3"]
     assert 0 < counts.trained_tokens < counts.tokens
 
@@ -233,8 +234,11 @@ TOOL = {"type": "function", "function": {"name": "count", "description": "", "pa
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        (chat("two", "<think>\nlong and careful thoughts\n</think>\n\nsecond"), "in their last answer"),
-        ({**chat("two", "second"), "tools": [TOOL]}, "have tools"),
+        (
+            chat("two", "<think>\nlong and careful thoughts\n</think>\n\nsecond"),
+            "omits a part of the last answer",
+        ),
+        ({**chat("two", "second"), "tools": [TOOL]}, "renders no tools"),
     ],
     ids=["reasoning", "tools"],
 )
@@ -249,7 +253,7 @@ def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
     answers = "m['content'].split('</think>')[-1]"
     made = check(tmp_path, data={"chat_template": CHATML.replace("m['content']", answers)})
     problems = [each.text for each in made.remarks if each.level == "Problem" and told in each.text]
-    assert [text.partition(" have ")[0] for text in problems] == [
+    assert [text.partition(": the chat")[0] for text in problems] == [
         "train-0: 2 of 3 rows (the first: row 2)", "faq: 2 of 3 rows (the first: row 2)",
     ]  # fmt: skip
 

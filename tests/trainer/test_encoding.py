@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune_trainer.data import notes
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.preference import split_common_prompt
 from finetune_trainer.data.schema import Conversation, TextPair
 from finetune_trainer.data.template import Renderer
@@ -98,7 +98,7 @@ def test_only_rows_where_it_makes_a_difference_are_encoded_apart_and_counted(
     kind: str, template: str | None, prompt: str, answer: str, merged: bool
 ) -> None:
     (tokens,) = renderer(kind, template).many([pair(prompt, answer)])
-    assert (notes.MERGED in tokens.notes) == merged
+    assert (Note.MERGED in tokens.notes) == merged
 
 
 def conversation(*contents: str, **fields: Any) -> Conversation:

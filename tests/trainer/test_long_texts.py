@@ -10,10 +10,10 @@ from tokenizers import processors
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, DatasetSpec, SplitSpec
-from finetune_trainer.data import notes
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.dataset import SourceSubset, assemble, split_validation
 from finetune_trainer.data.layout import SequenceLayout
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.storage import open_store
@@ -122,10 +122,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> DataReport:
 
 def test_the_report_says_which_texts_are_split(found: DataReport) -> None:
     (details,) = found.train
-    (split,) = [each for each in details.found if each.kind == notes.SPLIT]
+    (split,) = [each for each in details.found if each.kind == Note.SPLIT]
     assert (split.count, split.first) == (2, ["row 1", "row 3"])
     assert not [each for each in details.found if "cut" in each.kind]
-    assert [each.level for each in found.remarks if "are split" in each.text] == ["Note"]
+    assert [each.level for each in found.remarks if "split into several sequences" in each.text] == ["Note"]
 
 
 def test_steps_come_from_the_sequences(found: DataReport) -> None:

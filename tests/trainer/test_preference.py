@@ -11,8 +11,8 @@ import pytest
 from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSpec, EvaluatedRow, Outcome
 from finetune_trainer import objectives
-from finetune_trainer.data import notes
 from finetune_trainer.data.dataset import SourceSubset, assemble
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.preference import (
     PreferencePair,
@@ -198,9 +198,9 @@ def test_truncated_prompts_and_answers_are_counted_apart(renderer: Renderer, tmp
     ]
     source = prepared_pairs(rows, renderer, tmp_path, prompt=64, length=96)
     assert noted(source) == {
-        notes.CUT_PROMPT: ["row 2", "row 3"],
-        notes.CUT_SYSTEM: ["row 3"],
-        notes.CUT_IN_ANSWER: ["row 4"],
+        Note.CUT_PROMPT: ["row 2", "row 3"],
+        Note.CUT_SYSTEM: ["row 3"],
+        Note.CUT_IN_ANSWER: ["row 4"],
     }
 
 

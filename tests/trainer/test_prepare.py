@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from finetune_contract import DatasetDetails, DatasetReport, DatasetSpec, RowsFound, SplitSpec
-from finetune_trainer.data import notes, remarks
+from finetune_trainer.data import remarks
 from finetune_trainer.data.dataset import SourceSubset, report_of, split_validation
+from finetune_trainer.data.notes import BLANK_ANSWER, BLANK_TEXT, Note
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.report import details
 from finetune_trainer.data.template import Renderer
@@ -67,7 +68,7 @@ def test_a_row_with_a_blank_answer_is_dropped(
 ) -> None:
     rows = [GOOD[form], *(answering(form, text) for text in BLANK)]
     source = prepared(tmp_path, rows, template=template, train_on_prompt=train_on_prompt)
-    assert source.index.reasons == (notes.BLANK_TEXT if form == "text" else notes.BLANK_ANSWER,)
+    assert source.index.reasons == (BLANK_TEXT if form == "text" else BLANK_ANSWER,)
     assert source.index.dropped_row.tolist() == [*range(2, len(rows) + 1)]
 
 
@@ -84,7 +85,7 @@ def test_a_blank_turn_beside_others_is_not_trained_and_noted(
 ) -> None:
     row = {"messages": [*chat("one", blank)["messages"], *chat("two", "second")["messages"]]}
     source = prepared(tmp_path, [row, chat("one", "first")], train_on_prompt=train_on_prompt)
-    assert noted(source)[notes.BLANK_TURN] == ["row 1"]
+    assert noted(source)[Note.BLANK_TURN] == ["row 1"]
     tokens, of = source.tokens.read(0), tokenizer(CHATML, bos=True)
     text = of.decode(tokens.ids[tokens.trained])
     assert ("one" in text) == train_on_prompt
@@ -105,7 +106,7 @@ def test_reasoning_or_calls_alone_are_an_answer(tmp_path: Path) -> None:
     assert len(prepared(tmp_path, rows, template=shows)) == 2
     # A template that leaves the reasoning out writes a blank answer.
     source = prepared(tmp_path, [rows[0], chat("one", "first")])
-    assert source.index.reasons == (notes.BLANK_ANSWER,)
+    assert source.index.reasons == (BLANK_ANSWER,)
 
 
 def test_rows_cut_within_an_answer_after_one_or_where_nothing_is_trained_are_counted_apart(
@@ -128,7 +129,7 @@ def test_rows_cut_within_an_answer_after_one_or_where_nothing_is_trained_are_cou
     found = noted(source)
     assert found.pop("dropped: nothing to train within maxSeqLength") == ["row 5", "row 6"]
     assert found == {
-        notes.CUT_IN_ANSWER: ["row 1"], notes.CUT_AFTER_ANSWER: ["row 2"], notes.CUT_UNTRAINED: ["row 3"],
+        Note.CUT_IN_ANSWER: ["row 1"], Note.CUT_AFTER_ANSWER: ["row 2"], Note.CUT_UNTRAINED: ["row 3"],
     }  # fmt: skip
     assert report_of(SourceSubset.all_of(source), None).truncated_rows == 3
 
@@ -140,7 +141,7 @@ def test_notes_count_in_the_part_that_has_the_row(tmp_path: Path) -> None:
     counts = []
     for (piece,) in (kept, held):
         found = details(piece, report_of(piece, None)).found
-        (control,) = [each for each in found if each.kind == notes.CONTROL_TRAINED]
+        (control,) = [each for each in found if each.kind == Note.CONTROL_TRAINED]
         assert control.count == int((source.index.row_number[piece.chosen] % 2 == 0).sum())
         counts.append(control.count)
     assert sum(counts) == 10
@@ -155,14 +156,14 @@ REPORT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("kind", "count", "form", "level", "text"),
     [
-        (notes.CUT_IN_ANSWER, 6, "Messages", "Problem", "its rest and its end token are not trained"),
-        (notes.CUT_IN_ANSWER, 5, "Messages", "Note", "Raise datasets.maxSeqLength, or remove"),
-        (notes.CUT_IN_ANSWER, 6, "Preference", "Problem", "or lower maxPromptLength"),
-        (notes.CUT_AFTER_ANSWER, 6, "Messages", "Problem", "later answers are not trained"),
-        (notes.CUT_PROMPT, 6, "Preference", "Problem", "Raise maxPromptLength"),
-        (notes.CUT_SYSTEM, 1, "Preference", "Problem", "lose their system message"),
-        (notes.MERGED, 50, "Messages", "Note", "move it to the beginning of the answers"),
-        (notes.CUT_UNTRAINED, 50, "Messages", None, ""),
+        (Note.CUT_IN_ANSWER, 6, "Messages", "Problem", "which loses its end token. Raise"),
+        (Note.CUT_IN_ANSWER, 5, "Messages", "Note", "Raise datasets.maxSeqLength, or remove"),
+        (Note.CUT_IN_ANSWER, 6, "Preference", "Problem", "or lower maxPromptLength"),
+        (Note.CUT_AFTER_ANSWER, 6, "Messages", "Problem", "later answers are lost. Raise"),
+        (Note.CUT_PROMPT, 6, "Preference", "Problem", "Raise maxPromptLength"),
+        (Note.CUT_SYSTEM, 1, "Preference", "Problem", "which loses the system message"),
+        (Note.MERGED, 50, "Messages", "Note", "move it to the beginning of the answers"),
+        (Note.CUT_UNTRAINED, 50, "Messages", None, ""),
     ],
 )
 def test_a_remark_says_what_is_lost_and_what_to_change(
@@ -173,6 +174,6 @@ def test_a_remark_says_what_is_lost_and_what_to_change(
     made = list(remarks.of_rows([DatasetDetails(report=report, found=found)]))
     assert [each.level for each in made] == ([level] if level else [])
     assert all(
-        each.text.startswith(f"rows: {count} of 100 rows (the first: row 1) ") and text in each.text
+        each.text.startswith(f"rows: {count} of 100 rows (the first: row 1): {kind}") and text in each.text
         for each in made
     )

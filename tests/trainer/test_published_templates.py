@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from finetune_contract import DatasetSpec
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.schema import Conversation, DatasetSchema
-from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from tests.trainer.published_templates import template, tokenizer
 

@@ -14,12 +14,14 @@ from pyarrow import parquet
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data import notes, remarks
+from finetune_trainer.data import remarks
+from finetune_trainer.data.encoding import TokenizedExample
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.prepare import read_all
 from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.schema import Conversation, DatasetSchema
-from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.questions import question
@@ -222,7 +224,7 @@ def test_reasoning_is_trained_where_the_template_shows_it(name: str, message: di
     (trained,) = trained_text(tokens, of.chat._tokenizer)
     assert REASONING in trained
     assert "Four." in trained
-    assert tokens.notes == ((notes.ASKED_OTHERWISE,) if name == "qwen3_5_nothink" else ())
+    assert tokens.notes == ((Note.ASKED_OTHERWISE,) if name == "qwen3_5_nothink" else ())
 
 
 @pytest.mark.parametrize(
@@ -240,10 +242,10 @@ def test_reasoning_that_the_template_leaves_out_is_said(name: str, message: dict
     of = renderer(name)
     tokens = of.tokens(read(USER, message))
     assert REASONING not in text(of, tokens)
-    asked = (notes.ASKED_OTHERWISE,) if name.startswith("deepseek") else ()
-    assert tokens.notes == (*asked, notes.ANSWER_LEFT_OUT)
+    asked = (Note.ASKED_OTHERWISE,) if name.startswith("deepseek") else ()
+    assert tokens.notes == (*asked, Note.ANSWER_LEFT_OUT)
     whole = Renderer(of.chat._tokenizer, train_on_prompt=True, today=MARCH)
-    assert whole.tokens(read(USER, message)).notes == (notes.ANSWER_LEFT_OUT,)
+    assert whole.tokens(read(USER, message)).notes == (Note.ANSWER_LEFT_OUT,)
 
 
 def test_what_a_template_sees_in_a_users_message_does_not_hide_the_answers() -> None:
@@ -259,7 +261,7 @@ def test_what_a_template_sees_in_a_users_message_does_not_hide_the_answers() -> 
 
 def test_reasoning_of_earlier_turns_is_said_apart() -> None:
     tokens = renderer("qwen3").tokens(read(USER, INLINE, USER, INLINE))
-    assert tokens.notes == (notes.TURN_LEFT_OUT,)
+    assert tokens.notes == (Note.TURN_LEFT_OUT,)
 
 
 @pytest.mark.parametrize("content", ["  Four. \n", "Four.\n", "", "```\n<think>\n```"])
@@ -272,7 +274,7 @@ def test_a_template_that_cuts_an_answer_is_said_whatever_it_cuts() -> None:
     of = tokenizer(CHATML.replace("m['content']", "m['content'][:12]"))
     long = {"role": "assistant", "content": "Four, as anyone can see who has ever counted."}
     made = Renderer(of, train_on_prompt=False)
-    assert made.tokens(read(USER, long)).notes == (notes.ANSWER_LEFT_OUT,)
+    assert made.tokens(read(USER, long)).notes == (Note.ANSWER_LEFT_OUT,)
     assert made.tokens(read(USER, ANSWER)).notes == ()
 
 
@@ -349,7 +351,7 @@ def test_tools_are_shown_to_the_model_in_rows_and_questions(tools: Any) -> None:
 
 @pytest.mark.parametrize("name", ["gemma3", "phi3", "deepseekv3", "llama3"])
 def test_tools_that_the_template_does_not_show_are_said(name: str) -> None:
-    assert renderer(name).tokens(read(USER, ANSWER, tools=[TOOL])).notes[:1] == (notes.TOOLS_LEFT_OUT,)
+    assert renderer(name).tokens(read(USER, ANSWER, tools=[TOOL])).notes[:1] == (Note.TOOLS_LEFT_OUT,)
 
 
 @pytest.mark.parametrize("tools", [None, [], "", "[]"])
@@ -472,9 +474,9 @@ def test_a_row_that_is_trained_behind_another_prompt_than_is_asked_with_is_noted
     name: str, arguments: dict[str, Any], answer: dict[str, Any], noted: bool
 ) -> None:
     of = renderer(name, arguments=arguments)
-    assert (notes.ASKED_OTHERWISE in of.tokens(read(USER, answer)).notes) == noted
+    assert (Note.ASKED_OTHERWISE in of.tokens(read(USER, answer)).notes) == noted
     earlier = [USER, REASONED, USER, ANSWER]
-    assert (notes.ASKED_OTHERWISE in of.tokens(read(*earlier)).notes) == (name == "deepseek_r1_distill")
+    assert (Note.ASKED_OTHERWISE in of.tokens(read(*earlier)).notes) == (name == "deepseek_r1_distill")
 
 
 @pytest.mark.parametrize(("value", "found"), [("False", 1), ("no", 1), (False, 0), ("low", 0), (0, 0)])

@@ -11,9 +11,10 @@ from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import families
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import TokenFile
 from finetune_trainer.data.special_tokens import declared, of_model, require_embeddings
-from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes

@@ -7,9 +7,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation, TextPair
-from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 
 PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=3)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from finetune_contract import ExitCode
@@ -29,18 +29,16 @@ SHORTEST: Sequence[Sequence[Message]] = (
 #: Opening and closing ``generation`` tags, a transformers extension that plain Jinja cannot parse.
 _TAGS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 #: Variables that every template receives.
-_GIVEN = frozenset(
-    {
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "raise_exception",
-        "bos_token",
-        "eos_token",
-        _NOW,
-    }
-)
+_GIVEN = {
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "raise_exception",
+    "bos_token",
+    "eos_token",
+    _NOW,
+}
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
 
 
@@ -81,7 +79,6 @@ class Chat:
         self._variables: dict[str, Any] = dict(self._arguments)
         if self._prints_the_date:
             self._variables[_NOW] = datetime.combine(self._today, datetime.min.time(), UTC).strftime
-        self._takes_tools: bool | None = None
 
     @property
     def exists(self) -> bool:
@@ -133,16 +130,14 @@ class Chat:
         given = _GIVEN | set(self._tokenizer.special_tokens_map)
         return sorted(meta.find_undeclared_variables(tree) - (own - asked) - given)
 
-    @property
+    @cached_property
     def takes_tools(self) -> bool:
         """Whether the template renders the tools it receives."""
-        if self._takes_tools is None:
-            ask: list[Message] = [{"role": "user", "content": "x"}]
-            try:
-                self._takes_tools = self._applied(ask, [_PROBE], False) != self._applied(ask, None, False)
-            except Exception:  # noqa: BLE001  it reads tools, or rejects the probe and will reject rows
-                self._takes_tools = True
-        return self._takes_tools
+        ask: list[Message] = [{"role": "user", "content": "x"}]
+        try:
+            return self._applied(ask, [_PROBE], False) != self._applied(ask, None, False)
+        except Exception:  # noqa: BLE001  it reads tools, or rejects the probe and will reject rows
+            return True
 
     def continued(self, messages: Sequence[Message], *, asking: bool) -> str:
         """Returns the text of a prompt.
@@ -169,11 +164,24 @@ class Chat:
         self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None, asking: bool = False
     ) -> str:
         """Returns the conversation as text. Raises ``StageError`` 65 if the template rejects it."""
-        self._require(place)
+        if not self.exists:
+            raise StageError(
+                ExitCode.BAD_DATA, "ChatTemplateMissing",
+                "the data contains conversations, but the tokenizer has no chat template",
+                where=place.path, expected="a tokenizer with a chat template, as instruction-tuned models have",
+                fix="Set datasets.chatTemplate, or name another model.tokenizer.",
+            )  # fmt: skip
         try:
             return self._applied(messages, tools, asking)
         except Exception as error:
-            raise _refused(messages, place, error) from error
+            roles = sorted({str(message["role"]) for message in messages} - {"user", "assistant"})
+            accepts = f"; or set datasets.chatTemplate to one that accepts the role {' and '.join(roles)}"
+            raise place.mismatch(
+                f"the model's chat template rejects this conversation: {error}",
+                f"Change the conversation to a form that the template accepts, often alternating turns of user and "
+                f"assistant{accepts if roles else ''}.",
+                actual=f"roles {_roles(messages)}",
+            ) from error
 
     def settled(
         self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None
@@ -251,17 +259,6 @@ class Chat:
         )
         return text
 
-    def _require(self, place: RowLocation) -> None:
-        if not self.exists:
-            raise StageError(
-                ExitCode.BAD_DATA,
-                "ChatTemplateMissing",
-                "the data contains conversations, but the tokenizer has no chat template",
-                where=place.path,
-                expected="a tokenizer with a chat template, as instruction-tuned models have",
-                fix="Set datasets.chatTemplate, or name another model.tokenizer.",
-            )
-
 
 @lru_cache(maxsize=4)
 def _is_marked(template: str) -> bool:
@@ -319,20 +316,3 @@ def _text_of(template: Any) -> str:
 
 def _roles(messages: Sequence[Message]) -> str:
     return ", ".join(str(message["role"]) for message in messages[:40])[:200]
-
-
-def _other(messages: Sequence[Message]) -> str:
-    """Returns an additional fix if the template may have rejected a role that not every template accepts."""
-    roles = sorted({str(message["role"]) for message in messages} - {"user", "assistant"})
-    return (
-        f"; or set datasets.chatTemplate to one that accepts the role {' and '.join(roles)}" if roles else ""
-    )
-
-
-def _refused(messages: Sequence[Message], place: RowLocation, error: Exception) -> StageError:
-    return place.mismatch(
-        f"the model's chat template rejects this conversation: {error}",
-        f"Change the conversation to a form that the template accepts, often alternating turns of user and "
-        f"assistant{_other(messages)}.",
-        actual=f"roles {_roles(messages)}",
-    )

@@ -1,19 +1,24 @@
-"""Encodes texts so that the tokens up to a trained turn are those of its prompt alone.
+"""Turns rendered texts into tokens and a mask of those that are trained.
 
-A prompt's last characters and an answer's first ones may be one token of the whole text, such as a space and the word
-after it. A model that is given the prompt does not see this token, so both sides are then encoded apart.
+The tokens up to a trained turn are those of its prompt alone. A prompt's last characters and an answer's first ones may
+be one token of the whole text, such as a space and the word after it. A model that is given the prompt does not see
+this token, so both sides are then encoded apart.
 """
 
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from finetune_trainer.data.chat import Tokenizer
-from finetune_trainer.data.controls import ControlTokens
+from finetune_trainer.data.contents import ControlTokens
+from finetune_trainer.data.notes import Note
+from finetune_trainer.data.turns import Turn
 
 #: Texts in front of a continuation whose own tokens are dropped. Most tokenizers of SentencePiece's kind write a space
 #: in front of every text; none writes it behind a character. One that merges with what follows is not used.
@@ -26,6 +31,38 @@ _WORD = re.compile(r"(?<=\S) (?=[^\W\d_])")
 _MOST_KEPT = 1024
 
 type Offsets = Sequence[tuple[int, int]]
+type Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedExample:
+    """One example: token ids, and for each whether its prediction is trained. Both have shape [length]."""
+
+    ids: npt.NDArray[np.int32]
+    trained: Mask
+    notes: tuple[str, ...] = ()
+    """Notes on parts of the row that are not trained as written (:mod:`.notes`)."""
+    dropped: str | None = None
+    """Reason not to train the row; None if it may be trained."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """An example as text. ``turns`` are its trained parts; None if all of it is trained except ``hidden``."""
+
+    text: str
+    turns: Sequence[Turn] | None
+    hidden: Sequence[Turn] = ()
+    begins: Sequence[int] = ()
+    """Positions at which a prompt ends and a trained answer begins."""
+    notes: Sequence[str] = ()
+    dropped: str | None = None
+    """Reason not to train the row; None if it may be trained."""
+    framed: bool = False
+    """Whether to add the tokenizer's first and last tokens, because no template has written them."""
 
 
 class Encoded(NamedTuple):
@@ -37,28 +74,97 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encodes texts with a tokenizer, without tokens that it adds at the ends."""
+    """Encodes rendered examples with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, controls: ControlTokens) -> None:
         self._tokenizer, self._controls = tokenizer, controls
-        self._kept: dict[str, list[int]] = {}
+        self._kept_ids = lru_cache(_MOST_KEPT)(self.ids)
+        self.adds_bos = tokenizer.bos_token_id in tokenizer("x", add_special_tokens=True)["input_ids"][:1]
+
+    def many(self, rendered: Sequence[Rendered]) -> Iterator[TokenizedExample]:
+        """Yields the tokens of each example. All are encoded at once, which is several times as fast."""
+        if not rendered:
+            return
+        encoded = self._tokenizer(
+            [example.text for example in rendered], add_special_tokens=False, return_offsets_mapping=True
+        )
+        for example, *tokens in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            yield self._made(example, *tokens)
+
+    def _made(self, example: Rendered, ids: list[int], offsets: Offsets) -> TokenizedExample:
+        said = list(example.notes)
+        wanted = example.turns is not None
+        turns = example.turns or example.hidden
+        if turns or example.begins:
+            encoded = self._located(example.text, ids, offsets)
+            apart = self._apart(example.text, encoded, example.begins)
+            if apart is not None:
+                encoded = apart
+                said.append(Note.MERGED)
+            ids = encoded.ids
+        trained = np.full(len(ids), not wanted)
+        for turn in turns:
+            trained[(encoded.last > turn.begin) & (encoded.first < turn.end)] = wanted
+            if not turn.alone:
+                # If the closing tokens were not trained, the model would never learn to stop.
+                trained[self._closing(example.text, encoded, turn)] = wanted
+        if example.framed:
+            ids, trained = self._framed(example.text, ids, trained, said)
+        return TokenizedExample(
+            ids=np.asarray(ids, np.int32), trained=trained, notes=tuple(said), dropped=example.dropped
+        )
 
     def ids(self, text: str) -> list[int]:
+        """Returns the token ids of the text without tokens that the tokenizer adds at its ends."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def many(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Offsets]]:
-        """Yields ids and offsets of each text. All are encoded at once, which is several times as fast."""
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-        yield from zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    def opened(self, ids: list[int]) -> list[int]:
+        """Returns a text's tokens with one beginning-of-sequence token, if the tokenizer adds one."""
+        bos = self._tokenizer.bos_token_id
+        return [bos, *ids] if bos is not None and self.adds_bos and ids[:1] != [bos] else ids
 
-    def located(self, text: str, ids: list[int], offsets: Offsets) -> Encoded:
+    def _framed(self, text: str, ids: list[int], trained: Mask, said: list[str]) -> tuple[list[int], Mask]:
+        """Adds the tokens that begin and end a text, unless the text has them itself."""
+        opened = self.opened(ids)
+        before, eos = len(opened) - len(ids), self._tokenizer.eos_token_id
+        ended = eos is not None and text.rstrip().endswith(self._tokenizer.eos_token or "")
+        after_it = [eos] if eos is not None and not ended else []
+        if ended or (self.adds_bos and not before):
+            said.append(Note.OWN_ENDS)
+        trained = np.concatenate([np.zeros(before, np.bool_), trained, np.ones(len(after_it), np.bool_)])
+        if self.adds_bos:
+            trained[0] = False
+        return [*opened, *after_it], trained
+
+    def _closing(self, text: str, encoded: Encoded, turn: Turn) -> slice:
+        """Returns the tokens that close the turn; empty if there are none.
+
+        These are the first special token after the turn, further special tokens that belong to it, and whitespace that
+        the template writes between the turn and them.
+        """
+        ids, first, last, special = encoded.ids, encoded.first, encoded.last, self._controls.ids
+        start = end = int(first.searchsorted(turn.end))
+        while (
+            end < len(ids)
+            and ids[end] not in special
+            and last[end] <= turn.closed
+            and not text[first[end] : last[end]].strip()
+        ):
+            end += 1
+        closing = end
+        # White space before a special token that strips it has no token: only the position shows what follows directly.
+        while end < len(ids) and ids[end] in special and (first[end] == turn.end or last[end] <= turn.closed):
+            end += 1
+        return slice(start, end if end > closing else start)
+
+    def _located(self, text: str, ids: list[int], offsets: Offsets) -> Encoded:
         """Returns the tokens with their positions, without white space that special tokens take from beside them."""
         # Several times as fast as an array of the list of pairs.
         flat = np.fromiter(itertools.chain.from_iterable(offsets), np.int64, 2 * len(offsets))
         first, last = flat.reshape(-1, 2).T
         return Encoded(ids, *self._controls.without_stripped(text, ids, first, last))
 
-    def apart(self, text: str, whole: Encoded, begins: Iterable[int]) -> Encoded | None:
+    def _apart(self, text: str, whole: Encoded, begins: Iterable[int]) -> Encoded | None:
         """Returns the tokens of ``text`` encoded apart at those positions of ``begins`` where that makes a difference.
 
         ``whole`` is the text encoded at once. None if its tokens up to each position are those of the text up to there.
@@ -79,8 +185,8 @@ class Encoder:
         return joined
 
     def _one(self, text: str) -> Encoded:
-        (encoded,) = self.many([text])
-        return self.located(text, *encoded)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return self._located(text, encoded["input_ids"], encoded["offset_mapping"])
 
     def _differs(self, text: str, whole: Encoded, begin: int) -> bool:
         """Whether the tokens of ``text[:begin]`` are not the first ones of the whole text."""
@@ -92,7 +198,8 @@ class Encoder:
         if not (before.isspace() or before.isnumeric()):
             return False
         start, character = self._start(text, whole, begin, past)
-        return whole.ids[start:past] != self._end_ids(text[character:begin])
+        end = text[character:begin]
+        return whole.ids[start:past] != (self._kept_ids(end) if len(end) <= _NEAR else self.ids(end))
 
     def _start(self, text: str, whole: Encoded, begin: int, past: int) -> tuple[int, int]:
         """Returns the number and position of a token from which the prompt's tokens do not depend on those before it.
@@ -110,16 +217,6 @@ class Encoder:
             if start < past and whole.first[start] in (word.start(), word.end()):
                 return start, word.start()
         return 0, 0
-
-    def _end_ids(self, text: str) -> list[int]:
-        kept = self._kept.get(text)
-        if kept is None:
-            kept = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            if len(text) <= _NEAR:
-                self._kept[text] = kept
-        return kept
 
     def _continuation(self, text: str) -> Encoded | None:
         """Returns the tokens of a text that continues another one; None if the tokenizer cannot encode it as such."""

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from finetune_contract import UnreadValue
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.row_location import RowLocation
-from finetune_trainer.data.template import TokenizedExample
 from finetune_trainer.storage import name_of
 
 Int64Array = npt.NDArray[np.int64]

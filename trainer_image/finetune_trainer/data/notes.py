@@ -3,118 +3,103 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, Self
 
 # Reasons to drop a row.
 BLANK_ANSWER = "the answer is blank"
 BLANK_TEXT = "the text is blank"
 
-# Kinds of notes.
-ANSWER_LEFT_OUT = "the chat template omits a part of the last answer"
-TURN_LEFT_OUT = "the chat template omits a part of an earlier answer"
-TOOLS_LEFT_OUT = "the chat template renders no tools"
-ASKED_OTHERWISE = "the prompt for the last answer differs from the text before it in the row"
-SPLIT = "longer than maxSeqLength, and split into several sequences"
-BLANK_TURN = "an answer is blank and not trained, beside others that are"
-CONTROL_TRAINED = "an answer contains a special token"
-CONTROL_IN_PROMPT = "a prompt contains a special token"
-CONTROL_IN_TEXT = "a text contains a special token"
-RENDERED = "a text contains a rendered chat template"
-OWN_ENDS = "a text contains the token that begins or ends it, and gets no second one"
-MERGED = "the prompt's last token would merge with the answer, and both are encoded apart"
-CUT_IN_ANSWER = "truncated at its end, within an answer, which loses its end token"
-CUT_AFTER_ANSWER = "truncated at its end, after an answer; later answers are lost"
-CUT_UNTRAINED = "truncated at its end, where nothing is trained"
-CUT_PROMPT = "truncated at the beginning of its prompt"
-CUT_SYSTEM = "truncated at the beginning of its prompt, which loses the system message or a part of it"
+type Level = Literal["Problem", "Many", "Note", "Count"]
 
 
-class Said(NamedTuple):
-    """Remark on rows with one kind of note. ``text`` follows "N of M rows (the first: row 3)"."""
-
-    level: Literal["Problem", "Many", "Note"]
-    """Many: a problem if it concerns many rows, a note otherwise."""
-    text: str
+class _Said(NamedTuple):
+    kind: str
+    level: Level
+    advice: str = ""
 
 
-SAID: Mapping[str, Said] = {
-    ANSWER_LEFT_OUT: Said(
-        "Problem",
-        "have reasoning or other text in their last answer that the chat template omits: it is not trained. Set "
-        "datasets.chatTemplate to one that shows it, or remove it from the rows.",
-    ),
-    TURN_LEFT_OUT: Said(
-        "Note",
-        "have reasoning or other text in earlier answers, which the chat template omits, as it does when the model is "
-        "used. Those answers are trained without it.",
-    ),
-    TOOLS_LEFT_OUT: Said(
-        "Problem",
-        "have tools, but the chat template renders none: the model does not see them. Set datasets.chatTemplate to one "
-        "that does.",
-    ),
-    ASKED_OTHERWISE: Said(
-        "Problem",
-        "are trained after a different prompt than the chat template writes when the model is used: that prompt opens "
-        "or omits reasoning and the row does not. Make datasets.chatTemplate, its arguments (enable_thinking) and the "
-        "reasoning in the rows agree.",
-    ),
-    SPLIT: Said("Note", "are texts longer than maxSeqLength and are split: no token is lost."),
-    BLANK_TURN: Said(
-        "Note",
-        "have a blank answer beside others. It is not trained, and stays in the prompts of later answers.",
-    ),
-    CONTROL_TRAINED: Said(
-        "Problem",
-        "have a special token of the tokenizer within an answer. It is trained as such, so the model learns to end or "
-        "open a turn there. Remove it from the rows, or write it differently (with a space inside, it is text).",
-    ),
-    CONTROL_IN_PROMPT: Said(
-        "Note",
-        "have a special token of the tokenizer within a prompt, where the model takes it for a turn's end or beginning "
-        "and not for text. Unless that is meant, remove it from the rows, or write it with a space inside.",
-    ),
-    CONTROL_IN_TEXT: Said(
-        "Note",
-        "are texts with special tokens of the tokenizer, which are trained as such and not as text. Unless that is "
-        "meant, remove them from the rows, or write them with a space inside.",
-    ),
-    RENDERED: Said(
-        "Many",
-        "are texts that already contain a rendered chat template. In a text its markers and prompts are trained, too, "
-        "and around a prompt the model's own template is rendered again. Use conversations (messages), which the "
-        "model's template or datasets.chatTemplate renders, or remove the markers.",
-    ),
-    OWN_ENDS: Said(
-        "Note",
-        "are texts that contain the token with which a text begins or ends. It is not added a second time.",
-    ),
-    MERGED: Said(
-        "Note",
-        "have a prompt whose end and an answer whose beginning are one token of the whole text. They are encoded "
-        "apart, as when the model is used. If the prompts end in white space, move it to the beginning of the answers.",
-    ),
-    CUT_IN_ANSWER: Said(
-        "Many",
-        "are truncated at their end, within an answer: its rest and its end token are not trained. Raise "
-        "datasets.maxSeqLength{room}, or remove or shorten these rows.",
-    ),
-    CUT_AFTER_ANSWER: Said(
-        "Many",
-        "are truncated at their end, after an answer: later answers are not trained. Raise datasets.maxSeqLength, or "
-        "divide these conversations.",
-    ),
-    CUT_PROMPT: Said(
-        "Many",
-        "are truncated at the beginning of their prompt; a token that begins a sequence stays, its first messages do "
-        "not. Raise maxPromptLength of the method, which leaves less of maxSeqLength to answers, or both.",
-    ),
-    CUT_SYSTEM: Said(
-        "Problem",
-        "lose their system message, or a part of it, because their prompt is truncated at its beginning. Raise "
-        "maxPromptLength of the method, or shorten the prompts.",
-    ),
-}
+class Note(StrEnum):
+    """What may be said of a row. The report lists the rows, and has a remark of this text and the advice."""
+
+    level: Level
+    """Many: a problem if it concerns many rows, a note otherwise. Count: no remark."""
+    advice: str
+
+    def __new__(cls, kind: str, level: Level, advice: str) -> Self:
+        note = str.__new__(cls, kind)
+        note._value_, note.level, note.advice = kind, level, advice
+        return note
+
+    ANSWER_LEFT_OUT = _Said(
+        "the chat template omits a part of the last answer", "Problem",
+        "This reasoning or other text is not trained. Set datasets.chatTemplate to one that shows it, or remove it "
+        "from the rows.",
+    )  # fmt: skip
+    TURN_LEFT_OUT = _Said(
+        "the chat template omits a part of an earlier answer", "Note",
+        "It does so when the model is used, too. Those answers are trained without this reasoning or other text.",
+    )  # fmt: skip
+    TOOLS_LEFT_OUT = _Said(
+        "the chat template renders no tools", "Problem",
+        "The model does not see them. Set datasets.chatTemplate to one that renders them.",
+    )  # fmt: skip
+    ASKED_OTHERWISE = _Said(
+        "the prompt for the last answer differs from the text before it in the row", "Problem",
+        "The prompt that the chat template writes when the model is used opens or omits reasoning, and the row does "
+        "not. Make datasets.chatTemplate, its arguments (enable_thinking) and the reasoning in the rows agree.",
+    )  # fmt: skip
+    SPLIT = _Said("longer than maxSeqLength, and split into several sequences", "Note", "No token is lost.")
+    BLANK_TURN = _Said(
+        "an answer is blank and not trained, beside others that are", "Note",
+        "It stays in the prompts of later answers.",
+    )  # fmt: skip
+    CONTROL_TRAINED = _Said(
+        "an answer contains a special token", "Problem",
+        "It is trained as such, so the model learns to end or open a turn there. Remove it from the rows, or write it "
+        "differently (with a space inside, it is text).",
+    )  # fmt: skip
+    CONTROL_IN_PROMPT = _Said(
+        "a prompt contains a special token", "Note",
+        "The model takes it for a turn's end or beginning and not for text. Unless that is meant, remove it from the "
+        "rows, or write it with a space inside.",
+    )  # fmt: skip
+    CONTROL_IN_TEXT = _Said(
+        "a text contains a special token", "Note",
+        "It is trained as such and not as text. Unless that is meant, remove it from the rows, or write it with a "
+        "space inside.",
+    )  # fmt: skip
+    RENDERED = _Said(
+        "a text contains a rendered chat template", "Many",
+        "In a text its markers and prompts are trained, too, and around a prompt the model's own template is rendered "
+        "again. Use conversations (messages), which the model's template or datasets.chatTemplate renders, or remove "
+        "the markers.",
+    )  # fmt: skip
+    OWN_ENDS = _Said("a text contains the token that begins or ends it, and gets no second one", "Note")
+    MERGED = _Said(
+        "the prompt's last token would merge with the answer, and both are encoded apart", "Note",
+        "So it is when the model is used. If the prompts end in white space, move it to the beginning of the answers.",
+    )  # fmt: skip
+    CUT_IN_ANSWER = _Said(
+        "truncated at its end, within an answer, which loses its end token", "Many",
+        "Raise datasets.maxSeqLength{room}, or remove or shorten these rows.",
+    )  # fmt: skip
+    CUT_AFTER_ANSWER = _Said(
+        "truncated at its end, after an answer; later answers are lost", "Many",
+        "Raise datasets.maxSeqLength, or divide these conversations.",
+    )  # fmt: skip
+    CUT_UNTRAINED = _Said("truncated at its end, where nothing is trained", "Count")
+    CUT_PROMPT = _Said(
+        "truncated at the beginning of its prompt", "Many",
+        "A token that begins a sequence stays, the first messages do not. Raise maxPromptLength of the method, which "
+        "leaves less of maxSeqLength to answers, or both.",
+    )  # fmt: skip
+    CUT_SYSTEM = _Said(
+        "truncated at the beginning of its prompt, which loses the system message or a part of it", "Problem",
+        "Raise maxPromptLength of the method, or shorten the prompts.",
+    )  # fmt: skip
+
+
 #: What follows in a remark on pairs whose answers are truncated.
 ROOM = ", or lower maxPromptLength of the method if the prompts are short"
 

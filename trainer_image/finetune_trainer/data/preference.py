@@ -13,13 +13,14 @@ from typing import ClassVar, Self
 import numpy as np
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data import notes
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import Examples, ExampleWriter, Int64Array
 from finetune_trainer.data.layout import Batch, RaggedIndices
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.schema import Conversation, Example, Unwanted, open_rows
 from finetune_trainer.data.sources import LocatedSource, open_source
-from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.template import Renderer
 from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
 from finetune_trainer.stage_progress import ignore
@@ -45,11 +46,8 @@ class PreferencePair:
         prompt = self.prompt[max(0, len(self.prompt) - prompt_length) :]
         if len(prompt) < len(self.prompt) and prompt_length > 1 and self.prompt[0] == bos:
             prompt = np.concatenate([self.prompt[:1], prompt[1:]])
-        return PreferencePair(
-            prompt=prompt,
-            chosen=self.chosen[:answer_length],
-            rejected=self.rejected[:answer_length],
-        )
+        chosen, rejected = self.chosen[:answer_length], self.rejected[:answer_length]
+        return PreferencePair(prompt=prompt, chosen=chosen, rejected=rejected)
 
     def joined(self) -> TokenizedExample:
         """Returns the pair as one example for storage: the prompt followed by each answer; only answers are trained."""
@@ -149,9 +147,7 @@ class PreferencePreprocessor:
             tokens = self.renderer.many([example for pair in pairs for example in pair])
             for (example, _), chosen, rejected in zip(pairs, tokens[::2], tokens[1::2], strict=True):
                 whole = split_common_prompt(chosen, rejected)
-                pair = whole.cut(
-                    self.prompt_length, self.max_length - self.prompt_length, self.renderer.bos_token_id
-                )
+                pair = whole.cut(self.prompt_length, self._answer_length, self.renderer.bos_token_id)
                 length = len(whole.joined())
                 if why := self._why_dropped(chosen, rejected, whole, pair):
                     example_writer.drop(example.place, length, why)
@@ -188,8 +184,12 @@ class PreferencePreprocessor:
         return RaggedIndices.single(len(lengths))
 
     def rows(self, tokens: Examples, members: RaggedIndices) -> PairRows:  # noqa: ARG002
-        answers = self.max_length - self.prompt_length
+        answers = self._answer_length
         return PairRows(tokens=tokens, prompt_columns=self.width - answers, answer_columns=answers)
+
+    @property
+    def _answer_length(self) -> int:
+        return self.max_length - self.prompt_length
 
 
 def read_chosen(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
@@ -205,31 +205,28 @@ def split_common_prompt(first: TokenizedExample, second: TokenizedExample) -> Pr
     Answers begin at the first trained token of either example, or earlier where the examples differ, and end with the
     token that closes the turn.
     """
-    start = min(_first_trained(first), _first_trained(second))
-    shared = min(len(first), len(second), start)
+    (start, past), (other_start, other_past) = (_trained(tokens) for tokens in (first, second))
+    shared = min(len(first), len(second), start, other_start)
     differ = np.flatnonzero(first.ids[:shared] != second.ids[:shared])
     start = int(differ[0]) if len(differ) else shared
     return PreferencePair(
         prompt=first.ids[:start],
-        chosen=first.ids[start : _past_trained(first)],
-        rejected=second.ids[start : _past_trained(second)],
+        chosen=first.ids[start:past],
+        rejected=second.ids[start:other_past],
     )
 
 
-def _first_trained(tokens: TokenizedExample) -> int:
-    return int(np.argmax(tokens.trained)) if tokens.trained.any() else len(tokens)
-
-
-def _past_trained(tokens: TokenizedExample) -> int:
-    found = np.flatnonzero(tokens.trained)
-    return int(found[-1]) + 1 if len(found) else 0
+def _trained(tokens: TokenizedExample) -> tuple[int, int]:
+    """Returns the positions of the first trained token and past the last one; (length, 0) without any."""
+    numbers = np.flatnonzero(tokens.trained)
+    return (int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (len(tokens), 0)
 
 
 def _cuts(example: Example, whole: PreferencePair, pair: PreferencePair) -> Iterator[str]:
     """Yields notes on what truncation removes."""
     if len(pair.chosen) < len(whole.chosen) or len(pair.rejected) < len(whole.rejected):
-        yield notes.CUT_IN_ANSWER
+        yield Note.CUT_IN_ANSWER
     if len(pair.prompt) < len(whole.prompt):
-        yield notes.CUT_PROMPT
+        yield Note.CUT_PROMPT
         if isinstance(example, Conversation) and example.messages[0]["role"] == "system":
-            yield notes.CUT_SYSTEM
+            yield Note.CUT_SYSTEM

@@ -12,9 +12,10 @@ from typing import ClassVar, Protocol
 
 from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import CacheMiss
-from finetune_trainer.data import notes
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
+from finetune_trainer.data.notes import Note
 from finetune_trainer.data.schema import (
     Conversation,
     DatasetSchema,
@@ -26,7 +27,7 @@ from finetune_trainer.data.schema import (
 )
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import LocatedSource, open_source
-from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.template import Renderer
 from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
 from finetune_trainer.stage_progress import ignore
@@ -92,15 +93,10 @@ def prepare(
     if not isinstance(stored, CacheMiss):
         index = ExampleIndex.load(stored.index)
         return PreparedSource(
-            spec=spec,
-            uri=source.uri,
-            revision=source.revision,
-            format=stored.manifest.format,
-            tokens=TokenFile(stored.tokens, written=index.ends),
-            index=index,
-            digest=stored.manifest.digest,
-            use=hit_of(spec, stored),
-        )
+            spec=spec, uri=source.uri, revision=source.revision, format=stored.manifest.format,
+            tokens=TokenFile(stored.tokens, written=index.ends), index=index,
+            digest=stored.manifest.digest, use=hit_of(spec, stored),
+        )  # fmt: skip
     started = time.monotonic()
     made = _made(source, preparer, scratch)
     path = made.tokens.path.with_suffix(".npz")
@@ -122,15 +118,9 @@ def _made(source: LocatedSource, preparer: Preprocessor, scratch: Path) -> Prepa
     if not len(tokens):
         raise _nothing_to_train(source.spec, preparer, index)
     return PreparedSource(
-        spec=source.spec,
-        uri=source.uri,
-        revision=source.revision,
-        format=form,
-        tokens=tokens,
-        index=index,
-        digest=digest,
-        use=None,
-    )
+        spec=source.spec, uri=source.uri, revision=source.revision, format=form,
+        tokens=tokens, index=index, digest=digest, use=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +141,12 @@ class TextPreprocessor:
         schema, rows = open_rows(source, partial(DatasetSchema, reads=self.renderer.chat.reads))
         chat = False
         for read in tokenize_batches(map(schema.example, rows), _AT_ONCE, _texts):
-            some = [example for example in read if not isinstance(example, Unwanted)]
+            some: list[Example] = []
             for example in read:
                 if isinstance(example, Unwanted):
                     example_writer.drop(example.place, 0, example.why)
+                else:
+                    some.append(example)
             for example, whole in zip(some, self.renderer.many(some), strict=True):
                 self._write(example, whole, example_writer)
             chat = chat or any(isinstance(example, Conversation) for example in some)
@@ -187,9 +179,9 @@ class TextPreprocessor:
             return whole, whole.notes
         kept, lost = whole.trained[: self.max_length], whole.trained[self.max_length :]
         if kept[-1] and lost[0]:
-            what = notes.CUT_IN_ANSWER
+            what = Note.CUT_IN_ANSWER
         else:
-            what = notes.CUT_AFTER_ANSWER if lost.any() else notes.CUT_UNTRAINED
+            what = Note.CUT_AFTER_ANSWER if lost.any() else Note.CUT_UNTRAINED
         return TokenizedExample(ids=whole.ids[: self.max_length], trained=kept), (*whole.notes, what)
 
 
@@ -225,14 +217,10 @@ def read_all(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterat
 def _nothing_to_train(spec: DatasetSpec, preparer: Preprocessor, index: ExampleIndex) -> StageError:
     seen = [f"{count(index, number)} rows: {why}" for number, why in enumerate(index.reasons)]
     return StageError(
-        ExitCode.BAD_DATA,
-        "DatasetHasNothingToTrain",
-        preparer.lacks,
-        where=spec.path,
-        actual=", ".join(seen) or "no rows",
-        expected=preparer.wanted,
+        ExitCode.BAD_DATA, "DatasetHasNothingToTrain", preparer.lacks,
+        where=spec.path, actual=", ".join(seen) or "no rows", expected=preparer.wanted,
         fix="Correct the data, or raise datasets.maxSeqLength.",
-    )
+    )  # fmt: skip
 
 
 def count(index: ExampleIndex, reason: int) -> int:

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from finetune_contract import (
     DatasetDetails,
     DatasetReport,
@@ -14,19 +12,18 @@ from finetune_contract import (
     Remark,
     StageRequest,
 )
-from finetune_trainer.data import notes
 from finetune_trainer.data.examples import Examples
+from finetune_trainer.data.notes import ROOM, Note
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.methods import method_of
 
 #: Fraction of rows above which duplicate rows are worth a remark.
 _MANY_EQUAL = 0.01
-#: Fraction of rows above which some kinds of notes are a problem (:data:`.notes.SAID`).
+#: Fraction of rows above which some kinds of notes are a problem (:class:`.notes.Note`).
 _MANY_NOTED = 0.05
 #: Ratio of row width to sequence length above which the remark is a problem instead of a note.
 _MUCH_WIDER = 1.25
-_CHECKED_ROWS = 32
 #: Maximum number of names in a remark.
 _NAMES = 8
 #: Learning rate below which most updates are smaller than half the last bit of a bfloat16 weight.
@@ -34,35 +31,32 @@ _LEAST_ROUNDED = 1e-4
 #: Texts that are meant as a flag -> the flag to write.
 _FLAGS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 _SMALL_MODEL = 100_000_000
-#: Number of trained tokens at the end of an example that are searched for the closing token: templates may write a line
-#: break after it.
-_CLOSING = 3
 
 
 def of_tokenizer(tokenizer: Any, renderer: Renderer) -> Iterator[Remark]:
     """Yields remarks on special tokens and the chat template."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     if eos is None:
-        yield _problem(
+        yield problem(
             "The tokenizer defines no end-of-sequence token: answers may never end when the model is used."
         )
     if pad is None:
-        yield _note(
+        yield note(
             "The tokenizer defines no padding token. Training needs none, but some programs that use the exported "
             "model do."
         )
     elif pad == eos:
-        yield _note(
+        yield note(
             "Padding and end of sequence are the same token. The mask here depends on positions, so ends are trained; "
             "programs that mask by the padding token would not learn to end."
         )
     if not tokenizer.chat_template:
-        yield _note(
+        yield note(
             "The tokenizer has no chat template: prompts and completions are concatenated unchanged, and "
             "conversations cannot be trained. datasets.chatTemplate sets one."
         )
     elif not renderer.generation_prompt():
-        yield _note(
+        yield note(
             "The chat template writes nothing before an assistant's turn (add_generation_prompt changes "
             "nothing): an answer begins right after the last message."
         )
@@ -72,7 +66,7 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Remark]:
     """Yields remarks on arguments of the chat template that are texts but meant as true or false."""
     for name, value in arguments.items():
         if isinstance(value, str) and value.strip().lower() in _FLAGS:
-            yield _problem(
+            yield problem(
                 f"datasets.chatTemplate.arguments.{name} is the text {value!r}, which most templates treat as neither "
                 f"true nor false: write {_FLAGS[value.strip().lower()]}."
             )
@@ -84,19 +78,20 @@ def of_class(misreading: str | None) -> Iterator[Remark]:
     ``misreading`` is the class in tokenizer_config.json if its tokens differ from those of tokenizer.json, else None.
     """
     if misreading is not None:
-        yield _note(
+        yield note(
             f"transformers loads this tokenizer as {misreading}, which produces other tokens than its tokenizer.json. "
             "Here tokenizer.json is used, and the exported tokenizer_config.json names PreTrainedTokenizerFast, which "
             "uses it too. A program that serves the base model from its own folder may produce other tokens."
         )
 
 
-def of_ends(examples: Examples, ends: frozenset[int], max_length: int) -> Iterator[Remark]:
-    """Yields a remark if the first rows that are not truncated do not train the model to end its answers."""
-    first_rows = [examples.read(number) for number in range(min(_CHECKED_ROWS, len(examples)))]
-    last = [each.ids[each.trained][-_CLOSING:] for each in first_rows if len(each) < max_length]
-    if last and not any(np.isin(ids, list(ends)).any() for ids in last):
-        yield _problem(
+def of_ends(examples: Examples, ends: Sequence[int], max_length: int) -> Iterator[Remark]:
+    """Yields a remark if no row ends its answers with a special token, except rows that are truncated.
+
+    ``ends``: tokens with which the rows' answers end (:func:`.special_tokens.trained_ends`).
+    """
+    if not ends and (examples.lengths() < max_length).any():
+        yield problem(
             "No trained turn ends with a token that ends an answer: the chat template ends turns with none. The "
             "tuned model may not stop."
         )
@@ -107,41 +102,40 @@ def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterat
     for report in reports:
         rows = max(1, report.rows)
         if report.dropped_rows:
-            yield _note(f"{report.name}: {report.dropped_rows:,} rows are dropped.")
+            yield note(f"{report.name}: {report.dropped_rows:,} rows are dropped.")
         if report.duplicate_rows > _MANY_EQUAL * rows:
-            yield _note(
+            yield note(
                 f"{report.name}: {report.duplicate_rows:,} of {report.rows:,} rows are equal to an earlier one."
             )
         if report.epoch_sequences and report.sequences and report.epoch_sequences > 4 * report.sequences:
             times = report.epoch_sequences / report.sequences
-            yield _problem(
-                f"{report.name}: its weight repeats every sequence {times:.1f} times in one epoch."
-            )
+            yield problem(f"{report.name}: its weight repeats every sequence {times:.1f} times in one epoch.")
     for leak in leaks:
         if leak.same_rows.count:
-            yield _problem(
+            yield problem(
                 f"{leak.validation}: {leak.same_rows.count:,} rows are also in {leak.train}; its loss will be "
                 "lower than on unseen data."
             )
         if leak.same_prompts.count:
-            yield _note(
+            yield note(
                 f"{leak.validation}: {leak.same_prompts.count:,} prompts are also in {leak.train} with other answers."
             )
 
 
 def of_rows(described: Sequence[DatasetDetails]) -> Iterator[Remark]:
     """Yields remarks on rows that are not trained completely or not as written."""
+    kinds = {str(kind): kind for kind in Note}
     for details in described:
         report = details.report
         for found in details.found:
-            said = notes.SAID.get(found.kind)
-            if said is None:
+            kind = kinds.get(found.kind)
+            if kind is None or kind.level == "Count":
                 continue
             many = found.count > _MANY_NOTED * report.rows
-            room = notes.ROOM if report.format.startswith(Format.PREFERENCE) else ""
+            room = ROOM if report.format.startswith(Format.PREFERENCE) else ""
             first = f"{report.name}: {found.count:,} of {report.rows:,} rows (the first: {found.first[0]})"
-            problem = said.level == "Problem" or (said.level == "Many" and many)
-            yield (_problem if problem else _note)(f"{first} {said.text.format(room=room)}")
+            text = f"{first}: {kind}. {kind.advice.format(room=room)}".rstrip()
+            yield problem(text) if kind.level == "Problem" or (kind.level == "Many" and many) else note(text)
 
 
 def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequence[str]]) -> Iterator[Remark]:
@@ -154,15 +148,15 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
         texts = [value.name for value in details.unread if value.text and not value.ignored]
         if texts:
             more = f" and {len(texts) - _NAMES:,} more" if len(texts) > _NAMES else ""
-            yield _note(
+            yield note(
                 f"{name}: nothing reads the texts of {', '.join(texts[:_NAMES])}{more}. If one of them belongs to the "
                 "prompt or the answer, map it with columns."
             )
         if details.unread_more:
-            yield _note(f"{name}: {details.unread_more:,} values under further names are not read.")
+            yield note(f"{name}: {details.unread_more:,} values under further names are not read.")
         seen = {value.name for value in details.unread if value.ignored}
         if unseen := [column for column in ignored.get(name, ()) if column not in seen]:
-            yield _note(f"{name}: columns.ignore lists {', '.join(unseen)}, which does not occur.")
+            yield note(f"{name}: columns.ignore lists {', '.join(unseen)}, which does not occur.")
 
 
 def of_width(request: StageRequest, width: int, context_length: int) -> Iterator[Remark]:
@@ -178,11 +172,11 @@ def of_width(request: StageRequest, width: int, context_length: int) -> Iterator
         f"are still truncated at {length:,}"
     )
     if request.data.packing:
-        yield _note(f"{seen}, and packing fills the whole row.")
+        yield note(f"{seen}, and packing fills the whole row.")
         return
     advice = f"; maxSeqLength {width:,} costs no more" if width <= context_length else ""
     text = f"{seen}, and the padding is computed too{advice}."
-    yield _problem(text) if width > _MUCH_WIDER * length else _note(text)
+    yield problem(text) if width > _MUCH_WIDER * length else note(text)
 
 
 def of_learning_rate(method: MethodSpec, chosen: HyperparametersSpec, parameters: int) -> Iterator[Remark]:
@@ -198,7 +192,7 @@ def of_learning_rate(method: MethodSpec, chosen: HyperparametersSpec, parameters
         return
     kind = f"{method.type} {'with LoRA' if method.lora else 'of all weights'}"
     effect = "may forget or diverge" if chosen.learning_rate > highest else "may learn very little"
-    yield _problem(
+    yield problem(
         f"The learning rate, {chosen.learning_rate:g}, is outside of the usual range for {kind} ({lowest:g} to "
         f"{highest:g}): the model {effect}."
     )
@@ -209,7 +203,7 @@ def of_warmup(chosen: HyperparametersSpec, steps: int) -> Iterator[Remark]:
     if not chosen.warmup_steps or chosen.warmup_steps < steps:
         return
     effect = "is 0 in the only step, and training fails" if steps == 1 else "never reaches its full value"
-    yield _problem(
+    yield problem(
         f"The warm-up, hyperparameters.warmupSteps {chosen.warmup_steps:,}, spans all {steps:,} steps, so the learning "
         f"rate {effect}: lower it, or set warmupRatio."
     )
@@ -218,15 +212,15 @@ def of_warmup(chosen: HyperparametersSpec, steps: int) -> Iterator[Remark]:
 def of_weight_precision(method: MethodSpec, chosen: HyperparametersSpec) -> Iterator[Remark]:
     """Yields a remark if bfloat16 weights are too coarse for full fine-tuning at the learning rate."""
     if method.lora is None and chosen.weight_precision == "BF16" and chosen.learning_rate < _LEAST_ROUNDED:
-        yield _problem(
+        yield problem(
             f"weightPrecision BF16 keeps 8 bits of a weight, so most updates at a learning rate of "
             f"{chosen.learning_rate:g} are rounded away: use FP32 or LoRA."
         )
 
 
-def _problem(text: str) -> Remark:
+def problem(text: str) -> Remark:
     return Remark(level="Problem", text=text)
 
 
-def _note(text: str) -> Remark:
+def note(text: str) -> Remark:
     return Remark(level="Note", text=text)

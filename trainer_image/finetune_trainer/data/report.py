@@ -1,6 +1,6 @@
 """The data report: counts, and locations of rows that users should check before they spend TPU hours on the data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from finetune_contract import (
     RowsFound,
     SampleRow,
 )
-from finetune_trainer.data import notes
 from finetune_trainer.data.dataset import Dataset, SourceSubset
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import Digests, Int64Array
-from finetune_trainer.data.template import TokenizedExample
+from finetune_trainer.data.notes import Note
 
 _FIRST = 20
 _SAMPLES = 3
@@ -58,17 +58,19 @@ def _percentile(lengths: Int64Array, percent: int) -> int:
 def _found(piece: SourceSubset) -> Iterator[RowsFound]:
     index, chosen = piece.source.index, piece.chosen
     for number, why in enumerate(index.reasons if piece.counts_dropped else ()):
-        which = np.flatnonzero(index.dropped_why == number)
-        yield _rows_found(f"dropped: {why}", index.dropped_places(which[:_FIRST]), len(which))
+        yield _rows_found(
+            f"dropped: {why}", index.dropped_places, np.flatnonzero(index.dropped_why == number)
+        )
     noted = index.noted_in(chosen)
     for number, what in enumerate(index.notes):
-        which = noted[index.noted_what[noted] == number]
-        yield _rows_found(what, index.noted_places(which[:_FIRST]), len(which))
+        yield _rows_found(what, index.noted_places, noted[index.noted_what[noted] == number])
     rows, contents = index.row_contents(chosen)
-    split = rows[np.diff(rows, append=len(chosen)) > 1]
-    yield _rows_found(notes.SPLIT, index.places(chosen[split[:_FIRST]]), len(split))
-    again = rows[repeated(contents)]
-    yield _rows_found("equal to an earlier row", index.places(chosen[again[:_FIRST]]), len(again))
+    yield _rows_found(Note.SPLIT, index.places, chosen[rows[np.diff(rows, append=len(chosen)) > 1]])
+    yield _rows_found("equal to an earlier row", index.places, chosen[rows[repeated(contents)]])
+
+
+def _rows_found(kind: str, places: Callable[[Int64Array], list[str]], which: Int64Array) -> RowsFound:
+    return RowsFound(kind=kind, count=len(which), first=places(which[:_FIRST]))
 
 
 def repeated(content: Digests) -> Int64Array:
@@ -95,19 +97,11 @@ def leaks(train: Dataset, validation: Sequence[Dataset]) -> list[Leak]:
                         Leak(
                             validation=checked.name,
                             train=trained.source.spec.name,
-                            same_rows=_at("same row", piece, np.flatnonzero(same)),
-                            same_prompts=_at("same prompt", piece, np.flatnonzero(asked)),
+                            same_rows=_rows_found("same row", index.places, chosen[same]),
+                            same_prompts=_rows_found("same prompt", index.places, chosen[asked]),
                         )
                     )
     return found
-
-
-def _at(kind: str, piece: SourceSubset, which: Int64Array) -> RowsFound:
-    return _rows_found(kind, piece.source.index.places(piece.chosen[which[:_FIRST]]), len(which))
-
-
-def _rows_found(kind: str, first: list[str], count: int) -> RowsFound:
-    return RowsFound(kind=kind, count=count, first=first)
 
 
 def samples(piece: SourceSubset, tokenizer: Any) -> list[SampleRow]:

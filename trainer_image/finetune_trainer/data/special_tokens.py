@@ -1,4 +1,4 @@
-"""Compares tokenizer and model: tokens without an embedding, and tokens that end an answer.
+"""Compares tokenizer, rows and model: tokens without an embedding, and tokens that end an answer.
 
 Published models differ in these respects and train well: vocabularies padded beyond the tokenizer, several end tokens,
 no padding token, an added token that only an image model reads. Training on an id without an embedding is an error; all
@@ -6,6 +6,7 @@ other differences are remarks.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,19 @@ from typing import Any
 import numpy as np
 
 from finetune_contract import ExitCode, Remark
+from finetune_trainer.data.dataset import Dataset, SourceSubset
+from finetune_trainer.data.examples import Int64Array
 from finetune_trainer.data.prepare import PreparedSource
+from finetune_trainer.data.remarks import note, problem
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _SHOWN = 3
+#: Number of tokens at the end of an answer of which one must be special: templates may write white space after it.
+_CLOSING = 3
+#: Most tokens that are reported as ends.
+_MOST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +110,12 @@ def require_known(source: PreparedSource, tokenizer: Any, vocab_size: int) -> No
     """Raises ``StageError`` 65 for the first row with a token for which the model has no embedding."""
     unknown = beyond(tokenizer, vocab_size)
     number = source.tokens.first_from(vocab_size) if unknown else None
-    if number is None:
-        return
-    index = next(int(each) for each in source.tokens.read(number).ids if each >= vocab_size)
-    (row,) = source.index.places(np.asarray([number], np.int64))
-    raise StageError(
-        ExitCode.BAD_DATA, "TokenUnknown", "a row contains a token that the model has no embedding for",
-        where=f"{source.spec.path}, {row}", actual=f"{unknown.get(index, '')} (id {index})",
-        expected=f"ids below the model's {vocab_size}",
-        fix="Remove the token from the row or from the chat template.",
-    )  # fmt: skip
+    if number is not None:
+        (row,) = source.index.places(np.asarray([number], np.int64))
+        _require(
+            source.tokens.read(number).ids.tolist(), unknown, vocab_size, ExitCode.BAD_DATA, "a row",
+            where=f"{source.spec.path}, {row}", fix="Remove the token from the row or from the chat template.",
+        )  # fmt: skip
 
 
 def require_known_prompts(
@@ -123,13 +127,61 @@ def require_known_prompts(
     """
     unknown = beyond(tokenizer, vocab_size)
     for number, prompt in enumerate(prompts):
-        index = next((each for each in renderer.prompt(prompt) if each >= vocab_size), None)
-        if index is not None:
-            raise StageError(
-                ExitCode.BAD_REQUEST, "TokenUnknown", "a prompt contains a token that the model has no embedding for",
-                where=f"spec.evaluation.prompts[{number}]", actual=f"{unknown.get(index, '')} (id {index})",
-                expected=f"ids below the model's {vocab_size}", fix="Remove the token from the prompt.",
-            )  # fmt: skip
+        _require(
+            renderer.prompt(prompt), unknown, vocab_size, ExitCode.BAD_REQUEST, "a prompt",
+            where=f"spec.evaluation.prompts[{number}]", fix="Remove the token from the prompt.",
+        )  # fmt: skip
+
+
+def _require(
+    ids: Sequence[int], unknown: Mapping[int, str], vocab_size: int, code: ExitCode, what: str, **said: str
+) -> None:
+    """Raises ``StageError`` for the first of the ids that has no embedding."""
+    index = next((index for index in ids if index >= vocab_size), None)
+    if index is not None:
+        raise StageError(
+            code, "TokenUnknown", f"{what} contains a token that the model has no embedding for",
+            actual=f"{unknown.get(index, '')} (id {index})", expected=f"ids below the model's {vocab_size}", **said,
+        )  # fmt: skip
+
+
+def trained_ends(data: Dataset, renderer: Renderer, tokenizer: Any, *, limit: int, pairs: bool) -> list[int]:
+    """Returns the special tokens that end an answer of ``data``, those of most answers first.
+
+    Training teaches the model to end its answers with them, so a program that serves it has to stop there. They are
+    counted, because the chat template alone does not determine them: rows may have several formats, and a mask may
+    leave out the token that closes a turn. The end of an answer is its last trained token apart from white space. An
+    answer that may have been cut is not counted: one that reaches the last of ``limit`` tokens of its example or, of
+    ``pairs``, has ``limit`` tokens itself. Of a pair, only the chosen answer counts.
+    """
+    counts: Counter[int] = Counter()
+    for piece in data.pieces:
+        tokens = piece.source.tokens
+        begins, ends = _whole_answers(piece, limit, pairs=pairs)
+        for back in range(1, _CLOSING + 1):
+            inside = ends - back >= begins
+            begins, ends = begins[inside], ends[inside]
+            ids = tokens.trained_at(ends - back)
+            distinct, number = np.unique(ids, return_counts=True)
+            special = np.isin(distinct, list(renderer.special_ids))
+            counts.update(dict(zip(distinct[special].tolist(), number[special].tolist(), strict=True)))
+            blank = [index for index in distinct[~special].tolist() if not tokenizer.decode([index]).strip()]
+            further = np.isin(ids, blank)
+            begins, ends = begins[further], ends[further]
+    return [index for index, _ in counts.most_common(_MOST)]
+
+
+def _whole_answers(piece: SourceSubset, limit: int, *, pairs: bool) -> tuple[Int64Array, Int64Array]:
+    """Returns where the answers of a source that are used and not cut begin and end in its file."""
+    tokens = piece.source.tokens
+    begins, ends = tokens.trained_runs()
+    examples = np.searchsorted(tokens.ends(), begins, side="right")
+    if pairs:
+        kept = (np.diff(examples, prepend=-1) > 0) & (ends - begins < limit)
+    else:
+        kept = (ends < tokens.ends()[examples]) | (tokens.lengths()[examples] < limit)
+    kept &= np.isin(examples, piece.chosen)
+    return begins[kept], ends[kept]
 
 
 def of_model(
@@ -143,17 +195,15 @@ def of_model(
     unknown = beyond(tokenizer, vocab_size)
     if unknown:
         shown = ", ".join(f"{token} ({index})" for index, token in sorted(unknown.items())[:_SHOWN])
-        yield Remark(
-            level="Note",
-            text=f"The model has no embedding for {len(unknown)} of the tokenizer's tokens: {shown}. No row may "
+        yield note(
+            f"The model has no embedding for {len(unknown)} of the tokenizer's tokens: {shown}. No row may "
             "contain them; a program that pads the exported model's inputs with one fails.",
         )
     for file in files:
         for name in ("bos", "eos", "pad"):
             if outside := [index for index in getattr(file, name) if index >= vocab_size]:
-                yield Remark(
-                    level="Problem",
-                    text=f"{file.file}: {name}_token_id is {outside[0]}, but the model has {vocab_size} tokens.",
+                yield problem(
+                    f"{file.file}: {name}_token_id is {outside[0]}, but the model has {vocab_size} tokens.",
                 )
     yield from _of_ends(tokenizer, renderer.end_ids() if ends is None else ends, files)
     yield from _of_others(tokenizer, files)
@@ -165,16 +215,14 @@ def _of_ends(tokenizer: Any, ends: Collection[int], files: list[DeclaredTokenIds
     shown = ", ".join(_shown(tokenizer, index) for index in stops[:_SHOWN]) or "no token"
     if further := sorted(set(ends) - set(stops)):
         trained = " or ".join(_shown(tokenizer, index) for index in further)
-        yield Remark(
-            level="Note",
-            text=f"Answers are trained to end with {trained}, and the base model's files stop at {shown}: the exported "
+        yield note(
+            f"Answers are trained to end with {trained}, and the base model's files stop at {shown}: the exported "
             "generation_config.json stops at all of them. The card of an exported adapter names them for servers "
             "of the base model.",
         )
     elif stops and eos is not None and eos not in stops:
-        yield Remark(
-            level="Note",
-            text=f"The tokenizer's end of sequence is {_shown(tokenizer, eos)}, that of the model's files {shown}.",
+        yield note(
+            f"The tokenizer's end of sequence is {_shown(tokenizer, eos)}, that of the model's files {shown}.",
         )
 
 
@@ -183,9 +231,8 @@ def _of_others(tokenizer: Any, files: list[DeclaredTokenIds]) -> Iterator[Remark
     for name in ("bos", "pad") if config else ():
         theirs, own = getattr(config, name), getattr(tokenizer, f"{name}_token_id")
         if own is not None and theirs and own not in theirs:
-            yield Remark(
-                level="Note",
-                text=f"The tokenizer's {name}_token is {_shown(tokenizer, own)}, config.json's "
+            yield note(
+                f"The tokenizer's {name}_token is {_shown(tokenizer, own)}, config.json's "
                 f"{_shown(tokenizer, theirs[0])}. The tokenizer's is used.",
             )
 

@@ -7,7 +7,6 @@ are those that the template marks as generated (``{% generation %}``); without m
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from typing import Any
@@ -16,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from finetune_contract import OWN_TEMPLATE, ExitCode
-from finetune_trainer.data import notes
-from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, digest
-from finetune_trainer.data.contents import Contents
-from finetune_trainer.data.controls import ControlTokens
-from finetune_trainer.data.encoding import Encoder
-from finetune_trainer.data.masking import Masker, Rendered
+from finetune_trainer.data.chat import Chat, Message, Tokenizer, Tools, digest
+from finetune_trainer.data.contents import Contents, ControlTokens
+from finetune_trainer.data.encoding import Encoder, Rendered, TokenizedExample
+from finetune_trainer.data.notes import BLANK_ANSWER, BLANK_TEXT, Note, leaves_out
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation, Example, PlainText, TextPair
 from finetune_trainer.data.turns import Turn, TurnFinder
@@ -30,21 +27,6 @@ from finetune_trainer.errors import StageError
 _LOG = logging.getLogger(__name__)
 #: Number of trained tokens that are decoded first to find out whether any of them is text.
 _FEW = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizedExample:
-    """One example: token ids, and for each whether its prediction is trained. Both have shape [length]."""
-
-    ids: npt.NDArray[np.int32]
-    trained: npt.NDArray[np.bool_]
-    notes: tuple[str, ...] = ()
-    """Notes on parts of the row that are not trained as written (:mod:`.notes`)."""
-    dropped: str | None = None
-    """Reason not to train the row; None if it may be trained."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class Renderer:
@@ -67,28 +49,18 @@ class Renderer:
         self._turns = TurnFinder(self.chat, tokenizer)
         self._controls = ControlTokens(tokenizer)
         self._encoder = Encoder(tokenizer, self._controls)
-        self._masker = Masker(tokenizer, self._controls, self._encoder)
 
     @cached_property
     def _contents(self) -> Contents:
-        return Contents(
-            self._tokenizer,
-            self._controls,
-            generation_prompt=self.generation_prompt() if self.chat.exists else "",
-            train_on_prompt=self._train_on_prompt,
-        )
+        asked = self.generation_prompt() if self.chat.exists else ""
+        return Contents(self._tokenizer, self._controls, asked, self._train_on_prompt)
 
     def identity(self) -> dict[str, str]:
         """Returns everything that determines how an example becomes tokens, by name."""
         tokenizer = self._tokenizer
-        backend = [
-            tokenizer.backend_tokenizer.to_str(),
-            self._masker.adds_bos,
-            tokenizer.bos_token_id,
-            tokenizer.eos_token_id,
-        ]
+        ends = [self._encoder.adds_bos, tokenizer.bos_token_id, tokenizer.eos_token_id]
         return {
-            "tokenizer": digest([*backend, sorted(self._controls.ids)]),
+            "tokenizer": digest([tokenizer.backend_tokenizer.to_str(), *ends, sorted(self._controls.ids)]),
             **self.chat.identity(),
             "trainOnPrompt": str(self._train_on_prompt),
         }
@@ -99,15 +71,7 @@ class Renderer:
 
     def many(self, examples: Sequence[Example]) -> list[TokenizedExample]:
         """Returns the tokens of each example. Tokenizes all at once, which is several times as fast."""
-        rendered = [self._rendered(example) for example in examples]
-        if not rendered:
-            return []
-        return [
-            TokenizedExample(
-                ids=np.asarray(ids, np.int32), trained=trained, notes=tuple(said), dropped=example.dropped
-            )
-            for example, (ids, trained, said) in zip(rendered, self._masker.many(rendered), strict=True)
-        ]
+        return list(self._encoder.many([self._rendered(example) for example in examples]))
 
     def _rendered(self, example: Example) -> Rendered:
         if isinstance(example, Conversation):
@@ -117,7 +81,7 @@ class Renderer:
                 text=example.text,
                 turns=None,
                 notes=self._contents.of_text(example),
-                dropped=notes.BLANK_TEXT if self._controls.blank(example.text) else None,
+                dropped=BLANK_TEXT if self._controls.blank(example.text) else None,
                 framed=True,
             )
         said = self._contents.of_pair(example, joined=not self.chat.exists)
@@ -130,14 +94,14 @@ class Renderer:
             turns=None if self._train_on_prompt else [answer],
             begins=[answer.begin],
             notes=said,
-            dropped=notes.BLANK_ANSWER if self._controls.blank(example.completion) else None,
+            dropped=BLANK_ANSWER if self._controls.blank(example.completion) else None,
             framed=True,
         )
 
     def _conversation(self, example: Conversation, said: list[str]) -> Rendered:
         """Returns the example as the template renders it. ``said`` are notes on its contents."""
         place, tools = example.place, example.tools
-        said = [*([notes.TOOLS_LEFT_OUT] if tools and not self.chat.takes_tools else ()), *said]
+        said = [*([Note.TOOLS_LEFT_OUT] if tools and not self.chat.takes_tools else ()), *said]
         messages, text = self.chat.settled(example.messages, place, tools=tools)
         trained = [number for number, wanted in enumerate(example.trained) if wanted]
         blank = {number for number in trained if self._controls.blank_message(example.messages[number])}
@@ -147,23 +111,23 @@ class Renderer:
                 "Remove the weights, or remove trainOnPrompt.",
             )
         if trained and len(blank) == len(trained):
-            return Rendered(text=text, turns=[], dropped=notes.BLANK_ANSWER)
+            return Rendered(text=text, turns=[], dropped=BLANK_ANSWER)
         turns = []
         if blank or not self._train_on_prompt:
             turns = self._turns.of(text, messages, place, tools=tools)
         if self._train_on_prompt:
             hidden = [turn for number in sorted(blank) if (turn := turns[number]) is not None]
-            said += [notes.BLANK_TURN] if blank else []
+            said += [Note.BLANK_TURN] if blank else []
             said += _left_out(example, [text] * len(messages))
             return Rendered(text=text, turns=None, hidden=hidden, notes=said)
         shown = ["" if turn is None else text[turn.begin : turn.end] for turn in turns]
         blank |= {number for number in trained if self._controls.blank(shown[number])}
         wanted = [turn for number in trained if number not in blank and (turn := turns[number]) is not None]
         if trained and not wanted:
-            return Rendered(text=text, turns=[], dropped=notes.BLANK_ANSWER)
+            return Rendered(text=text, turns=[], dropped=BLANK_ANSWER)
         if wanted and wanted[-1].departs:
-            said.append(notes.ASKED_OTHERWISE)
-        said += [notes.BLANK_TURN] if blank else []
+            said.append(Note.ASKED_OTHERWISE)
+        said += [Note.BLANK_TURN] if blank else []
         begins = [turn.begin for turn in wanted]
         marks = self.chat.marks(messages, tools=tools)
         if marks is not None:
@@ -184,13 +148,7 @@ class Renderer:
             return self.opened(text)
         return self.ids(self.chat.continued([{"role": "user", "content": text}], asking=True))
 
-    def asking(
-        self,
-        messages: Sequence[Message],
-        place: RowLocation,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
+    def asking(self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None) -> list[int]:
         """Returns the token ids of a conversation up to where the assistant's next turn begins.
 
         Raises ``StageError`` 65 if the template rejects the conversation.
@@ -198,13 +156,7 @@ class Renderer:
         settled, _ = self.chat.settled(messages, place, tools=tools)
         return self.ids(self.chat.render(settled, place, tools=tools, asking=True))
 
-    def answer(
-        self,
-        messages: Sequence[Message],
-        place: RowLocation,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
+    def answer(self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None) -> str:
         """Returns the last message, which is the assistant's, as the model writes it.
 
         Includes tool calls but no special tokens. Raises ``StageError`` 65 if the template rejects the conversation or
@@ -224,41 +176,23 @@ class Renderer:
     def end_ids(self) -> frozenset[int]:
         """Returns the tokens that end an answer.
 
-        These are the end of sequence, and the token with which the template closes an assistant's turn if it accepts a
-        conversation with a single answer.
+        These are the end of sequence, and the special token with which the template closes an assistant's turn if it
+        accepts a conversation with a single answer.
         """
-        ends = {self._tokenizer.eos_token_id, self._closing_id() if self.chat.exists else None}
-        return frozenset(index for index in ends if index is not None)
-
-    def _closing_id(self) -> int | None:
-        """Returns the special token with which the template closes a turn; None if there is none or it is unknown."""
-        place = RowLocation(path="", file="", row=0)
-        for asked in SHORTEST:
-            messages = [*asked, {"role": "assistant", "content": "z"}]
-            trained = [message["role"] == "assistant" for message in messages]
-            try:
-                tokens = self.tokens(Conversation(place=place, messages=messages, trained=trained))
-            except StageError:
-                continue
-            closing = None
-            for index in reversed(tokens.ids[tokens.trained].tolist()):
-                if index in self._controls.ids:
-                    closing = index
-                elif self._tokenizer.decode([index]).strip():
-                    break
-            return closing
-        return None
+        closing = self.ids(self._turns.closing) if self.chat.exists else []
+        first = next((index for index in closing if index in self._controls.ids), None)
+        return frozenset(index for index in (self._tokenizer.eos_token_id, first) if index is not None)
 
     def generation_prompt(self) -> str:
         """Returns the generation prompt, which the template writes to request an assistant's turn; '' if none."""
-        return self._turns.generation_prompt()
+        return self._turns.generation_prompt
 
     def opened(self, text: str) -> list[int]:
         """Returns the token ids of a text, including one beginning-of-sequence token.
 
         If there is a chat template, the text already contains that token; otherwise it is added if the tokenizer does.
         """
-        return self.ids(text) if self.chat.exists else self._masker.opened(self.ids(text))
+        return self.ids(text) if self.chat.exists else self._encoder.opened(self.ids(text))
 
     def ids(self, text: str) -> list[int]:
         """Returns the token ids of the text without added special tokens."""
@@ -275,14 +209,11 @@ class Renderer:
 
 def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
     """Returns notes on parts of the trained messages that are missing in ``shown``, their rendered texts."""
-    trained = [number for number, each in enumerate(example.trained) if each]
-    lacking = {number for number in trained if notes.leaves_out(example.messages[number], shown[number])}
-    said = []
-    if lacking & set(trained[-1:]):
-        said.append(notes.ANSWER_LEFT_OUT)
-    if lacking & set(trained[:-1]):
-        said.append(notes.TURN_LEFT_OUT)
-    return said
+    trained = [number for number, wanted in enumerate(example.trained) if wanted]
+    lacking = [number for number in trained if leaves_out(example.messages[number], shown[number])]
+    return sorted(
+        {Note.ANSWER_LEFT_OUT if number == trained[-1] else Note.TURN_LEFT_OUT for number in lacking}
+    )
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> None:
@@ -301,19 +232,13 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
         template = own if own.startswith(before) and own.endswith(after) else f"{before}{own}{after}"
     tokenizer.chat_template = template
     try:
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": "x"}], tokenize=False, add_generation_prompt=False
-        )
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise StageError(
-            ExitCode.BAD_REQUEST,
-            "ChatTemplateInvalid",
-            "the chat template is not valid Jinja",
-            where="spec.datasets.chatTemplate",
-            actual=f"line {error.lineno}: {error.message}",
-            expected="a template that transformers can render",
-            fix="Correct this line.",
-        ) from error
+            ExitCode.BAD_REQUEST, "ChatTemplateInvalid", "the chat template is not valid Jinja",
+            where="spec.datasets.chatTemplate", actual=f"line {error.lineno}: {error.message}",
+            expected="a template that transformers can render", fix="Correct this line.",
+        ) from error  # fmt: skip
     except Exception:  # noqa: BLE001  templates may reject the probe, as some do without a system message
         _LOG.debug("the chat template rejects a conversation of one message", exc_info=True)
 

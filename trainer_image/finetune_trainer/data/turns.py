@@ -10,9 +10,10 @@ A turn begins where its generation prompt ends, and ends with the token that clo
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, Tools
 from finetune_trainer.data.row_location import RowLocation
@@ -53,6 +54,13 @@ class _Split(dict[str, Any]):
     """A message whose marker is inserted in the middle of its content instead of replacing it."""
 
 
+class _Row(NamedTuple):
+    """What the template receives with the messages of a row, and the row's location for errors."""
+
+    place: RowLocation
+    tools: Tools
+
+
 class TurnFinder:
     """Finds the assistant's turns in texts rendered by ``chat``."""
 
@@ -60,7 +68,6 @@ class TurnFinder:
         self._chat, self._tokenizer = chat, tokenizer
         self._kept: dict[tuple[tuple[str, ...], str, bool], list[str]] = {}
         self._held = 0
-        self._asks: str | None = None
 
     def of(
         self, text: str, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None
@@ -69,182 +76,119 @@ class TurnFinder:
 
         Raises ``StageError`` 65 if the template omits or moves a message.
         """
-        plain = all(len(each) == 2 for each in messages if each["role"] == "assistant")
-        found = self._between_contents(text, messages, place, tools) if plain else None
-        if found:
-            return found
-        try:
-            return self._as_they_are(text, messages, place, tools)
-        except StageError as error:
-            # Templates may depend on contents, as Qwen3's on tool results in a user's message.
-            split = [each if each["role"] == "assistant" else _Split(each) for each in messages]
+        row = _Row(place, tools)
+        refusals = []
+        for form, real in self._ways(messages, row):
+            try:
+                return self._located(text, form, row, real)
+            except StageError as error:
+                refusals.append(error)
+        raise refusals[-2]
+
+    def _ways(
+        self, messages: Sequence[Message], row: _Row
+    ) -> Iterator[tuple[Sequence[Message], frozenset[int]]]:
+        """Yields what to render with markers, and which messages have none; the fastest and most exact way first."""
+        answers = frozenset(n for n, message in enumerate(messages) if message["role"] == "assistant")
+        if all(len(messages[n]) == 2 for n in answers):
+            self._around(messages, row)  # raises if the template omits a message
+            yield messages, frozenset()
+        yield messages, answers
+        # Templates may depend on contents, as Qwen3's on tool results in a user's message.
+        yield [message if n in answers else _Split(message) for n, message in enumerate(messages)], answers
+
+    @cached_property
+    def closing(self) -> str:
+        """The text that the template writes after a conversation's only answer; '' if it rejects such conversations."""
+        row = _Row(RowLocation(path="", file="", row=0), None)
+        for ask in SHORTEST:
             with contextlib.suppress(StageError):
-                return self._as_they_are(text, split, place, tools)
-            raise error
+                return self._around([*ask, {"role": "assistant", "content": "x"}], row)[-1]
+        return ""
 
+    @cached_property
     def generation_prompt(self) -> str:
-        """Returns the text that the template writes to request an assistant's turn; '' if it writes none."""
-        if self._asks is None:
-            place = RowLocation(path="spec.datasets.chatTemplate", file="", row=0)
-            plain, asking = "x", ""
-            for ask in SHORTEST:
-                with contextlib.suppress(StageError):
-                    plain, asking = (self._chat.render(ask, place, asking=each) for each in (False, True))
-                    break
-            shared = _shared(plain, asking)
-            # Some templates write the end of sequence after a text without generation prompt.
-            self._asks = asking[shared:] if asking.startswith(plain) or shared >= plain.find("x") >= 0 else ""
-        return self._asks
+        """The text that the template writes to request an assistant's turn; '' if it writes none."""
+        place = RowLocation(path="spec.datasets.chatTemplate", file="", row=0)
+        for ask in SHORTEST:
+            with contextlib.suppress(StageError):
+                plain, asking = (self._chat.render(ask, place, asking=each) for each in (False, True))
+                shared = _shared(plain, asking)
+                # Some templates write the end of sequence after a text without generation prompt.
+                return asking[shared:] if asking.startswith(plain) or shared >= plain.find("x") >= 0 else ""
+        return ""
 
-    def _between_contents(
-        self, text: str, messages: Sequence[Message], place: RowLocation, tools: Tools
-    ) -> list[Turn | None] | None:
-        """Finds the turns if the text contains every assistant's content unchanged or stripped, else returns None."""
-        around = self._around(messages, place, tools)
-        turns: list[Turn | None] = []
-        if not text.startswith(around[0]):
-            return None
-        position = len(around[0])
-        for number, message in enumerate(messages):
-            answers = message["role"] == "assistant"
-            closing = around[number + 1]
-            end = _end_of(text, position, str(message["content"]), closing, last=number == len(messages) - 1,
-                          changed=not answers)  # fmt: skip
-            if end is None:
-                return None
-            if answers:
-                opening = around[number]
-                asked, departs = self._asked(
-                    text[position - len(opening) :], opening, messages[:number], place, tools
-                )
-                begin = position - len(opening) + asked
-                turns.append(
-                    Turn(
-                        begin=begin,
-                        end=end,
-                        closed=end + self._closing(number, around, messages, place, tools),
-                        departs=departs,
-                    )
-                )
-            else:
-                turns.append(None)
-            position = end + len(closing)
-        return turns
-
-    def _as_they_are(
-        self, text: str, messages: Sequence[Message], place: RowLocation, tools: Tools
+    def _located(
+        self, text: str, messages: Sequence[Message], row: _Row, real: frozenset[int]
     ) -> list[Turn | None]:
-        answers = frozenset(n for n, each in enumerate(messages) if each["role"] == "assistant")
-        gaps = self._around(messages, place, tools, real=answers)
-        others = [number for number in range(len(messages)) if number not in answers]
+        """Returns the turns. Those in ``real`` are between contents, all others are contents themselves.
+
+        Raises ``StageError`` 65 if the text does not consist of the contents and what the template writes around them.
+        """
+        gaps = self._around(messages, row, real=real)
+        contents = [number for number in range(len(messages)) if number not in real]
         turns: list[Turn | None] = [None] * len(messages)
         position = 0
-        for which, gap in enumerate(gaps):
-            before = others[which - 1] if which else -1
-            after = others[which] if which < len(others) else len(messages)
-            within = range(before + 1, after)
+        for gap, closing, before, after in zip(
+            gaps, [*gaps[1:], ""], [-1, *contents], [*contents, len(messages)], strict=True
+        ):
+            between = range(before + 1, after)
             if not text.startswith(gap, position):
-                raise _left_out(messages, within[0] if within else max(before, 0), place)
-            if len(within) > 1:
-                raise place.mismatch(
-                    f"messages {within[0] + 1} to {within[-1] + 1} are consecutive turns of the assistant with "
-                    "more than plain text",
+                raise _left_out(messages, between[0] if between else max(before, 0), row.place)
+            if len(between) > 1:
+                raise row.place.mismatch(
+                    f"messages {before + 2} to {after} are consecutive turns of the assistant with more than plain "
+                    "text",
                     "Merge them into one.",
                 )
-            if within:
-                turns[within[0]] = self._within(gap, within[0], messages, place, tools).moved(position)
-            position += len(gap)
-            if which < len(others) and not isinstance(messages[after], _Split):
-                end = _end_of(text, position, str(messages[after]["content"]), gaps[which + 1],
-                              last=which == len(others) - 1, changed=True)  # fmt: skip
-                if end is None:
-                    raise _left_out(
-                        messages, _first_unlike(text[position:], gaps[which + 1], after, messages), place
-                    )
-                position = end
+            if between:
+                turns[between[0]] = self._within(gap, between[0], messages, row).moved(position)
+            begin, position = position, position + len(gap)
+            if after == len(messages) or isinstance(messages[after], _Split):
+                continue
+            answers, content = messages[after]["role"] == "assistant", str(messages[after]["content"])
+            last = after == contents[-1]
+            end = _end_of(text, position, content, closing, last=last, changed=not answers)
+            if end is None:
+                raise _left_out(messages, _first_unlike(text[position:], closing, after, messages), row.place)
+            if answers:
+                asked, departs = self._asked(text[begin:], gap, messages[:after], row)
+                closed = end + self._closing(after, gaps, messages, row)
+                turns[after] = Turn(begin=begin + asked, end=end, closed=closed, departs=departs)
+            position = end
         return turns
 
-    def _within(
-        self, gap: str, number: int, messages: Sequence[Message], place: RowLocation, tools: Tools
-    ) -> Turn:
+    def _within(self, gap: str, number: int, messages: Sequence[Message], row: _Row) -> Turn:
         """Returns the turn of message ``number`` as a position in ``gap``.
 
         ``gap`` also contains the text that closes the message before it and the text that opens the one after it.
         """
         plain = [
-            {"role": each["role"], "content": each.get("content") or ""}
-            if each["role"] == "assistant"
-            else each
-            for each in messages
+            {"role": message["role"], "content": message.get("content") or ""}
+            if message["role"] == "assistant"
+            else message
+            for message in messages
         ]
         try:
-            around = self._around(plain, place, tools)
+            around = self._around(plain, row)
         except StageError:  # the template rejects plain texts, such as tool results without a call
             around = None
-        begin, departs = self._asked(gap, around[number] if around else None, messages[:number], place, tools)
+        begin, departs = self._asked(gap, around[number] if around else None, messages[:number], row)
         if around and gap.endswith(around[number + 1]):
             end = max(begin, len(gap) - len(around[number + 1]))
-            closed = end + self._closing(number, around, plain, place, tools)
+            closed = end + self._closing(number, around, plain, row)
             return Turn(begin=begin, end=end, closed=closed, departs=departs)
         real = frozenset(n for n in range(number + 1) if messages[n]["role"] == "assistant")
         try:
-            whole = self._around(messages[: number + 1], place, tools, real=real)[-1]
+            whole = self._around(messages[: number + 1], row, real=real)[-1]
         except StageError:
             whole = ""
         if not whole or not gap.startswith(whole):
-            raise _left_out(messages, number, place)
+            raise _left_out(messages, number, row.place)
         end = len(whole.rstrip())
         return Turn(begin=begin, end=end, closed=end, alone=True, departs=departs)
 
-    def _asked(
-        self, gap: str, opening: str | None, before: Sequence[Message], place: RowLocation, tools: Tools
-    ) -> tuple[int, bool]:
-        """Returns how many characters of ``gap`` belong to the turn's prompt, and whether the prompt then differs.
-
-        ``gap`` begins after the message before the turn. ``opening`` is the text before the content of a turn that has
-        nothing but content; None if it is unknown.
-        """
-        prompt, asks = self._prompt(before, place, tools)
-        if not asks and opening is not None:
-            asked = self.generation_prompt()
-            found = opening.rfind(asked) if asked else -1
-            return (found + len(asked) if found >= 0 else len(opening)), False
-        if gap.startswith(prompt):
-            return len(prompt), False
-        # The prompt continues differently from this turn, for example with the beginning of reasoning.
-        shared = _shared(prompt, gap)
-        if opening is not None:
-            shared = min(shared, len(opening))
-        offsets = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)[
-            "offset_mapping"
-        ]
-        begin = max((past for _, past in offsets if past <= shared), default=0)
-        return begin, bool(prompt[_shared(prompt, gap) :].strip())
-
-    def _prompt(self, before: Sequence[Message], place: RowLocation, tools: Tools) -> tuple[str, bool]:
-        """Returns the text after the last content of ``before`` when a turn is requested.
-
-        Also returns whether it differs from the text without a request. The text is empty if the template rejects the
-        conversation.
-        """
-        real = frozenset(n for n, each in enumerate(before) if each["role"] == "assistant" and len(each) > 2)
-        if not before or before[-1]["role"] == "assistant":
-            return "", False
-        try:
-            asking = self._around(before, place, tools, real=real, asking=True)[-1]
-            without = self._around(before, place, tools, real=real)[-1]
-        except StageError:
-            return "", False
-        return asking, asking != without
-
-    def _closing(
-        self,
-        number: int,
-        around: Sequence[str],
-        messages: Sequence[Message],
-        place: RowLocation,
-        tools: Tools,
-    ) -> int:
+    def _closing(self, number: int, around: Sequence[str], messages: Sequence[Message], row: _Row) -> int:
         """Returns how many characters after content ``number`` close its turn.
 
         These are the characters that the template also writes there at the end of a conversation.
@@ -253,15 +197,42 @@ class TurnFinder:
         if number == len(messages) - 1:
             return len(closing)
         try:
-            return _shared(closing, self._around(messages[: number + 1], place, tools)[-1])
+            return _shared(closing, self._around(messages[: number + 1], row)[-1])
         except StageError:
             return 0
+
+    def _asked(self, gap: str, opening: str | None, before: Sequence[Message], row: _Row) -> tuple[int, bool]:
+        """Returns how many characters of ``gap`` belong to the turn's prompt, and whether the prompt then differs.
+
+        ``gap`` begins after the message before the turn. ``opening`` is the text before the content of a turn that has
+        nothing but content; None if it is unknown.
+        """
+        without = prompt = ""  # if the template rejects the conversation without the turn
+        if before and before[-1]["role"] != "assistant":
+            real = frozenset(
+                n for n, each in enumerate(before) if each["role"] == "assistant" and len(each) > 2
+            )
+            with contextlib.suppress(StageError):
+                without, prompt = (
+                    self._around(before, row, real=real, asking=asking)[-1] for asking in (False, True)
+                )
+        if prompt == without and opening is not None:
+            asked = self.generation_prompt
+            found = opening.rfind(asked) if asked else -1
+            return (found + len(asked) if found >= 0 else len(opening)), False
+        if gap.startswith(prompt):
+            return len(prompt), False
+        # The prompt continues differently from this turn, for example with the beginning of reasoning.
+        same = _shared(prompt, gap)
+        shared = same if opening is None else min(same, len(opening))
+        encoded = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
+        begin = max((past for _, past in encoded["offset_mapping"] if past <= shared), default=0)
+        return begin, bool(prompt[same:].strip())
 
     def _around(
         self,
         messages: Sequence[Message],
-        place: RowLocation,
-        tools: Tools,
+        row: _Row,
         *,
         real: frozenset[int] = frozenset(),
         asking: bool = False,
@@ -274,21 +245,21 @@ class TurnFinder:
         key = None
         roles = [each["role"] for each in messages if len(each) == 2 and not isinstance(each, _Split)]
         if not real and len(roles) == len(messages):
-            key = (tuple(roles), json.dumps(tools) if tools else "", asking)
+            key = (tuple(roles), json.dumps(row.tools) if row.tools else "", asking)
             if key in self._kept:
                 return self._kept[key]
         marked = [
             each if number in real else {**each, "content": _marked(each, f"{_OPEN}{number}{_CLOSE}")}
             for number, each in enumerate(messages)
         ]
-        rest = self._chat.render(marked, place, tools=tools, asking=asking)
+        rest = self._chat.render(marked, row.place, tools=row.tools, asking=asking)
         pieces: list[str] = []
         for number in range(len(messages)):
             if number in real:
                 continue
             before, marker, rest = rest.partition(f"{_OPEN}{number}{_CLOSE}")
             if not marker:
-                raise _left_out(messages, number, place)
+                raise _left_out(messages, number, row.place)
             pieces.append(before)
         pieces.append(rest)
         if key is not None:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from finetune_contract import EvaluatedRow, RowMeasures
 from finetune_trainer.data.dataset import Dataset
+from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import Int64Array
-from finetune_trainer.data.template import TokenizedExample
 from finetune_trainer.evaluation.questions import Question
 
 type Floats = npt.NDArray[np.float64]

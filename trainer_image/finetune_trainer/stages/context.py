@@ -37,7 +37,6 @@ from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.preference import PreferencePreprocessor
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer, with_template
-from finetune_trainer.data.trained_ends import trained_ends
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.catalogue import require_family
@@ -169,7 +168,9 @@ class StageContext:
         method, limit = self.request.method, self.request.data.max_seq_length
         if isinstance(method, PreferenceMethod):
             limit -= method.max_prompt_length
-        return trained_ends(data, self.renderer, self.tokenizer, limit=limit, pairs=self._compares)
+        return special_tokens.trained_ends(
+            data, self.renderer, self.tokenizer, limit=limit, pairs=self._compares
+        )
 
     @property
     def _compares(self) -> bool:

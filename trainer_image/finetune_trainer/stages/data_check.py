@@ -110,13 +110,12 @@ def _report(
     every = [each.report for some in described for each in some]
     pieces = [piece for data in (train, *validation) for piece in data.pieces]
     used = {piece.source.use.path: piece.source.use for piece in pieces if piece.source.use is not None}
-    data = context.request.data
-    length = data.max_seq_length
+    data, ends = context.request.data, context.trained_ends(train)
     return _empty(context, steps, checked).model_copy(
         update={
             "remarks": [
                 *remarks.of_tokenizer(context.tokenizer, context.renderer),
-                *remarks.of_ends(train.rows.tokens, context.renderer.end_ids(), length),
+                *remarks.of_ends(train.rows.tokens, ends, data.max_seq_length),
                 *remarks.of_counts(every, leaks),
                 *remarks.of_rows([each for some in described for each in some]),
                 *remarks.of_unread(
@@ -124,7 +123,7 @@ def _report(
                     {source.name: source.ignore for source in (*data.train, *data.validation)},
                 ),
             ],
-            "end_ids": context.trained_ends(train),
+            "end_ids": ends,
             "train": described[0],
             "validation": [each for some in described[1:] for each in some],
             "leaks": leaks,
