@@ -169,3 +169,22 @@ def test_the_report_counts_them_names_rows_and_says_what_to_do(
     assert any(
         each.level == level and each.text.startswith(source) and told in each.text for each in found.remarks
     )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Peru?", ()),
+        (" \n", (Note.BLANK_PROMPT,)),
+        ("<image>\nWhat is it?", (Note.PLACEHOLDER,)),
+        ("a <b> image", ()),
+    ],
+)
+def test_a_prompt_without_its_content_is_noted(prompt: str, expected: tuple[Note, ...]) -> None:
+    of = Renderer(tokenizer(CHATML), train_on_prompt=False)
+    answer = {"role": "assistant", "content": "Lima."}
+    talk = Conversation(
+        place=PLACE, messages=[{"role": "user", "content": prompt}, answer], trained=[False, True]
+    )
+    assert of.tokens(talk).notes == expected
+    assert of.tokens(TextPair(place=PLACE, prompt=prompt, completion="Lima.")).notes == expected

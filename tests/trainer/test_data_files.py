@@ -392,3 +392,38 @@ def test_runs_that_expand_enormously_are_refused(tmp_path: Path, monkeypatch: py
     content = table({"x": pyarrow.ListArray.from_arrays([0, 1_000_000], values)}, compression="zstd")
     assert len(content) < 10_000
     assert "bytes that become more than" in str(refusal(tmp_path, "a.parquet", content))
+
+
+# --- what people and tools write around rows --------------------------------------------------------------------------
+
+
+def test_excels_line_about_the_separator_is_no_header(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbfsep=;\r\nprompt; completion \r\na;b\r\n"
+    assert read(tmp_path, "a.csv", content, separator=";") == [{"prompt": "a", "completion": "b"}]
+
+
+def test_lines_that_end_with_cr_are_found_without_a_list_of_them(tmp_path: Path) -> None:
+    assert [row["text"] for row in read(tmp_path, "a.txt", b"a\rb\r\rc\r\nd\n\re")] == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+    ]
+
+
+@pytest.mark.parametrize(
+    "around", [{"system": "Be brief."}, {"label": 0}, {"system_prompt": "x", "version": 1}]
+)
+def test_a_value_around_rows_that_belongs_into_rows_is_refused(
+    tmp_path: Path, around: dict[str, Any]
+) -> None:
+    content = json.dumps({**around, "data": [{"prompt": "a", "completion": "b"}]}).encode()
+    with pytest.raises(StageError, match=f"has values that belong into rows.*{next(iter(around))}"):
+        read(tmp_path, "a.json", content)
+
+
+@pytest.mark.parametrize("name", ["conversation", "segments", "dialogue"])
+def test_a_single_row_with_one_list_is_a_row(tmp_path: Path, name: str) -> None:
+    row = {name: [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]}
+    assert read(tmp_path, "a.jsonl", json.dumps(row).encode()) == [row]

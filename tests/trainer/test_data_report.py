@@ -310,12 +310,14 @@ def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
     found = check(folder, data=made, hyperparameters={"steps": 2})
     (details,) = found.train
     assert [(value.name, value.count, value.text, value.ignored) for value in details.unread] == [
-        ("note", 1, True, False), ("id", 2, False, False), ("images", 1, False, True), ("persona", 1, True, False),
+        ("note", 1, True, False), ("id", 2, False, False), ("images", 1, True, True), ("persona", 1, True, False),
     ]  # fmt: skip
     texts = [remark.text for remark in found.remarks]
     assert any("more: nothing reads the texts of note, persona. If one" in text for text in texts)
     assert any("columns.ignore lists audio, which does not occur" in text for text in texts)
-    assert details.report.drop_reasons == {"equal to an earlier row of the training sources": 1}
+    repeated = "equal to an earlier row of the training sources"
+    assert details.report.drop_reasons == {repeated: 1}
+    assert rows(found, f"dropped: {repeated}") == ["row 2"]
     html = page.render(found)
     assert EVIL not in html
     assert "&lt;script&gt;" in html

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,10 @@ class ControlTokens:
         return first, last
 
 
+#: Placeholders of media, as LLaMA-Factory, ms-swift and LLaVA write them into prompts.
+_PLACEHOLDER = re.compile(r"<(?:image|video|audio)>")
+
+
 class Contents:
     """Makes notes on the contents of examples.
 
@@ -147,13 +151,17 @@ class Contents:
         self._markers = [text for text in controls.texts if text in generation_prompt and text not in ends]
 
     def of_conversation(self, example: Conversation) -> list[str]:
-        """Returns notes on special tokens in what the messages and tools say."""
+        """Returns notes on what the messages and tools say: special tokens, placeholders, and a prompt without text."""
         said = {
             trained
             for message, trained in zip(example.messages, example.trained, strict=True)
             if self._within(message["content"] if len(message) == 2 else message)
         }
-        return self._named(said | {False} if self._within(example.tools or ()) else said)
+        asked = [message["content"] for message in example.messages if message["role"] == "user"]
+        return [
+            *self._named(said | {False} if self._within(example.tools or ()) else said),
+            *_of_prompts(asked),
+        ]
 
     def of_pair(self, pair: TextPair, *, joined: bool) -> list[str]:
         """Returns notes on a prompt and its completion as texts.
@@ -161,12 +169,13 @@ class Contents:
         ``joined`` says that no template is applied, so that they may have the tokens that begin and end a text.
         """
         prompt, completion = pair.prompt, pair.completion
+        more = list(_of_prompts([prompt]))
         if joined:
             prompt, completion = prompt.removeprefix(self._bos), self._without_eos(completion)
         said = {trained for trained, text in ((False, prompt), (True, completion)) if self._within(text)}
         if self._holds_template(pair.prompt) or self._holds_template(pair.completion):
-            return [Note.RENDERED, *self._named(said - {False})]
-        return self._named(said)
+            return [Note.RENDERED, *self._named(said - {False}), *more]
+        return [*self._named(said), *more]
 
     def of_text(self, example: PlainText) -> list[str]:
         """Returns notes on a text."""
@@ -186,6 +195,13 @@ class Contents:
 
     def _holds_template(self, text: str) -> bool:
         return holds_template(text) or any(marker in text for marker in self._markers)
+
+
+def _of_prompts(prompts: Sequence[str]) -> Iterator[str]:
+    if not all(map(str.strip, prompts)):
+        yield Note.BLANK_PROMPT
+    if any("<" in prompt and _PLACEHOLDER.search(prompt) for prompt in prompts):
+        yield Note.PLACEHOLDER
 
 
 def holds_template(text: str) -> bool:

@@ -75,6 +75,13 @@ class Note(StrEnum):
         "again. Use conversations (messages), which the model's template or datasets.chatTemplate renders, or remove "
         "the markers.",
     )  # fmt: skip
+    BLANK_PROMPT = _Said(
+        "the prompt is blank", "Problem", "Its answer is trained after nothing. Write the prompt, or remove the row.",
+    )  # fmt: skip
+    PLACEHOLDER = _Said(
+        "a prompt contains a placeholder of an image, a video or sound", "Problem",
+        "Only its text is trained. Remove these rows, or the placeholder if the text makes sense without it.",
+    )  # fmt: skip
     OWN_ENDS = _Said("a text contains the token that begins or ends it, and gets no second one", "Note")
     MERGED = _Said(
         "the prompt's last token would merge with the answer, and both are encoded apart", "Note",

@@ -18,7 +18,7 @@ from finetune_trainer.data.examples import Examples, ExampleWriter, Int64Array
 from finetune_trainer.data.layout import Batch, RaggedIndices
 from finetune_trainer.data.notes import Note
 from finetune_trainer.data.pairs import PairSchema
-from finetune_trainer.data.schema import Conversation, Example, Unwanted, open_rows
+from finetune_trainer.data.schema import Conversation, Example, Unwanted, open_rows, texts_of
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.data.tokenize_batches import tokenize_batches
@@ -135,13 +135,12 @@ class PreferencePreprocessor:
         }
 
     def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        schema, all_rows = open_rows(source, partial(PairSchema, reads=self.renderer.chat.reads))
-        for rows in tokenize_batches(all_rows, _AT_ONCE, lambda row: row.value):
+        schema, rows = open_rows(source, partial(PairSchema, reads=self.renderer.chat.reads))
+        for some in tokenize_batches(map(schema.pair, rows), _AT_ONCE, _texts):
             pairs = []
-            for row in rows:
-                read = schema.pair(row)
+            for read in some:
                 if isinstance(read, Unwanted):
-                    example_writer.drop(row.place, 0, read.why)
+                    example_writer.drop(read.place, 0, read.why)
                 else:
                     pairs.append(read)
             tokens = self.renderer.many([example for pair in pairs for example in pair])
@@ -155,7 +154,7 @@ class PreferencePreprocessor:
                 example_writer.keep(example.place, pair.joined(), length)
                 cut = _cuts(example, whole, pair)
                 example_writer.note(example.place, [*sorted({*chosen.notes, *rejected.notes}), *cut])
-            self.read(len(rows))
+            self.read(len(some))
         example_writer.unread(*schema.columns.unread.found())
         return str(schema.columns.shape)
 
@@ -190,6 +189,10 @@ class PreferencePreprocessor:
     @property
     def _answer_length(self) -> int:
         return self.max_length - self.prompt_length
+
+
+def _texts(read: tuple[Example, Example] | Unwanted) -> object:
+    return "" if isinstance(read, Unwanted) else [texts_of(example) for example in read]
 
 
 def read_chosen(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:

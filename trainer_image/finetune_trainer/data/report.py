@@ -13,7 +13,7 @@ from finetune_contract import (
     RowsFound,
     SampleRow,
 )
-from finetune_trainer.data.dataset import Dataset, SourceSubset
+from finetune_trainer.data.dataset import REPEATED, Dataset, SourceSubset
 from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import Digests, Int64Array
 from finetune_trainer.data.notes import Note
@@ -61,6 +61,7 @@ def _found(piece: SourceSubset) -> Iterator[RowsFound]:
         yield _rows_found(
             f"dropped: {why}", index.dropped_places, np.flatnonzero(index.dropped_why == number)
         )
+    yield _rows_found(f"dropped: {REPEATED}", index.places, piece.repeated)
     noted = index.noted_in(chosen)
     for number, what in enumerate(index.notes):
         yield _rows_found(what, index.noted_places, noted[index.noted_what[noted] == number])

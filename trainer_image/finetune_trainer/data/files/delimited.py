@@ -5,6 +5,7 @@ Quotes, and line breaks within them, are those of RFC 4180. The first row names 
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -30,8 +31,11 @@ def read_delimited(file: DataFile, *, usual: str) -> Iterator[tuple[int, Mapping
         table = _Table(file, stream, separator)
         rows = table.rows()
         header = next(rows, None)
+        if header is not None and header[0].lower().startswith("sep=") and set(header[1:]) <= {""}:
+            header = next(rows, None)  # Excel's line about the separator
         if header is None:
             return
+        header = [name.strip() for name in header]
         _require_names(file, header, separator)
         for fields in rows:
             if len(fields) != len(header):
@@ -95,8 +99,9 @@ def _require_names(file: DataFile, header: Sequence[str], separator: str) -> Non
             actual=names,
             expected=f"columns separated by {_SEPARATORS[separator]}",
         )
+    times = Counter(header)
     for number, name in enumerate(header, start=1):
-        if not name.strip() or header.count(name) > 1:
+        if not name.strip() or times[name] > 1:
             raise file.unreadable(
                 "the header does not name every column once",
                 "Name the columns in the first row (in pandas: to_csv(path, index=False)).",

@@ -7,6 +7,7 @@ from typing import Any
 
 from finetune_trainer.data.files.json_text import JsonStream, parse
 from finetune_trainer.data.files.opening import CHUNK, opened
+from finetune_trainer.data.known_names import known_name
 from finetune_trainer.data.row_location import MAX_ROW, DataFile, RowLocation, shown
 
 #: Keys of an object around a list of rows, as other tools write them.
@@ -14,11 +15,8 @@ _AROUND = frozenset({
     "data", "dataset", "rows", "examples", "instances", "items", "records", "samples", "entries", "results",
     "questions", "train", "training", "test", "validation", "valid", "val", "dev", "eval",
 })  # fmt: skip
-#: Columns by which an object is a row itself.
-_COLUMNS = frozenset({
-    "messages", "conversations", "prompt", "completion", "question", "answer", "chosen", "rejected", "text",
-    "instruction", "output", "response", "tools", "functions",
-})  # fmt: skip
+#: Meanings of columns by which an object is a row itself.
+_NEEDED = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "text", "tools"})
 
 
 def read_json(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -147,9 +145,18 @@ def _key_of_rows(file: DataFile, text: JsonStream) -> str | None:
             'Write one object per row (in pandas: to_json(path, orient="records", lines=True)).',
             actual=f"columns {shown(', '.join(names), 100)}",
         )
-    if not lists or _COLUMNS & {*names} or any({"role", "from"} & row.keys() for row in lists.values()):
+    known = {name: meaning for name in names if (meaning := known_name("column", name))}
+    columns = [name for name in known if name.lower() not in _AROUND]
+    is_row = any(known[name].way in _NEEDED for name in columns) or not lists.keys().isdisjoint(columns)
+    if not lists or is_row or any({"role", "from"} & row.keys() for row in lists.values()):
         return None
     key, *others = lists
+    if columns and key.lower() in _AROUND:
+        raise file.unreadable(
+            "the object around the rows has values that belong into rows",
+            "Write them into every row, or remove them.",
+            actual=shown(", ".join(columns), 100),
+        )
     if others:
         raise file.unreadable(
             "the file is one object with several lists of rows",

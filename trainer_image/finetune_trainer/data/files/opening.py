@@ -147,11 +147,15 @@ def require_expansion(file: DataFile, expanded: int) -> None:
         )
 
 
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+
+
 def lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yields the lines of a stream with their ends: LF, CRLF or CR. One of ``MAX_ROW`` bytes may be cut there."""
     for line in iter(partial(stream.readline, MAX_ROW), b""):
         if b"\r" in line:
-            yield from line.splitlines(keepends=True)
+            # One at a time: a list of them would take many times the memory.
+            yield from (match[0] for match in _LINE.finditer(line))
         else:
             yield line
 
