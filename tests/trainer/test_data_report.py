@@ -77,7 +77,7 @@ def rows(found: DataReport, kind: str) -> list[str]:
 def test_rows_are_counted_and_those_that_are_not_whole_are_named(found: DataReport) -> None:
     counts = found.train[0].report
     assert (counts.rows, counts.dropped_rows, counts.truncated_rows, counts.duplicate_rows) == (4, 2, 1, 1)
-    assert rows(found, "dropped: no assistant turn") == ["row 4"]
+    assert rows(found, "dropped: no turn to train") == ["row 4"]
     assert rows(found, "dropped: nothing to train within maxSeqLength") == ["row 5"]
     assert rows(found, Note.CUT_IN_ANSWER) == ["row 6"]
     assert rows(found, "equal to an earlier row") == ["row 3"]

@@ -307,6 +307,8 @@ REFUSED += [
     ("messages as Python prints them", {"messages": str([USER, LIMA])}, "Python's notation, not as JSON.*json.dumps"),
     ("answers as Python prints them", {"prompt": str([USER]), "completion": str([LIMA])}, "Python's notation"),
     ("an answer that is a number", {"prompt": "x", "completion": 12}, "Write two strings"),
+    ("a class", {"prompt": "x", "completion": "y", "label": "sports"}, r"Remove it from the rows, or leave it out"),
+    ("another way to train", {"prompt": "x", "completion": "y", "train_on_inputs": True}, r"ignore: \[train_on_inputs\]"),
     ("many names", {"text": "x"} | {f"score_{number}": 1 for number in range(30)}, r"score_7\]\}, and 22 more"),
 ]  # fmt: skip
 

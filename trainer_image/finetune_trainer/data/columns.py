@@ -119,6 +119,8 @@ class ColumnReader:
             if names:
                 known = known_name("column", names[0])
                 way = known.way if known and known.way in {*self._names.needs, *self._names.may} else ""
+                if way == "label" and row.value[names[0]] not in (0, 1, "0", "1", "true", "false"):
+                    way = ""  # a class of the row, not a judgment
                 raise refused(
                     names, "column", f"a row of the shape {self.shape}", row.value, row.place,
                     mapped=f"Map it: columns: {{{way}: {quoted(names[0])}}}" if way else "",

@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
@@ -76,21 +76,23 @@ class TokenFile:
                 return int(np.searchsorted(self.ends(), start + found[0], side="right"))
         return None
 
-    def trained_runs(self) -> tuple[Int64Array, Int64Array]:
-        """Returns where each run of trained tokens of one example begins and ends, as offsets in the file."""
-        words, first = self._mapped(), np.concatenate([[0], self.ends()])
-        begins, ends, before = [], [], False
-        for start in range(0, len(words), _SCANNED):
-            trained = np.asarray(words[start : start + _SCANNED]) < 0
-            preceded = np.concatenate([[before], trained[:-1]])
-            low, high = np.searchsorted(first, (start, start + len(trained)))
-            fresh = np.zeros(len(trained), np.bool_)
-            fresh[first[low:high] - start] = True
-            begins.append(start + np.flatnonzero(trained & (fresh | ~preceded)))
-            ends.append(start + np.flatnonzero(preceded & (fresh | ~trained)))
-            before = bool(trained[-1])
-        ends.append(np.asarray([len(words)] if before else [], np.int64))
-        return np.concatenate([[], *begins]).astype(np.int64), np.concatenate(ends).astype(np.int64)
+    def trained_runs(self) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
+        """Yields the runs of trained tokens, of some examples at a time, each example's in one piece.
+
+        Of each run: the number of its example, and where it begins and ends, as offsets in the file.
+        """
+        words, ends, first = self._mapped(), self.ends(), 0
+        while first < len(ends):
+            start = int(ends[first - 1]) if first else 0
+            past = max(first + 1, int(np.searchsorted(ends, start + _SCANNED, side="right")))
+            trained = np.asarray(words[start : int(ends[past - 1])]) < 0
+            fresh = np.zeros(len(trained) + 1, np.bool_)
+            fresh[ends[first:past] - start] = fresh[0] = True
+            beside = np.concatenate([[False], trained, [False]])
+            begins = start + np.flatnonzero(trained & (fresh[:-1] | ~beside[:-2]))
+            stops = start + 1 + np.flatnonzero(trained & (fresh[1:] | ~beside[2:]))
+            yield np.searchsorted(ends, begins, side="right"), begins, stops
+            first = past
 
     def trained_at(self, offsets: Int64Array) -> Int64Array:
         """Returns the ids at these offsets in the file; a negative number for a token that is not trained."""
@@ -203,8 +205,9 @@ class ExampleIndex:
         """
         owners = self.owners(kept)
         first = np.unique(owners)
-        if not len(first):
-            return first, self.content[kept]
+        if len(first) == len(kept):
+            mixed = self.content[kept] * _MIX
+            return first, mixed ^ (mixed >> np.uint64(29))
         place = (np.arange(len(kept)) - owners).astype(np.uint64)
         mixed = (self.content[kept] + place * _MIX_PLACE) * _MIX
         return first, np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)

@@ -164,7 +164,7 @@ class TextPreprocessor:
             example_writer.note(place, whole.notes)
             return
         if why is None and not kept.trained[1:].any():
-            why = "nothing to train within maxSeqLength" if whole.trained.any() else "no assistant turn"
+            why = "nothing to train within maxSeqLength" if whole.trained.any() else "no turn to train"
         if why is None and len(kept) < len(whole) and self.renderer.blank(kept.ids[kept.trained]):
             why = "nothing to train within maxSeqLength"
         if why is not None:

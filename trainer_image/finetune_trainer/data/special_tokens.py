@@ -156,32 +156,37 @@ def trained_ends(data: Dataset, renderer: Renderer, tokenizer: Any, *, limit: in
     """
     counts: Counter[int] = Counter()
     for piece in data.pieces:
-        tokens = piece.source.tokens
-        begins, ends = _whole_answers(piece, limit, pairs=pairs)
-        for back in range(1, _CLOSING + 1):
-            inside = ends - back >= begins
-            begins, ends = begins[inside], ends[inside]
-            ids = tokens.trained_at(ends - back)
-            distinct, number = np.unique(ids, return_counts=True)
-            special = np.isin(distinct, list(renderer.special_ids))
-            counts.update(dict(zip(distinct[special].tolist(), number[special].tolist(), strict=True)))
-            blank = [index for index in distinct[~special].tolist() if not tokenizer.decode([index]).strip()]
-            further = np.isin(ids, blank)
-            begins, ends = begins[further], ends[further]
+        for begins, ends in _whole_answers(piece, limit, pairs=pairs):
+            for back in range(1, _CLOSING + 1):
+                inside = ends - back >= begins
+                begins, ends = begins[inside], ends[inside]  # noqa: PLW2901
+                ids = piece.source.tokens.trained_at(ends - back)
+                distinct, number = np.unique(ids, return_counts=True)
+                special = np.isin(distinct, list(renderer.special_ids))
+                counts.update(dict(zip(distinct[special].tolist(), number[special].tolist(), strict=True)))
+                blank = [
+                    index for index in distinct[~special].tolist() if not tokenizer.decode([index]).strip()
+                ]
+                further = np.isin(ids, blank)
+                begins, ends = begins[further], ends[further]  # noqa: PLW2901
     return [index for index, _ in counts.most_common(_MOST)]
 
 
-def _whole_answers(piece: SourceSubset, limit: int, *, pairs: bool) -> tuple[Int64Array, Int64Array]:
-    """Returns where the answers of a source that are used and not cut begin and end in its file."""
+def _whole_answers(
+    piece: SourceSubset, limit: int, *, pairs: bool
+) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Yields where the answers of a source that are used and not cut begin and end in its file, some at a time."""
     tokens = piece.source.tokens
-    begins, ends = tokens.trained_runs()
-    examples = np.searchsorted(tokens.ends(), begins, side="right")
-    if pairs:
-        kept = (np.diff(examples, prepend=-1) > 0) & (ends - begins < limit)
-    else:
-        kept = (ends < tokens.ends()[examples]) | (tokens.lengths()[examples] < limit)
-    kept &= np.isin(examples, piece.chosen)
-    return begins[kept], ends[kept]
+    past, lengths = tokens.ends(), tokens.lengths()
+    used = np.zeros(len(tokens), np.bool_)
+    used[piece.chosen] = True
+    for examples, begins, ends in tokens.trained_runs():
+        if pairs:
+            kept = (np.diff(examples, prepend=-1) > 0) & (ends - begins < limit)
+        else:
+            kept = (ends < past[examples]) | (lengths[examples] < limit)
+        kept &= used[examples]
+        yield begins[kept], ends[kept]
 
 
 def of_model(
