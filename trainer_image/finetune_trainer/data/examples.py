@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,18 @@ class Examples(Protocol):
     def lengths(self) -> Int64Array: ...
 
     def read(self, index: int) -> TokenizedExample: ...
+
+
+class TrainedRuns(NamedTuple):
+    """Runs of trained tokens: the number of each one's example, and where the run begins and ends in ``ids``."""
+
+    ids: npt.NDArray[np.int32]
+    """Token ids of consecutive examples; negative numbers for tokens that are not trained."""
+    start: int
+    """Position of the first of the tokens in the file."""
+    examples: Int64Array
+    begins: Int64Array
+    ends: Int64Array
 
 
 class TokenFile:
@@ -76,28 +88,30 @@ class TokenFile:
                 return int(np.searchsorted(self.ends(), start + found[0], side="right"))
         return None
 
-    def trained_runs(self) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
-        """Yields the runs of trained tokens, of some examples at a time, each example's in one piece.
+    def trained_runs(self) -> Iterator[TrainedRuns]:
+        """Yields the runs of trained tokens, those of some examples at a time.
 
-        Of each run: the number of its example, and where it begins and ends, as offsets in the file.
+        The file is read, not mapped, as its pages would count as memory of the process.
         """
-        words, ends, first = self._mapped(), self.ends(), 0
+        self.finish()
+        ends, first = self.ends(), 0
         while first < len(ends):
             start = int(ends[first - 1]) if first else 0
             past = max(first + 1, int(np.searchsorted(ends, start + _SCANNED, side="right")))
-            trained = np.asarray(words[start : int(ends[past - 1])]) < 0
+            words = np.fromfile(self.path, "<i4", int(ends[past - 1]) - start, offset=4 * start)
+            trained = words < 0
             fresh = np.zeros(len(trained) + 1, np.bool_)
             fresh[ends[first:past] - start] = fresh[0] = True
             beside = np.concatenate([[False], trained, [False]])
-            begins = start + np.flatnonzero(trained & (fresh[:-1] | ~beside[:-2]))
-            stops = start + 1 + np.flatnonzero(trained & (fresh[1:] | ~beside[2:]))
-            yield np.searchsorted(ends, begins, side="right"), begins, stops
+            begins = np.flatnonzero(trained & (fresh[:-1] | ~beside[:-2]))
+            yield TrainedRuns(
+                ids=-1 - words,
+                start=start,
+                examples=np.searchsorted(ends, start + begins, side="right"),
+                begins=begins,
+                ends=1 + np.flatnonzero(trained & (fresh[1:] | ~beside[2:])),
+            )
             first = past
-
-    def trained_at(self, offsets: Int64Array) -> Int64Array:
-        """Returns the ids at these offsets in the file; a negative number for a token that is not trained."""
-        found: Int64Array = -1 - self._mapped()[offsets].astype(np.int64)
-        return found
 
     def _mapped(self) -> npt.NDArray[np.int32]:
         if self._words is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from finetune_contract import ExitCode, Remark
 from finetune_trainer.data.dataset import Dataset, SourceSubset
-from finetune_trainer.data.examples import Int64Array
+from finetune_trainer.data.examples import Int64Array, TrainedRuns
 from finetune_trainer.data.prepare import PreparedSource
 from finetune_trainer.data.remarks import note, problem
 from finetune_trainer.data.template import Renderer
@@ -156,11 +156,11 @@ def trained_ends(data: Dataset, renderer: Renderer, tokenizer: Any, *, limit: in
     """
     counts: Counter[int] = Counter()
     for piece in data.pieces:
-        for begins, ends in _whole_answers(piece, limit, pairs=pairs):
+        for answers, begins, ends in _whole_answers(piece, limit, pairs=pairs):
             for back in range(1, _CLOSING + 1):
                 inside = ends - back >= begins
                 begins, ends = begins[inside], ends[inside]  # noqa: PLW2901
-                ids = piece.source.tokens.trained_at(ends - back)
+                ids = answers.ids[ends - back]
                 distinct, number = np.unique(ids, return_counts=True)
                 special = np.isin(distinct, list(renderer.special_ids))
                 counts.update(dict(zip(distinct[special].tolist(), number[special].tolist(), strict=True)))
@@ -174,19 +174,20 @@ def trained_ends(data: Dataset, renderer: Renderer, tokenizer: Any, *, limit: in
 
 def _whole_answers(
     piece: SourceSubset, limit: int, *, pairs: bool
-) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """Yields where the answers of a source that are used and not cut begin and end in its file, some at a time."""
+) -> Iterator[tuple[TrainedRuns, Int64Array, Int64Array]]:
+    """Yields the trained runs of a source, some at a time, with where those begin and end that are used and not cut."""
     tokens = piece.source.tokens
     past, lengths = tokens.ends(), tokens.lengths()
     used = np.zeros(len(tokens), np.bool_)
     used[piece.chosen] = True
-    for examples, begins, ends in tokens.trained_runs():
+    for runs in tokens.trained_runs():
+        _, start, examples, begins, ends = runs
         if pairs:
             kept = (np.diff(examples, prepend=-1) > 0) & (ends - begins < limit)
         else:
-            kept = (ends < past[examples]) | (lengths[examples] < limit)
+            kept = (start + ends < past[examples]) | (lengths[examples] < limit)
         kept &= used[examples]
-        yield begins[kept], ends[kept]
+        yield runs, begins[kept], ends[kept]
 
 
 def of_model(
