@@ -86,10 +86,11 @@ class Ran:
 
 def rows(count: int) -> bytes:
     out = io.BytesIO()
+    conversations = [row(list(CAPITALS)[at % len(CAPITALS)]) for at in range(count)]
+    # As published: the prompt is the first message.
     listed = [
-        {"prompt": name, "prompt_id": str(at), **row(name)}
-        for at in range(count)
-        for name in [list(CAPITALS)[at % len(CAPITALS)]]
+        {"prompt": talk["messages"][0]["content"], "prompt_id": str(at), **talk}
+        for at, talk in enumerate(conversations)
     ]
     parquet.write_table(pyarrow.Table.from_pylist(listed), out)
     return out.getvalue()

@@ -550,6 +550,12 @@ def test_a_published_shape_of_pairs_is_read_without_renaming(value: Mapping[str,
     assert (told(read[0]), told(read[1])) == PAIR
 
 
+def test_a_blank_prompt_is_not_replaced_by_what_answers_share() -> None:
+    read = pair({"prompt": "", "chosen": "The capital is Lima.", "rejected": "The capital is Cusco."})
+    assert not isinstance(read, Unwanted)
+    assert told(read[0]) == [("user", ""), ("Assistant", "The capital is Lima.")]
+
+
 def test_what_surrounds_a_pair_is_read() -> None:
     value = {"instruction": "And Chile?", "input": "Be sure.", "chosen": "Santiago.", "rejected": "Lima.",
              "system": "Be brief.", "history": [["Peru?", "Lima."]], "tools": [FUNCTION]}  # fmt: skip

@@ -96,6 +96,8 @@ class PairSchema(DatasetSchema):
         if isinstance(prompt, Mapping) and "messages" in prompt:
             more = {name: value for name, value in prompt.items() if name != "messages"}
             return replace(row, value={**row.value, column: prompt["messages"], **more}), prompt["messages"]
+        if prompt is None and isinstance(row.value.get(column), str):
+            return row, ""  # a blank prompt is one, and none is taken from the answers
         return row, self._as_messages(prompt, row.place)
 
     @staticmethod
