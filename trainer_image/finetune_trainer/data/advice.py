@@ -77,6 +77,12 @@ def quoted(name: str) -> str:
     return name if plain else json.dumps(name if len(name) <= _NAME else name[:_NAME] + "…")
 
 
+def leave_out(*names: str, what: str = "") -> str:
+    """Returns the advice to leave out columns, or keys of messages, on purpose; ``what`` stands for them."""
+    what = what or ("it" if len(names) == 1 else "them")
+    return f"leave {what} out on purpose: columns: {{ignore: [{', '.join(map(quoted, names))}]}}"
+
+
 def kind(value: object) -> str:
     """Describes the type of a value."""
     if value is None:

@@ -7,11 +7,12 @@ because its name has a meaning (:mod:`.known_names`) for which the format has no
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import column_advice, format_advice, kind, quoted
-from finetune_trainer.data.known_names import is_empty, known_name
+from finetune_trainer.data.advice import column_advice, format_advice, kind, leave_out, quoted
+from finetune_trainer.data.known_names import KnownName, is_empty, known_name
 from finetune_trainer.data.row_location import Row
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
 from finetune_trainer.data.unread import UnreadValues, refused
@@ -31,7 +32,7 @@ class _ColumnUse:
 
     optional: Mapping[str, Sequence[str]]
     """Columns that provide an optional column of the format, by the API's name; at most one may have a value."""
-    known: Sequence[str]
+    known: Mapping[str, KnownName]
     """Columns with a known meaning that nothing reads."""
     unread: Sequence[str]
 
@@ -51,7 +52,7 @@ class ColumnReader:
         self._columns = {
             name: source.columns.get(name, self.shape.column(name)) for name in self._names.needs
         }
-        self._uses: dict[tuple[str, ...], _ColumnUse] = {}
+        self._use_of = lru_cache(_MOST_SETS)(self._derived)
 
     def column(self, name: str) -> str:
         """Returns the dataset's name of a column that every row needs."""
@@ -89,7 +90,7 @@ class ColumnReader:
         said = [column for column in columns if not is_empty(row.value[column])]
         if len(said) > 1:
             raise row.place.mismatch(
-                f"{' and '.join(said)} both provide {name}",
+                f"{' and '.join(map(quoted, said))} both provide {name}",
                 f"Use one and ignore the other: columns: {{{name}: {quoted(said[0])}, ignore: [{quoted(said[1])}]}}.",
             )
         return (said[0], row.value[said[0]]) if said else (columns[0], None)
@@ -102,7 +103,7 @@ class ColumnReader:
         if not isinstance(value, str):
             raise row.place.mismatch(
                 f'"{column}" must be text, as it provides {name}',
-                f"Write one string, or leave it out on purpose: columns: {{ignore: [{column}]}}.",
+                f"Write one string, or {leave_out(column)}.",
                 actual=kind(value),
             )
         return column, value
@@ -115,10 +116,10 @@ class ColumnReader:
         use = self._use(row)
         if use.known:
             plain = [text.strip() for text in texts if text.strip()]
-            names = [name for name in use.known if self._says_more(name, row.value[name], plain)]
+            names = [name for name in use.known if self._says_more(name, use.known[name], row, plain)]
             if names:
-                known = known_name("column", names[0])
-                way = known.way if known and known.way in {*self._names.needs, *self._names.may} else ""
+                way = use.known[names[0]].way
+                way = way if way in {*self._names.needs, *self._names.may} else ""
                 if way == "label" and row.value[names[0]] not in (0, 1, "0", "1", "true", "false"):
                     way = ""  # a class of the row, not a judgment
                 raise refused(
@@ -128,9 +129,9 @@ class ColumnReader:
         for name in use.unread:
             self.unread.add(name, row.value[name], ignored=name in self._ignored)
 
-    def _says_more(self, name: str, value: Any, texts: Sequence[str]) -> bool:
-        known = known_name("column", name)
-        if known is None or is_empty(value) or (known.meaning == "flag" and value in (1, True, "1")):
+    def _says_more(self, name: str, known: KnownName, row: Row, texts: Sequence[str]) -> bool:
+        value = row.value[name]
+        if is_empty(value) or (known.meaning == "flag" and value in (1, True, "1")):
             return False
         if known.way == "text" and isinstance(value, str) and texts and all(text in value for text in texts):
             self.unread.add(name, value)  # the row as a whole, and maybe more
@@ -138,15 +139,9 @@ class ColumnReader:
         return known.way not in _REPEATING or not _repeats(value, texts)
 
     def _use(self, row: Row) -> _ColumnUse:
-        names = tuple(row.value)
-        use = self._uses.get(names)
-        if use is None:
-            if len(self._uses) >= _MOST_SETS:
-                self._uses.clear()
-            use = self._uses[names] = self._use_of(names)
-        return use
+        return self._use_of(tuple(row.value))
 
-    def _use_of(self, names: Sequence[str]) -> _ColumnUse:
+    def _derived(self, names: tuple[str, ...]) -> _ColumnUse:
         mapped = {*self._columns.values(), *self.shape.columns.values()}
         mapped |= {column for name, column in self._source.columns.items() if name in self._names.may}
         free = [name for name in names if name not in mapped and name not in self._ignored]
@@ -161,7 +156,7 @@ class ColumnReader:
         read = mapped | {column for columns in optional.values() for column in columns}
         return _ColumnUse(
             optional=optional,
-            known=[name for name in known if name not in read],
+            known={name: meaning for name, meaning in known.items() if name not in read},
             unread=[name for name in names if name not in read and name not in known],
         )
 

@@ -6,9 +6,10 @@ read. Other keys are counted (:mod:`.unread`), and those with a known meaning th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from finetune_trainer.data.advice import kind, quoted
+from finetune_trainer.data.advice import kind, leave_out, quoted
 from finetune_trainer.data.known_names import is_empty, known_name
 from finetune_trainer.data.row_location import RowLocation, shown
 from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
@@ -74,7 +75,7 @@ class MessageReader:
     ) -> None:
         self._roles, self._unread, self._reads = roles, unread, reads
         self._ignored = {name.removeprefix(KEYS) for name in ignored if name.startswith(KEYS)}
-        self._sets: dict[tuple[str, ...], _Keys] = {}
+        self._keys = lru_cache(_MOST_SETS)(self._meaning)
 
     def read(self, value: Any, column: str, place: RowLocation, *, first: int = 1) -> list[Message]:
         """Returns the messages of a column: a list of messages, or the same as JSON text.
@@ -98,8 +99,7 @@ class MessageReader:
             raise place.mismatch(
                 f"message {number} is not an object", "Write it as role and content.", actual=kind(message)
             )
-        names = tuple(message)
-        keys = self._sets.get(names) or self._meaning(names)
+        keys = self._keys(tuple(message))
         role = self._role(message.get(keys.role), keys.role == "from", number, place)
         content = message.get(keys.content)
         if keys.plain and isinstance(content, str) and role != _CALL:
@@ -152,7 +152,7 @@ class MessageReader:
             for name, meaning in known.items()
             if (self._reads(name) if meaning is None else meaning.meaning == "reasoning")
         ]
-        keys = _Keys(
+        return _Keys(
             role=role,
             content=content,
             plain=len(names) == 2 and not rest,
@@ -161,10 +161,6 @@ class MessageReader:
             unread=[name for name in rest if known.get(name) is None and name not in kept],
             kept=kept,
         )
-        if len(self._sets) >= _MOST_SETS:
-            self._sets.clear()
-        self._sets[names] = keys
-        return keys
 
     def _role(self, role: object, sharegpt: bool, number: int, place: RowLocation) -> str:
         if not isinstance(role, str):
@@ -203,20 +199,19 @@ class MessageReader:
             type_ = shown(str(values.get("type") or next(iter(values), kind(part))), 40)
             if type_ in self._ignored and type_ not in _TEXT_PARTS | _CALL_PARTS:
                 self._unread.add(f"{KEYS}{type_}", values, ignored=True)
-            elif type_ in _CALL_PARTS or type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
+            elif type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
                 raise place.mismatch(
                     f"{where} has a content part of type {type_}, and only text is trained",
                     "Write tool_use as tool_calls of the message, and tool_result as a message of the role tool."
                     if type_ in _CALL_PARTS
-                    else "Remove the row, or leave such parts out on purpose: columns: {ignore: "
-                    f"[{quoted(KEYS + type_)}]}}.",
+                    else f"Remove the row, or {leave_out(KEYS + type_, what='such parts')}.",
                     actual=kind(part) if not values else f"keys {', '.join(map(quoted, values))}"[:80],
                     reason="ValueNotRead",
                 )  # fmt: skip
             else:
                 texts.append(values["text"])
                 rest = {name: value for name, value in values.items() if name not in {"type", "text"}}
-                keys = self._meaning(tuple(rest))
+                keys = self._keys(tuple(rest))
                 if flags := [name for name in keys.flags if rest[name] != 1]:
                     raise refused(flags, "message", f"a part of {where}", rest, place, prefix=KEYS)
                 self._others(rest, keys, f"{KEYS}content[].", f"a part of {where}", place)

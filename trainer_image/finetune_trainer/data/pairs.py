@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import kind
+from finetune_trainer.data.advice import kind, leave_out
 from finetune_trainer.data.row_location import Row
 from finetune_trainer.data.schema import Conversation, DatasetSchema, Example, Unwanted, texts_of
 from finetune_trainer.data.shapes import PAIRS, Shape
@@ -75,7 +75,7 @@ class PairSchema(DatasetSchema):
             except (TypeError, ValueError):
                 raise row.place.mismatch(
                     f'"{column}" must be a number',
-                    f"Write one, or leave it out on purpose: columns: {{ignore: [{column}]}}.",
+                    f"Write one, or {leave_out(column)}.",
                     actual=kind(score),
                 ) from None
         return scores[0] < scores[1]

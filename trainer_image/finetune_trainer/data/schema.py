@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import kind
+from finetune_trainer.data.advice import kind, leave_out
 from finetune_trainer.data.columns import ColumnReader
 from finetune_trainer.data.messages import ROLES, Message, MessageReader
 from finetune_trainer.data.row_location import Row, RowLocation
@@ -154,7 +154,7 @@ class DatasetSchema:
             column, _ = self.columns.optional(row, "system")
             raise row.place.mismatch(
                 f'the row has a system message and the column "{column}", which provides another one',
-                f"Keep one of them, or leave the column out on purpose: columns: {{ignore: [{column}]}}.",
+                f"Keep one of them, or {leave_out(column, what='the column')}.",
             )
         return [*system, *messages]
 
@@ -216,7 +216,7 @@ class DatasetSchema:
                 column = column if extra else self.columns.optional(row, "history")[0]
                 raise row.place.mismatch(
                     f'the prompt consists of messages, so the column "{column}" has no place',
-                    f"Put its content into the messages, or leave it out on purpose: columns: {{ignore: [{column}]}}.",
+                    f"Put its content into the messages, or {leave_out(column)}.",
                 )
             before = self._with_system(row, self.messages.read(prompt, "prompt", row.place))
             after = self.messages.read(completion, "completion", row.place, first=len(prompt) + 1)

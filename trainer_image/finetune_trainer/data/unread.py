@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import UnreadValue
-from finetune_trainer.data.advice import quoted
+from finetune_trainer.data.advice import leave_out, quoted
 from finetune_trainer.data.known_names import Scope, is_empty, known_name
-from finetune_trainer.data.row_location import RowLocation
+from finetune_trainer.data.row_location import RowLocation, shown
 from finetune_trainer.errors import StageError
 
 #: Maximum number of names, and of characters of a name and of an example.
@@ -77,13 +77,12 @@ def refused(
     """
     first = names[0]
     known = known_name(scope, first)
-    shown = [quoted(prefix + name) for name in names[:_SHOWN_NAMES]]
-    others = f"; also {', '.join(shown[1:])}" if len(names) > 1 else ""
-    them = "them" if others else "it"
+    listed = [prefix + name for name in names[:_SHOWN_NAMES]]
+    others = f"; also {', '.join(map(quoted, listed[1:]))}" if len(names) > 1 else ""
+    more = f", and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
     return place.mismatch(
-        f'nothing reads "{quoted(first).strip(chr(34))}" of {where}{f", {known.what}" if known else ""}{others}',
-        f"{mapped or f'Remove {them} from the rows'}, or leave {them} out on purpose: columns: {{ignore: "
-        f"[{', '.join(shown)}]}}{f', and {len(names) - len(shown)} more' if names[len(shown) :] else ''}.",
+        f'nothing reads "{shown(first, _NAME)}" of {where}{f", {known.what}" if known else ""}{others}',
+        f"{mapped or f'Remove {"them" if others else "it"} from the rows'}, or {leave_out(*listed)}{more}.",
         actual=_excerpt(values[first], _SHOWN),
         reason="ValueNotRead",
     )
