@@ -451,7 +451,7 @@ class StageRequest(Record):
     train_step: int | None = None
     """Step of the checkpoint to evaluate and export. Set after training."""
     end_ids: Annotated[list[int], Field(max_length=64)] | None = None
-    """Tokens with which training taught answers to end, for export. None if training did not count them."""
+    """Tokens with which training taught answers to end, for evaluate and export. None if they were not counted."""
 
     @model_validator(mode="after")
     def _pairs_stand_alone(self) -> Self:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from transformers import AutoTokenizer
 
 from devcluster.fixtures.chat_data import CAPITALS
 from devcluster.fixtures.hub import FakeHub
@@ -142,6 +143,25 @@ def test_samples_stand_side_by_side_with_their_reference(stages: Stages, evaluat
     assert len(lines) == 11
     assert [sample.dataset for sample in evaluated.samples] == [None, *["faq"] * 10]
     assert all(sample.reference and sample.baseline is not None for sample in evaluated.samples[1:])
+
+
+def test_answers_stop_at_the_ends_that_training_counted(
+    stages: Stages, converted: str, trained: TrainOutcome
+) -> None:
+    """With all tokens of an answer as ends, it stops before the first of them."""
+
+    def answered(attempt: int, ends: list[int] | None) -> str:
+        found = stages.run(
+            "Evaluate", "measured", attempt=attempt, converted=converted, train_step=30, end_ids=ends,
+            evaluation={"prompts": ["What is the capital of France?"], "baseline": False},
+        ).details  # fmt: skip
+        assert isinstance(found, EvaluateOutcome)
+        return found.samples[0].tuned
+
+    answer = answered(400, None)
+    tokenizer = AutoTokenizer.from_pretrained(stages.root / "models/qwen3")
+    assert answer
+    assert answered(401, tokenizer(answer, add_special_tokens=False)["input_ids"]) == ""
 
 
 def rows_of(stages: Stages, found: EvaluateOutcome) -> list[EvaluatedRow]:

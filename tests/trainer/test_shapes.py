@@ -491,6 +491,15 @@ def test_keys_that_the_template_reads_are_given_to_it() -> None:
     assert [each.name for each in schema.columns.unread.found()[0]] == ["messages[].mood"]
 
 
+def test_what_nothing_reads_of_a_pairs_prompt_is_counted_once() -> None:
+    row = Row(
+        place=PLACE, value={"prompt": [{**USER, "id": 7}], "chosen": [LIMA], "rejected": [{**LIMA, "id": 8}]}
+    )
+    schema = PairSchema(spec(), row, reads=lambda _: False)
+    schema.pair(row)
+    assert [(value.name, value.count) for value in schema.columns.unread.found()[0]] == [("messages[].id", 2)]
+
+
 @pytest.mark.parametrize(
     ("label", "good"),
     [(True, True), (1, True), ("true", True), ("1.0", True), (False, False), (0, False), ("False", False)],

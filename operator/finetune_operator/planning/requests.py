@@ -57,7 +57,9 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         converted=findings.converted.items if findings.converted else plan.model.orbax,
         converted_files_digest=_files_digest(findings),
         train_step=_train_step(plan, findings),
-        end_ids=findings.train.end_ids if findings.train and stage is Stage.EXPORT else None,
+        end_ids=findings.train.end_ids
+        if findings.train and stage in {Stage.EVALUATE, Stage.EXPORT}
+        else None,
     ).for_trainer(findings.supports or plan.contract)
     size = len(request.to_json().encode())
     if size > MAX_REQUEST_BYTES:

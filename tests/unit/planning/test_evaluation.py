@@ -258,8 +258,10 @@ def test_the_measured_checkpoint_is_the_exported_one() -> None:
     assert request(Stage.EXPORT, findings, **last).train_step == 60
 
 
-def test_the_export_gets_the_ends_that_training_counted_and_no_other_stage() -> None:
+@pytest.mark.parametrize(
+    ("stage", "ends"), [(Stage.EVALUATE, [7, 2]), (Stage.EXPORT, [7, 2]), (Stage.TRAIN, None)]
+)
+def test_the_stages_after_training_get_the_ends_that_it_counted(stage: Stage, ends: list[int] | None) -> None:
     counted = TRAINED.model_copy(update={"end_ids": [7, 2]})
-    assert request(Stage.EXPORT, Findings(train=counted)).end_ids == [7, 2]
-    assert request(Stage.EXPORT, Findings(train=TRAINED)).end_ids is None
-    assert request(Stage.EVALUATE, Findings(train=counted)).end_ids is None
+    assert request(stage, Findings(train=counted)).end_ids == ends
+    assert request(stage, Findings(train=TRAINED)).end_ids is None

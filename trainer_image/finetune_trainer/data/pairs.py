@@ -7,6 +7,7 @@ form of Anthropic's HH-RLHF, or texts whose common beginning is the prompt.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
@@ -57,10 +58,8 @@ class PairSchema(DatasetSchema):
             self._check_turns(row, chosen, rejected)
         elif isinstance(prompt, list) and isinstance(chosen, str) and isinstance(rejected, str):
             chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
-        better, worse = (
-            self._only_answer(row, name, self.prompted(row, prompt, answer))
-            for name, answer in (("chosen", chosen), ("rejected", rejected))
-        )
+        examples = self.prompted(row, prompt, chosen, rejected)
+        better, worse = map(partial(self._only_answer, row), ("chosen", "rejected"), examples)
         self.columns.account(row, [*texts_of(better), *texts_of(worse)])
         return better, worse
 

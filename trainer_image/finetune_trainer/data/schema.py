@@ -112,9 +112,11 @@ class DatasetSchema:
             case Format.MESSAGES:
                 example = self._conversation(row)
             case Format.PROMPT_COMPLETION:
-                example = self.prompted(row, columns.value(row, "prompt"), columns.value(row, "completion"))
+                (example,) = self.prompted(
+                    row, columns.value(row, "prompt"), columns.value(row, "completion")
+                )
             case Format.QUESTION_ANSWER:
-                example = self.prompted(row, columns.text(row, "question"), columns.text(row, "answer"))
+                (example,) = self.prompted(row, columns.text(row, "question"), columns.text(row, "answer"))
             case Format.TEXT:
                 example = PlainText(place=row.place, text=columns.text(row, "text"))
             case Format.PREFERENCE:
@@ -195,23 +197,28 @@ class DatasetSchema:
             for role, text in (("user", pair[0]), ("assistant", pair[1]))
         ]
 
-    def prompted(self, row: Row, prompt: Any, completion: Any) -> Example:
-        """Returns a prompt and its completion, two texts or two lists of messages, as an example."""
-        lists = self._as_messages(prompt, row.place), self._as_messages(completion, row.place)
-        if isinstance(lists[0], list) and isinstance(lists[1], list):
-            prompt, completion = lists
+    def prompted(self, row: Row, prompt: Any, *completions: Any) -> list[Example]:
+        """Returns an example of the prompt with each completion: all of them texts, or all of them lists of messages.
+
+        The prompt is read once, so that what nothing reads of it is counted once.
+        """
+        lists = [self._as_messages(value, row.place) for value in (prompt, *completions)]
+        if all(isinstance(value, list) for value in lists):
+            prompt, *completions = lists
+        values = (prompt, *completions)
         tools, system, history = self._tools(row), self._system(row), self._history(row)
         column, extra = self.columns.optional_text(row, "input")
-        if isinstance(prompt, str) and isinstance(completion, str):
+        if all(isinstance(value, str) for value in values):
             if extra:
                 prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
             if not (system or history or tools):
-                return TextPair(place=row.place, prompt=prompt, completion=completion)
-            asked = {"role": "user", "content": prompt}
-            return self._talk(
-                row, [*system, *history, asked, {"role": "assistant", "content": completion}], tools
-            )
-        if isinstance(prompt, list) and isinstance(completion, list):
+                return [TextPair(place=row.place, prompt=prompt, completion=text) for text in completions]
+            asked = [*system, *history, {"role": "user", "content": prompt}]
+            return [
+                self._talk(row, [*asked, {"role": "assistant", "content": text}], tools)
+                for text in completions
+            ]
+        if all(isinstance(value, list) for value in values):
             if extra or history:
                 column = column if extra else self.columns.optional(row, "history")[0]
                 raise row.place.mismatch(
@@ -219,15 +226,18 @@ class DatasetSchema:
                     f"Put its content into the messages, or {leave_out(column)}.",
                 )
             before = self._with_system(row, self.messages.read(prompt, "prompt", row.place))
-            after = self.messages.read(completion, "completion", row.place, first=len(prompt) + 1)
-            return self._talk(row, [*before, *after], tools, untrained=len(before))
-        gone = [name for name, value in (("prompt", prompt), ("completion", completion)) if value is None]
+            first = len(prompt) + 1
+            answers = [
+                self.messages.read(answer, "completion", row.place, first=first) for answer in completions
+            ]
+            return [self._talk(row, [*before, *answer], tools, untrained=len(before)) for answer in answers]
+        gone = "prompt" if prompt is None else "completion" if None in completions else ""
         raise row.place.mismatch(
             "prompt and completion must be two strings or two lists of messages",
-            f"Write the {gone[0]}, or remove the row."
+            f"Write the {gone}, or remove the row."
             if gone
             else "Write two strings, or two lists of messages.",
-            actual=f"{kind(prompt)} and {kind(completion)}",
+            actual=" and ".join(map(kind, values)),
         )
 
     @staticmethod

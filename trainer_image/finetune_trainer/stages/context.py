@@ -4,7 +4,7 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -171,6 +171,13 @@ class StageContext:
         return special_tokens.trained_ends(
             data, self.renderer, self.tokenizer, limit=limit, pairs=self._compares
         )
+
+    def end_ids(self, counted: Collection[int] | None) -> frozenset[int]:
+        """The tokens at which generation stops: those of the chat template, and those that training teaches.
+
+        ``counted`` are the latter (:meth:`trained_ends`); None if they were not counted.
+        """
+        return self.renderer.end_ids() | frozenset(counted or ())
 
     @property
     def _compares(self) -> bool:

@@ -337,7 +337,7 @@ def measure(
     generator = Generator(
         model,
         sampling_of(request),
-        end_ids=context.renderer.end_ids(),
+        end_ids=context.end_ids(request.end_ids),
         row_capacity=row_capacity,
         longest=work.context_length - request.evaluation.max_new_tokens,
     )
@@ -415,7 +415,7 @@ def _benchmark_scores(
         model,
         row_capacity=row_capacity,
         context=work.context_length,
-        end_ids=context.renderer.end_ids(),
+        end_ids=context.end_ids(context.request.end_ids),
         done=context.progress.advance,
     )
     asked = harness_of(context, engine, work.context_length)

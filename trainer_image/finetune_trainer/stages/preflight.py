@@ -84,7 +84,7 @@ def run(context: StageContext) -> PreflightOutcome:
         context.store,
         os.environ,
         programs=lambda: programs(context, plan, loaded),
-        end_ids=context.renderer.end_ids(),
+        end_ids=context.end_ids(found.end_ids),
         progress=context.progress,
     )
     tried = smoke.run_smoke_test(context, model, plan)
