@@ -107,6 +107,7 @@ lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/mypy
 	@"$$(trainer_image/install.sh)"/bin/mypy --config-file trainer_image/mypy.ini
 	@.venv/bin/lint-imports --no-logo
+	@cd trainer_image && ../.venv/bin/lint-imports --no-logo
 
 ##@ Upkeep
 .PHONY: format generate lock bench bench-scale bench-trainer bench-conversion bench-fits bench-memory check-real check-sizes walkthrough clean

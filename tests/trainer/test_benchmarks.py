@@ -22,7 +22,6 @@ from devcluster.fixtures.hub import FakeHub
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import BenchmarkSpec, ExitCode
 from finetune_trainer import conversion, engine, families
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation import benchmark_groups, benchmarks, plain_tasks
 from finetune_trainer.evaluation.batching import FixedRowCapacity
@@ -34,6 +33,7 @@ from finetune_trainer.evaluation.loaded_backend import LoadedModelBackend
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
+from finetune_trainer.tokens.template import Renderer
 from finetune_trainer.weights import open_weights
 from tests.trainer import harness_code
 from tests.trainer.full_forward import FullForward

@@ -8,10 +8,10 @@ from tokenizers import processors
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport
-from finetune_trainer.data.contents import holds_template
-from finetune_trainer.data.notes import Note
-from finetune_trainer.data.schema import Conversation, PlainText, TextPair
-from finetune_trainer.data.template import Renderer
+from finetune_trainer.tokens.contents import holds_template
+from finetune_trainer.tokens.example import Conversation, PlainText, TextPair
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.test_data_report import chat, check
 from tests.trainer.test_template import CHATML, LLAMA3, PLACE, conversation, tokenizer
 

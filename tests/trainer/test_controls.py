@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, normalizers
 
-from finetune_trainer.data.contents import ControlTokens
+from finetune_trainer.tokens.contents import ControlTokens
 from tests.trainer.published_templates import template
 from tests.trainer.published_templates import tokenizer as published
 from tests.trainer.test_template import CHATML, tokenizer

@@ -16,10 +16,10 @@ import pytest
 from pyarrow import feather, parquet
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.files import suffix_of
-from finetune_trainer.data.row_location import Row
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers import suffix_of
+from finetune_trainer.readers.row_location import Row
 from finetune_trainer.storage import open_store
 
 AT = "spec.datasets.train[0]"
@@ -108,7 +108,7 @@ def test_damaged_content_is_refused_by_name(tmp_path: Path, content: bytes, text
 def test_a_file_that_expands_enormously_is_refused_in_little_memory(
     tmp_path: Path, compress: Any, row: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.data.files.opening.ANY_FILE", 2**20)
+    monkeypatch.setattr("finetune_trainer.readers.opening.ANY_FILE", 2**20)
     content = compress(row * 20)
     tracemalloc.start()
     with pytest.raises(StageError, match=r"bytes that become more than|the row is too large") as caught:
@@ -129,8 +129,8 @@ def test_rows_have_a_largest_size(
     tmp_path: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("json_rows", "json_text", "text", "delimited", "opening", "parquet"):
-        monkeypatch.setattr(f"finetune_trainer.data.files.{module}.MAX_ROW", 4000)
-    monkeypatch.setattr("finetune_trainer.data.files.json_text.CHUNK", 1000)
+        monkeypatch.setattr(f"finetune_trainer.readers.{module}.MAX_ROW", 4000)
+    monkeypatch.setattr("finetune_trainer.readers.json_text.CHUNK", 1000)
     assert "large" in str(refusal(tmp_path, name, content))
 
 
@@ -246,7 +246,7 @@ def test_tables_and_texts_are_read_as_they_are_written(
 def test_a_separator_is_found_wherever_the_text_is_cut(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.data.files.opening.CHUNK", chunk)
+    monkeypatch.setattr("finetune_trainer.readers.opening.CHUNK", chunk)
     content = "é--\r\n--one--two\r\n--\r\n---three".encode()
     rows = rows_of(tmp_path, {"a.txt": content}, separator="\n--")
     assert [(row.place.row, row.value["text"]) for row in rows] == [
@@ -370,12 +370,12 @@ def test_a_dictionary_that_expands_enormously_is_decoded_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A value of one megabyte that a million rows have is a file of a few kilobytes."""
-    monkeypatch.setattr("finetune_trainer.data.files.opening.ANY_FILE", 64 * 2**20)
+    monkeypatch.setattr("finetune_trainer.readers.opening.ANY_FILE", 64 * 2**20)
     indices = pyarrow.array([0] * 1_000_000, pyarrow.int32())
     column = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x" * 2**20]))
     content = table({"text": column}, dictionary_pagesize_limit=2**30, store_schema=False, compression="zstd")
     assert len(content) < 10_000
-    monkeypatch.setattr("finetune_trainer.data.files.parquet.BATCH_BYTES", 16 * 2**20)
+    monkeypatch.setattr("finetune_trainer.readers.parquet.BATCH_BYTES", 16 * 2**20)
     rows = rows_of(tmp_path, {"a.parquet": content})
     before = pyarrow.total_allocated_bytes()
     for _ in range(60):
@@ -387,7 +387,7 @@ def test_a_dictionary_that_expands_enormously_is_decoded_in_parts(
 
 
 def test_runs_that_expand_enormously_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finetune_trainer.data.files.opening.ANY_FILE", 2**20)
+    monkeypatch.setattr("finetune_trainer.readers.opening.ANY_FILE", 2**20)
     values = pyarrow.array([0] * 1_000_000, pyarrow.int64())
     content = table({"x": pyarrow.ListArray.from_arrays([0, 1_000_000], values)}, compression="zstd")
     assert len(content) < 10_000

@@ -10,16 +10,15 @@ import pytest
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
 from finetune_trainer.data import page, remarks, report
-from finetune_trainer.data.notes import Note
-from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
-from tests.trainer.requests import hyperparameters, request
-from tests.trainer.requests import method as method_of
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer, with_template
+from tests.trainer.requests import request
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
 
 EVIL = "<script>alert(1)</script>"
@@ -200,34 +199,6 @@ def test_a_template_that_refuses_the_probe_is_taken() -> None:
     assert of.chat_template.startswith("{{ bos_token }}")
 
 
-PAIRS = {"type": "DPO", "max_prompt_length": 8}
-LORA = {"lora": {"rank": 8, "alpha": 16.0}}
-
-
-@pytest.mark.parametrize(
-    ("rate", "method", "optimizer", "parameters", "told"),
-    [
-        (2e-5, {}, "AdamW", 8e9, None),
-        (2e-4, {}, "AdamW", 8e9, "SFT of all weights (1e-06 to 0.0001): the model may forget or diverge"),
-        (1e-7, {}, "AdamW", 8e9, "may learn very little"),
-        (2e-4, LORA, "AdamW", 8e9, None),
-        (1e-6, LORA, "AdamW", 8e9, "SFT with LoRA"),
-        (5e-7, PAIRS, "AdamW", 8e9, None),
-        (2e-5, PAIRS, "AdamW", 8e9, "DPO of all weights"),
-        (2e-5, {**PAIRS, **LORA}, "AdamW", 8e9, None),
-        (1e-2, {}, "AdamW", 5e5, None),
-        (1e-2, {}, "SGD", 8e9, None),
-    ],
-)
-def test_a_learning_rate_that_no_recipe_uses_is_remarked(
-    rate: float, method: dict[str, Any], optimizer: str, parameters: float, told: str | None
-) -> None:
-    chosen = hyperparameters(learning_rate=rate, optimizer=optimizer)
-    found = list(remarks.of_learning_rate(method_of(method), chosen, int(parameters)))
-    assert [remark.level for remark in found] == ["Problem"] * (told is not None)
-    assert all(told is not None and told in remark.text for remark in found)
-
-
 TOOL = {"type": "function", "function": {"name": "count", "description": "", "parameters": {}}}
 
 
@@ -256,43 +227,6 @@ def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
     assert [text.partition(": the chat")[0] for text in problems] == [
         "train-0: 2 of 3 rows (the first: row 2)", "faq: 2 of 3 rows (the first: row 2)",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("numbers", "steps", "expected"),
-    [
-        ({"warmup_steps": 5}, 6, None),
-        ({"warmup_steps": 0}, 1, None),
-        ({"warmup_ratio": 1.0}, 3, None),
-        ({"warmup_steps": 6}, 6, "spans all 6 steps, so the learning rate never reaches its full value"),
-        ({"warmup_steps": 9}, 1, "spans all 1 steps, so the learning rate is 0 in the only step"),
-    ],
-)
-def test_a_warm_up_that_takes_all_steps_is_remarked_on(
-    numbers: dict[str, Any], steps: int, expected: str | None
-) -> None:
-    chosen = hyperparameters(steps=steps, **numbers)
-    found = list(remarks.of_warmup(chosen, steps))
-    assert [each.level for each in found] == ["Problem"] * bool(expected)
-    assert not expected or expected in found[0].text
-
-
-@pytest.mark.parametrize(
-    ("precision", "rate", "method", "told"),
-    [
-        ("BF16", 1e-5, {}, True),
-        ("BF16", 9e-5, PAIRS, True),
-        ("BF16", 1e-4, {}, False),
-        ("BF16", 1e-5, LORA, False),
-        ("FP32", 1e-5, {}, False),
-    ],
-)
-def test_weights_in_bfloat16_that_a_small_rate_hardly_moves_are_remarked(
-    precision: str, rate: float, method: dict[str, Any], told: bool
-) -> None:
-    chosen = hyperparameters(learning_rate=rate, weight_precision=precision)
-    found = list(remarks.of_weight_precision(method_of(method), chosen))
-    assert [remark.level for remark in found] == ["Problem"] * told
 
 
 def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:

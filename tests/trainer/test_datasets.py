@@ -13,12 +13,13 @@ import pytest
 from pyarrow import parquet
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.files import json_text
-from finetune_trainer.data.schema import Conversation, PlainText, TextPair, read_examples
+from finetune_trainer.data.schema import read_examples
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers import json_text
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.example import Conversation, PlainText, TextPair
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 GOOD = json.dumps({"messages": TURNS})

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune_trainer.data.notes import Note
 from finetune_trainer.data.preference import split_common_prompt
-from finetune_trainer.data.schema import Conversation, TextPair
-from finetune_trainer.data.template import Renderer
+from finetune_trainer.tokens.example import Conversation, TextPair
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.small_tokenizers import KINDS, small
 from tests.trainer.test_template import CHATML, PLACE
 

@@ -14,10 +14,11 @@ from pyarrow import parquet
 
 from devcluster.fixtures.hub import FakeHub
 from finetune_contract import DatasetSpec, ExitCode, HubRef
-from finetune_trainer.data.schema import Conversation, read_examples
+from finetune_trainer.data.schema import read_examples
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.example import Conversation
 
 REPO = "acme/chats"
 PATH = "spec.datasets.train[0]"

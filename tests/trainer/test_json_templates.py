@@ -12,10 +12,10 @@ from maxtext.input_pipeline import instruction_data_processing
 from maxtext.input_pipeline.input_pipeline_utils import apply_chat_template
 
 from finetune_contract import OWN_TEMPLATE, DatasetSpec
-from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.schema import DatasetSchema
-from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens.template import Renderer, with_template
 from tests.trainer.published_templates import template, tokenizer
 
 #: What the operator makes of the files, by tests/unit/planning/test_json_template.py.

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
-from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import TokenFile
 from finetune_trainer.data.layout import SequenceRows, assign_rows, pack
+from finetune_trainer.tokens.encoding import TokenizedExample
 
 FOLDER = tempfile.TemporaryDirectory()
 

@@ -13,10 +13,10 @@ from finetune_contract import DataReport, DatasetSpec, SplitSpec
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.dataset import SourceSubset, assemble, split_validation
 from finetune_trainer.data.layout import SequenceLayout
-from finetune_trainer.data.notes import Note
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.test_data_report import check
 from tests.trainer.test_template import CHATML, tokenizer
 

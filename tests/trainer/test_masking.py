@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.data.template import Renderer
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.small_tokenizers import stripping
 from tests.trainer.test_template import UNCLOSED, conversation, trained_text
 

@@ -20,9 +20,9 @@ from finetune_trainer.data.dataset import (
 )
 from finetune_trainer.data.layout import RaggedIndices, SequenceLayout
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.test_layout import examples
 from tests.trainer.test_template import CHATML, tokenizer
 

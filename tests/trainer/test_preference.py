@@ -12,7 +12,6 @@ from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSpec, EvaluatedRow, Outcome
 from finetune_trainer import objectives
 from finetune_trainer.data.dataset import SourceSubset, assemble
-from finetune_trainer.data.notes import Note
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.preference import (
     PreferencePair,
@@ -20,13 +19,14 @@ from finetune_trainer.data.preference import (
     split_common_prompt,
 )
 from finetune_trainer.data.prepare import PreparedSource, prepare
-from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.schema import Unwanted
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.methods import method_of
 from finetune_trainer.methods.base import PreferenceTraining
+from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.models import qwen3
 from tests.trainer.requests import method as asked_method
 from tests.trainer.stages import Stages

@@ -10,12 +10,12 @@ import pytest
 from finetune_contract import DatasetDetails, DatasetReport, DatasetSpec, RowsFound, SplitSpec
 from finetune_trainer.data import remarks
 from finetune_trainer.data.dataset import SourceSubset, report_of, split_validation
-from finetune_trainer.data.notes import BLANK_ANSWER, BLANK_TEXT, Note
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.report import details
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.notes import BLANK_ANSWER, BLANK_TEXT, Note
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.test_data_report import chat
 from tests.trainer.test_template import CHATML, LLAMA3, QWEN3, tokenizer
 

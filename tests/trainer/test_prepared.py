@@ -12,8 +12,8 @@ import pytest
 from finetune_contract import CacheLayout, DatasetSpec
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.test_template import CHATML, LLAMA3, tokenizer
 
 Prepare = Callable[..., PreparedSource]

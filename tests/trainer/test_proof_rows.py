@@ -9,9 +9,9 @@ import pytest
 
 from finetune_contract import DatasetSpec
 from finetune_trainer import conversion_check
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.stages import convert
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.requests import method
 from tests.trainer.test_template import tokenizer
 

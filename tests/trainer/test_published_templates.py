@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from finetune_contract import DatasetSpec
-from finetune_trainer.data.encoding import TokenizedExample
-from finetune_trainer.data.row_location import Row, RowLocation
-from finetune_trainer.data.schema import Conversation, DatasetSchema
-from finetune_trainer.data.template import Renderer
+from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens.encoding import TokenizedExample
+from finetune_trainer.tokens.example import Conversation
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.published_templates import template, tokenizer
 
 type Message = dict[str, Any]

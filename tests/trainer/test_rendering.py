@@ -15,22 +15,23 @@ from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import remarks
-from finetune_trainer.data.encoding import TokenizedExample
-from finetune_trainer.data.notes import Note
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.prepare import read_all
-from finetune_trainer.data.row_location import Row, RowLocation
-from finetune_trainer.data.schema import Conversation, DatasetSchema
-from finetune_trainer.data.template import Renderer
+from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.questions import question
 from finetune_trainer.evaluation.scores import exact_match, without_reasoning
 from finetune_trainer.processes import Processes
+from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokens.encoding import TokenizedExample
+from finetune_trainer.tokens.example import Conversation
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer
 from tests.trainer.published_templates import template, tokenizer
 from tests.trainer.requests import request
 from tests.trainer.test_template import CHATML, trained_text
@@ -523,7 +524,7 @@ def test_a_call_may_have_no_arguments(arguments: dict[str, Any]) -> None:
 
 def test_renderings_are_remembered_up_to_a_size_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of agents' datasets have different tools each, with up to a megabyte of text."""
-    monkeypatch.setattr("finetune_trainer.data.turns._MOST_CHARACTERS", 50_000)
+    monkeypatch.setattr("finetune_trainer.tokens.turns._MOST_CHARACTERS", 50_000)
     renderer = Renderer(tokenizer(template("qwen2_5")), train_on_prompt=False)
     most = 0
     for number in range(40):

@@ -19,7 +19,6 @@ from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, SourceSubset, assemble
 from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.evaluation.loss import LossMeter
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.questions import Question, questions
@@ -27,6 +26,7 @@ from finetune_trainer.evaluation.rows import MeasuredRows, RowSet, RowSums, row_
 from finetune_trainer.objectives import SftLoss
 from finetune_trainer.sharding import shard_batch
 from finetune_trainer.storage import engine_path, open_store
+from finetune_trainer.tokens.template import Renderer
 from finetune_trainer.weights import open_weights
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
 

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from finetune_contract import DatasetSpec
-from finetune_trainer.data.row_location import Row, RowLocation
-from finetune_trainer.data.schema import Conversation, DatasetSchema, PlainText, TextPair
+from finetune_trainer.data.schema import DatasetSchema
+from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens.example import Conversation, PlainText, TextPair
 
 SEEDS = sorted((Path(__file__).parents[2] / "examples" / "seeds").glob("*.yaml"))
 TURNS = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]

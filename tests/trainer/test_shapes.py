@@ -14,21 +14,13 @@ from hypothesis import strategies as st
 
 from devcluster.layout import ROOT
 from finetune_contract import DatasetSpec
-from finetune_trainer.data.known_names import is_empty, known_name
 from finetune_trainer.data.pairs import BETTER_REJECTED, NO_PROMPT, OTHER_PROMPTS, PairSchema
-from finetune_trainer.data.row_location import Row, RowLocation
-from finetune_trainer.data.schema import (
-    BAD_ANSWER,
-    NO_LABEL,
-    Conversation,
-    DatasetSchema,
-    Example,
-    TextPair,
-    Unwanted,
-    texts_of,
-)
+from finetune_trainer.data.schema import BAD_ANSWER, NO_LABEL, DatasetSchema, Unwanted
 from finetune_trainer.data.shapes import FORMATS, PAIRS, SHAPES
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.known_names import is_empty, known_name
+from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens.example import Conversation, Example, TextPair, texts_of
 
 PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
 
@@ -651,7 +643,7 @@ def test_every_shape_is_documented() -> None:
 
 
 def test_each_known_name_has_a_source_and_a_meaning_of_the_api() -> None:
-    text = files("finetune_trainer.data").joinpath("known_names.csv").read_text("utf-8")
+    text = files("finetune_trainer.readers").joinpath("known_names.csv").read_text("utf-8")
     table = list(csv.DictReader(text.splitlines()))
     columns = {name for format_ in FORMATS.values() for name in (*format_.needs, *format_.may)}
     names = [(row["scope"], name) for row in table for name in row["names"].split(";")]

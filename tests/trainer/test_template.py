@@ -7,11 +7,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.data.encoding import TokenizedExample
-from finetune_trainer.data.row_location import RowLocation
-from finetune_trainer.data.schema import Conversation, TextPair
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import RowLocation
+from finetune_trainer.tokens.encoding import TokenizedExample
+from finetune_trainer.tokens.example import Conversation, TextPair
+from finetune_trainer.tokens.template import Renderer
 
 PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=3)
 MARKS = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>",

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from finetune_trainer.data import examples
-from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import TokenFile
 from finetune_trainer.data.special_tokens import trained_ends
+from finetune_trainer.tokens.encoding import TokenizedExample
 
 END, EOS, CALL, BLANK = 1, 2, 3, 4
 LIMIT = 8

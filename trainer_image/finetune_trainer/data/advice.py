@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune_trainer.data.known_names import is_empty, known_name
+from finetune_trainer.readers.known_names import is_empty, known_name
 
 #: Optional columns of the API that an advice maps as well.
 _OPTIONAL = frozenset({"system", "input", "history", "tools"})

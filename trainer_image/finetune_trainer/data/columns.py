@@ -12,11 +12,11 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import column_advice, format_advice, kind, leave_out, quoted
-from finetune_trainer.data.known_names import KnownName, is_empty, known_name
-from finetune_trainer.data.row_location import Row
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
 from finetune_trainer.data.unread import UnreadValues, refused
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.known_names import KnownName, is_empty, known_name
+from finetune_trainer.readers.row_location import Row
 
 #: Meanings of columns that often repeat what others say. Any other column is not passed over, whatever its text.
 _REPEATING = frozenset({"prompt", "completion", "messages", "text", "chosen", "system", "input", "history"})

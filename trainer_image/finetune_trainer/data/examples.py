@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from finetune_contract import UnreadValue
-from finetune_trainer.data.encoding import TokenizedExample
-from finetune_trainer.data.row_location import RowLocation
+from finetune_trainer.readers.row_location import RowLocation
 from finetune_trainer.storage import name_of
+from finetune_trainer.tokens.encoding import TokenizedExample
 
 Int64Array = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]

@@ -10,12 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 from finetune_trainer.data.advice import kind, leave_out, quoted
-from finetune_trainer.data.known_names import is_empty, known_name
-from finetune_trainer.data.row_location import RowLocation, shown
 from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
 from finetune_trainer.data.unread import UnreadValues, refused
-
-type Message = Mapping[str, Any]
+from finetune_trainer.readers.known_names import is_empty, known_name
+from finetune_trainer.readers.row_location import RowLocation, shown
+from finetune_trainer.tokens.chat import Message
 
 #: What precedes a key of messages, or a type of content parts, in ``columns.ignore`` and in the report.
 KEYS = "messages[]."

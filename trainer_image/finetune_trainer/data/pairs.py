@@ -12,10 +12,11 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out
-from finetune_trainer.data.row_location import Row
-from finetune_trainer.data.schema import Conversation, DatasetSchema, Example, Unwanted, texts_of
+from finetune_trainer.data.schema import DatasetSchema, Unwanted
 from finetune_trainer.data.shapes import PAIRS, Shape
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import Row
+from finetune_trainer.tokens.example import Conversation, Example, texts_of
 
 NO_PROMPT = "it has no prompt, and its answers begin differently"
 OTHER_PROMPTS = "its answers follow different prompts"

@@ -13,18 +13,19 @@ from typing import ClassVar, Self
 import numpy as np
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import Examples, ExampleWriter, Int64Array
 from finetune_trainer.data.layout import Batch, RaggedIndices
-from finetune_trainer.data.notes import Note
 from finetune_trainer.data.pairs import PairSchema
-from finetune_trainer.data.schema import Conversation, Example, Unwanted, open_rows, texts_of
+from finetune_trainer.data.schema import Unwanted, open_rows
 from finetune_trainer.data.sources import LocatedSource, open_source
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
 from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import StorageClient
+from finetune_trainer.tokens.encoding import TokenizedExample
+from finetune_trainer.tokens.example import Conversation, Example, texts_of
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer
 
 #: Maximum number of rows in memory at a time.
 _AT_ONCE = 256

@@ -13,25 +13,18 @@ from typing import ClassVar, Protocol
 from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
-from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
-from finetune_trainer.data.notes import Note
-from finetune_trainer.data.schema import (
-    Conversation,
-    DatasetSchema,
-    Example,
-    PlainText,
-    Unwanted,
-    open_rows,
-    read_examples,
-)
+from finetune_trainer.data.schema import DatasetSchema, Unwanted, open_rows, read_examples
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import LocatedSource, open_source
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
 from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import StorageClient
+from finetune_trainer.tokens.encoding import TokenizedExample
+from finetune_trainer.tokens.example import Conversation, Example, PlainText
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.template import Renderer
 
 #: Maximum number of examples in memory at a time.
 _AT_ONCE = 512

@@ -6,17 +6,14 @@ from typing import Any
 from finetune_contract import (
     DatasetDetails,
     DatasetReport,
-    HyperparametersSpec,
     Leak,
-    MethodSpec,
     Remark,
     StageRequest,
 )
 from finetune_trainer.data.examples import Examples
-from finetune_trainer.data.notes import ROOM, Note
 from finetune_trainer.data.shapes import Format
-from finetune_trainer.data.template import Renderer
-from finetune_trainer.methods import method_of
+from finetune_trainer.tokens.notes import ROOM, Note
+from finetune_trainer.tokens.template import Renderer
 
 #: Fraction of rows above which duplicate rows are worth a remark.
 _MANY_EQUAL = 0.01
@@ -26,11 +23,8 @@ _MANY_NOTED = 0.05
 _MUCH_WIDER = 1.25
 #: Maximum number of names in a remark.
 _NAMES = 8
-#: Learning rate below which most updates are smaller than half the last bit of a bfloat16 weight.
-_LEAST_ROUNDED = 1e-4
 #: Texts that are meant as a flag -> the flag to write.
 _FLAGS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
-_SMALL_MODEL = 100_000_000
 
 
 def of_tokenizer(tokenizer: Any, renderer: Renderer) -> Iterator[Remark]:
@@ -177,45 +171,6 @@ def of_width(request: StageRequest, width: int, context_length: int) -> Iterator
     advice = f"; maxSeqLength {width:,} costs no more" if width <= context_length else ""
     text = f"{seen}, and the padding is computed too{advice}."
     yield problem(text) if width > _MUCH_WIDER * length else note(text)
-
-
-def of_learning_rate(method: MethodSpec, chosen: HyperparametersSpec, parameters: int) -> Iterator[Remark]:
-    """Yields a remark if the learning rate is outside the range of published recipes for the method.
-
-    ``parameters`` is the model's number of parameters.
-    """
-    if chosen.optimizer != "AdamW" or parameters < _SMALL_MODEL:
-        return
-    usual = method_of(method)
-    lowest, highest = usual.usual_rates if method.lora is None else usual.usual_lora_rates
-    if lowest <= chosen.learning_rate <= highest:
-        return
-    kind = f"{method.type} {'with LoRA' if method.lora else 'of all weights'}"
-    effect = "may forget or diverge" if chosen.learning_rate > highest else "may learn very little"
-    yield problem(
-        f"The learning rate, {chosen.learning_rate:g}, is outside of the usual range for {kind} ({lowest:g} to "
-        f"{highest:g}): the model {effect}."
-    )
-
-
-def of_warmup(chosen: HyperparametersSpec, steps: int) -> Iterator[Remark]:
-    """Yields a remark if the warm-up takes all ``steps`` optimizer steps."""
-    if not chosen.warmup_steps or chosen.warmup_steps < steps:
-        return
-    effect = "is 0 in the only step, and training fails" if steps == 1 else "never reaches its full value"
-    yield problem(
-        f"The warm-up, hyperparameters.warmupSteps {chosen.warmup_steps:,}, spans all {steps:,} steps, so the learning "
-        f"rate {effect}: lower it, or set warmupRatio."
-    )
-
-
-def of_weight_precision(method: MethodSpec, chosen: HyperparametersSpec) -> Iterator[Remark]:
-    """Yields a remark if bfloat16 weights are too coarse for full fine-tuning at the learning rate."""
-    if method.lora is None and chosen.weight_precision == "BF16" and chosen.learning_rate < _LEAST_ROUNDED:
-        yield problem(
-            f"weightPrecision BF16 keeps 8 bits of a weight, so most updates at a learning rate of "
-            f"{chosen.learning_rate:g} are rounded away: use FP32 or LoRA."
-        )
 
 
 def problem(text: str) -> Remark:

@@ -14,9 +14,9 @@ from finetune_contract import (
     SampleRow,
 )
 from finetune_trainer.data.dataset import REPEATED, Dataset, SourceSubset
-from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import Digests, Int64Array
-from finetune_trainer.data.notes import Note
+from finetune_trainer.tokens.encoding import TokenizedExample
+from finetune_trainer.tokens.notes import Note
 
 _FIRST = 20
 _SAMPLES = 3

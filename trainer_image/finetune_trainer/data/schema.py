@@ -9,12 +9,14 @@ from typing import Any
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out
 from finetune_trainer.data.columns import ColumnReader
-from finetune_trainer.data.messages import ROLES, Message, MessageReader
-from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.messages import ROLES, MessageReader
 from finetune_trainer.data.shapes import SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
 from finetune_trainer.data.turn_keys import from_json, tools_of, weighed
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens.chat import Message, Tools
+from finetune_trainer.tokens.example import Conversation, Example, PlainText, TextPair, texts_of
 
 #: The beginning of a list of objects as text.
 _LIST = re.compile(r"\s*\[\s*\{")
@@ -26,47 +28,11 @@ _LABELS: Mapping[object, bool] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """Messages for the tokenizer's chat template. ``trained`` marks those that count toward the loss."""
-
-    place: RowLocation
-    messages: Sequence[Message]
-    trained: Sequence[bool]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    """JSON schemas of the functions that the assistant may call; None if there are none."""
-    held_out: bool = False
-    """Whether weight 0 excludes an assistant's turn that would otherwise be trained."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPair:
-    """A prompt and its completion as plain text.
-
-    Rendered as a chat of two turns if the tokenizer has a chat template, otherwise concatenated.
-    """
-
-    place: RowLocation
-    prompt: str
-    completion: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainText:
-    """Text that is trained completely and without a template."""
-
-    place: RowLocation
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Unwanted:
     """A row that the dataset itself excludes from training; ``why`` is the reason in the report."""
 
     place: RowLocation
     why: str
-
-
-type Example = Conversation | TextPair | PlainText
 
 
 class DatasetSchema:
@@ -168,7 +134,7 @@ class DatasetSchema:
             _, text = self.columns.optional_text(row, "system")
         return [{"role": "system", "content": text}] if text else []
 
-    def _tools(self, row: Row) -> Sequence[Mapping[str, Any]] | None:
+    def _tools(self, row: Row) -> Tools:
         column, value = self.columns.optional(row, "tools")
         return tools_of(value, column, row.place)
 
@@ -202,21 +168,21 @@ class DatasetSchema:
 
         The prompt is read once, so that what nothing reads of it is counted once.
         """
-        lists = [self._as_messages(value, row.place) for value in (prompt, *completions)]
+        values = [prompt, *completions]
+        lists = [self._as_messages(value, row.place) for value in values]
         if all(isinstance(value, list) for value in lists):
-            prompt, *completions = lists
-        values = (prompt, *completions)
+            values = lists
+        prompt, *answers = values
         tools, system, history = self._tools(row), self._system(row), self._history(row)
         column, extra = self.columns.optional_text(row, "input")
         if all(isinstance(value, str) for value in values):
             if extra:
                 prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
             if not (system or history or tools):
-                return [TextPair(place=row.place, prompt=prompt, completion=text) for text in completions]
+                return [TextPair(place=row.place, prompt=prompt, completion=text) for text in answers]
             asked = [*system, *history, {"role": "user", "content": prompt}]
             return [
-                self._talk(row, [*asked, {"role": "assistant", "content": text}], tools)
-                for text in completions
+                self._talk(row, [*asked, {"role": "assistant", "content": text}], tools) for text in answers
             ]
         if all(isinstance(value, list) for value in values):
             if extra or history:
@@ -227,11 +193,16 @@ class DatasetSchema:
                 )
             before = self._with_system(row, self.messages.read(prompt, "prompt", row.place))
             first = len(prompt) + 1
-            answers = [
-                self.messages.read(answer, "completion", row.place, first=first) for answer in completions
+            return [
+                self._talk(
+                    row,
+                    [*before, *self.messages.read(answer, "completion", row.place, first=first)],
+                    tools,
+                    untrained=len(before),
+                )
+                for answer in answers
             ]
-            return [self._talk(row, [*before, *answer], tools, untrained=len(before)) for answer in answers]
-        gone = "prompt" if prompt is None else "completion" if None in completions else ""
+        gone = "prompt" if prompt is None else "completion" if None in answers else ""
         raise row.place.mismatch(
             "prompt and completion must be two strings or two lists of messages",
             f"Write the {gone}, or remove the row."
@@ -256,7 +227,7 @@ class DatasetSchema:
     def _talk(
         row: Row,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Tools,
         *,
         untrained: int = 0,
     ) -> Conversation:
@@ -276,15 +247,6 @@ def _ways_to_chosen(row: Mapping[str, Any]) -> list[str]:
     if isinstance(row.get("chosen"), list):
         return ["messages"]
     return ["completion"] if isinstance(row.get("prompt"), str) else []
-
-
-def texts_of(example: Example) -> list[str]:
-    """Returns the texts that an example was read from."""
-    if isinstance(example, PlainText):
-        return [example.text]
-    if isinstance(example, TextPair):
-        return [example.prompt, example.completion]
-    return [str(message["content"]) for message in example.messages if message["content"]]
 
 
 def open_rows[Schema: DatasetSchema](

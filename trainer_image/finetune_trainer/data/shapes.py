@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from finetune_trainer.data.known_names import is_empty
+from finetune_trainer.readers.known_names import is_empty
 
 
 class Format(StrEnum):

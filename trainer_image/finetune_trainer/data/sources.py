@@ -8,9 +8,9 @@ from pathlib import Path
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import hub
-from finetune_trainer.data.files import SUFFIXES, read_rows, require_separator, suffix_of
-from finetune_trainer.data.row_location import DataFile, Row
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
+from finetune_trainer.readers import SUFFIXES, read_rows, require_separator, suffix_of
+from finetune_trainer.readers.row_location import DataFile, Row
 from finetune_trainer.storage import Entry, StorageClient, has_wildcard, local_path, name_of, unchanged
 
 

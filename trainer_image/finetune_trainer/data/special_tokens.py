@@ -19,8 +19,8 @@ from finetune_trainer.data.dataset import Dataset, SourceSubset
 from finetune_trainer.data.examples import Int64Array, TrainedRuns
 from finetune_trainer.data.prepare import PreparedSource
 from finetune_trainer.data.remarks import note, problem
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
+from finetune_trainer.tokens.template import Renderer
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _SHOWN = 3

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_trainer.data.advice import kind
-from finetune_trainer.data.files.json_text import parse
-from finetune_trainer.data.row_location import RowLocation
+from finetune_trainer.readers.json_text import parse
+from finetune_trainer.readers.row_location import RowLocation
 
 #: A list of messages as Python prints it, and pandas writes it into CSV files.
 _PYTHON = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")

@@ -6,9 +6,9 @@ from typing import Any
 
 from finetune_contract import UnreadValue
 from finetune_trainer.data.advice import leave_out, quoted
-from finetune_trainer.data.known_names import Scope, is_empty, known_name
-from finetune_trainer.data.row_location import RowLocation, shown
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.known_names import Scope, is_empty, known_name
+from finetune_trainer.readers.row_location import RowLocation, shown
 
 #: Maximum number of names, and of characters of a name and of an example.
 MOST_NAMES, _NAME, _EXAMPLE = 50, 100, 200

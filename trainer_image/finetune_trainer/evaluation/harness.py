@@ -12,9 +12,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.defaults import DEFAULT_MAX_GEN_TOKS
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.evaluation.scores import opens_reasoning, without_reasoning
+from finetune_trainer.tokens.template import Renderer
 
 
 class EvaluationBackend(Protocol):

@@ -9,11 +9,11 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.prepare import read_all
-from finetune_trainer.data.row_location import RowLocation
-from finetune_trainer.data.schema import Conversation, Example, PlainText
-from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import RowLocation
 from finetune_trainer.storage import StorageClient
+from finetune_trainer.tokens.example import Conversation, Example, PlainText
+from finetune_trainer.tokens.template import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from finetune_contract import EvaluatedRow, RowMeasures
 from finetune_trainer.data.dataset import Dataset
-from finetune_trainer.data.encoding import TokenizedExample
 from finetune_trainer.data.examples import Int64Array
 from finetune_trainer.evaluation.questions import Question
+from finetune_trainer.tokens.encoding import TokenizedExample
 
 type Floats = npt.NDArray[np.float64]
 

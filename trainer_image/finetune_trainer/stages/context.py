@@ -36,7 +36,6 @@ from finetune_trainer.data.dataset import (
 from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.preference import PreferencePreprocessor
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
-from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.catalogue import require_family
@@ -47,6 +46,7 @@ from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.stopping import StopSignal
 from finetune_trainer.storage import StorageClient
 from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.tokens.template import Renderer, with_template
 from finetune_trainer.training.report import HostProgressReporter
 
 _LOG = logging.getLogger(__name__)

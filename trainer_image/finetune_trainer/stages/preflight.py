@@ -20,6 +20,7 @@ from finetune_trainer.stages.evaluate import benchmarks_of
 from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.tokenizer import misreading_class
 from finetune_trainer.training import overrides, settings
+from finetune_trainer.training import remarks as training_remarks
 from finetune_trainer.weights import require_size
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def run(context: StageContext) -> PreflightOutcome:
     ]
     method, numbers = context.request.method, context.request.hyperparameters
     rate = [
-        *remarks.of_learning_rate(method, numbers, plan.parameters),
-        *remarks.of_warmup(numbers, found.steps),
-        *remarks.of_weight_precision(method, numbers),
+        *training_remarks.of_learning_rate(method, numbers, plan.parameters),
+        *training_remarks.of_warmup(numbers, found.steps),
+        *training_remarks.of_weight_precision(method, numbers),
     ]
     width = remarks.of_width(context.request, widths.of_rows(context.request), plan.context_length)
     found = found.model_copy(

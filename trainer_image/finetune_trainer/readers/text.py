@@ -5,8 +5,8 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.opening import decoded, lines, opened
-from finetune_trainer.data.row_location import MAX_ROW, DataFile
+from finetune_trainer.readers.opening import decoded, lines, opened
+from finetune_trainer.readers.row_location import MAX_ROW, DataFile
 
 
 def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.opening import lines, opened
-from finetune_trainer.data.row_location import MAX_ROW, DataFile, shown
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.opening import lines, opened
+from finetune_trainer.readers.row_location import MAX_ROW, DataFile, shown
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _FIELDS = "Quote fields that contain the separator or a line break, and write a quote within them twice."

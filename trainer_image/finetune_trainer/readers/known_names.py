@@ -68,7 +68,7 @@ def _table() -> Mapping[str, Mapping[str, KnownName]]:
 
 
 def _names() -> Iterator[tuple[Mapping[str, str], str]]:
-    text = files("finetune_trainer.data").joinpath("known_names.csv").read_text("utf-8")
+    text = files("finetune_trainer.readers").joinpath("known_names.csv").read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
         for name in row["names"].split(";"):
             yield row, name

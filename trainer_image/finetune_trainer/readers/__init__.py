@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from finetune_trainer.data.files.array_record import read_array_record
-from finetune_trainer.data.files.delimited import read_delimited
-from finetune_trainer.data.files.json_rows import read_json
-from finetune_trainer.data.files.parquet import read_parquet
-from finetune_trainer.data.files.text import contains_separator, read_text
-from finetune_trainer.data.row_location import DataFile
+from finetune_trainer.readers.array_record import read_array_record
+from finetune_trainer.readers.delimited import read_delimited
+from finetune_trainer.readers.json_rows import read_json
+from finetune_trainer.readers.parquet import read_parquet
+from finetune_trainer.readers.row_location import DataFile
+from finetune_trainer.readers.text import contains_separator, read_text
 
 __all__ = ["SUFFIXES", "read_rows", "require_separator", "suffix_of"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from finetune_trainer.data.chat import Message, Tokenizer
-from finetune_trainer.data.notes import Note
-from finetune_trainer.data.schema import Conversation, PlainText, TextPair
+from finetune_trainer.tokens.chat import Message, Tokenizer
+from finetune_trainer.tokens.example import Conversation, PlainText, TextPair
+from finetune_trainer.tokens.notes import Note
 
 #: Characters that show nothing: white space, controls, Unicode's Default_Ignorable_Code_Point, and Braille's blank.
 _UNSEEN = (

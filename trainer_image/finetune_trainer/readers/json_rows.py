@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from finetune_trainer.data.files.json_text import JsonStream, parse
-from finetune_trainer.data.files.opening import CHUNK, opened
-from finetune_trainer.data.known_names import known_name
-from finetune_trainer.data.row_location import MAX_ROW, DataFile, RowLocation, shown
+from finetune_trainer.readers.json_text import JsonStream, parse
+from finetune_trainer.readers.known_names import known_name
+from finetune_trainer.readers.opening import CHUNK, opened
+from finetune_trainer.readers.row_location import MAX_ROW, DataFile, RowLocation, shown
 
 #: Keys of an object around a list of rows, as other tools write them.
 _AROUND = frozenset({

@@ -7,9 +7,9 @@ terabytes. The metadata and the headers of the dictionaries say how many rows ca
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.opening import complete, refuse_foreign, require_expansion
-from finetune_trainer.data.files.parquet_values import Convert, converter
-from finetune_trainer.data.row_location import MAX_ROW, DataFile, shown
+from finetune_trainer.readers.opening import complete, refuse_foreign, require_expansion
+from finetune_trainer.readers.parquet_values import Convert, converter
+from finetune_trainer.readers.row_location import MAX_ROW, DataFile, shown
 
 #: Rows, and bytes in the worst case, that are decoded at a time.
 BATCH_ROWS, BATCH_BYTES = 1024, 256 * 2**20

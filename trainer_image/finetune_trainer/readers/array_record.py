@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from finetune_trainer.data.files.json_rows import require_object
-from finetune_trainer.data.files.json_text import parse
-from finetune_trainer.data.files.opening import complete, refuse_foreign
-from finetune_trainer.data.row_location import MAX_ROW, DataFile, RowLocation, shown
+from finetune_trainer.readers.json_rows import require_object
+from finetune_trainer.readers.json_text import parse
+from finetune_trainer.readers.opening import complete, refuse_foreign
+from finetune_trainer.readers.row_location import MAX_ROW, DataFile, RowLocation, shown
 
 #: Number of records in memory at a time.
 _RECORDS = 1024

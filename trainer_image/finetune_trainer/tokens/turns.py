@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, Tools
-from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import RowLocation
+from finetune_trainer.tokens.chat import SHORTEST, Chat, Message, Tokenizer, Tools
 
 #: Markers are private-use characters, which no template strips or matches.
 _OPEN, _CLOSE = "\ue000", "\ue001"

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from finetune_trainer.data.files.opening import CHUNK
-from finetune_trainer.data.row_location import MAX_ROW, shown
+from finetune_trainer.readers.opening import CHUNK
+from finetune_trainer.readers.row_location import MAX_ROW, shown
 
 #: Largest depth of nested lists and objects. Templates and libraries process values recursively.
 MAX_DEPTH = 100

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from finetune_trainer.data.files.json_text import MAX_DEPTH, TOO_DEEP
+from finetune_trainer.readers.json_text import MAX_DEPTH, TOO_DEEP
 
 #: Converts a value that is not null. None, where one is expected, leaves values as they are.
 type Convert = Callable[[Any], Any]

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from finetune_trainer.data.chat import Tokenizer
-from finetune_trainer.data.contents import ControlTokens
-from finetune_trainer.data.notes import Note
-from finetune_trainer.data.turns import Turn
+from finetune_trainer.tokens.chat import Tokenizer
+from finetune_trainer.tokens.contents import ControlTokens
+from finetune_trainer.tokens.notes import Note
+from finetune_trainer.tokens.turns import Turn
 
 #: Texts in front of a continuation whose own tokens are dropped. Most tokenizers of SentencePiece's kind write a space
 #: in front of every text; none writes it behind a character. One that merges with what follows is not used.

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from finetune_trainer.data.row_location import MAX_ROW, DataFile, shown
+from finetune_trainer.readers.row_location import MAX_ROW, DataFile, shown
 
 type _Decoder = codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
 #: Bytes to which a file may expand: any file to the first, larger ones by the factor, none beyond the last.

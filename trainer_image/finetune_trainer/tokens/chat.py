@@ -12,8 +12,8 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from finetune_contract import ExitCode
-from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import RowLocation
 
 type Message = Mapping[str, Any]
 type Tools = Sequence[Mapping[str, Any]] | None

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from finetune_contract import OWN_TEMPLATE, ExitCode
-from finetune_trainer.data.chat import Chat, Message, Tokenizer, Tools, digest
-from finetune_trainer.data.contents import Contents, ControlTokens
-from finetune_trainer.data.encoding import Encoder, Rendered, TokenizedExample
-from finetune_trainer.data.notes import BLANK_ANSWER, BLANK_TEXT, Note, leaves_out
-from finetune_trainer.data.row_location import RowLocation
-from finetune_trainer.data.schema import Conversation, Example, PlainText, TextPair
-from finetune_trainer.data.turns import Turn, TurnFinder
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.row_location import RowLocation
+from finetune_trainer.tokens.chat import Chat, Message, Tokenizer, Tools, digest
+from finetune_trainer.tokens.contents import Contents, ControlTokens
+from finetune_trainer.tokens.encoding import Encoder, Rendered, TokenizedExample
+from finetune_trainer.tokens.example import Conversation, Example, PlainText, TextPair
+from finetune_trainer.tokens.notes import BLANK_ANSWER, BLANK_TEXT, Note, leaves_out
+from finetune_trainer.tokens.turns import Turn, TurnFinder
 
 _LOG = logging.getLogger(__name__)
 #: Number of trained tokens that are decoded first to find out whether any of them is text.
