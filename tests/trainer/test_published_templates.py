@@ -17,6 +17,7 @@ from finetune_contract import DatasetSpec
 from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens.chat import Chat
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation
 from finetune_trainer.tokens.template import Renderer
@@ -218,3 +219,79 @@ def test_every_trained_turn_ends_with_a_token_that_ends_answers(name: str) -> No
     assert of.added_tokens_decoder[int(tokens.ids[first[1] - 1])].special
     ends = {int(index) for index in tokens.ids[last[0] : last[1]]} & renderer.end_ids()
     assert bool(ends) == (name != "glm4moe")
+
+
+def steps(number: int, words: str) -> list[Message]:
+    """Returns the calls and results of a long task, some with reasoning, ids and text beside the calls."""
+    turns: list[Message] = [user(f"Do {words}.")]
+    for step in range(number):
+        call = {
+            **CALL,
+            "id": f"{words}{step}",
+            "function": {"name": "add", "arguments": {"a": step, "b": words}},
+        }
+        more = {"reasoning_content": f"{words} {step}?"} if step % 3 == 1 else {}
+        turns.append(
+            answer(f"{words} {step}" if step % 2 else "", tool_calls=[call] * (1 + step % 2), **more)
+        )
+        turns += [{**RESULT, "tool_call_id": f"{words}{step}", "content": f"{words} = {step}"}] * (
+            1 + step % 2
+        )
+        turns += [answer("So far."), user(f"Go on with {words}.")] if step == 3 else []
+    return [*turns, answer(f"{words} done.")]
+
+
+def of_steps(number: int, words: str) -> Conversation:
+    messages = steps(number, words)
+    row = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
+    trained = [message["role"] == "assistant" for message in messages]
+    return Conversation(place=row, messages=messages, trained=trained, tools=TOOLS)
+
+
+@pytest.mark.parametrize("name", [*MARKED, *UNMARKED])
+def test_a_row_becomes_the_same_tokens_after_others_of_its_shape(name: str) -> None:
+    of = tokenizer(template(name))
+    used = Renderer(of, train_on_prompt=False, today=TODAY)
+    for rows in (1, 6, 6, 4):
+        for words in ("apples", "pears and </think> plums"):
+            row = of_steps(rows, words)
+            got, fresh = (
+                described(renderer, row)
+                for renderer in (used, Renderer(of, train_on_prompt=False, today=TODAY))
+            )
+            assert got == fresh
+
+
+def described(renderer: Renderer, row: Conversation) -> Any:
+    try:
+        made = renderer.tokens(row)
+    except StageError as error:
+        return str(error)
+    return made.ids.tolist(), made.trained.tolist(), made.notes, made.dropped
+
+
+def test_a_long_task_with_tools_is_rendered_a_few_times_and_not_once_for_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renderer = Renderer(tokenizer(template("qwen3")), train_on_prompt=False, today=TODAY)
+
+    def read(words: str) -> Conversation:
+        row = Row(
+            place=RowLocation(path="p", file="f", row=1), value={"messages": steps(40, words), "tools": TOOLS}
+        )
+        spec = DatasetSpec(path="p", name="n", uri="file:///a.jsonl")
+        example = DatasetSchema(spec, row, reads=renderer.chat.reads).example(row)
+        assert isinstance(example, Conversation)
+        return example
+
+    rendered = []
+    applied = Chat._applied
+
+    def counted(*arguments: Any) -> str:
+        rendered.append(arguments)
+        return applied(*arguments)
+
+    renderer.tokens(read("apples"))
+    monkeypatch.setattr(Chat, "_applied", counted)
+    renderer.tokens(read("pears"))
+    assert len(rendered) < 10

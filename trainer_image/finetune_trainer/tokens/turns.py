@@ -10,6 +10,7 @@ A turn begins where its generation prompt ends, and ends with the token that clo
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -59,6 +60,16 @@ class _Row(NamedTuple):
 
     place: RowLocation
     tools: Tools
+    tools_key: str = ""
+    """The tools as text, for keys of caches."""
+
+
+class _PlainForm(NamedTuple):
+    """The messages of a row, those of the assistant with nothing but content, and the texts around their contents."""
+
+    messages: Sequence[Message]
+    around: Sequence[str] | None
+    """None if the template rejects these messages."""
 
 
 class TurnFinder:
@@ -68,6 +79,7 @@ class TurnFinder:
         self._chat, self._tokenizer = chat, tokenizer
         self._kept: dict[tuple[tuple[str, ...], str, bool], list[str]] = {}
         self._held = 0
+        self._tails: dict[tuple[tuple[str, ...], str, bool], str] = {}
 
     def of(
         self, text: str, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None
@@ -76,7 +88,7 @@ class TurnFinder:
 
         Raises ``StageError`` 65 if the template omits or moves a message.
         """
-        row = _Row(place, tools)
+        row = _Row(place, tools, json.dumps(tools) if tools else "")
         refusals = []
         for form, real in self._ways(messages, row):
             try:
@@ -126,6 +138,7 @@ class TurnFinder:
         Raises ``StageError`` 65 if the text does not consist of the contents and what the template writes around them.
         """
         gaps = self._around(messages, row, real=real)
+        plain = self._plain_form(messages if real else [], row)
         contents = [number for number in range(len(messages)) if number not in real]
         turns: list[Turn | None] = [None] * len(messages)
         position = 0
@@ -142,7 +155,8 @@ class TurnFinder:
                     "Merge them into one.",
                 )
             if between:
-                turns[between[0]] = self._within(gap, between[0], messages, row).moved(position)
+                turn = self._within(gap, between[0], messages, plain, row)
+                turns[between[0]] = turn.moved(position)
             begin, position = position, position + len(gap)
             if after == len(messages) or isinstance(messages[after], _Split):
                 continue
@@ -158,11 +172,7 @@ class TurnFinder:
             position = end
         return turns
 
-    def _within(self, gap: str, number: int, messages: Sequence[Message], row: _Row) -> Turn:
-        """Returns the turn of message ``number`` as a position in ``gap``.
-
-        ``gap`` also contains the text that closes the message before it and the text that opens the one after it.
-        """
+    def _plain_form(self, messages: Sequence[Message], row: _Row) -> _PlainForm:
         plain = [
             {"role": message["role"], "content": message.get("content") or ""}
             if message["role"] == "assistant"
@@ -170,13 +180,22 @@ class TurnFinder:
             for message in messages
         ]
         try:
-            around = self._around(plain, row)
+            return _PlainForm(plain, self._around(plain, row) if plain else None)
         except StageError:  # the template rejects plain texts, such as tool results without a call
-            around = None
+            return _PlainForm(plain, None)
+
+    def _within(
+        self, gap: str, number: int, messages: Sequence[Message], plain: _PlainForm, row: _Row
+    ) -> Turn:
+        """Returns the turn of message ``number`` as a position in ``gap``.
+
+        ``gap`` also contains the text that closes the message before it and the text that opens the one after it.
+        """
+        around = plain.around
         begin, departs = self._asked(gap, around[number] if around else None, messages[:number], row)
         if around and gap.endswith(around[number + 1]):
             end = max(begin, len(gap) - len(around[number + 1]))
-            closed = end + self._closing(number, around, plain, row)
+            closed = end + self._closing(number, around, plain.messages, row)
             return Turn(begin=begin, end=end, closed=closed, departs=departs)
         real = frozenset(n for n in range(number + 1) if messages[n]["role"] == "assistant")
         try:
@@ -197,7 +216,7 @@ class TurnFinder:
         if number == len(messages) - 1:
             return len(closing)
         try:
-            return _shared(closing, self._around(messages[: number + 1], row)[-1])
+            return _shared(closing, self._tail(messages[: number + 1], row))
         except StageError:
             return 0
 
@@ -209,13 +228,8 @@ class TurnFinder:
         """
         without = prompt = ""  # if the template rejects the conversation without the turn
         if before and before[-1]["role"] != "assistant":
-            real = frozenset(
-                n for n, each in enumerate(before) if each["role"] == "assistant" and len(each) > 2
-            )
             with contextlib.suppress(StageError):
-                without, prompt = (
-                    self._around(before, row, real=real, asking=asking)[-1] for asking in (False, True)
-                )
+                without, prompt = (self._tail(before, row, asking=asking) for asking in (False, True))
         if prompt == without and opening is not None:
             asked = self.generation_prompt
             found = opening.rfind(asked) if asked else -1
@@ -228,6 +242,26 @@ class TurnFinder:
         encoded = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
         begin = max((past for _, past in encoded["offset_mapping"] if past <= shared), default=0)
         return begin, bool(prompt[same:].strip())
+
+    def _tail(self, messages: Sequence[Message], row: _Row, *, asking: bool = False) -> str:
+        """Returns the text after the last content, which is not that of a message with more than content.
+
+        It is rendered once for each shape of conversation: what earlier messages say does not change it, and to render
+        the messages before each turn takes time that is quadratic in their number. Raises as ``_around`` does.
+        """
+        last = {name: value for name, value in messages[-1].items() if name != "content"}
+        key = (tuple(map(_shape, messages)), json.dumps(last) + row.tools_key, asking)
+        tail = self._tails.get(key)
+        if tail is None:
+            real = frozenset(
+                n for n, message in enumerate(messages) if message["role"] == "assistant" and len(message) > 2
+            )
+            tail = self._around(messages, row, real=real, asking=asking)[-1]
+            if len(self._tails) >= _MOST_KEPT:
+                self._tails.clear()
+            if not any(isinstance(message, _Split) for message in messages):
+                self._tails[key] = tail
+        return tail
 
     def _around(
         self,
@@ -245,7 +279,7 @@ class TurnFinder:
         key = None
         roles = [each["role"] for each in messages if len(each) == 2 and not isinstance(each, _Split)]
         if not real and len(roles) == len(messages):
-            key = (tuple(roles), json.dumps(row.tools) if row.tools else "", asking)
+            key = (tuple(roles), row.tools_key, asking)
             if key in self._kept:
                 return self._kept[key]
         marked = [
@@ -270,6 +304,15 @@ class TurnFinder:
             self._kept[key] = pieces
             self._held += size
         return pieces
+
+
+def _shape(message: Message) -> str:
+    """Returns what a template may distinguish of an earlier message: its role, its keys and its number of calls."""
+    if len(message) == 2:
+        return sys.intern(message["role"])
+    calls = message.get("tool_calls")
+    number = len(calls) if isinstance(calls, list) else 0
+    return sys.intern(f"{message['role']} {number} {bool(message.get('content'))} {' '.join(message)}")
 
 
 def _marked(message: Message, marker: str) -> str:
