@@ -1,7 +1,7 @@
 """The columns of one dataset's rows: which of them provides what, and what happens to the others. Pure.
 
 The first row decides the shape (:mod:`.shapes`). Each column is read, counted as unread (:mod:`.unread`), or refused
-because its name has a meaning (:mod:`.known_names`) for which the format has no place.
+because its name has a meaning (:mod:`finetune_trainer.readers.known_names`) for which the format has no place.
 """
 
 import difflib

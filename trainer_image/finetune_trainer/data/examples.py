@@ -177,7 +177,7 @@ class ExampleIndex:
     files: tuple[str, ...]
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
-    """Notes on rows that are kept (:mod:`.notes`)."""
+    """Notes on rows that are kept (:mod:`finetune_trainer.tokens.notes`)."""
     unread: tuple[str, ...] = ()
     """JSON of each ``UnreadValue`` of the source."""
     unread_more: int = 0
