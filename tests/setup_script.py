@@ -52,9 +52,10 @@ case "$*" in *"${TERM_AT-no such words}"*) kill -TERM $PPID;; esac
 case "$*" in
 *projectNumber*) echo "${NUMBER-123456}";;
 *image_summary.digest*) echo "${DIGEST_FORMAT-sha256:$(printf '%064d' "${DIGEST-7}")}";;
-*currentMasterVersion*) echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF";;
+*currentMasterVersion*)
+  echo "${FOUND-1.34.1-gke.1,my-project.svc.id.goog,ADVANCED_DATAPATH,},$GROUPS_OF,${AUTOPILOT-},${PROVISIONING-}";;
 *workloadMetadataConfig*) echo "${MODES-default-pool,GKE_METADATA}";;
-*autoscaling.maxNodeCount*) echo "${MOST-}";;
+*autoscaling.maxNodeCount*) echo "${MOST-},${AT-}";;
 *"clusters list"*) echo "${WARNING-}" >&2; echo "${OTHERS-}";;
 *"clusters describe"*resourceLabels*)
   [ -z "${GONE-}" ] || { echo "$NO_CLUSTER" >&2; exit 1; }; echo "${OURS-}";;

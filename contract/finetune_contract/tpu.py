@@ -90,7 +90,7 @@ class TpuMachine:
 
 @cache
 def families() -> Mapping[str, TpuFamily]:
-    """Returns every generation by name, in the order of the file."""
+    """Returns every supported generation by name, in the order of the file."""
     return {
         row["family"]: TpuFamily(
             name=row["family"],
@@ -100,7 +100,14 @@ def families() -> Mapping[str, TpuFamily]:
             compiler_chip_config=row["compiler_chip_config"] or None,
         )
         for row in _rows("tpu_families.csv")
+        if not row["refused"]
     }
+
+
+@cache
+def refused_families() -> Mapping[str, str]:
+    """Returns why a generation is not supported, by name, for those that users may expect to be."""
+    return {row["family"]: row["refused"] for row in _rows("tpu_families.csv") if row["refused"]}
 
 
 @cache

@@ -9,7 +9,7 @@
 #   deploy/gke/setup.sh --change     go on with other variables than at the last run
 #
 # Variables of the environment (docs/install-gke.md describes them):
-#   required  PROJECT, LOCATION (region), ZONE (of the TPUs), TEAMS
+#   required  PROJECT, LOCATION (region), ZONE (of the TPUs, or several with commas), TEAMS
 #   optional  CLUSTER, SLICES, CAPACITY, RESERVATION, ADMINS, SECURITY_GROUP, VERSION, BUILDER, BASE_IMAGE, CPU_MACHINE,
 #             CPU_DISK_GB, CPU_NODES, TEAM_JOBS, KUEUE, PATHWAYS, LEDGER, FILES, DELETE_DATA, CLUSTER_FLAGS
 #   What is not set is as at the last run, which FILES/settings.env keeps.
@@ -242,11 +242,16 @@ check_first_run() {
 
 # An existing cluster may lack what only its administrator should change, because it recreates nodes.
 check_cluster() {
-  local found version pool datapath policy group modes of="$CLUSTER --location $LOCATION --project $PROJECT"
-  ask found "$MINIMUM,$PROJECT.svc.id.goog,ADVANCED_DATAPATH,,$SECURITY_GROUP" \
+  local found version pool datapath policy group autopilot provisioning modes of="$CLUSTER --location $LOCATION --project $PROJECT"
+  ask found "$MINIMUM,$PROJECT.svc.id.goog,ADVANCED_DATAPATH,,$SECURITY_GROUP,," \
     gcloud container clusters describe "$CLUSTER" "${IN_LOCATION[@]}" --format \
-    'csv[no-heading](currentMasterVersion,workloadIdentityConfig.workloadPool,networkConfig.datapathProvider,networkPolicy.enabled,authenticatorGroupsConfig.securityGroup)'
-  IFS=, read -r version pool datapath policy group <<<"$found"
+    'csv[no-heading](currentMasterVersion,workloadIdentityConfig.workloadPool,networkConfig.datapathProvider,networkPolicy.enabled,authenticatorGroupsConfig.securityGroup,autopilot.enabled,autoscaling.enableNodeAutoprovisioning)'
+  IFS=, read -r version pool datapath policy group autopilot provisioning <<<"$found"
+  [[ ${autopilot,,} != true ]] || fail \
+    "Cluster $CLUSTER is an Autopilot cluster, which this script does not support: it creates node pools, and profiles select them." \
+    "Name another CLUSTER: one that does not exist is created. docs/install-gke.md#what-is-not-tried"
+  [[ ${provisioning,,} != true ]] ||
+    line "# Cluster $CLUSTER has node auto-provisioning, which has not been tried: pods of jobs may wait for, and run on, pools that GKE creates. docs/install-gke.md#what-is-not-tried"
   at_least "$version" "$MINIMUM" || fail \
     "Cluster $CLUSTER has GKE $version: $SLICES need $MINIMUM or later." "gcloud container clusters upgrade $of --master"
   [[ $pool == "$PROJECT.svc.id.goog" ]] || fail \
@@ -268,27 +273,31 @@ check_cluster() {
 }
 
 do_pools() {
-  local i n name
+  local i n name zone of=""
   POOL_NAMES=()
-  step "Node pools: one for stages without TPU, one for all one-host slices of a kind, one for each larger slice"
-  elastic finetune-cpu "$CPU_NODES" --machine-type "$CPU_MACHINE" --disk-size "$CPU_DISK_GB"
-  [[ $PATHWAYS == false ]] || elastic finetune-head 4 --machine-type n2-standard-64
-  for i in "${!SLICE[@]}"; do
-    name=${SLICE[i]//\//-}
-    if [[ ${HOSTS[i]} == 1 ]]; then
-      elastic "$name" "${COUNT[i]}" --machine-type "${POOL_MACHINE[i]}" "${CAPACITY_FLAGS[@]}"
-    else
-      for n in $(seq "${COUNT[i]}"); do
-        pool "$name-$n" --machine-type "${POOL_MACHINE[i]}" --tpu-topology "${TOPOLOGY[i]}" \
-          --num-nodes "${HOSTS[i]}" "${CAPACITY_FLAGS[@]}"
-      done
-    fi
+  step "Node pools: one for stages without TPU; in each zone one for all one-host slices of a kind, one for each larger slice"
+  elastic finetune-cpu "$CPU_NODES" "${ZONES[0]}" --machine-type "$CPU_MACHINE" --disk-size "$CPU_DISK_GB"
+  [[ $PATHWAYS == false ]] || elastic finetune-head 4 "${ZONES[0]}" --machine-type n2-standard-64
+  for zone in "${ZONES[@]}"; do
+    # The pools of the first zone have no zone in their name, so that a zone can be added.
+    [[ $zone == "${ZONES[0]}" ]] || of=-${zone##*-}
+    for i in "${!SLICE[@]}"; do
+      name=${SLICE[i]//\//-}$of
+      if [[ ${HOSTS[i]} == 1 ]]; then
+        elastic "$name" "${COUNT[i]}" "$zone" --machine-type "${POOL_MACHINE[i]}" "${CAPACITY_FLAGS[@]}"
+      else
+        # GKE gives such a pool all of its nodes or none.
+        for n in $(seq "${COUNT[i]}"); do
+          elastic "$name-$n" "${HOSTS[i]}" "$zone" --machine-type "${POOL_MACHINE[i]}" --tpu-topology "${TOPOLOGY[i]}" "${CAPACITY_FLAGS[@]}"
+        done
+      fi
+    done
   done
   earlier_pools
 }
 
-# Pools of an earlier run: one whose creation has failed stays in status ERROR and never has nodes, and a fixed one that
-# SLICES no longer names is billed until it is deleted.
+# Pools of an earlier run: one whose creation has failed stays in status ERROR and never has nodes, and one that neither
+# SLICES nor ZONE names any longer goes on to give nodes.
 earlier_pools() {
   local found name status
   ask found "" gcloud container node-pools list "${IN_CLUSTER[@]}" --filter "config.labels.$SETUP_LABEL=true" \
@@ -298,28 +307,30 @@ earlier_pools() {
     [[ $status != ERROR ]] || fail "Node pool $name has the status ERROR: its creation has failed." \
       "gcloud container node-pools delete $name ${IN_CLUSTER[*]}; then repeat the run."
     [[ " ${POOL_NAMES[*]} " == *" $name "* ]] ||
-      line "# Pool $name is not in SLICES and stays: gcloud container node-pools delete $name ${IN_CLUSTER[*]}"
+      line "# Pool $name is not in SLICES and ZONE and stays: gcloud container node-pools delete $name ${IN_CLUSTER[*]}"
   done
 }
 
-# elastic NAME MOST FLAG…: a pool without nodes until pods need them. In one zone, because GKE counts nodes per zone.
+# elastic NAME MOST ZONE FLAG…: a pool without nodes until pods need them. In one zone, because GKE counts nodes per zone.
 elastic() {
-  local name=$1 most=$2 found
-  shift 2
-  pool "$name" "$@" --num-nodes 0 --enable-autoscaling --min-nodes 0 --max-nodes "$most"
-  ask found "$most" gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" --format 'value(autoscaling.maxNodeCount)'
-  [[ -z $found || $found == "$most" ]] ||
-    line "# Pool $name keeps its most of $found nodes. For $most: gcloud container node-pools update $name ${IN_CLUSTER[*]} --enable-autoscaling --min-nodes 0 --max-nodes $most"
-}
-
-# pool NAME FLAG…
-pool() {
-  local name=$1
-  shift
+  local name=$1 most=$2 zone=$3 found at again
+  again="While no job uses it: gcloud container node-pools delete $name ${IN_CLUSTER[*]}; then repeat the run."
+  shift 3
   POOL_NAMES+=("$name")
   unless gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" -- \
-    gcloud container node-pools create "$name" "${IN_CLUSTER[@]}" --node-locations "$ZONE" "$@" \
+    gcloud container node-pools create "$name" "${IN_CLUSTER[@]}" --node-locations "$zone" "$@" \
+    --num-nodes 0 --enable-autoscaling --min-nodes 0 --max-nodes "$most" \
     --service-account "$NODES_EMAIL" --workload-metadata GKE_METADATA --node-labels "$SETUP_LABEL=true"
+  ask found "$most,$zone" gcloud container node-pools describe "$name" "${IN_CLUSTER[@]}" \
+    --format 'csv[no-heading](autoscaling.maxNodeCount,locations[0])'
+  IFS=, read -r found at <<<"$found"
+  if [[ -n $at && $at != "$zone" ]]; then
+    line "# Pool $name is in $at, and stays there instead of $zone. $again"
+  elif [[ -z $found ]]; then
+    line "# Pool $name has a fixed size: its nodes are billed while nothing runs. $again"
+  elif [[ $found != "$most" ]]; then
+    line "# Pool $name keeps its most of $found nodes. For $most: gcloud container node-pools update $name ${IN_CLUSTER[*]} --enable-autoscaling --min-nodes 0 --max-nodes $most"
+  fi
 }
 
 kube() { run kubectl --context "$CONTEXT" "$@"; }

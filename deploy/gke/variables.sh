@@ -19,19 +19,25 @@ check_variables() {
 
   check PROJECT '[a-z][a-z0-9-]{4,28}[a-z0-9]' "the id of a Google Cloud project" my-project
   check LOCATION '[a-z]+-[a-z]+[0-9]+' "a region" europe-west4
-  [[ ! ${ZONE:-} =~ -ai[0-9]+[a-z]$ ]] || fail \
+  [[ ! ${ZONE:-} =~ -ai[0-9]+[a-z](,|$) ]] || fail \
     "ZONE is \"$ZONE\", an AI zone: this script creates all pools in ZONE, also those without TPUs, which do not belong there." \
     "export ZONE=$LOCATION-a, and create the pools of the AI zone yourself."
-  check ZONE "$LOCATION-[a-z]" "a zone of $LOCATION that has the TPUs" "$LOCATION-a"
+  check ZONE "$LOCATION-[a-z](,$LOCATION-[a-z])*" "a zone of $LOCATION that has the TPUs, or several with commas" "$LOCATION-a"
+  read_zones
   check CLUSTER '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "the name of a cluster" finetune
-  check CAPACITY 'OnDemand|Spot|Reservation' "OnDemand, Spot or Reservation" OnDemand
+  check CAPACITY 'OnDemand|Spot|Reservation|FlexStart' "OnDemand, Spot, Reservation or FlexStart" OnDemand
   if [[ $CAPACITY == Reservation || -n $RESERVATION ]]; then
     check RESERVATION '[a-z][a-z0-9-]{0,62}' "the name of a reservation of this project" spring
   fi
+  [[ $CAPACITY != Reservation || ${#ZONES[@]} -eq 1 ]] || fail \
+    "ZONE has ${#ZONES[@]} zones, and a reservation is in one." "export ZONE=the zone of $RESERVATION"
   check VERSION '[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}' "a tag of the images" 0.2.0
   check BUILDER 'docker|podman|buildah' "docker, podman or buildah" docker
   [[ -z $CLUSTER_FLAGS ]] || check CLUSTER_FLAGS '--[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?( --[a-z0-9-]+(=[A-Za-z0-9_./:,@-]+)?)*' \
     "flags of gcloud container clusters create, with values after =" "'--enable-private-nodes --network=shared'"
+  [[ ! " $CLUSTER_FLAGS" =~ \ --(enable-)?autoprovisioning[a-z-]* ]] || fail \
+    "CLUSTER_FLAGS has${BASH_REMATCH[0]}: node auto-provisioning has not been tried with this script, whose profiles select its own pools." \
+    "Leave it out: the pools of this script scale from zero by themselves. docs/install-gke.md#what-is-not-tried"
   [[ -z $BASE_IMAGE ]] || check BASE_IMAGE '[A-Za-z0-9][A-Za-z0-9_./:@-]*' "an image with Python 3.12" python:3.12-slim-bookworm
   check CPU_MACHINE 'n2-highmem-(4|8|16)' "n2-highmem-4, n2-highmem-8 or n2-highmem-16" n2-highmem-4
   check CPU_DISK_GB '[1-9][0-9]{2,4}' "a size in GB from 100 to 99999" 300
@@ -54,6 +60,16 @@ one_line() {
   local words
   read -r -d '' -a words <<<"${!1}" || true
   printf -v "$1" '%s' "${words[*]}"
+}
+
+# ZONE → array ZONES. The first one also has the pools without TPUs.
+read_zones() {
+  local zone seen=" "
+  IFS=, read -r -a ZONES <<<"$ZONE"
+  for zone in "${ZONES[@]}"; do
+    [[ $seen != *" $zone "* ]] || fail "ZONE has $zone twice." "Write each zone once."
+    seen+="$zone "
+  done
 }
 
 # SLICES → arrays SLICE (name), POOL_MACHINE, TOPOLOGY, HOSTS, CHIPS (per host), COUNT, LABEL; and MINIMUM, of GKE.
@@ -147,6 +163,10 @@ derive() {
     Reservation)
       CAPACITY_FLAGS=(--reservation-affinity specific --reservation "$RESERVATION")
       FLAVOR="capacity: Reservation, reservation: $RESERVATION" ;;
+    FlexStart)
+      # Nodes of a limited lifetime, which GKE replaces and never repairs. Pods select them by their label, also in a queue.
+      CAPACITY_FLAGS=(--flex-start --location-policy ANY --reservation-affinity none --no-enable-autorepair)
+      FLAVOR="capacity: FlexStart, queuedProvisioning: false" ;;
   esac
 }
 

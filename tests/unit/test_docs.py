@@ -107,3 +107,30 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / "security.md").read_text())
     assert named
     assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_the_requirement_without_arm64_is_the_pinned_one() -> None:
+    """Whether a later release has wheels for arm64 is to be looked up again."""
+    (pinned,) = re.findall(
+        r"^libtpu==(\S+)", (ROOT / "trainer_image/requirements-tpu.txt").read_text(), re.MULTILINE
+    )
+    page = (ROOT / "docs/tpu-slices.md").read_text()
+    assert set(re.findall(r"libtpu(?:` |==)([\d.]+\d)", page)) == {pinned}
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "elastic slices",
+        "restart in place",
+        "several tiers",
+        "topology-aware",
+        "dynamic slices",
+        "TPU 8t",
+        "MultiKueue",
+    ],
+)
+def test_what_is_not_here_yet_has_a_row_in_the_one_table(missing: str) -> None:
+    table = (ROOT / "README.md").read_text().partition("### Not here yet")[2].partition("\n## ")[0]
+    assert len([row for row in table.splitlines() if row.startswith("|") and missing in row]) == 1
+    assert "../README.md#not-here-yet" in (ROOT / "docs/recovery.md").read_text()

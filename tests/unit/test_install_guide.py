@@ -14,9 +14,11 @@ import pytest
 import yaml
 
 from devcluster.bucket_iam import ROLES, Grant
+from finetune_contract import Stage
 from finetune_contract.tpu import TpuShape
 from finetune_operator.catalog.tpu import shape_by_name
 from finetune_operator.cli.checks import check_files
+from finetune_operator.rendering import plan_offline
 from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
 from tests.documents import blocks
@@ -31,6 +33,15 @@ BUCKETS = {
     "my-project-finetune-cache": CACHE,
     "my-project-models": MODELS,
     "my-project-data": DATA,
+}
+GKE = "cloud.google.com"
+TWO_ZONES = "europe-west4-a,europe-west4-b"
+#: Capacity -> the variables with which a run asks for it.
+CAPACITIES = {
+    "OnDemand": {},
+    "Spot": {"CAPACITY": "Spot"},
+    "Reservation": {"CAPACITY": "Reservation", "RESERVATION": "spring"},
+    "FlexStart": {"CAPACITY": "FlexStart"},
 }
 WORKFORCE = "iam.googleapis.com/locations/global/workforcePools/acme"
 DIGESTS = {
@@ -87,6 +98,7 @@ def every_command(tmp_path_factory: pytest.TempPathFactory) -> str:
         setup_script.everything()
         + setup_script.removal()
         + plan(CAPACITY="Spot")
+        + plan(CAPACITY="FlexStart", ZONE=TWO_ZONES)
         + plan("cluster", CLUSTER_FLAGS="--enable-dns-access")
         + plan("--remove")
         + plan("withdraw", "team-a")
@@ -214,6 +226,11 @@ def test_a_second_run_creates_nothing_and_keeps_an_edited_profile(tmp_path: Path
             "--security-group=gke-security-groups@example.com",
         ),
         ({"MODES": "old,GCE_METADATA"}, "Node pool old has no GKE_METADATA", "node-pools update old"),
+        (
+            {"AUTOPILOT": "True"},
+            "an Autopilot cluster, which this script does not support",
+            "another CLUSTER",
+        ),
     ],
 )
 def test_an_existing_cluster_that_lacks_something_is_left_alone(
@@ -225,6 +242,13 @@ def test_an_existing_cluster_that_lacks_something_is_left_alone(
     assert message in done.stderr
     assert fix in done.stderr.partition("Fix:")[2]
     assert not any(" apply " in each or each.startswith("helm") for each in world.calls)
+
+
+def test_node_auto_provisioning_of_an_existing_cluster_is_said_to_be_untried(tmp_path: Path) -> None:
+    done = World(tmp_path).run("cluster", EXIST="yes", PROVISIONING="True")
+    assert done.returncode == 0, done.stderr
+    assert "has node auto-provisioning, which has not been tried" in done.stderr
+    assert "auto-provisioning" not in World(tmp_path).run("cluster", EXIST="yes").stderr
 
 
 @pytest.mark.parametrize(
@@ -252,6 +276,10 @@ def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
         ({"LOCATION": "europe-west4-a"}, "expected a region"),
         ({"ZONE": "us-central1-a"}, "expected a zone of europe-west4"),
         ({"ZONE": "europe-west4-ai1a"}, "an AI zone"),
+        ({"ZONE": "europe-west4-ai1a,europe-west4-b"}, "an AI zone"),
+        ({"ZONE": "europe-west4-a,us-central1-a"}, "expected a zone of europe-west4"),
+        ({"ZONE": "europe-west4-a, europe-west4-b"}, "several with commas"),
+        ({"ZONE": "europe-west4-b,europe-west4-a,europe-west4-b"}, "europe-west4-b twice"),
         ({"TEAMS": ""}, "TEAMS is not set"),
         ({"TEAMS": "team-a=user:Anna@example.com"}, "Write user:anna@example.com"),
         ({"ADMINS": "user:a@b.de,group:All@Example.com"}, '"group:All@Example.com"'),
@@ -277,7 +305,16 @@ def test_v6e_needs_a_newer_cluster_than_v5e(tmp_path: Path) -> None:
         ({"SLICES": "v6e-4 v6e-4"}, "v6e-4 twice"),
         ({"SLICES": "v5litepod-16 v5e-4x4"}, "v5litepod-16 twice"),
         ({"SLICES": "tpu7x-16"}, "needs a workload policy"),
-        ({"CAPACITY": "Cheap"}, "OnDemand, Spot or Reservation"),
+        ({"CAPACITY": "Cheap"}, "OnDemand, Spot, Reservation or FlexStart"),
+        ({"ZONE": TWO_ZONES, "CAPACITY": "Reservation", "RESERVATION": "spring"}, "a reservation is in one"),
+        (
+            {"CLUSTER_FLAGS": "--network=x --enable-autoprovisioning"},
+            "node auto-provisioning has not been tried",
+        ),
+        (
+            {"CLUSTER_FLAGS": "--autoprovisioning-config-file=x.yaml"},
+            "node auto-provisioning has not been tried",
+        ),
         ({"CAPACITY": "Reservation"}, "RESERVATION is not set"),
         ({"RESERVATION": "o'brien"}, "RESERVATION is"),
         ({"SECURITY_GROUP": ""}, "SECURITY_GROUP is not set"),
@@ -386,7 +423,8 @@ def test_a_pool_that_is_no_longer_named_stays_with_the_command_that_deletes_it(t
     done = world.run("pools", SLICES="v6e-16", POOLS="finetune-cpu v6e-16-1 v6e-16-2")
     assert done.returncode == 0, done.stderr
     left = re.findall(
-        r"# Pool (\S+) is not in SLICES and stays: (gcloud container node-pools delete \S+)", done.stderr
+        r"# Pool (\S+) is not in SLICES and ZONE and stays: (gcloud container node-pools delete \S+)",
+        done.stderr,
     )
     assert left == [("v6e-16-2", "gcloud container node-pools delete v6e-16-2")]
     assert not any("delete" in each for each in world.calls)
@@ -435,7 +473,7 @@ def test_the_plugin_may_be_in_the_folder_of_gcloud(tmp_path: Path) -> None:
 
 def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(tmp_path: Path) -> None:
     world = World(tmp_path)
-    done = world.run("pools", EXIST="yes", MOST="2", SLICES="v6e-4*4 v6e-16", CPU_NODES="2")
+    done = world.run("pools", EXIST="yes", MOST="2", SLICES="v6e-4*4 v5p-16", CPU_NODES="2")
     assert done.returncode == 0, done.stderr
     command = (
         "gcloud container node-pools update v6e-4 --cluster finetune --location europe-west4 --project my-project "
@@ -444,9 +482,98 @@ def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(t
     kept = re.findall(r"# Pool (\S+) keeps its most of 2 nodes. For 4: (.*)", done.stderr)
     assert kept == [("v6e-4", command)]
     assert not any("node-pools update" in each for each in world.calls)
-    for most in ("4", ""):
-        done = world.run("pools", EXIST="yes", MOST=most, SLICES="v6e-4*4 v6e-16", CPU_NODES="4", TEAMS="")
-        assert "keeps its most" not in done.stderr
+    done = world.run("--change", "pools", EXIST="yes", MOST="4", SLICES="v6e-4*4 v6e-16", CPU_NODES="4")
+    assert "keeps its most" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"MOST": ""}, "has a fixed size: its nodes are billed while nothing runs"),
+        (
+            {"MOST": "4", "AT": "europe-west4-c"},
+            "is in europe-west4-c, and stays there instead of europe-west4-a",
+        ),
+    ],
+    ids=["fixed", "elsewhere"],
+)
+def test_a_pool_that_costs_or_lies_otherwise_is_named_with_the_command_that_replaces_it(
+    found: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    """Earlier releases made slices of several hosts with a fixed size."""
+    world = World(tmp_path)
+    done = world.run("pools", EXIST="yes", SLICES="v6e-16", **found)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"# Pool v6e-16-1 {message}.* node-pools delete v6e-16-1 .*repeat the run", done.stderr)
+    assert not any("delete" in each for each in world.calls)
+    done = world.run("pools", EXIST="yes", MOST="4", AT="europe-west4-a")
+    assert "# Pool" not in done.stderr
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_no_pool_has_nodes_before_a_job_needs_them_and_a_slice_gets_all_of_its_hosts(capacity: str) -> None:
+    text = plan("pools", SLICES="v6e-4*3 v6e-16*2 v5p-32", **CAPACITIES[capacity])
+    made = re.findall(r"\|\| gcloud container node-pools create (\S+) (.*)", text)
+    assert {name: re.findall(r"--max-nodes (\d+)", flags) for name, flags in made} == {
+        "finetune-cpu": ["4"],
+        "v6e-4": ["3"],
+        "v6e-16-1": ["4"],
+        "v6e-16-2": ["4"],
+        "v5p-32-1": ["4"],
+    }
+    for _, flags in made:
+        assert "--num-nodes 0 --enable-autoscaling --min-nodes 0 " in flags
+
+
+def test_each_zone_has_the_slices_and_the_first_one_the_names_of_an_installation_with_one() -> None:
+    slices = "v6e-4*3 v6e-16*2 v6e-8/1host"
+
+    def made(zones: str) -> dict[str, str]:
+        text = plan("pools", SLICES=slices, ZONE=zones)
+        return dict(re.findall(r"node-pools create (\S+) .*--node-locations (\S+)", text))
+
+    one, both = made("europe-west4-a"), made(TWO_ZONES)
+    assert {name: zone for name, zone in both.items() if zone == "europe-west4-a"} == one
+    assert set(both) - set(one) == {"v6e-4-b", "v6e-16-b-1", "v6e-16-b-2", "v6e-8-1host-b"}
+    assert set(both.values()) == {"europe-west4-a", "europe-west4-b"}
+    # The number in SLICES is that of slices at a time: neither profile, quota nor queue depends on the zones.
+    for name in ("profile-team-a.yaml", "quota-team-a.yaml", "queues.yaml"):
+        first, second = (
+            files(plan(SLICES=slices, ZONE=zones, KUEUE="true"))[name]
+            for zones in ("europe-west4-a", TWO_ZONES)
+        )
+        assert first == second
+
+
+@pytest.mark.parametrize("queue", ["false", "true"])
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_pods_select_the_nodes_of_the_pools_that_the_script_makes(
+    capacity: str, queue: str, tmp_path: Path
+) -> None:
+    """GKE labels nodes by the flags of their pool."""
+    given = {"SLICES": "v6e-16", "KUEUE": queue, **CAPACITIES[capacity]}
+    (flags,) = re.findall(r"node-pools create v6e-16-1 (.*)", plan("pools", **given))
+    labels = {
+        "cloud.google.com/gke-spot": "--spot" in flags and "true",
+        "cloud.google.com/gke-flex-start": "--flex-start" in flags and "true",
+        "cloud.google.com/reservation-name": "--reservation-affinity specific" in flags and "spring",
+    }
+    (profile,) = written(plan("profiles", **given), "profile-team-a.yaml")
+    job = yaml.safe_load(files(plan("first-job", **given))["first-job.yaml"])
+    jobset = dict(plan_offline(job, profile))[Stage.TRAIN]
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    own = {key: value for key, value in pod["nodeSelector"].items() if not key.startswith(f"{GKE}/gke-tpu-")}
+    assert own == {key: value for key, value in labels.items() if value}
+    assert all(each["key"] != f"{GKE}/gke-queued" for each in pod["tolerations"])
+
+
+def test_the_guide_says_for_every_capacity_what_is_billed_while_nothing_runs() -> None:
+    section = GUIDE.partition("### What is billed")[2].partition("\n### ")[0]
+    rows = dict(re.findall(r"^\| `CAPACITY=(\w+)` \| (.*?) \|", section, re.MULTILINE))
+    assert set(rows) == set(CAPACITIES)
+    accepted = re.search(r"check CAPACITY '(.*?)'", (setup_script.SCRIPT.parent / "variables.sh").read_text())
+    assert accepted is not None
+    assert set(accepted[1].split("|")) == set(rows)
 
 
 def test_the_slices_that_a_kept_profile_lacks_are_printed(tmp_path: Path) -> None:
@@ -546,10 +673,10 @@ def _made_pools(slices: str) -> set[tuple[str, ...]]:
     found = set()
     for command in re.findall(r"\|\| gcloud container node-pools create (.*)", plan("pools", SLICES=slices)):
         if not command.startswith("finetune-"):
-            flags = dict(re.findall(r"--(machine-type|tpu-topology|num-nodes) (\S+)", command))
+            flags = dict(re.findall(r"--(machine-type|tpu-topology|max-nodes) (\S+)", command))
             several = "tpu-topology" in flags
             found.add(
-                (flags["machine-type"], *((flags["tpu-topology"], flags["num-nodes"]) if several else ()))
+                (flags["machine-type"], *((flags["tpu-topology"], flags["max-nodes"]) if several else ()))
             )
     return found
 
@@ -717,6 +844,8 @@ def test_people_are_named_as_iam_names_them_and_bound_by_the_name_that_the_clust
         {},
         EVERYTHING,
         {"CAPACITY": "Spot", "SLICES": "v5p-8 v5litepod-16"},
+        {"CAPACITY": "FlexStart", "SLICES": "v6e-16 v6e-4", "KUEUE": "true", "PATHWAYS": "true"},
+        {"CAPACITY": "FlexStart", "ZONE": TWO_ZONES},
         *({"SLICES": each} for each in ("v6e-256", "v5p-384", "v4-128", "tpu7x-8", "v5e-1", "v6e-8/1host")),
     ],
     ids=str,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
-from finetune_contract.tpu import TpuShape, all_shapes, chips_of_topology, families
+from finetune_contract.tpu import TpuShape, all_shapes, chips_of_topology, families, refused_families
 
 #: Number of alternatives that an error names.
 _NEAR = 4
@@ -51,6 +51,7 @@ def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
     family = next((each.name for each in families().values() if each.type_prefix == prefix), prefix)
     accelerator = _accelerator_of_family().get(family)
     if accelerator is None:
+        _check_refused(prefix)
         known = ", ".join(sorted(_accelerator_of_family()))
         raise CatalogError(f'there is no TPU family "{prefix}" (in "{name}"). Expected one of {known}.')
     if re.fullmatch(r"\d+(x\d+)+", rest):
@@ -69,6 +70,7 @@ def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | 
     """Returns the slice with these two node labels. Raises CatalogError like :func:`shape_by_name`."""
     of_accelerator = [shape for shape in all_shapes() if shape.accelerator == accelerator]
     if not of_accelerator:
+        _check_refused(accelerator)
         known = ", ".join(sorted({shape.accelerator for shape in all_shapes()}))
         raise CatalogError(f'there is no TPU accelerator "{accelerator}". Expected one of {known}.')
     found = [shape for shape in of_accelerator if shape.topology == topology]
@@ -76,6 +78,16 @@ def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | 
         near = _near_topologies(topology, of_accelerator)
         raise CatalogError(f'{accelerator} has no topology "{topology}". Similar: {", ".join(near)}.')
     return _one(found, f"{accelerator} {topology}", chips_per_host)
+
+
+def _check_refused(name: str) -> None:
+    """Raises CatalogError if the name is one that a refused generation may have; GKE's names of them are not known."""
+    for family, reason in refused_families().items():
+        if re.match(rf"(tpu-?)?v?{family.removeprefix('tpu')}(?![0-9a-z])", name):
+            raise CatalogError(
+                f'{family} (from "{name}") is not supported: {reason}. Expected one of '
+                f"{', '.join(sorted(_accelerator_of_family()))}."
+            )
 
 
 def shares_labels(shape: TpuShape) -> bool:

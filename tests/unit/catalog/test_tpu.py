@@ -77,6 +77,27 @@ def test_an_unknown_name_is_refused_with_the_nearest_legal_ones(name: str, near:
     assert not caught.value.ambiguous
 
 
+@pytest.mark.parametrize("name", ["tpu8t-16", "tpu8t-2x2x4", "v8t-16", "tpu8i-8"])
+def test_a_generation_that_is_not_supported_is_refused_with_the_reason(name: str) -> None:
+    parse_job(_as_a_user_writes(name))
+    with pytest.raises(
+        CatalogError, match=r"tpu8[ti] .* is not supported: .*hosts are Arm.*Expected one of tpu7"
+    ):
+        shape_by_name(name)
+
+
+@pytest.mark.parametrize("label", ["tpu8t", "tpu-v8t-slice", "tpu-8t"])
+def test_its_label_is_refused_too_whatever_it_will_be(label: str) -> None:
+    with pytest.raises(CatalogError, match="hosts are Arm"):
+        shape_by_topology(label, "4x4")
+
+
+@pytest.mark.parametrize("name", ["v8-16", "tpu8-16", "tpu88t-16", "v8tx-16"])
+def test_another_unknown_generation_is_not_taken_for_it(name: str) -> None:
+    with pytest.raises(CatalogError, match="there is no TPU family"):
+        shape_by_name(name)
+
+
 def _as_a_user_writes(name: str) -> dict[str, object]:
     job = document()
     job["spec"]["resources"] = {"tpu": name}
