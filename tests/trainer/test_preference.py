@@ -100,7 +100,11 @@ BROKEN = [
         "one turn of the assistant.*3 messages",
     ),
     ({"prompt": "x", "chosen": 3, "rejected": "y"}, {}, "two strings or two lists"),
-    ({"prompt": [{"role": "bot", "content": "x"}], "chosen": [GOOD], "rejected": [BAD]}, {}, 'role "bot"'),
+    (
+        {"prompt": [{"role": "oracle", "content": "x"}], "chosen": [GOOD], "rejected": [BAD]},
+        {},
+        'role "oracle"',
+    ),
     ({}, {"columns": {"completion": "x"}}, "no such column"),
     (
         {"prompt": "x", "chosen": "y", "rejected": "z"},

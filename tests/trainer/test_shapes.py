@@ -1,5 +1,6 @@
 """Rows of published datasets and of other trainers: read as they are meant, or refused by name."""
 
+import contextlib
 import csv
 import json
 import re
@@ -9,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,10 +178,163 @@ def test_tools_beside_a_prompt_are_read() -> None:
     assert read.tools
 
 
-@pytest.mark.parametrize("role", [{"role": "function", "name": "weather"}, {"from": "observation"}])
+@pytest.mark.parametrize(
+    "role",
+    [
+        {"role": "function", "name": "weather"}, {"from": "observation"}, {"from": "function"}, {"role": "tool_response"},
+        {"from": "function-response"}, {"role": "ipython"}, {"role": "Tool"}, {"role": "tool_result"},
+    ],
+)  # fmt: skip
 def test_results_of_calls_have_the_role_tool(role: Mapping[str, str]) -> None:
     content = {"value" if "from" in role else "content": "22 degrees"}
     assert told(example({"messages": [USER, {**role, **content}, LIMA]}))[1] == ("tool", "22 degrees")
+
+
+@pytest.mark.parametrize("role", ["tool_call", "function_call", "function-call", "tool_calls"])
+@pytest.mark.parametrize("key", ["role", "from"])
+def test_turns_of_calls_are_calls_of_the_assistant(key: str, role: str) -> None:
+    call = json.dumps({"name": "weather", "arguments": {"city": "Lima"}})
+    read = example({"messages": [USER, {key: role, "value" if key == "from" else "content": call}, LIMA]})
+    assert isinstance(read, Conversation)
+    assert read.messages[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Lima"}}
+    assert read.trained == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("role", "standard"),
+    [
+        ("human", "user"),
+        ("User", "user"),
+        ("bot", "Assistant"),
+        ("model", "Assistant"),
+        ("developer", "system"),
+    ],
+)
+def test_roles_of_other_tools_are_read(role: str, standard: str) -> None:
+    others = [turn for turn in (USER, LIMA) if turn["role"] != standard.lower()]
+    read = told(example({"messages": [{"role": role, "content": "x"}, *others]}))
+    assert (standard, "x") in read
+
+
+@pytest.mark.parametrize("prompt", [[USER], json.dumps([USER]), USER, "Capital of Peru?"])
+@pytest.mark.parametrize("completion", [[LIMA], LIMA, "Lima."])
+def test_a_text_beside_messages_is_one_message(prompt: Any, completion: Any) -> None:
+    read = told(example({"prompt": prompt, "completion": completion}))
+    assert read == [("user", "Capital of Peru?"), ("Assistant", "Lima.")]
+
+
+def test_an_answer_that_is_the_json_of_calls_beside_tools_is_calls() -> None:
+    calls = json.dumps([{"name": "weather", "arguments": {"city": "Lima"}}])
+    read = example({"prompt": "Warm?", "completion": calls, "tools": [FUNCTION]})
+    assert isinstance(read, Conversation)
+    assert read.messages[-1]["tool_calls"][0]["function"]["name"] == "weather"
+    data = example({"prompt": "Who?", "completion": json.dumps([{"name": "Ada"}]), "tools": [FUNCTION]})
+    assert told(data)[-1] == ("Assistant", '[{"name": "Ada"}]')
+
+
+def test_tools_of_anthropic_get_the_form_of_servers() -> None:
+    tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+    read = example({"prompt": "Capital?", "completion": "Lima.", "tools": [tool]})
+    assert isinstance(read, Conversation)
+    assert read.tools == [
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    ]
+
+
+QUOTED = "Paris is the capital of France, it says."
+MEANT: list[tuple[str, Mapping[str, Any], str]] = [
+    ("another answer", {"prompt": "x", "completion": "y", "response": "z"},
+     r"columns: \{prompt: prompt, completion: response, ignore: \[completion\]\}, or leave it out"),
+    ("another answer of Alpaca's rows", {"instruction": "x", "output": "y", "solution": "z"},
+     r"columns: \{prompt: instruction, completion: solution, ignore: \[output\]\}"),
+    ("an answer of another kind", {"prompt": "x", "completion": "y", "outputs": ["z"]}, r"Remove it from the rows, or"),
+    ("a passage", {"question": "x", "answer": "y", "passage": "z"}, r"columns: \{input: passage\}"),
+    ("choices", {"question": "x", "answer": "y", "options": {"A": "z"}}, r"choices of a question"),
+    ("a context that only the answer quotes",
+     {"messages": [USER, {"role": "assistant", "content": QUOTED}], "context": QUOTED}, r'nothing reads "context"'),
+    ("a label as spreadsheets write it", {"prompt": "x", "completion": "y", "is_correct": "FALSE"}, r"\{label: is_correct\}"),
+    ("which message the row is", {"text": "x", "role": "user"}, r"which message of a conversation"),
+    ("a judgment", {"prompt": "x", "completion": "y", "is_response_0_safe": False}, r"a judgment of the answer"),
+    ("a channel", {"messages": [USER, {**LIMA, "channel": "analysis"}]}, r"the channel of the turn"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "says"), [case[1:] for case in MEANT], ids=[case[0] for case in MEANT])
+def test_the_advice_for_what_nothing_reads_can_be_followed(value: Mapping[str, Any], says: str) -> None:
+    with pytest.raises(StageError, match=says) as refused:
+        example(value)
+    advised = re.search(r"columns: (\{.*?\})[,.]", str(refused.value))
+    assert advised
+    columns = yaml.safe_load(advised[1])
+    ignored = columns.pop("ignore", [])
+    if "label" not in columns:
+        example(value, columns=columns, ignore=ignored)
+
+
+@pytest.mark.parametrize("flag", [True, 1, "1", "1.0", "true", "TRUE"])
+def test_a_row_whose_flag_says_that_it_is_trained_is_read(flag: Any) -> None:
+    assert example({"prompt": "x", "completion": "y", "train": flag})
+
+
+def test_a_prompt_that_holds_the_whole_row_is_not_read_twice() -> None:
+    row = {
+        "instruction": "Sum two numbers.",
+        "output": "a + b",
+        "prompt": "### Instruction: Sum two numbers. ### Output: a + b",
+    }
+    assert told(example(row)) == [("user", "Sum two numbers."), ("Assistant", "a + b")]
+
+
+def test_several_passages_are_joined_after_the_prompt() -> None:
+    read = told(example({"prompt": "Who?", "completion": "Ada.", "contexts": ["One.", "Two."]}))
+    assert read[0] == ("user", "Who?\n\nOne.\n\nTwo.")
+
+
+PROMPTS = {
+    "post": "My cat does not eat any more.",
+    "user_input": "Why does it not eat?",
+    "trajectory": [{"from": "user", "value": "x"}],
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_pair_gets_no_prompt_of_its_answers_beside_a_column_that_may_be_one(name: str) -> None:
+    row = {name: PROMPTS[name], "chosen": "Step 1: x is 1", "rejected": "Step 1: x is 3", "source": "math"}
+    with pytest.raises(StageError, match=rf"columns: \{{prompt: {name}\}}"):
+        pair(row)
+    assert pair(row, columns={"prompt": name})
+    assert pair(row, ignore=[name])
+
+
+@pytest.mark.parametrize("score", [10**400, float("nan"), float("inf"), "good", [1]], ids=str)
+def test_a_score_that_is_no_finite_number_is_refused(score: Any) -> None:
+    row = {"prompt": "x", "chosen": "y", "rejected": "z", "score_chosen": score, "score_rejected": 1}
+    with pytest.raises(StageError, match='"score_chosen" must be a number'):
+        pair(row)
+
+
+def test_the_advice_for_pairs_maps_their_prompt() -> None:
+    with pytest.raises(StageError, match=r"\{chosen: accepted, rejected: rejected, prompt: question\}"):
+        pair({"question": "x", "accepted": "y", "rejected": "z"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": [{**USER, "k" * 2**22: 1}, LIMA]},
+        {"prompt": "x", "completion": "y", "k" * 2**22: "z"},
+        {"messages": [USER, {"role": "assistant", "content": "ab" * 2**19}],
+         "turns": [f"{'ab' * 50}{n}" for n in range(20_000)]},
+        {"messages": [USER, *[{"role": "assistant", "content": f"{n} and more"} for n in range(20_000)]],
+         "text": " ".join(f"{n} and more" for n in range(20_000))},
+    ],
+    ids=["key", "column", "parts", "whole"],
+)  # fmt: skip
+@pytest.mark.timeout(20)
+def test_long_names_and_repeated_texts_take_no_long_time(value: Mapping[str, Any]) -> None:
+    """Each took minutes, or gigabytes."""
+    with contextlib.suppress(StageError):
+        example(value)
 
 
 REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
@@ -372,7 +527,7 @@ def test_a_column_that_is_left_out_has_no_part_in_the_shape(gone: Mapping[str, A
     schema, row = schema_of(value, ignore=["prompt", "completion"])
     read = schema.example(row)
     assert str(schema.columns.shape) == "Text"
-    assert texts_of(read) == ["the whole"]  # type: ignore[arg-type]
+    assert texts_of(read) == ([], ["the whole"])  # type: ignore[arg-type]
 
 
 def test_the_json_of_a_chat_can_be_an_answer() -> None:

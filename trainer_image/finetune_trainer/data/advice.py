@@ -45,12 +45,18 @@ def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
     for ours in wanted:
         for name in sorted(row, key=lambda name: name.lower() != ours):
             known = known_name("column", name)
-            kinds = list if ours == "messages" else str | list
             meant = known is not None and known.way in {ours, _ALIKE.get(ours)}
-            if meant and name not in found.values() and isinstance(row[name], kinds):
+            fits = _is_talk(row[name]) or (ours != "messages" and isinstance(row[name], str))
+            if meant and name not in found.values() and fits:
                 found[ours] = name
                 break
     return found
+
+
+def _is_talk(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in value
+    )
 
 
 def _mapping(row: Mapping[str, Any], found: Mapping[str, str]) -> str:
@@ -62,6 +68,8 @@ def _mapping(row: Mapping[str, Any], found: Mapping[str, str]) -> str:
         known = known_name("column", name)
         if known and known.meaning in optional:
             mapped.setdefault(known.meaning, name)
+        elif known and known.way == "prompt" and "chosen" in found:
+            mapped.setdefault("prompt", name)
     left = [
         name
         for name in rest

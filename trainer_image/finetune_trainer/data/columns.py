@@ -7,7 +7,6 @@ because its name has a meaning (:mod:`finetune_trainer.readers.known_names`) for
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
@@ -15,15 +14,19 @@ from finetune_trainer.data.advice import column_advice, format_advice, kind, lea
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
 from finetune_trainer.data.unread import UnreadValues, refused
 from finetune_trainer.errors import StageError
-from finetune_trainer.readers.known_names import KnownName, is_empty, known_name
+from finetune_trainer.readers.known_names import KnownName, as_label, by_names, is_empty, known_name
 from finetune_trainer.readers.row_location import Row
 
 #: Meanings of columns that often repeat what others say. Any other column is not passed over, whatever its text.
 _REPEATING = frozenset({"prompt", "completion", "messages", "text", "chosen", "system", "input", "history"})
 #: Minimum number of characters of a text that counts as read because it is a part of one that is.
 _LONG = 20
-#: Maximum number of sets of columns that are remembered, and of columns that an error names.
-_MOST_SETS, _SHOWN = 4096, 12
+#: Maximum number of characters that are searched to find out whether a value repeats what was read.
+_SEARCHED = 2 * 10**7
+#: Columns of the API whose text a prompt has.
+_ASKING = frozenset({"prompt", "input", "history", "system"})
+#: Maximum number of columns that an error names.
+_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class ColumnReader:
         self._columns = {
             name: source.columns.get(name, self.shape.column(name)) for name in self._names.needs
         }
-        self._use_of = lru_cache(_MOST_SETS)(self._derived)
+        self._use_of = by_names(self._derived)
 
     def column(self, name: str) -> str:
         """Returns the dataset's name of a column that every row needs."""
@@ -100,6 +103,8 @@ class ColumnReader:
         column, value = self.optional(row, name)
         if value is None:
             return column, ""
+        if name == "input" and isinstance(value, list) and all(isinstance(text, str) for text in value):
+            value = "\n\n".join(value)
         if not isinstance(value, str):
             raise row.place.mismatch(
                 f'"{column}" must be text, as it provides {name}',
@@ -108,35 +113,58 @@ class ColumnReader:
             )
         return column, value
 
-    def account(self, row: Row, texts: Sequence[str]) -> None:
-        """Counts the columns of a row that nothing reads. ``texts`` are the texts that were read from it.
+    def account(self, row: Row, asked: Sequence[str], answered: Sequence[str]) -> None:
+        """Counts the columns of a row that nothing reads. The texts that were read from it are in its prompt, which is
+        ``asked``, or ``answered``.
 
         Raises ``StageError`` 65 for those with a known meaning, unless they repeat what was read.
         """
         use = self._use(row)
         if use.known:
-            plain = [text.strip() for text in texts if text.strip()]
-            names = [name for name in use.known if self._says_more(name, use.known[name], row, plain)]
+            read = [[text.strip() for text in texts if text.strip()] for texts in (asked, answered)]
+            names = [name for name in use.known if self._says_more(name, use.known[name], row, *read)]
             if names:
-                way = use.known[names[0]].way
-                way = way if way in {*self._names.needs, *self._names.may} else ""
-                if way == "label" and row.value[names[0]] not in (0, 1, "0", "1", "true", "false"):
-                    way = ""  # a class of the row, not a judgment
                 raise refused(
                     names, "column", f"a row of the shape {self.shape}", row.value, row.place,
-                    mapped=f"Map it: columns: {{{way}: {quoted(names[0])}}}" if way else "",
+                    mapped=self._mapped(row, names[0], use.known[names[0]].way),
                 )  # fmt: skip
         for name in use.unread:
             self.unread.add(name, row.value[name], ignored=name in self._ignored)
 
-    def _says_more(self, name: str, known: KnownName, row: Row, texts: Sequence[str]) -> bool:
+    def likely_prompts(self, row: Row) -> list[str]:
+        """Returns the columns that nothing reads and that may be the prompt of a row that has none."""
+        use = self._use(row)
+        named = [name for name, known in use.known.items() if known.way in {"prompt", "messages"}]
+        free = [name for name in use.unread if name not in self._ignored and _is_prose(row.value[name])]
+        return [name for name in (*named, *free) if not is_empty(row.value[name])]
+
+    def _mapped(self, row: Row, name: str, way: str) -> str:
+        """Returns the advice to map a column that nothing reads; '' if no column of the format is meant."""
         value = row.value[name]
-        if is_empty(value) or (known.meaning == "flag" and value in (1, True, "1")):
+        if way == "text" and "input" in self._names.may and isinstance(value, str):
+            way = "input"  # a passage that the question is about
+        if way == "label" and as_label(value) is None:
+            return ""  # a class of the row, not a judgment
+        if way in self._names.may:
+            return f"Map it: columns: {{{way}: {quoted(name)}}}"
+        now = self._columns.get(way)
+        if now is None or type(value) is not type(row.value[now]):
+            return ""
+        columns = {**self._columns, way: name}
+        mapped = ", ".join(f"{ours}: {quoted(column)}" for ours, column in columns.items())
+        return f"Use it in place of {quoted(now)}: columns: {{{mapped}, ignore: [{quoted(now)}]}}"
+
+    def _says_more(
+        self, name: str, known: KnownName, row: Row, asked: Sequence[str], answered: Sequence[str]
+    ) -> bool:
+        value = row.value[name]
+        if is_empty(value) or (known.meaning == "flag" and as_label(value)):
             return False
-        if known.way == "text" and isinstance(value, str) and texts and all(text in value for text in texts):
+        texts = [*asked, *answered]
+        if known.way in {"text", "prompt"} and isinstance(value, str) and texts and _contains(value, texts):
             self.unread.add(name, value)  # the row as a whole, and maybe more
             return False
-        return known.way not in _REPEATING or not _repeats(value, texts)
+        return known.way not in _REPEATING or not _repeats(value, asked if known.way in _ASKING else texts)
 
     def _use(self, row: Row) -> _ColumnUse:
         return self._use_of(tuple(row.value))
@@ -216,15 +244,41 @@ def _require_columns(source: DatasetSpec, first: Row) -> None:
             )  # fmt: skip
 
 
+def _is_prose(value: Any) -> bool:
+    """Whether a value is a text of several words, or a list of messages."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, Mapping) for item in value)
+    return isinstance(value, str) and len(value) >= _LONG and len(value.split(None, 3)) > 2
+
+
+def _contains(text: str, parts: Sequence[str]) -> bool:
+    """Whether a text contains all parts. False if that takes too long to find out."""
+    return len(text) * len(parts) <= _SEARCHED and all(part in text for part in parts)
+
+
 def _repeats(value: Any, texts: Sequence[str]) -> bool:
     """Whether all texts of a value are among ``texts`` or, if they are long, a part of one."""
-    if isinstance(value, str):
-        plain = value.strip()
-        return plain in texts or (len(plain) >= _LONG and any(plain in text for text in texts))
-    if isinstance(value, Mapping):
-        contents = [value[name] for name in ("content", "value") if name in value] or list(value.values())
-        return bool(contents) and all(_repeats(content, texts) for content in contents)
-    return isinstance(value, list) and bool(value) and all(_repeats(item, texts) for item in value)
+    parts = _texts_in(value)
+    if not parts:
+        return False
+    rest = set(parts).difference(texts)
+    return not rest or (min(map(len, rest)) >= _LONG and _contains("\0".join(texts), [*rest]))
+
+
+def _texts_in(value: Any) -> list[str]:
+    """Returns the texts of a value, of messages their contents alone; none if it has anything else."""
+    parts, values = [], [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, Mapping):
+            value = [value[name] for name in ("content", "value") if name in value] or list(value.values())
+        if isinstance(value, str):
+            parts.append(value.strip())
+        elif isinstance(value, list) and value:
+            values.extend(value)
+        else:
+            return []
+    return parts
 
 
 def _listed(columns: Mapping[str, Any]) -> str:

@@ -4,43 +4,41 @@ A message is returned with ``role`` and ``content``, which is text, and with the
 read. Other keys are counted (:mod:`.unread`), and those with a known meaning that has no place here are refused.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from finetune_trainer.data.advice import kind, leave_out, quoted
 from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
 from finetune_trainer.data.unread import UnreadValues, refused
-from finetune_trainer.readers.known_names import is_empty, known_name
+from finetune_trainer.readers.known_names import MAX_NAME, by_names, is_empty, known_name
 from finetune_trainer.readers.row_location import RowLocation, shown
 from finetune_trainer.tokens.chat import Message
 
 #: What precedes a key of messages, or a type of content parts, in ``columns.ignore`` and in the report.
 KEYS = "messages[]."
 ROLES = ("system", "user", "assistant", "tool")
-#: Role of ShareGPT's turns whose text is the JSON of a call.
-_CALL = "function_call"
-#: Roles of messages with "from" and "value", as in the datasets of ShareGPT and LLaMA-Factory.
-_SHAREGPT_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
-    "bing": "assistant", "assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool",
-    "function_response": "tool", _CALL: _CALL,
-}  # fmt: skip
-#: Standard roles under an older name: results of OpenAI's functions.
-_OLDER_ROLES = {"function": "tool"}
-#: Other roles -> the role to suggest, if it is not the assistant.
-_LIKELY_ROLES = {
-    "human": "user", "person": "user", "customer": "user", "prompter": "user", "developer": "system",
-    "observation": "tool",
-}  # fmt: skip
+#: What a turn of the assistant is whose text is the JSON of a call.
+_CALL = "call"
+#: Roles by the names of OpenAI, ShareGPT, LLaMA-Factory, ms-swift, ToolBench, OpenAssistant, Gemini and Llama, in lower
+#: case and without separators.
+_ROLES = {
+    name: role
+    for role, names in (
+        ("system", "system systemprompt developer"),
+        ("user", "user human prompter"),
+        ("assistant", "assistant gpt chatgpt bard bing bot model"),
+        ("tool", "tool function observation functionresponse toolresponse toolresult functionresult ipython"),
+        (_CALL, "functioncall toolcall toolcalls"),
+    )
+    for name in names.split()
+}
 #: Types of content parts that are text, in OpenAI's Chat Completions and Responses.
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 #: Types of content parts with calls and their results, as Anthropic writes them.
 _CALL_PARTS = frozenset({"tool_use", "tool_result"})
 _READ = frozenset({"role", "content", "tool_calls", "function_call"})
-#: Maximum number of sets of keys that are remembered.
-_MOST_SETS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class MessageReader:
     ) -> None:
         self._roles, self._unread, self._reads = roles, unread, reads
         self._ignored = {name.removeprefix(KEYS) for name in ignored if name.startswith(KEYS)}
-        self._keys = lru_cache(_MOST_SETS)(self._meaning)
+        self._keys = by_names(self._meaning)
 
     def read(self, value: Any, column: str, place: RowLocation, *, first: int = 1) -> list[Message]:
         """Returns the messages of a column: a list of messages, or the same as JSON text.
@@ -99,7 +97,7 @@ class MessageReader:
                 f"message {number} is not an object", "Write it as role and content.", actual=kind(message)
             )
         keys = self._keys(tuple(message))
-        role = self._role(message.get(keys.role), keys.role == "from", number, place)
+        role = self._role(message.get(keys.role), number, place)
         content = message.get(keys.content)
         if keys.plain and isinstance(content, str) and role != _CALL:
             return {"role": role, "content": content}
@@ -161,7 +159,7 @@ class MessageReader:
             kept=kept,
         )
 
-    def _role(self, role: object, sharegpt: bool, number: int, place: RowLocation) -> str:
+    def _role(self, role: object, number: int, place: RowLocation) -> str:
         if not isinstance(role, str):
             raise place.mismatch(
                 f"message {number} has no role",
@@ -171,12 +169,12 @@ class MessageReader:
         mapped = self._roles.get(role, role)
         if mapped in ROLES:
             return mapped
-        standard = (_SHAREGPT_ROLES if sharegpt else _OLDER_ROLES).get(mapped)
+        standard = _ROLES.get(re.sub(r"[\W_]", "", mapped[:MAX_NAME]).lower())
         if standard is None:
-            likely = role.lower() if role.lower() in ROLES else _LIKELY_ROLES.get(role.lower(), "assistant")
             raise place.mismatch(
-                f'role "{shown(role)}" is not one of {", ".join(ROLES)}',
-                f"Map it: roleMap: {{{quoted(role)}: {likely}}}.",
+                f'role "{shown(role)}" of message {number} is not one of {", ".join(ROLES)}',
+                f"Map it: roleMap: {{{quoted(role)}: …}}, to user, system or tool, or to assistant, whose turns are "
+                "trained.",
             )
         return standard
 

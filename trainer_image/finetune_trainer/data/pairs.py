@@ -4,6 +4,7 @@ Answers are texts or messages. Without a prompt they are whole conversations tha
 form of Anthropic's HH-RLHF, or texts whose common beginning is the prompt.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import kind, leave_out
+from finetune_trainer.data.advice import kind, leave_out, quoted
 from finetune_trainer.data.schema import DatasetSchema, Unwanted
 from finetune_trainer.data.shapes import PAIRS, Shape
 from finetune_trainer.errors import StageError
-from finetune_trainer.readers.row_location import Row
+from finetune_trainer.readers.row_location import Row, shown
 from finetune_trainer.tokens.example import Conversation, Example, texts_of
 
 NO_PROMPT = "it has no prompt, and its answers begin differently"
@@ -57,11 +58,10 @@ class PairSchema(DatasetSchema):
         elif isinstance(chosen, list) and isinstance(rejected, list):
             prompt, chosen, rejected = self._without_prompt(prompt, chosen, rejected)
             self._check_turns(row, chosen, rejected)
-        elif isinstance(prompt, list) and isinstance(chosen, str) and isinstance(rejected, str):
-            chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
         examples = self.prompted(row, prompt, chosen, rejected)
         better, worse = map(partial(self._only_answer, row), ("chosen", "rejected"), examples)
-        self.columns.account(row, [*texts_of(better), *texts_of(worse)])
+        (asked, answer), (_, other) = texts_of(better), texts_of(worse)
+        self.columns.account(row, asked, [*answer, *other])
         return better, worse
 
     def _prefers_rejected(self, row: Row) -> bool:
@@ -72,12 +72,14 @@ class PairSchema(DatasetSchema):
                 return False
             try:
                 scores.append(float(score))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
+                scores.append(math.nan)
+            if not math.isfinite(scores[-1]):
                 raise row.place.mismatch(
                     f'"{column}" must be a number',
                     f"Write one, or {leave_out(column)}.",
-                    actual=kind(score),
-                ) from None
+                    actual=shown(str(score)),
+                )
         return scores[0] < scores[1]
 
     def _answer(self, row: Row, name: str) -> Any:
@@ -128,6 +130,11 @@ class PairSchema(DatasetSchema):
                 if chosen[:-1] != rejected[:-1] or chosen[-1]["role"] != "assistant":
                     return Unwanted(place=row.place, why=OTHER_PROMPTS)
                 return chosen[:-1], chosen[-1:], rejected[-1:]
+            if prompts := self.columns.likely_prompts(row):
+                raise row.place.mismatch(
+                    f"the row has no prompt, and {quoted(prompts[0])} may be it",
+                    f"Map it: columns: {{prompt: {quoted(prompts[0])}}}, or {leave_out(*prompts)}.",
+                )
             ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
             prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
             # The prompt ends with the last whole line or word that the answers share; words begin with a space.

@@ -21,6 +21,12 @@ _MANY_EQUAL = 0.01
 _MANY_NOTED = 0.05
 #: Ratio of row width to sequence length above which the remark is a problem instead of a note.
 _MUCH_WIDER = 1.25
+#: Columns that say where a text comes from.
+_ABOUT = frozenset({
+    "id", "uuid", "url", "source", "title", "date", "timestamp", "created", "added", "language", "lang", "dump",
+    "license", "meta", "metadata", "domain", "dataset", "file", "file_name", "file_path", "path", "author", "subset",
+    "split", "type",
+})  # fmt: skip
 #: Maximum number of names in a remark.
 _NAMES = 8
 #: Texts that are meant as a flag -> the flag to write.
@@ -140,7 +146,14 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
     for details in described:
         name = details.report.name
         texts = [value.name for value in details.unread if value.text and not value.ignored]
-        if texts:
+        more_than_texts = [text for text in texts if text.lower() not in _ABOUT]
+        if details.report.format == Format.TEXT and more_than_texts:
+            yield problem(
+                f"{name}: every row is trained as one text, and nothing reads {', '.join(more_than_texts[:_NAMES])}. "
+                "If rows are prompts and answers, map them: columns: {prompt: …, completion: …}. If not, list these "
+                "under columns.ignore."
+            )
+        elif texts:
             more = f" and {len(texts) - _NAMES:,} more" if len(texts) > _NAMES else ""
             yield note(
                 f"{name}: nothing reads the texts of {', '.join(texts[:_NAMES])}{more}. If one of them belongs to the "

@@ -12,19 +12,18 @@ from finetune_trainer.data.columns import ColumnReader
 from finetune_trainer.data.messages import ROLES, MessageReader
 from finetune_trainer.data.shapes import SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
-from finetune_trainer.data.turn_keys import from_json, tools_of, weighed
+from finetune_trainer.data.turn_keys import calls_in, from_json, tools_of, weighed
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.known_names import as_label
 from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.tokens.chat import Message, Tools
 from finetune_trainer.tokens.example import Conversation, Example, PlainText, TextPair, texts_of
 
-#: The beginning of a list of objects as text.
-_LIST = re.compile(r"\s*\[\s*\{")
+#: The beginning of an object, or of a list of objects, as text.
+_MESSAGES = re.compile(r"\s*(?:\[\s*)?\{")
+_PAIR = ("prompt", "completion", "completion")
+_UNLIKE = "prompt and completion must be two strings or two lists of messages"
 BAD_ANSWER, NO_LABEL = "its label says that the answer is bad", "it has no label"
-#: Values of a label; CSV files have them as text.
-_LABELS: Mapping[object, bool] = {
-    True: True, False: False, "true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,21 +91,21 @@ class DatasetSchema:
                     if (ways := _ways_to_chosen(row.value))
                     else "Use a preference method, or write prompt and completion.",
                 )
-        columns.account(row, texts_of(example))
+        columns.account(row, *texts_of(example))
         return example
 
     def _why_unwanted(self, row: Row) -> str | None:
         column, label = self.columns.optional(row, "label")
         if label is None:
             return NO_LABEL if self._labelled else None
-        value = label.strip().lower() if isinstance(label, str) else label
-        if not isinstance(value, str | int | float) or value not in _LABELS:
+        good = as_label(label)
+        if good is None:
             raise row.place.mismatch(
                 f'the label "{column}" must be true or false, or 1 or 0',
                 "Write true for answers to train on.",
                 actual=kind(label) if isinstance(label, list | dict) else str(label)[:40],
             )
-        return None if _LABELS[value] else BAD_ANSWER
+        return None if good else BAD_ANSWER
 
     def _conversation(self, row: Row) -> Conversation:
         messages = self.messages.read(
@@ -164,64 +163,71 @@ class DatasetSchema:
         ]
 
     def prompted(self, row: Row, prompt: Any, *completions: Any) -> list[Example]:
-        """Returns an example of the prompt with each completion: all of them texts, or all of them lists of messages.
+        """Returns an example of the prompt with each completion. They are texts, or lists of messages; a text beside a
+        list is one message.
 
         The prompt is read once, so that what nothing reads of it is counted once.
         """
-        values = [prompt, *completions]
-        lists = [self._as_messages(value, row.place) for value in values]
-        if all(isinstance(value, list) for value in lists):
-            values = lists
-        prompt, *answers = values
-        tools, system, history = self._tools(row), self._system(row), self._history(row)
-        column, extra = self.columns.optional_text(row, "input")
+        prompt = self._as_messages(prompt, row.place)
+        # Beside a prompt that is text, an answer may be the JSON of messages.
+        completions = tuple(
+            self._as_messages(value, row.place)
+            if isinstance(prompt, list) or isinstance(value, Mapping)
+            else value
+            for value in completions
+        )
+        values = (prompt, *completions)
+        if gone := next((name for name, value in zip(_PAIR, values, strict=False) if value is None), ""):
+            raise row.place.mismatch(
+                _UNLIKE, f"Write the {gone}, or remove the row.", actual=" and ".join(map(kind, values))
+            )
+        if not all(isinstance(value, str | list) for value in values):
+            fix = "Write two strings, or two lists of messages."
+            raise row.place.mismatch(_UNLIKE, fix, actual=" and ".join(map(kind, values)))
         if all(isinstance(value, str) for value in values):
-            if extra:
-                prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
-            if not (system or history or tools):
-                return [TextPair(place=row.place, prompt=prompt, completion=text) for text in answers]
-            asked = [*system, *history, {"role": "user", "content": prompt}]
-            return [
-                self._talk(row, [*asked, {"role": "assistant", "content": text}], tools) for text in answers
-            ]
-        if all(isinstance(value, list) for value in values):
-            if extra or history:
-                column = column if extra else self.columns.optional(row, "history")[0]
+            return self._of_texts(row, prompt, completions)
+        for name in ("input", "history"):
+            column, value = self.columns.optional(row, name)
+            if value is not None:
                 raise row.place.mismatch(
                     f'the prompt consists of messages, so the column "{column}" has no place',
                     f"Put its content into the messages, or {leave_out(column)}.",
                 )
-            before = self._with_system(row, self.messages.read(prompt, "prompt", row.place))
-            first = len(prompt) + 1
-            return [
-                self._talk(
-                    row,
-                    [*before, *self.messages.read(answer, "completion", row.place, first=first)],
-                    tools,
-                    untrained=len(before),
-                )
-                for answer in answers
-            ]
-        gone = "prompt" if prompt is None else "completion" if None in answers else ""
-        raise row.place.mismatch(
-            "prompt and completion must be two strings or two lists of messages",
-            f"Write the {gone}, or remove the row."
-            if gone
-            else "Write two strings, or two lists of messages.",
-            actual=" and ".join(map(kind, values)),
-        )
+        tools, asked = self._tools(row), _as_list(prompt, "user")
+        before = self._with_system(row, self.messages.read(asked, "prompt", row.place))
+        first = len(asked) + 1
+        answers = [
+            self.messages.read(_as_list(answer, "assistant"), "completion", row.place, first=first)
+            for answer in completions
+        ]
+        return [self._talk(row, [*before, *answer], tools, untrained=len(before)) for answer in answers]
+
+    def _of_texts(self, row: Row, prompt: str, completions: Sequence[str]) -> list[Example]:
+        tools, system, history = self._tools(row), self._system(row), self._history(row)
+        _, extra = self.columns.optional_text(row, "input")
+        if extra:
+            prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
+        if not (system or history or tools):
+            return [TextPair(place=row.place, prompt=prompt, completion=text) for text in completions]
+        asked = [*system, *history, {"role": "user", "content": prompt}]
+        answers = [
+            (tools and calls_in(text, row.place)) or {"role": "assistant", "content": text}
+            for text in completions
+        ]
+        return [self._talk(row, [*asked, answer], tools) for answer in answers]
 
     @staticmethod
     def _as_messages(value: Any, place: RowLocation) -> Any:
-        """Returns messages that are written as JSON text, as in CSV files, as a list; any other value unchanged."""
-        if not isinstance(value, str) or not _LIST.match(value):
-            return value
-        messages = from_json(value, place)
-        is_list = isinstance(messages, list) and all(
+        """Returns messages that are written as JSON text, as in CSV files, or as one object, as a list; any other value
+        unchanged.
+        """
+        read = from_json(value, place) if isinstance(value, str) and _MESSAGES.match(value) else value
+        read = [read] if isinstance(read, Mapping) else read
+        is_list = isinstance(read, list) and all(
             isinstance(message, dict) and ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys())
-            for message in messages
+            for message in read
         )  # fmt: skip
-        return messages if is_list else value
+        return read if is_list else value
 
     @staticmethod
     def _talk(
@@ -240,6 +246,10 @@ class DatasetSchema:
             tools=tools,
             held_out=held_out,
         )
+
+
+def _as_list(value: Any, role: str) -> list[Any]:
+    return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
 def _ways_to_chosen(row: Mapping[str, Any]) -> list[str]:

@@ -169,7 +169,21 @@ def trained_ends(data: Dataset, renderer: Renderer, tokenizer: Any, *, limit: in
                 ]
                 further = np.isin(ids, blank)
                 begins, ends = begins[further], ends[further]  # noqa: PLW2901
-    return [index for index, _ in counts.most_common(_MOST)]
+    # A token that is also within answers, as between thought and answer, is no end if others are.
+    within = _within_answers(data, counts, limit, pairs=pairs) if len(counts) > 1 else set()
+    return [index for index, _ in counts.most_common(_MOST) if index not in within or within >= counts.keys()]
+
+
+def _within_answers(data: Dataset, ends: Collection[int], limit: int, *, pairs: bool) -> set[int]:
+    """Returns those of the tokens that are followed by further trained text within a trained run."""
+    found: set[int] = set()
+    for piece in data.pieces:
+        for answers, begins, pasts in _whole_answers(piece, limit, pairs=pairs):
+            at = np.flatnonzero(np.isin(answers.ids, list(ends)))
+            run = np.searchsorted(begins, at, side="right") - 1
+            at, run = at[run >= 0], run[run >= 0]
+            found.update(np.unique(answers.ids[at[at + _CLOSING < pasts[run]]]).tolist())
+    return found
 
 
 def _whole_answers(

@@ -31,10 +31,15 @@ def tools_of(value: Any, column: str, place: RowLocation) -> Sequence[Mapping[st
             'Write [{"type": "function", "function": {"name": "…", "parameters": {…}}}].',
             actual=kind(value),
         )
-    return [
-        {"type": "function", "function": tool} if "name" in tool and not {"type", "function"} & tool.keys() else tool
-        for tool in value
-    ]  # fmt: skip
+    return [_tool(tool) for tool in value]
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "name" not in tool or {"type", "function"} & tool.keys():
+        return tool
+    if "input_schema" in tool:  # Anthropic's name
+        tool = {"parameters" if name == "input_schema" else name: value for name, value in tool.items()}
+    return {"type": "function", "function": tool}
 
 
 def weighed(
@@ -119,6 +124,19 @@ def older_call(call: Any, role: str, index: int, place: RowLocation) -> list[Any
             actual=kind(call),
         )
     return calls_of([{"type": "function", "function": one} for one in calls], role, index, place)
+
+
+def calls_in(text: str, place: RowLocation) -> Mapping[str, Any] | None:
+    """Returns the assistant's message for an answer that is the JSON of calls, as datasets beside ``tools`` have it:
+    objects with name and arguments alone. None for any other text.
+    """
+    calls = from_json(text, place) if text.lstrip()[:1] in ("[", "{") else None
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls or not all(
+        isinstance(call, dict) and call.keys() == {"name", "arguments"} for call in calls
+    ):
+        return None
+    return {"role": "assistant", "content": "", "tool_calls": older_call(calls, "assistant", 2, place)}
 
 
 def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[str, Any]:

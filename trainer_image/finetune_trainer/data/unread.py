@@ -7,11 +7,11 @@ from typing import Any
 from finetune_contract import UnreadValue
 from finetune_trainer.data.advice import leave_out, quoted
 from finetune_trainer.errors import StageError
-from finetune_trainer.readers.known_names import Scope, is_empty, known_name
+from finetune_trainer.readers.known_names import MAX_NAME, Scope, is_empty, known_name
 from finetune_trainer.readers.row_location import RowLocation, shown
 
-#: Maximum number of names, and of characters of a name and of an example.
-MOST_NAMES, _NAME, _EXAMPLE = 50, 100, 200
+#: Maximum number of names, and of characters of an example.
+MOST_NAMES, _EXAMPLE = 50, 200
 #: Characters of a value, and number of names, that are shown in an error.
 _SHOWN, _SHOWN_NAMES = 60, 8
 
@@ -34,6 +34,7 @@ class UnreadValues:
 
     def add(self, name: str, value: Any, *, ignored: bool = False) -> None:
         """Counts a value, unless it is null or empty. Beyond ``MOST_NAMES`` names it is counted without its name."""
+        name = name[:MAX_NAME]
         count = self._counts.get(name)
         if count is None and ignored and len(self._counts) < MOST_NAMES:
             # Counted even without a value: readers of files do not read such columns.
@@ -53,7 +54,7 @@ class UnreadValues:
         """Returns what was counted, and the number of values under further names."""
         values = [
             UnreadValue(
-                name=name[:_NAME], count=count.number, text=count.text, ignored=count.ignored, example=count.example
+                name=name, count=count.number, text=count.text, ignored=count.ignored, example=count.example
             )
             for name, count in self._counts.items()
         ]  # fmt: skip
@@ -81,7 +82,7 @@ def refused(
     others = f"; also {', '.join(map(quoted, listed[1:]))}" if len(names) > 1 else ""
     more = f", and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
     return place.mismatch(
-        f'nothing reads "{shown(first, _NAME)}" of {where}{f", {known.what}" if known else ""}{others}',
+        f'nothing reads "{shown(first, MAX_NAME)}" of {where}{f", {known.what}" if known else ""}{others}',
         f"{mapped or f'Remove {"them" if others else "it"} from the rows'}, or {leave_out(*listed)}{more}.",
         actual=_excerpt(values[first], _SHOWN),
         reason="ValueNotRead",

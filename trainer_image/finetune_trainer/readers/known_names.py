@@ -8,15 +8,23 @@ is the column of the API to suggest where they are not read.
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
 #: Texts without content; CSV files write empty lists and objects in this way.
 _NOTHING = frozenset({"", "[]", "{}"})
+#: Values of labels and flags; CSV files have them as text.
+_LABELS: Mapping[object, bool] = {
+    True: True, False: False, "true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False,
+}  # fmt: skip
+#: Longest name with a meaning in characters. Longer ones are counted and shown as far as this.
+MAX_NAME = 100
+#: Number of sets of names that are kept, and of characters of one.
+_MOST_SETS, _LONGEST_SET = 512, 4096
 type Scope = Literal["column", "message"]
 
 
@@ -32,11 +40,19 @@ class KnownName:
 
 def known_name(scope: Scope, name: str) -> KnownName | None:
     """Returns the meaning of a column or key; None if it has none that is known. Case and separators do not count."""
+    if len(name) > MAX_NAME:
+        return None
     plain = _plain(name)
     table = _table()[scope]
     return table.get(plain) or next(
         (known for pattern, known in table.items() if "*" in pattern and fnmatchcase(plain, pattern)), None
     )
+
+
+def by_names[T](derive: Callable[[tuple[str, ...]], T]) -> Callable[[tuple[str, ...]], T]:
+    """Returns ``derive`` with a cache: rows of one kind have the same names. Long sets of names are not kept."""
+    kept = lru_cache(_MOST_SETS)(derive)
+    return lambda names: kept(names) if sum(map(len, names)) < _LONGEST_SET else derive(names)
 
 
 def is_empty(value: Any) -> bool:
@@ -51,6 +67,12 @@ def is_empty(value: Any) -> bool:
         elif value is not None and not (isinstance(value, str) and value.strip() in _NOTHING):
             return False
     return True
+
+
+def as_label(value: Any) -> bool | None:
+    """Returns what a value says that is true or false, 1 or 0, or the same as text; None for any other value."""
+    value = value.strip().lower() if isinstance(value, str) else value
+    return _LABELS.get(value) if isinstance(value, str | int | float) else None
 
 
 def _plain(name: str) -> str:

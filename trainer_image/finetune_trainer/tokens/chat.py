@@ -39,6 +39,8 @@ _GIVEN = {
     "eos_token",
     _NOW,
 }
+#: Characters of a name that a template may mention.
+_LONGEST_NAME = 100
 #: Name of a function that no row has, in private-use characters.
 _MARK = "\ue000{}\ue001"
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
@@ -102,7 +104,17 @@ class Chat:
 
     def reads(self, name: str) -> bool:
         """Whether the template mentions a variable, or a key of messages."""
-        return re.search(rf"\b{re.escape(name)}\b", _text_of(self._tokenizer.chat_template)) is not None
+        return name in self._words or (
+            len(name) < _LONGEST_NAME and not name.isidentifier() and name in self._text
+        )
+
+    @cached_property
+    def _text(self) -> str:
+        return _text_of(self._tokenizer.chat_template)
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", self._text))
 
     def require_known_arguments(self) -> None:
         """Raises ``StageError`` 64 for an argument that the template never reads and that would have no effect."""

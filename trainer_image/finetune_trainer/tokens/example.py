@@ -43,10 +43,15 @@ class PlainText:
 type Example = Conversation | TextPair | PlainText
 
 
-def texts_of(example: Example) -> list[str]:
-    """Returns the texts that an example was read from."""
+def texts_of(example: Example) -> tuple[list[str], list[str]]:
+    """Returns the texts that an example was read from: those of its prompt, and those of answers."""
     if isinstance(example, PlainText):
-        return [example.text]
+        return [], [example.text]
     if isinstance(example, TextPair):
-        return [example.prompt, example.completion]
-    return [str(message["content"]) for message in example.messages if message["content"]]
+        return [example.prompt], [example.completion]
+    asked: list[str] = []
+    answered: list[str] = []
+    for message in example.messages:
+        if message["content"]:
+            (answered if message["role"] == "assistant" else asked).append(str(message["content"]))
+    return asked, answered
