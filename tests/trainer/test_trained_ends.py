@@ -59,6 +59,8 @@ def scanned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         ([[9, END, -8, -7]], []),
         ([[-8, -7]], []),
         ([[-BLANK]], []),
+        ([[9, -8, -END], [-END, -7, -7, -7, -EOS]], [EOS]),
+        ([[-END, -7, -7, -7, -EOS], [-EOS, -7, -7, -7, -END]], [EOS, END]),
     ],
     ids=[
         "one",
@@ -71,6 +73,8 @@ def scanned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         "of the prompt",
         "text without an end",
         "white space alone",
+        "also between the parts of an answer",
+        "all between turns of trained prompts, too",
     ],
 )
 def test_the_last_special_token_of_every_trained_answer_counts(

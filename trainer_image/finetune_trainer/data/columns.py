@@ -161,7 +161,11 @@ class ColumnReader:
         if is_empty(value) or (known.meaning == "flag" and as_label(value)):
             return False
         texts = [*asked, *answered]
-        if known.way in {"text", "prompt"} and isinstance(value, str) and texts and _contains(value, texts):
+        # A rendered prompt divides the instruction from its input.
+        parts = (
+            [part for text in texts for part in text.split("\n\n")] if known.way in {"text", "prompt"} else []
+        )
+        if isinstance(value, str) and parts and _contains(value, parts):
             self.unread.add(name, value)  # the row as a whole, and maybe more
             return False
         return known.way not in _REPEATING or not _repeats(value, asked if known.way in _ASKING else texts)
