@@ -60,7 +60,7 @@ def scanned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         ([[-8, -7]], []),
         ([[-BLANK]], []),
         ([[9, -8, -END], [-END, -7, -7, -7, -EOS]], [EOS]),
-        ([[-END, -7, -7, -7, -EOS], [-EOS, -7, -7, -7, -END]], [EOS, END]),
+        ([[-END, -7, -7, -7, -EOS]] * 2 + [[-EOS, -7, -7, -7, -END]], [EOS, END]),
     ],
     ids=[
         "one",
