@@ -176,6 +176,8 @@ ERRORS = [
     (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes"), 78),
     (PermissionError(13, "denied"), 77),
     (RuntimeError("PERMISSION_DENIED: storage.objects.get"), 77),
+    (RuntimeError("PERMISSION_DENIED: Anonymous caller … [http_response_code='403']"), 77),
+    (RuntimeError("PERMISSION_DENIED: Anonymous caller … [http_response_code='401']"), 69),
     (ConnectionResetError(), 69),
     (RuntimeError("UNAVAILABLE: failed to connect"), 69),
     (StageError(ExitCode.DIVERGED, "Diverged", "x"), 70),

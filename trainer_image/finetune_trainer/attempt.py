@@ -219,6 +219,8 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _LOCAL_FILE = re.compile(r'local file "([^"]+)"')
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|out of memory|OOM when allocating", re.IGNORECASE)
 _PERMISSION = re.compile(r"PERMISSION_DENIED|\b403\b.*(?:Forbidden|does not have)", re.IGNORECASE)
+#: Without the metadata server at its first use TensorStore sends requests without a token, until the process ends.
+_WITHOUT_TOKEN = re.compile(r"http_response_code='401'")
 _UNAVAILABLE = re.compile(
     r"\bUNAVAILABLE\b|\bDEADLINE_EXCEEDED\b|Connection (?:refused|reset)|timed out", re.IGNORECASE
 )
@@ -249,7 +251,8 @@ def as_stage_error(error: BaseException) -> StageError | None:
             actual=actual,
             fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, use LoRA, or request more chips.",
         )
-    if isinstance(error, PermissionError) or _PERMISSION.search(text):
+    anonymous = _WITHOUT_TOKEN.search(text)
+    if isinstance(error, PermissionError) or (_PERMISSION.search(text) and not anonymous):
         return StageError(
             ExitCode.PERMISSION_DENIED,
             "PermissionDenied",
@@ -257,7 +260,7 @@ def as_stage_error(error: BaseException) -> StageError | None:
             actual=actual,
             fix="Grant the stage's service account roles/storage.objectViewer there, or objectUser to write.",
         )
-    if isinstance(error, (ConnectionError, TimeoutError)) or _UNAVAILABLE.search(text):
+    if isinstance(error, (ConnectionError, TimeoutError)) or anonymous or _UNAVAILABLE.search(text):
         return StageError(
             ExitCode.UNAVAILABLE,
             "DependencyUnavailable",

@@ -7,6 +7,7 @@ train step with the TPU compiler and reports what it needs, ``finetune-stage acc
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from finetune_contract import (
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_trainer import logs
 from finetune_trainer.attempt import AttemptRecorder, LogTail
-from finetune_trainer.errors import faults
+from finetune_trainer.errors import StageError, faults
 from finetune_trainer.locked_memory import allow_locking
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import Redactor
@@ -164,6 +165,10 @@ def _failed(error: BaseException, attempt: AttemptRecorder, processes: Processes
     failure = attempt.failure_of(processes.cause(error))
     try:
         return attempt.failed(failure)
+    except StageError as unrecorded:
+        # The run folder itself may be denied or away: the exit code and the termination message say why.
+        logging.getLogger(__name__).error("this failure could not be recorded: %s", unrecorded)
+        return failure.code
     finally:
         processes.publish_failure(failure.to_json())
 

@@ -116,3 +116,22 @@ def unavailable(uri: str, detail: str) -> StageError:
         actual=detail[:300],
         fix="No action is needed: the operator retries.",
     )
+
+
+def unidentified(uri: str, detail: str) -> StageError:
+    """Returns the error (77) for a stage to which Google refuses an access token."""
+    return StageError(
+        ExitCode.PERMISSION_DENIED, "StoragePermissionDenied", "Google refuses the stage's account an access token",
+        where=uri, actual=detail[:300],
+        fix="If its ServiceAccount has the annotation iam.gke.io/gcp-service-account, remove it, or grant the "
+        "ServiceAccount roles/iam.workloadIdentityUser on the account that it names.",
+    )  # fmt: skip
+
+
+def without_token(uri: str, detail: str) -> StageError:
+    """Returns the error (69) for a request for which no access token could be obtained, after all retries."""
+    return StageError(
+        ExitCode.UNAVAILABLE, "StorageUnavailable",
+        "the node's metadata server gave no access token, even after retries", where=uri, actual=detail[:300],
+        fix="The operator retries. If it persists, look at the gke-metadata-server pod of the node.",
+    )  # fmt: skip

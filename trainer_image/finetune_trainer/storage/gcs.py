@@ -13,12 +13,11 @@ from pathlib import Path
 import requests
 import urllib3
 from google.api_core import exceptions, retry
-from google.auth import exceptions as auth_exceptions
 from google.cloud import storage
 from google.cloud.storage import transfer_manager
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
-from finetune_trainer.storage import base, content_encoding
+from finetune_trainer.storage import access_tokens, base, content_encoding
 from finetune_trainer.storage import uri as addresses
 from finetune_trainer.storage.base import Entry, VersionedContent
 from finetune_trainer.storage.uri import GcsAddress
@@ -46,7 +45,6 @@ _TRANSIENT = (
     exceptions.BadGateway,
     exceptions.ServiceUnavailable,
     exceptions.GatewayTimeout,
-    auth_exceptions.TransportError,
 )
 #: Errors of content transfers: an HTTP error status, and content that does not match its checksum.
 _TRANSFER = (InvalidResponse, DataCorruption)
@@ -56,11 +54,12 @@ _PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 def _passing(error: BaseException) -> bool:
     if isinstance(error, InvalidResponse):
         return error.response.status_code in _PASSING_STATUS
-    return isinstance(error, _TRANSIENT)
+    return isinstance(error, _TRANSIENT) or access_tokens.may_come(error)
 
 
 def _waiting(error: Exception) -> None:
-    _LOG.warning("object storage does not respond, retrying: %s", error)
+    silent = "the metadata server" if isinstance(error, access_tokens.ERRORS) else "object storage"
+    _LOG.warning("%s does not respond, retrying: %s", silent, error)
 
 
 #: All requests of this module can be repeated: whole-object writes and create-only writes are idempotent.
@@ -74,13 +73,19 @@ _RETRY = retry.Retry(
 )
 
 
+def _connected() -> storage.Client:
+    # Without a project, which the metadata server would have to name: objects belong to buckets.
+    return storage.Client(project=None)
+
+
 class GcsBackend:
     """Cloud Storage.
 
-    ``connect`` creates the client at first use, so a stage that only uses ``file://`` needs no credentials.
+    ``connect`` creates the client at first use, so a stage that only uses ``file://`` needs no credentials. It is
+    retried like requests: it looks for the metadata server, which may not answer in a pod's first seconds.
     """
 
-    def __init__(self, connect: Callable[[], storage.Client] = storage.Client) -> None:
+    def __init__(self, connect: Callable[[], storage.Client] = _connected) -> None:
         self._connect = connect
         self._client: storage.Client | None = None
 
@@ -213,7 +218,7 @@ class GcsBackend:
     @property
     def client(self) -> storage.Client:
         if self._client is None:
-            self._client = self._connect()
+            self._client = _RETRY(self._connect)()
         return self._client
 
     def _blob(self, uri: str, generation: str | None = None) -> storage.Blob:
@@ -255,14 +260,14 @@ def _mapped(uri: str) -> Iterator[None]:
         if error.response.status_code == HTTPStatus.NOT_FOUND:  # a generation deleted between two pieces
             raise base.missing(uri) from error
         raise base.unavailable(uri, str(error)) from error
-    except (exceptions.Forbidden, exceptions.Unauthorized, auth_exceptions.DefaultCredentialsError) as error:
+    except (exceptions.Forbidden, exceptions.Unauthorized) as error:
         raise base.denied(uri, str(error)) from error
-    except auth_exceptions.RefreshError as error:
-        raise base.denied(uri, str(error)) from error
-    except (
-        exceptions.GoogleAPICallError,
-        exceptions.RetryError,
-        DataCorruption,
-        *_TRANSIENT,
-    ) as error:
+    except access_tokens.ERRORS as error:
+        if access_tokens.may_come(error):
+            raise base.without_token(uri, str(error)) from error
+        raise base.unidentified(uri, str(error)) from error
+    except exceptions.RetryError as error:
+        late = isinstance(error.cause, access_tokens.ERRORS)
+        raise (base.without_token if late else base.unavailable)(uri, str(error)) from error
+    except (exceptions.GoogleAPICallError, DataCorruption, *_TRANSIENT) as error:
         raise base.unavailable(uri, str(error)) from error
