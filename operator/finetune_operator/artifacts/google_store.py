@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from threading import Lock
@@ -12,6 +13,7 @@ import requests
 import urllib3
 from google.api_core import exceptions as api_errors
 from google.api_core.retry import Retry
+from google.auth import environment_vars
 from google.auth import exceptions as auth_errors
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
@@ -36,6 +38,8 @@ from finetune_operator.artifacts.port import (
 _CONNECT_SECONDS, _READ_SECONDS = 5, 10
 #: Retries of one call, at most 10 s in total. After that, the work queue waits, and the status reports it.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.2, maximum=2).with_timeout(10)
+#: How google-auth reports a refusal by STS or IAM that the metadata server passes on.
+_REFUSED = re.compile(r"Status: 40[0134]\b")
 #: The call that the current thread serves.
 _call: ContextVar[StoreCall] = ContextVar("call")
 
@@ -214,9 +218,9 @@ class GoogleStore:
             raise StorageUnauthenticated(uri, f"no usable Google credentials: {error.message}") from error
         except api_errors.Forbidden as error:
             raise StorageDenied(uri, f"{error.message} {self._advice}".rstrip()) from error
-        except auth_errors.TransportError as error:
-            raise StorageUnavailable(uri, f"credentials are not available now: {error}") from error
         except auth_errors.GoogleAuthError as error:
+            if _token_may_come(error):
+                raise StorageUnavailable(uri, f"credentials are not available now: {error}") from error
             raise StorageUnauthenticated(uri, f"no usable Google credentials: {error}") from error
         except (
             api_errors.RetryError,
@@ -283,6 +287,15 @@ def _raise_if_bucket_is_missing(uri: str, bucket: str, error: api_errors.NotFoun
     """
     if "bucket" in error.message.lower() and "not exist" in error.message.lower():
         raise BucketMissing(uri, bucket) from error
+
+
+def _token_may_come(error: auth_errors.GoogleAuthError) -> bool:
+    """Whether the metadata server is late, restarts or is overloaded, which passes by itself."""
+    if isinstance(error, auth_errors.DefaultCredentialsError):
+        # Outside of a cluster a person has to log in.
+        return "KUBERNETES_SERVICE_HOST" in os.environ and not os.environ.get(environment_vars.CREDENTIALS)
+    silent = any(isinstance(each, auth_errors.TransportError) for each in (error, *error.args))
+    return bool(silent or error.retryable) and not _REFUSED.search(str(error))
 
 
 def _short(error: Exception) -> str:
