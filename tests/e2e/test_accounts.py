@@ -11,7 +11,7 @@ from devcluster.bucketproxy import BucketProxy
 from devcluster.testing import LocalCluster
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS
-from tests.e2e.user_client import Object, UserClient, finetune_job, folder_of
+from tests.e2e.user_client import Object, UserClient, condition, finetune_job, folder_of
 from tests.unit.cli.bad_input.runs import run
 
 #: This module has its own cluster, whose first stage starts before the warm server is ready.
@@ -125,6 +125,28 @@ def test_a_probe_tries_what_the_guide_grants_and_names_what_is_withdrawn(
         f"{account} may not read in gs://{bucket_grants.DATA}/{bench.namespace}"
     )
     assert f"gs://{bucket_grants.DATA}/{folder} --member principal://" in fault["fix"]
+
+
+def test_a_role_that_arrives_late_is_waited_for(bench: UserClient, store: BucketProxy) -> None:
+    """The stage may not even write its records, so that only its pod says what is missing."""
+    account, data = f"{bench.namespace}/ft-cpu", in_folder_of(bench.namespace, samples.CAPITALS)
+    early = finetune_job(
+        "early",
+        lora=True,
+        model={"uri": in_folder_of(bench.namespace, samples.TINY_MODEL)},
+        datasets={"train": [{"uri": f"{data}/train.jsonl"}], "maxSeqLength": 64},
+        planOnly=True,
+    )
+    with store.withdrawn(account, ARTIFACTS, f"{bench.namespace}/"):
+        bench.apply(early)
+        waits = bench.wait("early", lambda job: "The next attempt" in str(job["status"].get("waiting")))
+    said = waits["status"]["waiting"]["message"]
+    assert f"gs://{ARTIFACTS}/{bench.namespace}/" in said
+    assert "roles/storage.objectViewer there, or objectUser to write" in said
+    assert f'ServiceAccount "ft-cpu" of namespace "{bench.namespace}"' in said
+    assert condition(waits, "Finished") == "False"
+    job = bench.finish("early")
+    assert (job["status"]["phase"], job["status"]["attempts"]["user"]) == ("Planned", 0)
 
 
 def _probe(bench: UserClient) -> tuple[int, list[dict[str, str]]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from finetune_contract import Stage
+from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle.attempts.attempt import Attempt
@@ -52,7 +52,8 @@ class AttemptBlocker:
 def recovering(stages: JobStages) -> bool:
     """Returns whether the last attempt of the current stage has failed and the stage is retried."""
     result = stages.current.last_result
-    return result is not None and result.failure is not None and waiting_input(stages.current) is None
+    waits = waiting_input(stages.current) is not None and stages.current.stage is Stage.PREFLIGHT
+    return result is not None and result.failure is not None and not waits
 
 
 def retry_wait(stages: JobStages) -> WaitCause:
@@ -62,20 +63,36 @@ def retry_wait(stages: JobStages) -> WaitCause:
     assert result is not None, "a stage that is retried has had an attempt"
     assert result.failure is not None, "the last attempt of a stage that is retried has failed"
     assert due is not None, "called while the next attempt is not due"
-    missing = waiting_input(stage_state) is not None
+    missing = waiting_input(stage_state)
     return WaitCause(
         reason=WaitingReason.INPUT if missing else WaitingReason.RETRY,
-        message=f"{result.failure.message} The next attempt starts at {stamp(due)}.",
+        message=f"{_missing(stages, missing or result.failure)} The next attempt starts at {stamp(due)}.",
         since=result.finished,
     )
 
 
 def input_wait(stages: JobStages) -> WaitCause | None:
-    """Returns the wait for an input that preflight has not found; None if it has found everything."""
-    missing = waiting_input(stages[Stage.PREFLIGHT])
-    if missing is None:
+    """Returns the wait for an input that preflight has not found, or for access; None if there is no such wait.
+
+    Preflight is what tests both. Another stage that runs again has other things to do.
+    """
+    stage_state = stages.current
+    missing, live = waiting_input(stage_state), stage_state.live
+    if missing is None or (stage_state.stage is not Stage.PREFLIGHT and live is not None and live.running):
         return None
-    return WaitCause(reason=WaitingReason.INPUT, message=f"{missing.message} Retrying.")
+    return WaitCause(reason=WaitingReason.INPUT, message=f"{_missing(stages, missing)} Retrying.")
+
+
+def _missing(stages: JobStages, failure: Failure) -> str:
+    """What the failure says; of refused access also whose it is and how long it is waited for."""
+    if not (failure.code == ExitCode.PERMISSION_DENIED and waiting_input(stages.current)):
+        return failure.message
+    plan = stages.plan
+    account = plan.service_account_tpu if stages.current.stage.on_tpu else plan.service_account_cpu
+    return (
+        f'{failure.message} The account is ServiceAccount "{account}" of namespace "{plan.job.namespace}". '
+        "A new grant takes minutes to have an effect: this is tried for 10 to 15 minutes."
+    )
 
 
 def attempt_blocker(  # noqa: PLR0911  one per case

@@ -125,6 +125,8 @@ class AttemptResult:
     """None if the time is unknown."""
     purpose: str | None = None
     """Reason in the operator's record if the ending is STOPPED."""
+    waits: bool = False
+    """Whether what was missing or refused may still come: no class is charged, and the stage is tried again."""
     record: Failure | None = None
     """Record to write to the run folder, because pods and nodes may be deleted; None if none is needed."""
 
@@ -329,10 +331,13 @@ def _died(stage: Stage, pod: Pod, end: ContainerTermination) -> Failure:
             evidence=evidence,
         )
     known = code in ExitCode._value2member_map_
+    said = f" It reported: {' '.join(evidence.split())}" if known and evidence else ""
     return Failure(
         code=code,
         reason=ExitCode(code).name.title().replace("_", "") if known else "ProcessDied",
-        message=f"{stage}: the process of pod {name} ended with code {code}{_signal(code)} and left no record.",
+        message=f"{stage}: the process of pod {name} ended with code {code}{_signal(code)} and left no record.{said}"[
+            :1024
+        ],
         evidence=evidence,
     )
 

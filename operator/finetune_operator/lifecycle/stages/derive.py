@@ -49,7 +49,7 @@ def derive_stages(
     ]
     retry = observation.folder.retry
     # Attempts before a manual retry are reported, but not charged.
-    since = [pair for pair in classified if since_retry(retry, pair[0])]
+    since = retry_budget.with_waits(pair for pair in classified if since_retry(retry, pair[0]))
     counters = retry_budget.count(since)
     damages = DamagedConversions.of(classified)
     stage_states: list[StageState] = []
@@ -255,7 +255,7 @@ def _final(
                 allowed=MAX_ATTEMPT,
             ),
         )
-    if result.failure is None or retry_budget.waits_for_input(stage, result):
+    if result.failure is None or result.waits:
         return None, None
     used_up = retry_budget.exhausted(result, counters, plan.recovery)
     # Without the progress record it is unknown what the attempts have saved.

@@ -119,8 +119,6 @@ def details_of[T](stage_state: StageState, kind: type[T]) -> T | None:
 
 
 def waiting_input(stage_state: StageState) -> Failure | None:
-    """Returns the failure of preflight that an input is missing; None if the stage does not wait for an input."""
+    """Returns the failure that an input is missing or access refused; None if the stage does not wait for that."""
     result = stage_state.last_result
-    if stage_state.done or result is None or not retry_budget.waits_for_input(stage_state.stage, result):
-        return None
-    return result.failure
+    return result.failure if result is not None and result.waits and not stage_state.done else None

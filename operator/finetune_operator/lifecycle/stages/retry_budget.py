@@ -1,7 +1,8 @@
 """Counts unsuccessful attempts, compares them with their budgets, and computes the backoff before a retry."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from finetune_contract import ExitCode, Failure, FailureClass, Progress, Stage, TrainOutcome
@@ -11,9 +12,17 @@ from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, Attemp
 from finetune_operator.planning.plan import RetryLimits
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
-#: Seconds before the first retry, and maximum before any further one; ``_INPUT`` applies to missing inputs.
+#: Seconds before the first retry, and maximum before any further one; ``_INPUT`` applies to missing inputs, ``_ACCESS``
+#: to refused access.
 _RETRY = (5.0, 300.0)
 _INPUT = (15.0, 1800.0)
+_ACCESS = (30.0, 240.0)
+#: Reasons of a refusal by storage, STS or IAM; the second is that of an attempt without a record.
+_REFUSED = ("StoragePermissionDenied", "PermissionDenied")
+#: A grant may take minutes to arrive: a stage is tried again until an attempt is refused this many seconds after the
+#: first in a row, which is within 15 minutes. Tenants write the times of records, so the number is limited, too.
+_GRANT_SECONDS = 600.0
+_MOST_REFUSALS = 10
 
 #: Consecutive unsuccessful attempts without a new checkpoint after which a training fails: it would never complete.
 MOST_STUCK = 10
@@ -51,21 +60,43 @@ def too_many_attempts(stage: Stage) -> Failure:
     )
 
 
-def waits_for_input(stage: Stage, result: AttemptResult) -> bool:
-    """Whether preflight found an input missing: no class is charged, and preflight is retried."""
-    return (
-        stage is Stage.PREFLIGHT
-        and result.failure is not None
-        and result.failure.code == ExitCode.INPUT_MISSING
-    )
+def with_waits(classified: Iterable[ClassifiedAttempt]) -> list[ClassifiedAttempt]:
+    """Marks the attempts after which a stage waits: preflight for a missing input, any stage for a grant."""
+    marked: list[ClassifiedAttempt] = []
+    total: Counter[Stage] = Counter()
+    in_a_row: dict[Stage, list[AttemptResult]] = {}
+    for attempt, result in classified:
+        stage, failure = attempt.key.stage, result.failure
+        if failure is not None and refused(failure):
+            total[stage] += 1
+            row = in_a_row.setdefault(stage, [])
+            row.append(result)
+            waits = total[stage] < _MOST_REFUSALS and _seconds_of(row) < _GRANT_SECONDS
+        else:
+            in_a_row.pop(stage, None)
+            missing = failure is not None and failure.code == ExitCode.INPUT_MISSING
+            waits = missing and stage is Stage.PREFLIGHT
+        marked.append((attempt, replace(result, waits=waits)))
+    return marked
+
+
+def refused(failure: Failure) -> bool:
+    """Whether the failure is one of access to storage that a grant would mend."""
+    return failure.code == ExitCode.PERMISSION_DENIED and failure.reason in _REFUSED
+
+
+def _seconds_of(refusals: Sequence[AttemptResult]) -> float:
+    """Returns the seconds from the end of the first of these attempts to that of the last, as far as they are known."""
+    times = [time for each in refusals if (time := each.finished or (each.failure and each.failure.written))]
+    return (max(times) - min(times)).total_seconds() if times else 0.0
 
 
 def count(classified: Iterable[ClassifiedAttempt]) -> AttemptCounts:
-    """Returns the number of unsuccessful attempts of each class."""
+    """Returns the number of unsuccessful attempts of each class. ``classified``: as :func:`with_waits` returns them."""
     charged = [
         result.failure_class
         for attempt, result in classified
-        if result.ending is AttemptOutcome.FAILED and not waits_for_input(attempt.key.stage, result)
+        if result.ending is AttemptOutcome.FAILED and not result.waits
     ]
     return AttemptCounts(
         preemption=charged.count(FailureClass.PREEMPTION),
@@ -131,7 +162,9 @@ def retry_at(stage_attempts: Sequence[ClassifiedAttempt]) -> datetime | None:
         in_a_row -= 1
     if in_a_row <= 0:
         return None
-    first, most = _INPUT if waits_for_input(stage_attempts[-1][0].key.stage, last) else _RETRY
+    first, most = _RETRY
+    if last.waits and last.failure is not None:
+        first, most = _ACCESS if refused(last.failure) else _INPUT
     return last.finished + timedelta(seconds=min(most, first * 2.0 ** min(in_a_row - 1, 16)))
 
 
