@@ -9,6 +9,7 @@ from devcluster import samples
 from devcluster.bucket_iam import BUCKET, CREATE, LIST
 from devcluster.bucketproxy import BucketProxy
 from devcluster.testing import LocalCluster
+from finetune_contract import Stage
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS
 from tests.e2e.user_client import Object, UserClient, condition, finetune_job, folder_of
@@ -127,26 +128,38 @@ def test_a_probe_tries_what_the_guide_grants_and_names_what_is_withdrawn(
     assert f"gs://{bucket_grants.DATA}/{folder} --member principal://" in fault["fix"]
 
 
-def test_a_role_that_arrives_late_is_waited_for(bench: UserClient, store: BucketProxy) -> None:
-    """The stage may not even write its records, so that only its pod says what is missing."""
-    account, data = f"{bench.namespace}/ft-cpu", in_folder_of(bench.namespace, samples.CAPITALS)
+def test_roles_that_arrive_late_are_waited_for_without_a_slice(bench: UserClient, store: BucketProxy) -> None:
+    """Preflight and Train may not even write their records: only their pods report what is missing."""
+    data, team = in_folder_of(bench.namespace, samples.CAPITALS), f"{bench.namespace}/"
     early = finetune_job(
         "early",
         lora=True,
         model={"uri": in_folder_of(bench.namespace, samples.TINY_MODEL)},
         datasets={"train": [{"uri": f"{data}/train.jsonl"}], "maxSeqLength": 64},
-        planOnly=True,
     )
-    with store.withdrawn(account, ARTIFACTS, f"{bench.namespace}/"):
-        bench.apply(early)
-        waits = bench.wait("early", lambda job: "The next attempt" in str(job["status"].get("waiting")))
-    said = waits["status"]["waiting"]["message"]
-    assert f"gs://{ARTIFACTS}/{bench.namespace}/" in said
-    assert "roles/storage.objectViewer there, or objectUser to write" in said
-    assert f'ServiceAccount "ft-cpu" of namespace "{bench.namespace}"' in said
-    assert condition(waits, "Finished") == "False"
-    job = bench.finish("early")
-    assert (job["status"]["phase"], job["status"]["attempts"]["user"]) == ("Planned", 0)
+    with store.withdrawn(f"{team}ft-train", ARTIFACTS, team):
+        with store.withdrawn(f"{team}ft-cpu", ARTIFACTS, team):
+            bench.apply(early)
+            _waits_for_role(bench, "early", "ft-cpu")
+        _waits_for_role(bench, "early", "ft-train")
+        phases = {pod["status"]["phase"] for pod in bench.list("pods", job="early", stage=Stage.TRAIN)}
+        assert phases <= {"Failed"}
+    job = bench.succeed("early", patience=300)
+    assert job["status"]["attempts"]["user"] == 0
+
+
+def _waits_for_role(bench: UserClient, name: str, account: str) -> None:
+    """Returns once the job waits for the next attempt after its stage, of that account, was refused."""
+    named = f'ServiceAccount "{account}" of namespace "{bench.namespace}"'
+
+    def refused(job: Object) -> bool:
+        said = job["status"].get("waiting", {}).get("message", "")
+        return named in said and "The next attempt" in said
+
+    job = bench.wait(name, refused, patience=300)
+    assert f"gs://{ARTIFACTS}/{bench.namespace}/" in job["status"]["waiting"]["message"]
+    assert "roles/storage.objectViewer there, or objectUser to write" in job["status"]["summary"]
+    assert condition(job, "Finished") == "False"
 
 
 def _probe(bench: UserClient) -> tuple[int, list[dict[str, str]]]:
