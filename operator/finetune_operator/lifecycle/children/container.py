@@ -1,9 +1,10 @@
 """The status of a pod's container as decisions read it."""
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from finetune_contract.log_line import readable
+from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
 
 
@@ -54,6 +55,20 @@ class ContainerState:
         """The process runs or has run."""
         return self.running or self.terminated is not None
 
+    def corrected(self, ahead: timedelta) -> "ContainerState":
+        """Returns the state with times by the control plane's clock; ``ahead``: see :attr:`Pod.clock_ahead`.
+
+        The node's clock may have been set right between start and end: then the end already is.
+        """
+        started, ended = _earlier(self.started_at, ahead), self.terminated
+        if ended and ended.finished_at and self.started_at and ended.finished_at >= self.started_at:
+            ended = replace(ended, finished_at=_earlier(ended.finished_at, ahead))
+        return replace(self, started_at=started, terminated=ended)
+
+
+def _earlier(time: datetime | None, ahead: timedelta) -> datetime | None:
+    return time and after(time, -ahead.total_seconds())
+
 
 _UNREPORTED = ContainerState()
 
@@ -78,6 +93,10 @@ class ContainerStatus:
             state=_parse_state(section(found, "state")),
             last_state=_parse_state(section(found, "lastState")),
         )
+
+    def corrected(self, ahead: timedelta) -> "ContainerStatus":
+        """Returns the status with times by the control plane's clock."""
+        return replace(self, state=self.state.corrected(ahead), last_state=self.last_state.corrected(ahead))
 
 
 def _parse_state(found: Object) -> ContainerState:
