@@ -203,7 +203,7 @@ def _read(folder: int, name: str, most: int, call: StoreCall, start: int = 0) ->
         while len(content) < most and (chunk := os.read(descriptor, min(most - len(content), 2**16))):
             content += chunk
             call.left()
-        return StoredBytes.of(content, datetime.fromtimestamp(found.st_mtime, UTC))
+        return StoredBytes.of(bytes(content), datetime.fromtimestamp(found.st_mtime, UTC))
 
 
 def _walk(folder: int, prefix: str, call: StoreCall, depth: int = 0) -> Iterator[tuple[str, bool]]:
