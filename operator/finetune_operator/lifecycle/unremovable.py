@@ -14,8 +14,8 @@ from finetune_operator.lifecycle.observation import Observation
 
 #: Seconds after the grace period in which kubelet, Job controller and garbage collector remove a pod; usually one does.
 _REMOVAL_SECONDS = 30.0
-#: Kubernetes' own finalizers of a JobSet.
-_OF_GARBAGE_COLLECTION = ("foregroundDeletion", "orphan")
+#: Those of the garbage collector and the Job controller.
+_OF_KUBERNETES = ("foregroundDeletion", "orphan", "batch.kubernetes.io/job-tracking")
 
 
 def unremovable(observation: Observation, attempt: Attempt) -> WaitCause | None:
@@ -49,8 +49,8 @@ def _due(deleted: datetime | None, now: datetime) -> datetime | None:
 
 
 def _on_node(pod: Pod, due: datetime, more: str) -> str:
-    node = pod.node_name or "its node"
-    then = f" Then {_names(pod.finalizers)} of the pod must be removed, too." if pod.finalizers else ""
+    node, foreign = pod.node_name or "its node", _foreign(pod.finalizers)
+    then = f" {_names(foreign)} of the pod must be removed, too." if foreign else ""
     return (
         f"pod {pod.name} on node {node} should have ended by {stamp(due)}{more}, and the node does not report that it "
         f"has. If its machine is gone or does not come back, delete the node: kubectl delete node {node}. Its pods "
@@ -59,26 +59,30 @@ def _on_node(pod: Pod, due: datetime, more: str) -> str:
 
 
 def _held(pod: Pod, namespace: str, more: str) -> str:
+    node = f" on node {pod.node_name}" if pod.node_name else ""
     return (
-        f"pod {pod.name} on node {pod.node_name} has ended{more} and is kept by {_names(pod.finalizers)}. Whoever has "
-        "set that has to remove it; if that will not happen: "
-        f"kubectl -n {namespace} patch pod {pod.name} --type merge -p "
-        """'{"metadata":{"finalizers":null}}'."""
+        f"pod {pod.name}{node} has ended{more} and is not removed. {_names(_foreign(pod.finalizers) or pod.finalizers)} "
+        f"keeps it, and its owner has to remove that. If it does not: kubectl -n {namespace} patch pod {pod.name} "
+        '--type merge -p \'{"metadata":{"finalizers":null}}\'.'
     )
 
 
 def _jobset(jobset: JobSet, namespace: str) -> str:
-    foreign = [each for each in jobset.finalizers if each not in _OF_GARBAGE_COLLECTION]
-    if foreign:
+    what = f"JobSet {jobset.name} is deleted, has no pods left and is not removed."
+    if foreign := _foreign(jobset.finalizers):
         return (
-            f"JobSet {jobset.name} is deleted, has no pods left and is kept by {_names(foreign)}. Whoever has set that "
-            f"has to remove it; if that will not happen: kubectl -n {namespace} edit jobset {jobset.name}."
+            f"{what} {_names(foreign)} keeps it, and its owner has to remove that. If it does not: "
+            f"kubectl -n {namespace} edit jobset {jobset.name}."
         )
     return (
-        f"JobSet {jobset.name} is deleted, has no pods left and remains: finalizers of its Jobs may keep it. "
-        f"kubectl -n {namespace} get jobs -l jobset.sigs.k8s.io/jobset-name={jobset.name} -o yaml shows them."
+        f"{what} Finalizers of its Jobs may keep it, which this shows: kubectl -n {namespace} get jobs -o yaml "
+        f"-l jobset.sigs.k8s.io/jobset-name={jobset.name}"
     )
 
 
+def _foreign(finalizers: Sequence[str]) -> list[str]:
+    return [each for each in finalizers if each not in _OF_KUBERNETES]
+
+
 def _names(finalizers: Sequence[str]) -> str:
-    return f"finalizer{'s' if len(finalizers) > 1 else ''} {', '.join(finalizers)}"
+    return f"Finalizer {' and '.join(finalizers)}"

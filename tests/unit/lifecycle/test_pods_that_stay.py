@@ -100,7 +100,7 @@ def test_one_failed_process_of_a_slice_ends_the_attempt_and_is_judged_as_ever() 
     assert world.status["failure"]["class"] == "User"
 
 
-def test_a_slice_goes_on_while_one_of_its_trainers_runs() -> None:
+def test_a_slice_continues_while_one_of_its_trainers_runs() -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
     injected(world, name, 0, pods=1)
