@@ -22,14 +22,14 @@ from tests.integration.jobs import (
 from tests.integration.training import pods_of, quick, started
 
 POLICIES = "/apis/admissionregistration.k8s.io/v1"
-PROXY = """Object{spec: Object.spec{containers: [Object.spec.containers{
+PROXY = """[JSONPatch{op: "add", path: "/spec/containers/-", value: Object.spec.containers{
   name: "istio-proxy", image: "localhost/machine:1", command: ["sleep", "3600"],
   securityContext: Object.spec.containers.securityContext{
     allowPrivilegeEscalation: false,
-    capabilities: Object.spec.containers.securityContext.capabilities{drop: ["ALL"]}}}]}}"""
+    capabilities: Object.spec.containers.securityContext.capabilities{drop: ["ALL"]}}}}]"""
 AT_ONCE = '[JSONPatch{op: "add", path: "/spec/ttlSecondsAfterFinished", value: 0}]'
 
-type Mutate = Callable[[str, str, str, Object], None]
+type Mutate = Callable[[str, str, str, str], None]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def mutate(cluster: LocalCluster, namespace: str) -> Iterator[Mutate]:
     """A function that has objects of the namespace changed as they are created, by a policy that ends with the test."""
     names: list[str] = []
 
-    def applied(group: str, version: str, resource: str, mutation: Object) -> None:
+    def applied(group: str, version: str, resource: str, patch: str) -> None:
         name = f"{namespace}-{resource}"
         names.append(name)
         rule = {
@@ -54,7 +54,7 @@ def mutate(cluster: LocalCluster, namespace: str) -> Iterator[Mutate]:
                     "failurePolicy": "Fail",
                     "reinvocationPolicy": "Never",
                     "matchConstraints": {"resourceRules": [rule]},
-                    "mutations": [mutation],
+                    "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
                 },
             ),
             (
@@ -74,12 +74,7 @@ def mutate(cluster: LocalCluster, namespace: str) -> Iterator[Mutate]:
 def injects(cluster: LocalCluster, namespace: str, mutate: Mutate) -> None:
     """Has a container added to every pod of the namespace. The API server needs a moment to know a new policy."""
     cluster.add_image(pods.IMAGE, Path("/usr/bin"))
-    mutate(
-        "",
-        "v1",
-        "pods",
-        {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": PROXY}},
-    )
+    mutate("", "v1", "pods", PROXY)
     probe = pods.shell(namespace, "probe", "true") | {"apiVersion": "v1", "kind": "Pod"}
     path = f"/api/v1/namespaces/{namespace}/pods/probe"
     while True:
@@ -156,7 +151,7 @@ def test_a_kill_that_was_seen_is_the_users_although_policies_delete_its_traces(
     version: str,
     resource: str,
 ) -> None:
-    mutate(group, version, resource, {"patchType": "JSONPatch", "jsonPatch": {"expression": AT_ONCE}})
+    mutate(group, version, resource, AT_ONCE)
     started(training, namespace, "job")
     quick(training, runs)
     training.run_out_of_memory(pods_of(training, namespace)[1])

@@ -102,7 +102,7 @@ def stop_on_request(
     """It saves and ends, because the job's user has suspended or cancelled the job. No failure is counted."""
     phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
     state = JobState(phase=phase, refused=refused, running=attempt.running)
-    return _stop(observation, stages, attempt, state, _record(observation, stages, attempt, why))
+    return _stop(observation, stages, state, _record(observation, stages, attempt, why))
 
 
 def stop_over(
@@ -117,20 +117,13 @@ def stop_over(
     phase = JobPhase.ACTIVE
     if why:
         phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
-    keeping = sorted(
-        {
-            f"container {container.name} of pod {pod.name}"
-            for pod in attempt.pods
-            for container in pod.containers
-            if container.state.terminated is None
-        }
-    )
+    others = {each.name for pod in attempt.pods for each in pod.containers if each.state.terminated is None}
     message = (
-        f"the trainer of {attempt.key.stage} has ended; its pods are deleted, {', '.join(keeping[:3]) or 'which'} "
-        f"still runs."
+        f"the trainer of {attempt.key.stage} has ended, and its pods are deleted, as other containers run on in them: "
+        f"{', '.join(sorted(others)[:5]) or 'they are ending'}"
     )
     wait = WaitCause(reason=WaitingReason.POD, message=message)
-    return _stop(observation, stages, attempt, JobState(phase=phase, refused=refused, wait=wait))
+    return _stop(observation, stages, JobState(phase=phase, refused=refused, wait=wait))
 
 
 def stop_spending(
@@ -138,21 +131,20 @@ def stop_spending(
 ) -> NextStep:
     """It saves and ends. No failure is counted."""
     state = JobState(phase=JobPhase.SUSPENDING, running=attempt.running, over=over)
-    record = _record(observation, stages, attempt, budget_stop(over.message))
-    return _stop(observation, stages, attempt, state, record)
+    return _stop(observation, stages, state, _record(observation, stages, attempt, budget_stop(over.message)))
 
 
 def stop_unseen(observation: Observation, stages: JobStages, attempt: Attempt, why: ReadFailure) -> NextStep:
     """It saves and ends. No failure is counted."""
     state = JobState(phase=JobPhase.SUSPENDING, running=attempt.running, over=halted(why))
     record = _record(observation, stages, attempt, unseen(stages.plan.limits, why))
-    return _stop(observation, stages, attempt, state, record)
+    return _stop(observation, stages, state, record)
 
 
 def end(observation: Observation, stages: JobStages, attempt: Attempt, why: Failure) -> NextStep:
     """It is stopped, and the next attempt follows."""
     state = JobState(phase=JobPhase.ACTIVE, starting=True, recovering=recovering(stages))
-    return _stop(observation, stages, attempt, state, _record(observation, stages, attempt, why))
+    return _stop(observation, stages, state, _record(observation, stages, attempt, why))
 
 
 def _end_late(observation: Observation, stages: JobStages, attempt: Attempt, late: Failure) -> NextStep:
@@ -179,18 +171,15 @@ def stop_leftover(
 ) -> NextStep:
     """Stops an attempt of a stage that has succeeded or failed."""
     state = JobState(phase=JobPhase.SUSPENDING, refused=refused, running=attempt.running)
-    return _stop(observation, stages, attempt, state)
+    return _stop(observation, stages, state)
 
 
 def _stop(
-    observation: Observation,
-    stages: JobStages,
-    attempt: Attempt,
-    state: JobState,
-    records: tuple[Record, ...] = (),
+    observation: Observation, stages: JobStages, state: JobState, records: tuple[Record, ...] = ()
 ) -> NextStep:
     """Deletes every JobSet that may still run, after the records."""
-    if kept := unremovable(observation, attempt):
+    attempt = stages.live or stages.leftover
+    if attempt and (kept := unremovable(observation, attempt)):
         state = replace(state, wait=kept, stuck=True, running=False)
     return NextStep(
         action=stop(observation.jobsets, records), state=state, stages=stages, requeue_after=SAFETY_SECONDS

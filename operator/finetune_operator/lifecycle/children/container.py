@@ -1,6 +1,6 @@
 """The status of a pod's container as decisions read it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_contract.log_line import readable
@@ -18,13 +18,17 @@ class ContainerTermination:
     finished_at: datetime | None
 
     @classmethod
-    def parse(cls, found: Object) -> "ContainerTermination":
+    def parse(cls, found: Object, ahead: timedelta) -> "ContainerTermination":
+        begun, finished = time(found, "startedAt"), time(found, "finishedAt")
+        if begun and finished and begun > finished:
+            # The node's clock was set right in between.
+            ahead = timedelta()
         return cls(
             exit_code=number(found, "exitCode"),
             reason=text(found, "reason"),
             # Without a termination message it is the end of the log.
             message=readable(text(found, "message") or ""),
-            finished_at=time(found, "finishedAt"),
+            finished_at=_earlier(finished, ahead),
         )
 
 
@@ -39,35 +43,21 @@ class ContainerState:
     terminated: ContainerTermination | None = None
 
     @classmethod
-    def parse(cls, found: Object) -> "ContainerState":
+    def parse(cls, found: Object, ahead: timedelta) -> "ContainerState":
         waiting, terminated = section(found, "waiting"), section(found, "terminated")
         running = section(found, "running")
         return cls(
             waiting_reason=text(waiting, "reason"),
             waiting_message=text(waiting, "message") or "",
             running="running" in found,
-            started_at=time(running or terminated, "startedAt"),
-            terminated=ContainerTermination.parse(terminated) if "terminated" in found else None,
+            started_at=_earlier(time(running or terminated, "startedAt"), ahead),
+            terminated=ContainerTermination.parse(terminated, ahead) if "terminated" in found else None,
         )
 
     @property
     def started(self) -> bool:
         """The process runs or has run."""
         return self.running or self.terminated is not None
-
-    def corrected(self, ahead: timedelta) -> "ContainerState":
-        """Returns the state with times by the control plane's clock; ``ahead``: see :attr:`Pod.clock_ahead`.
-
-        The node's clock may have been set right between start and end: then the end already is.
-        """
-        started, ended = _earlier(self.started_at, ahead), self.terminated
-        if ended and ended.finished_at and self.started_at and ended.finished_at >= self.started_at:
-            ended = replace(ended, finished_at=_earlier(ended.finished_at, ahead))
-        return replace(self, started_at=started, terminated=ended)
-
-
-def _earlier(time: datetime | None, ahead: timedelta) -> datetime | None:
-    return time and after(time, -ahead.total_seconds())
 
 
 _UNREPORTED = ContainerState()
@@ -85,24 +75,25 @@ class ContainerStatus:
     """The state before the kubelet restarted the container."""
 
     @classmethod
-    def parse(cls, found: Object) -> "ContainerStatus":
+    def parse(cls, found: Object, ahead: timedelta) -> "ContainerStatus":
         return cls(
             name=text(found, "name") or "",
             image=text(found, "image") or "",
             restart_count=number(found, "restartCount"),
-            state=_parse_state(section(found, "state")),
-            last_state=_parse_state(section(found, "lastState")),
+            state=_parse_state(section(found, "state"), ahead),
+            last_state=_parse_state(section(found, "lastState"), ahead),
         )
 
-    def corrected(self, ahead: timedelta) -> "ContainerStatus":
-        """Returns the status with times by the control plane's clock."""
-        return replace(self, state=self.state.corrected(ahead), last_state=self.last_state.corrected(ahead))
+
+def _earlier(time: datetime | None, ahead: timedelta) -> datetime | None:
+    return after(time, -ahead.total_seconds()) if time and ahead else time
 
 
-def _parse_state(found: Object) -> ContainerState:
-    return ContainerState.parse(found) if found else _UNREPORTED
+def _parse_state(found: Object, ahead: timedelta) -> ContainerState:
+    return ContainerState.parse(found, ahead) if found else _UNREPORTED
 
 
-def parse_containers(status: Object, key: str) -> tuple[ContainerStatus, ...]:
-    """Returns the statuses of a pod's containers (``containerStatuses``) or init containers."""
-    return tuple(map(ContainerStatus.parse, items(status, key)))
+def parse_containers(status: Object, key: str, ahead: timedelta) -> tuple[ContainerStatus, ...]:
+    """Returns the statuses of a pod's containers (``containerStatuses``) or init containers. ``ahead``: how far the
+    node's clock is ahead, by which their times are corrected."""
+    return tuple(ContainerStatus.parse(each, ahead) for each in items(status, key))

@@ -108,11 +108,8 @@ class Pod:
             failure_reason=text(status, "reason") if phase == "Failed" else None,
             failure_message=text(status, "message") if phase == "Failed" else None,
             last_change=_latest(created, deleted, conditions) if phase == "Failed" else None,
-            containers=tuple(
-                each.corrected(ahead) if ahead else each
-                for each in parse_containers(status, "containerStatuses")
-            ),
-            init_containers=parse_containers(status, "initContainerStatuses"),
+            containers=parse_containers(status, "containerStatuses", ahead),
+            init_containers=parse_containers(status, "initContainerStatuses", ahead),
             unlimited=frozenset(
                 text(each, "name") or ""
                 for each in items(spec, "containers")
