@@ -118,10 +118,8 @@ def stop_over(
     if why:
         phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
     others = {each.name for pod in attempt.pods for each in pod.containers if each.state.terminated is None}
-    message = (
-        f"the trainer of {attempt.key.stage} has ended, and its pods are deleted, as other containers run on in them: "
-        f"{', '.join(sorted(others)[:5]) or 'they are ending'}"
-    )
+    running = f", in which other containers still run: {', '.join(sorted(others)[:5])}" if others else ""
+    message = f"the trainer of {attempt.key.stage} has ended, and its pods are deleted{running}."
     wait = WaitCause(reason=WaitingReason.POD, message=message)
     return _stop(observation, stages, JobState(phase=phase, refused=refused, wait=wait))
 

@@ -63,6 +63,7 @@ METADATA = {
     "annotations": {f"tpu-finetune.dev/{name}": name for name in ("plan", "spec", "claim", "flavor")},
     "creationTimestamp": at(0),
     "deletionTimestamp": at(9),
+    "finalizers": ["corp.example/audit"],
     "ownerReferences": [{"uid": "2"}],
 }
 CONTAINER = {

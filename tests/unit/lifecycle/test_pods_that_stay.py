@@ -330,6 +330,7 @@ def test_a_nodes_clock_neither_hides_a_hang_nor_ends_a_healthy_run(ahead: int) -
 def test_a_nodes_clock_neither_hides_a_stuck_start_nor_ends_one(ahead: int) -> None:
     world = World(job=job(hangPolicy={"startupSeconds": 600}))
     name = world.until(Stage.TRAIN)
+    world.wait(7000)
     skewed(world, name, ahead)
     world.wait(590)
     world.reconcile()

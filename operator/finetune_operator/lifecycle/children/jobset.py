@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from finetune_contract.base import MOST_CHIPS
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
 from finetune_operator.lifecycle.children.object_condition import (
     ObjectCondition,
     find_condition,
@@ -89,7 +89,7 @@ class JobSet:
             key=AttemptKey.of(found),
             creation_timestamp=time(metadata, "creationTimestamp"),
             deletion_timestamp=time(metadata, "deletionTimestamp"),
-            finalizers=tuple(each for each in metadata.get("finalizers") or () if isinstance(each, str)),
+            finalizers=texts(metadata, "finalizers"),
             queue=text(labels, QUEUE_LABEL),
             priority_class=text(labels, PRIORITY_LABEL),
             managed_by=text(spec, "managedBy"),

@@ -10,7 +10,7 @@ from finetune_operator.lifecycle.children.container import (
     ContainerTermination,
     parse_containers,
 )
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
 from finetune_operator.lifecycle.children.object_condition import ObjectCondition, parse_condition
 from finetune_operator.rendering.pathways import WORKER, WORKER_CONTAINER
 from finetune_operator.rendering.pod import CONTAINER
@@ -93,7 +93,7 @@ class Pod:
             key=AttemptKey.of(found),
             creation_timestamp=created,
             deletion_timestamp=deleted,
-            finalizers=tuple(each for each in metadata.get("finalizers") or () if isinstance(each, str)),
+            finalizers=texts(metadata, "finalizers"),
             replicated_job=text(labels, GROUP_LABEL),
             slice_index=text(labels, SLICE_LABEL),
             completion_index=text(labels, INDEX_LABEL),
