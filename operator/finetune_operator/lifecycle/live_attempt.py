@@ -106,15 +106,12 @@ def stop_on_request(
 
 
 def stop_over(
-    observation: Observation,
-    stages: JobStages,
-    attempt: Attempt,
-    refused: Refused | None,
-    why: Failure | None,
+    observation: Observation, stages: JobStages, refused: Refused | None, why: Failure | None
 ) -> NextStep:
     """Deletes the JobSet of an attempt that is over, whose end is already classified. ``why``: the stop that the job's
     user requests; None: the job may run."""
-    phase = JobPhase.ACTIVE
+    attempt, phase = stages.leftover, JobPhase.ACTIVE
+    assert attempt is not None, "called for an attempt that is over"
     if why:
         phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
     others = {each.name for pod in attempt.pods for each in pod.containers if each.state.terminated is None}

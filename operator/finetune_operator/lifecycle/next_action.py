@@ -73,7 +73,7 @@ def _next(  # noqa: PLR0911  one per case
     if stages.live:
         return _of_live(observation, stages, stages.live, refused, exceeded, stop=stop, expired=expired)
     if stages.leftover:
-        return live.stop_over(observation, stages, stages.leftover, refused, stop)
+        return live.stop_over(observation, stages, refused, stop)
     if stages.succeeded:
         return _end(stages, JobPhase.SUCCEEDED)
     if stages.failed:

@@ -123,13 +123,10 @@ def _began_anew(node: SliceNode, pod: Pod, ended: datetime | None) -> bool:
     that was not ready for a while long before the end explains nothing.
     """
     begun, since = pod.start_time, node.ready_since
-    if begun is None:
-        return False
-    if node.created and node.created > begun:
-        return True
+    if begun is None or (node.created and node.created > begun):
+        return begun is not None
     by_node = after(begun, pod.clock_ahead.total_seconds())
-    lately = ended is None or since is None or after(since, WINDOW.total_seconds()) >= ended
-    return since is not None and since > by_node and lately
+    return bool(since and since > by_node and (not ended or after(since, WINDOW.total_seconds()) >= ended))
 
 
 def _slices_broken(pods: Iterable[Pod], nodes: Mapping[str, SliceNode], hosts: int) -> Iterator[str]:
