@@ -109,6 +109,28 @@ def test_a_slice_continues_while_one_of_its_trainers_runs() -> None:
     assert "deletionTimestamp" not in world.jobsets[name]["metadata"]
 
 
+def test_a_trainer_runs_although_a_container_of_others_does_not_start() -> None:
+    """The kubelet then reports the phase Pending."""
+    world = World()
+    name = world.until(Stage.CONVERT)
+    (pod,) = world.pods_of(name)
+    pod["status"]["phase"] = "Pending"
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    pod["status"]["containerStatuses"].append({"name": "istio-proxy", "image": "i", "state": waiting})
+    for _ in range(4):
+        world.wait(3600)
+        world.reconcile()
+    assert world.live() == [name]
+    assert world.condition("Running")["status"] == "True"
+    world.write_success(name)
+    trainer, _ = pod["status"]["containerStatuses"]
+    trainer["state"] = {"terminated": {"exitCode": 0, "finishedAt": stamped(world)}}
+    world.wait(60)
+    world.reconcile()
+    assert stage(world, "Convert")["phase"] == "Succeeded"
+    assert name not in world.jobsets
+
+
 def test_the_usage_of_a_pod_ends_with_its_trainer() -> None:
     world = World()
     name = world.until(Stage.TRAIN)

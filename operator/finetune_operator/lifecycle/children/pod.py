@@ -124,8 +124,8 @@ class Pod:
 
     @property
     def started(self) -> bool:
-        """The pod's containers run or have run."""
-        return self.phase != "Pending"
+        """The pod's own containers run or have run. One of others that does not start keeps the phase Pending."""
+        return self.phase != "Pending" or any(each.state.started for each in self.own_containers)
 
     @property
     def placed(self) -> bool:
