@@ -177,12 +177,18 @@ class PodRunner:
         async with asyncio.TaskGroup() as group:
             sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]] = []
             if await self._initialized(group, sidecars):
-                await asyncio.gather(*(runner.run() for runner in self._mains))
+                await asyncio.gather(*(self._run_main(runner) for runner in self._mains))
             else:
                 self._fail_waiting("PodInitializing", "an init container failed")
             if self._stop is not None:
                 self._ending = self._stop.ending
             await self._end_sidecars(sidecars)
+
+    async def _run_main(self, runner: ContainerRunner) -> None:
+        await runner.run()
+        if not all(isinstance(each.record.state, ContainerStateTerminated) for each in self._mains):
+            # what runs on keeps the pod, and its end reports only then
+            await self._report()
 
     async def _initialized(
         self, group: asyncio.TaskGroup, sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]]

@@ -134,3 +134,20 @@ def test_pods_listen_on_the_same_port_at_addresses_of_their_own(
             following = cluster.kubectl("logs", "-n", namespace, name)
         assert following.strip() == found["status"]["podIP"]
         cluster.delete(path(namespace, name))
+
+
+def test_a_container_that_has_ended_is_shown_while_another_one_runs(
+    cluster: LocalCluster, namespace: str
+) -> None:
+    made = pod(namespace, "exit 7")
+    made["spec"]["containers"].append(init("other", SERVE))
+    cluster.apply(made)
+
+    def ended(found: Object) -> bool:
+        statuses = {each["name"]: each["state"] for each in found["status"].get("containerStatuses", ())}
+        return (statuses.get("main", {}).get("terminated") or {}).get("exitCode") == 7
+
+    found = cluster.wait(path(namespace, "p"), ended)
+    assert found["status"]["phase"] == "Running"
+    other = next(each for each in found["status"]["containerStatuses"] if each["name"] == "other")
+    assert "running" in other["state"]

@@ -75,7 +75,7 @@ class WaitingReason(StrEnum):
     IMAGE = "WaitingForImage"
     """A container image cannot be pulled."""
     POD = "WaitingForPod"
-    """A pod has a node but its containers do not start."""
+    """A pod has a node but its containers do not start, or it should have ended and is not gone."""
     INPUT = "WaitingForInput"
     """An object or a setting that the job needs is missing or refused."""
     RETRY = "WaitingForRetry"

@@ -32,6 +32,8 @@ class StoreCall:
         self._lock = Lock()
         self._aborted = False
         self._stop: Callable[[], None] | None = None
+        self.last_modified: str | None = None
+        """The header of the last HTTP response."""
 
     def left(self) -> float:
         """Returns the remaining seconds, more than 0. Raises CallEndedError if none remain or it is not allowed."""

@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
 from urllib.parse import unquote, urlsplit
@@ -21,6 +22,7 @@ from finetune_operator.artifacts.port import (
     StorageDenied,
     StorageError,
     StorageUnavailable,
+    StoredBytes,
 )
 
 
@@ -193,14 +195,15 @@ def _parent(uri: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
 def _read(folder: int, name: str, most: int, call: StoreCall, start: int = 0) -> bytes | None:
     """Returns up to ``most`` bytes from offset ``start``, or None if the name is not a regular file."""
     with _opened(folder, name, _FILE) as descriptor:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             return None
         os.lseek(descriptor, start, os.SEEK_SET)
         content = bytearray()
         while len(content) < most and (chunk := os.read(descriptor, min(most - len(content), 2**16))):
             content += chunk
             call.left()
-        return bytes(content)
+        return StoredBytes.of(bytes(content), datetime.fromtimestamp(found.st_mtime, UTC))
 
 
 def _walk(folder: int, prefix: str, call: StoreCall, depth: int = 0) -> Iterator[tuple[str, bool]]:

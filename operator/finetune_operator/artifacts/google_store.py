@@ -5,6 +5,8 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +34,7 @@ from finetune_operator.artifacts.port import (
     StorageError,
     StorageUnauthenticated,
     StorageUnavailable,
+    StoredBytes,
 )
 
 #: Timeouts of one HTTP request in seconds; shorter if the call ends sooner.
@@ -94,7 +97,7 @@ class GoogleStore:
             except api_errors.RequestRangeNotSatisfiable:
                 # An empty object has no first byte for a range to begin at.
                 return b""
-            return content.getvalue()
+            return StoredBytes.of(content.getvalue(), _time(call.last_modified))
 
         return await self._run(uri, work)
 
@@ -260,9 +263,18 @@ class _Adapter(HTTPAdapter):
             connect=min(_CONNECT_SECONDS, left), read=min(_READ_SECONDS, left), total=left
         )
         response = super().send(request, **settings)
+        call.last_modified = response.headers.get("Last-Modified")
         # The timeout limits each step of reading the body, but a body may take any number of steps.
         call.stop_by(response.raw.shutdown)
         return response
+
+
+def _time(last_modified: str | None) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(last_modified or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
 
 
 def _retry(call: StoreCall) -> Retry:

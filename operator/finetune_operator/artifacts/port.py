@@ -1,7 +1,8 @@
 """Port to object storage for the reconciler and the command line."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from datetime import datetime
+from typing import Protocol, Self
 
 #: Bytes of one record. Records of the contract have a few KiB; a trainer writes nothing larger.
 RECORD_LIMIT = 2**20
@@ -62,6 +63,18 @@ class ListingTooLarge(StorageError):
         self.limit = limit
 
 
+class StoredBytes(bytes):
+    """The content of an object, and when the store wrote it, by the store's clock; None if the store does not say."""
+
+    stored: datetime | None = None
+
+    @classmethod
+    def of(cls, content: bytes, stored: datetime | None) -> Self:
+        made = cls(content)
+        made.stored = stored
+        return made
+
+
 class ObjectStore(Protocol):
     """Object storage. Reads are strongly consistent; blocking work runs off the event loop; every call has a deadline.
 
@@ -69,7 +82,7 @@ class ObjectStore(Protocol):
     """
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        """Returns the content of one object, or None if there is none.
+        """Returns the content of one object, as StoredBytes if the time of the write is known; None if there is none.
 
         Reads at most ``limit`` + 1 bytes. Raises ObjectTooLarge if the object has more than ``limit`` bytes, and
         StorageError.

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from finetune_contract import ContractUnsupported, Failure
+from finetune_contract import ContractUnsupported, Failure, FailureClass
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
-from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
+from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, seconds_beside_others
+from finetune_operator.lifecycle.attempts.classify import died
 from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
@@ -25,6 +26,7 @@ from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.stages.monthly_budget import MonthlyStop, seconds_to_limit
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded, seconds_left
+from finetune_operator.lifecycle.unremovable import unremovable
 from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
 from finetune_operator.lifecycle.without_run_folder import halted, readable_since, unseen
 from finetune_operator.planning import Refused
@@ -68,7 +70,10 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
     if queue and queue.quota_state is QuotaState.CHECKED:
         wait = WaitCause(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
     obstacle = attempt_blocker(observation, stages, attempt, queue)
-    if obstacle:
+    kept = unremovable(observation, attempt)
+    if kept:
+        wait, running = kept, False
+    elif obstacle:
         wait, refused = obstacle.wait, obstacle.refused or refused
     state = JobState(
         phase=JobPhase.STALLED if obstacle and obstacle.stalled else JobPhase.ACTIVE,
@@ -78,11 +83,12 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
         recovering=not running
         and (recovering(stages) or deadlines.recovering(attempt, observation.folder.progress)),
         wait=wait,
+        stuck=kept is not None,
         queue=queue,
     )
     about = obstacle.about if obstacle and observation.events is None else None
     return NextStep(
-        action=Wait(records=_earlier(stages, attempt)),
+        action=Wait(records=_earlier(stages, attempt) or _seen_failing(observation, stages, attempt)),
         state=state,
         stages=stages,
         requeue_after=_requeue_after(observation, stages, attempt),
@@ -97,6 +103,22 @@ def stop_on_request(
     phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
     state = JobState(phase=phase, refused=refused, running=attempt.running)
     return _stop(observation, stages, state, _record(observation, stages, attempt, why))
+
+
+def stop_over(
+    observation: Observation, stages: JobStages, refused: Refused | None, why: Failure | None
+) -> NextStep:
+    """Deletes the JobSet of an attempt that is over, whose end is already classified. ``why``: the stop that the job's
+    user requests; None: the job may run."""
+    attempt, phase = stages.leftover, JobPhase.ACTIVE
+    assert attempt is not None, "called for an attempt that is over"
+    if why:
+        phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
+    others = {each.name for pod in attempt.pods for each in pod.containers if each.state.terminated is None}
+    running = f", in which other containers still run: {', '.join(sorted(others)[:5])}" if others else ""
+    message = f"the trainer of {attempt.key.stage} has ended, and its pods are deleted{running}."
+    wait = WaitCause(reason=WaitingReason.POD, message=message)
+    return _stop(observation, stages, JobState(phase=phase, refused=refused, wait=wait))
 
 
 def stop_spending(
@@ -151,6 +173,9 @@ def _stop(
     observation: Observation, stages: JobStages, state: JobState, records: tuple[Record, ...] = ()
 ) -> NextStep:
     """Deletes every JobSet that may still run, after the records."""
+    attempt = stages.live or stages.leftover
+    if attempt and (kept := unremovable(observation, attempt)):
+        state = replace(state, wait=kept, stuck=True, running=False)
     return NextStep(
         action=stop(observation.jobsets, records), state=state, stages=stages, requeue_after=SAFETY_SECONDS
     )
@@ -175,6 +200,7 @@ def _requeue_after(observation: Observation, stages: JobStages, attempt: Attempt
         deadlines.active_left(stages.plan.limits, stages.used),
         seconds_left(stages, attempt) if attempt.key.stage.on_tpu else None,
         seconds_to_limit(stages, attempt),
+        seconds_beside_others(attempt, observation.now),
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
@@ -248,6 +274,19 @@ def _earlier(stages: JobStages, attempt: Attempt) -> tuple[Record, ...]:
     rate = rate_of(attempt, stages.plan)
     held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage.on_tpu else {}
     return ((attempt.key, earlier_run(attempt).model_copy(update={**found, **held})),)
+
+
+def _seen_failing(observation: Observation, stages: JobStages, attempt: Attempt) -> tuple[Record, ...]:
+    """The record of a process that was seen to fail by the job's own fault, and left none.
+
+    Nothing else shows it if another client deletes pods or JobSet before the JobSet is seen to have ended.
+    """
+    if attempt.files and (attempt.files.failure or attempt.files.result):
+        return ()
+    failure = died(attempt)
+    if failure is None or failure.failure_class not in (FailureClass.USER, FailureClass.PLATFORM):
+        return ()
+    return _record(observation, stages, attempt, failure)
 
 
 def _record(

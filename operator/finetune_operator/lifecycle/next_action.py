@@ -5,7 +5,12 @@ from dataclasses import replace
 from finetune_contract import ContractUnsupported, ExitCode, Failure, Stage
 from finetune_operator.lifecycle import live_attempt as live
 from finetune_operator.lifecycle.attempts import contract_mismatch, deadlines
-from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of, next_number
+from finetune_operator.lifecycle.attempts.attempt import (
+    Attempt,
+    attempts_of,
+    next_number,
+    seconds_beside_others,
+)
 from finetune_operator.lifecycle.attempts.capacity import no_capacity_left
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
@@ -45,6 +50,9 @@ def next_action(
     stop = requested_stop(observation.job["spec"])
     if observation.folder.unreadable:
         return without_run_folder(observation, plan, attempts, observation.folder.unreadable, refused)
+    attempts = tuple(
+        replace(attempt, over=seconds_beside_others(attempt, observation.now) == 0) for attempt in attempts
+    )
     stages = derive_stages(observation, plan, attempts, stop=stop)
     step = _next(observation, stages, refused, stop)
     ended = tuple((attempt.key, result.record) for attempt, result in stages.classified if result.record)
@@ -64,6 +72,8 @@ def _next(  # noqa: PLR0911  one per case
     exceeded = budget_exceeded(stages)
     if stages.live:
         return _of_live(observation, stages, stages.live, refused, exceeded, stop=stop, expired=expired)
+    if stages.leftover:
+        return live.stop_over(observation, stages, refused, stop)
     if stages.succeeded:
         return _end(stages, JobPhase.SUCCEEDED)
     if stages.failed:

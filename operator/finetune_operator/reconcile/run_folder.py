@@ -26,7 +26,7 @@ from finetune_operator.reconcile.denials import Denials
 from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.listing import attempt_of
 from finetune_operator.reconcile.records import MalformedRecordError, NewerRecordError
-from finetune_operator.reconcile.run_folder_files import UnreadableError
+from finetune_operator.reconcile.run_folder_files import UnreadableError, by_store
 from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Own, RunFolderObserver
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 
@@ -182,7 +182,7 @@ class RunFolderReader:
             contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
             for content in contents:
                 with contextlib.suppress(ValidationError):
-                    record = HostProgress.model_validate_json(content or b"")
+                    record = by_store(HostProgress.model_validate_json(content or b""), content or b"")
                     progress[record.host] = record
         return progress
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from pydantic import BaseModel
 
 from finetune_operator.api import Reason
-from finetune_operator.artifacts.port import RECORD_LIMIT, ObjectStore, ObjectTooLarge
+from finetune_operator.artifacts.port import RECORD_LIMIT, ObjectStore, ObjectTooLarge, StoredBytes
 from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.records import MalformedRecordError, parsed
 
@@ -34,6 +34,15 @@ def never(_record: object) -> bool:
 
 def whole[T](record: T) -> T:
     return record
+
+
+def by_store[T: BaseModel](record: T, content: bytes) -> T:
+    """Returns a record that says when it was written with the store's time instead of the node's, whose clock may be
+    wrong."""
+    stored = content.stored if isinstance(content, StoredBytes) else None
+    if stored is None or "updated" not in type(record).model_fields:
+        return record
+    return record.model_copy(update={"updated": stored})
 
 
 def _too_large(uri: str, what: str, limit: int) -> UnreadableError:
@@ -91,7 +100,7 @@ class RunFolderFiles:
             content = known if known is not None else await self._fetch(uri, limit)
             if content is None:
                 return None
-            found = parsed(uri, content, model)
+            found = by_store(parsed(uri, content, model), content)
         except (MalformedRecordError, ObjectTooLarge):
             if settled_if_bad and known is None:
                 # Cached as empty, since its content is of no use.

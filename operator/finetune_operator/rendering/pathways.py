@@ -29,6 +29,7 @@ from finetune_operator.rendering.replicated_job import Object, ReplicatedJob
 
 HEAD = "pathways-head"
 WORKER = "worker"
+WORKER_CONTAINER = "pathways-worker"
 
 _PROXY_PORT, _MANAGER_PORT, _WORKER_PORT = 29000, 29001, 29005
 #: Cores and GB of memory as in Google's manifests; CPU may burst, the memory request equals the limit.
@@ -169,7 +170,7 @@ def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, 
         **slice_affinity(plan),
         "containers": [
             _server(
-                "pathways-worker",
+                WORKER_CONTAINER,
                 pathways.server,
                 [
                     f"--server_port={_WORKER_PORT}",

@@ -1,6 +1,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from finetune_operator.artifacts.port import (
     StorageDenied,
     StorageError,
     StorageUnavailable,
+    StoredBytes,
 )
 from finetune_operator.artifacts.scheme_router import SchemeRouter
 
@@ -253,3 +255,11 @@ async def test_names_that_no_trainer_writes_are_left_out(run: Path) -> None:
     (deep / "x").touch()
     (run / "attempts" / ("b" * (NAME_LENGTH - 1))).touch()
     assert await FileStore().list(f"file://{run}/attempts") == ["b" * (NAME_LENGTH - 1)]
+
+
+async def test_content_knows_when_it_was_written(root: Path) -> None:
+    (root / "progress.json").write_bytes(b"{}")
+    os.utime(root / "progress.json", (0, 1_800_000_000))
+    content = await SchemeRouter().read(f"file://{root}/progress.json")
+    assert isinstance(content, StoredBytes)
+    assert content.stored == datetime.fromtimestamp(1_800_000_000, UTC)

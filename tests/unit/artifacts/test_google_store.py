@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
@@ -25,6 +26,7 @@ from finetune_operator.artifacts.port import (
     StorageError,
     StorageUnauthenticated,
     StorageUnavailable,
+    StoredBytes,
 )
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
@@ -396,3 +398,22 @@ async def test_tenants_are_kept_apart_below_any_root(bucket: Bucket, store: Goog
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "stored"),
+    [
+        ("Sat, 21 Nov 2026 12:00:00 GMT", datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        ("yesterday", None),
+        (None, None),
+    ],
+)
+async def test_content_knows_when_the_store_wrote_it(
+    bucket: Bucket, store: GoogleStore, header: str | None, stored: datetime | None
+) -> None:
+    headers = {"Last-Modified": header} if header else {}
+    bucket.answer = lambda: web.Response(body=b"{}", headers=headers)
+    content = await store.read("gs://b/progress.json")
+    assert content == b"{}"
+    assert isinstance(content, StoredBytes)
+    assert content.stored == stored

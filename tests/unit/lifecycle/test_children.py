@@ -63,6 +63,7 @@ METADATA = {
     "annotations": {f"tpu-finetune.dev/{name}": name for name in ("plan", "spec", "claim", "flavor")},
     "creationTimestamp": at(0),
     "deletionTimestamp": at(9),
+    "finalizers": ["corp.example/audit"],
     "ownerReferences": [{"uid": "2"}],
 }
 CONTAINER = {
@@ -224,7 +225,13 @@ def test_any_count_of_evictions_takes_little_memory() -> None:
 
 def test_a_node_view_has_the_fields_that_decisions_read() -> None:
     node = SliceNode(
-        name="n", pool="tpu", under_maintenance=False, taints=("node.kubernetes.io/not-ready",), ready=False
+        name="n",
+        pool="tpu",
+        under_maintenance=False,
+        taints=("node.kubernetes.io/not-ready",),
+        ready=False,
+        created=None,
+        ready_since=None,
     )
     assert SliceNode.parse(NODE) == node
 

@@ -1,12 +1,14 @@
+from datetime import timedelta
+
 import pytest
 
-from finetune_contract import ConvertOutcome, Failure, Outcome, Stage
+from finetune_contract import ConvertOutcome, Failure, HostProgress, Outcome, Stage
 from finetune_operator.api import Reason
-from finetune_operator.artifacts.port import StorageUnavailable
+from finetune_operator.artifacts.port import StorageUnavailable, StoredBytes
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import AttemptFiles, ReadFailure, RunFolderView, TakeoverRecord
 from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
-from tests.unit.reconcile.fakes import FOLDERS, FakeStore
+from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeStore
 from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
 
 RUN = FOLDERS.run
@@ -236,3 +238,21 @@ async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(s
     view = await reader.view(FOLDERS)
     assert list(view.attempts) == [AttemptKey(Stage.TRAIN, 2)]
     assert view.progress == progress(20)
+
+
+@pytest.mark.parametrize("ahead", [7200, -7200])
+async def test_progress_has_the_stores_time_whatever_the_nodes_clock_says(
+    store: FakeStore, ahead: int
+) -> None:
+    by_node = progress(3).model_copy(update={"updated": NOW + timedelta(seconds=ahead)})
+    put(store, RUN.request("train", 1))
+    store.files[RUN.progress] = StoredBytes.of(by_node.to_json().encode(), NOW)
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert view.progress is not None
+    assert view.progress.updated == NOW
+
+
+async def test_the_progress_of_hosts_has_the_stores_time(store: FakeStore) -> None:
+    by_node = HostProgress(attempt=1, host=0, step=3, updated=NOW - timedelta(hours=2))
+    store.files[RUN.host(0)] = StoredBytes.of(by_node.to_json().encode(), NOW)
+    assert (await RunFolderReader(store).hosts(RUN, 1))[0].updated == NOW

@@ -23,7 +23,7 @@ from finetune_operator.reconcile.view_cache import (
     ViewCache,
     due,
 )
-from tests.unit.reconcile.fakes import child, job
+from tests.unit.reconcile.fakes import NOW, child, job
 
 TRAIN, CONVERT = AttemptKey(Stage.TRAIN, 1), AttemptKey(Stage.CONVERT, 1)
 JOB = job()
@@ -76,7 +76,7 @@ RUNNING = state(jobset(), pod())
         (state(jobset(conditions=ENDED), pod()), False),
         (state(jobset(restarts=1), pod()), False),
         (state(jobset(suspended=True), pod()), False),
-        (state(jobset(deleting=True), pod()), False),
+        (state(jobset(deletion_timestamp=NOW), pod()), False),
         (state(replace(jobset(), uid="another"), pod()), False),
         (state(jobset(), pod(), jobset("demo-conv-1", conditions=ENDED)), False),
         (state(jobset(), pod(), generation=2), False),

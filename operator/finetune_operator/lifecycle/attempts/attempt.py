@@ -16,6 +16,8 @@ from finetune_operator.planning.requests import MAX_ATTEMPT
 
 #: Maximum for one job, over all stages: every decision classifies all of them.
 MOST_ATTEMPTS = 1000
+#: Seconds for which containers that others have added to a pod may outlive the trainer.
+OTHERS_SECONDS = 45
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +42,17 @@ class Attempt:
     """
     ended_by_suspension: bool = False
     """Whether a restart follows, and this was the last run before the JobSet was resumed: the suspension ended it."""
+    over: bool = False
+    """Whether the trainer has ended, and only containers that others have added keep its pods, see
+    :func:`seconds_beside_others`."""
     workload: Workload | None = None
     """Kueue's Workload of the JobSet; None if the JobSet is in no queue, or Kueue has not created a Workload yet."""
 
     @property
     def live(self) -> bool:
-        """Whether a pod of the attempt may still run, so that no other attempt may start."""
+        """Whether its trainer may still run, so that no other attempt may start."""
+        if self.over:
+            return False
         jobset_live = self.jobset is not None and not self.restarted and not self.jobset.ended
         return jobset_live or any(pod.live for pod in self.pods)
 
@@ -87,6 +94,29 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
             )
         )
     return tuple(found)
+
+
+def seconds_beside_others(attempt: Attempt, now: datetime) -> float | None:
+    """Returns the seconds until the attempt is over although Kubernetes keeps its pods, and so its JobSet, for other
+    containers; 0 if it is. None: the trainer has not ended, or Kubernetes ends the attempt.
+
+    The trainer as a whole has ended when one process has failed or all have ended. Other containers then get a while to
+    end by themselves; a node's clock does not prolong it.
+    """
+    jobset = attempt.jobset
+    if jobset is None or attempt.restarted or jobset.ended or jobset.suspended:
+        return None
+    # What is being deleted ends by itself. What the operator has deleted for this reason stays over.
+    kept = any(pod.outlives_trainer and pod.deletion_timestamp is None for pod in attempt.pods)
+    trainers = [pod for pod in attempt.pods if pod.runs_trainer]
+    ends = [end for pod in trainers for end in pod.terminations]
+    failed = [end for end in ends if end.exit_code]
+    whole = len(ends) >= len(trainers) and len(attempt.pods) >= jobset.pods_expected
+    if not (kept or jobset.deleting) or not (failed or (ends and whole)):
+        return None
+    since = (min if failed else max)([end.finished_at or now for end in failed or ends])
+    passed = (now - since).total_seconds()
+    return OTHERS_SECONDS - passed if 0 <= passed < OTHERS_SECONDS else 0.0
 
 
 def progress_of(attempt: Attempt, progress: Progress | None) -> Progress | None:

@@ -283,10 +283,8 @@ def _of_another_host(recorded: Failure) -> bool:
 def _from_pods(attempt: Attempt, job: str) -> Failure:
     """Returns the failure of an attempt whose JobSet has ended without a record of the trainer."""
     stage = attempt.key.stage
-    ended = [(pod, end) for pod, end in trainer_terminations(attempt.pods) if end.exit_code != 0]
-    if not ended and (rejected := _rejected(attempt)):
-        return rejected
-    if not ended:
+    failure = died(attempt) or _rejected(attempt)
+    if failure is None:
         message = attempt.jobset.failure_message if attempt.jobset else ""
         reported = f" JobSet reports: {message}." if message else ""
         return Failure(
@@ -295,7 +293,15 @@ def _from_pods(attempt: Attempt, job: str) -> Failure:
             message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
             f"trainer, and its pods are deleted or succeeded.{reported}"[:1024],
         )
-    return _died(stage, *min(ended, key=lambda pair: (_silence(pair[1]), pair[0].name)))
+    return failure
+
+
+def died(attempt: Attempt) -> Failure | None:
+    """Returns the failure that the exit codes of the trainer's processes show; None if none has failed."""
+    ended = [(pod, end) for pod, end in trainer_terminations(attempt.pods) if end.exit_code != 0]
+    if not ended:
+        return None
+    return _died(attempt.key.stage, *min(ended, key=lambda pair: (_silence(pair[1]), pair[0].name)))
 
 
 def _rejected(attempt: Attempt) -> Failure | None:

@@ -1,9 +1,10 @@
 """The status of a pod's container as decisions read it."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from finetune_contract.log_line import readable
+from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
 
 
@@ -17,13 +18,17 @@ class ContainerTermination:
     finished_at: datetime | None
 
     @classmethod
-    def parse(cls, found: Object) -> "ContainerTermination":
+    def parse(cls, found: Object, ahead: timedelta) -> "ContainerTermination":
+        begun, finished = time(found, "startedAt"), time(found, "finishedAt")
+        if begun and finished and begun > finished:
+            # The node's clock was set right in between.
+            ahead = timedelta()
         return cls(
             exit_code=number(found, "exitCode"),
             reason=text(found, "reason"),
             # Without a termination message it is the end of the log.
             message=readable(text(found, "message") or ""),
-            finished_at=time(found, "finishedAt"),
+            finished_at=_earlier(finished, ahead),
         )
 
 
@@ -38,15 +43,15 @@ class ContainerState:
     terminated: ContainerTermination | None = None
 
     @classmethod
-    def parse(cls, found: Object) -> "ContainerState":
+    def parse(cls, found: Object, ahead: timedelta) -> "ContainerState":
         waiting, terminated = section(found, "waiting"), section(found, "terminated")
         running = section(found, "running")
         return cls(
             waiting_reason=text(waiting, "reason"),
             waiting_message=text(waiting, "message") or "",
             running="running" in found,
-            started_at=time(running or terminated, "startedAt"),
-            terminated=ContainerTermination.parse(terminated) if "terminated" in found else None,
+            started_at=_earlier(time(running or terminated, "startedAt"), ahead),
+            terminated=ContainerTermination.parse(terminated, ahead) if "terminated" in found else None,
         )
 
     @property
@@ -70,20 +75,25 @@ class ContainerStatus:
     """The state before the kubelet restarted the container."""
 
     @classmethod
-    def parse(cls, found: Object) -> "ContainerStatus":
+    def parse(cls, found: Object, ahead: timedelta) -> "ContainerStatus":
         return cls(
             name=text(found, "name") or "",
             image=text(found, "image") or "",
             restart_count=number(found, "restartCount"),
-            state=_parse_state(section(found, "state")),
-            last_state=_parse_state(section(found, "lastState")),
+            state=_parse_state(section(found, "state"), ahead),
+            last_state=_parse_state(section(found, "lastState"), ahead),
         )
 
 
-def _parse_state(found: Object) -> ContainerState:
-    return ContainerState.parse(found) if found else _UNREPORTED
+def _earlier(time: datetime | None, ahead: timedelta) -> datetime | None:
+    return after(time, -ahead.total_seconds()) if time and ahead else time
 
 
-def parse_containers(status: Object, key: str) -> tuple[ContainerStatus, ...]:
-    """Returns the statuses of a pod's containers (``containerStatuses``) or init containers."""
-    return tuple(map(ContainerStatus.parse, items(status, key)))
+def _parse_state(found: Object, ahead: timedelta) -> ContainerState:
+    return ContainerState.parse(found, ahead) if found else _UNREPORTED
+
+
+def parse_containers(status: Object, key: str, ahead: timedelta) -> tuple[ContainerStatus, ...]:
+    """Returns the statuses of a pod's containers (``containerStatuses``) or init containers. ``ahead``: how far the
+    node's clock is ahead, by which their times are corrected."""
+    return tuple(ContainerStatus.parse(each, ahead) for each in items(status, key))

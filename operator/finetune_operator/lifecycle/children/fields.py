@@ -26,6 +26,12 @@ def items(found: Object, key: str) -> Sequence[Object]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list | tuple) else ()
 
 
+def texts(found: Object, key: str) -> tuple[str, ...]:
+    """Returns the strings in a list; empty if it is missing."""
+    value = found.get(key)
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list | tuple) else ()
+
+
 def text(found: Object, key: str) -> str | None:
     """Returns a string; None if it is missing."""
     value = found.get(key)

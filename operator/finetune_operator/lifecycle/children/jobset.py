@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from finetune_contract.base import MOST_CHIPS
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
 from finetune_operator.lifecycle.children.object_condition import (
     ObjectCondition,
     find_condition,
@@ -47,8 +47,8 @@ class JobSet:
     key: AttemptKey | None
     """The newest attempt, by labels and ``status.restarts``; None: the labels name no attempt."""
     creation_timestamp: datetime | None
-    deleting: bool
-    """It has a deletion timestamp. Its pods may still be saving."""
+    deletion_timestamp: datetime | None
+    finalizers: tuple[str, ...]
     queue: str | None
     """Kueue's LocalQueue; None: the JobSet is in no queue."""
     priority_class: str | None
@@ -88,7 +88,8 @@ class JobSet:
             uid=text(metadata, "uid") or "",
             key=AttemptKey.of(found),
             creation_timestamp=time(metadata, "creationTimestamp"),
-            deleting="deletionTimestamp" in metadata,
+            deletion_timestamp=time(metadata, "deletionTimestamp"),
+            finalizers=texts(metadata, "finalizers"),
             queue=text(labels, QUEUE_LABEL),
             priority_class=text(labels, PRIORITY_LABEL),
             managed_by=text(spec, "managedBy"),
@@ -108,6 +109,11 @@ class JobSet:
                 for each in items(status, "replicatedJobsStatus")
             ),
         )
+
+    @property
+    def deleting(self) -> bool:
+        """It has a deletion timestamp. Its pods may still be saving."""
+        return self.deletion_timestamp is not None
 
     @property
     def ended(self) -> bool:

@@ -1,8 +1,9 @@
 """A node as decisions read it."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from finetune_operator.lifecycle.children.fields import Object, items, section, text
+from finetune_operator.lifecycle.children.fields import Object, items, section, text, time
 from finetune_operator.lifecycle.children.object_condition import parse_condition
 
 POOL_LABEL = "cloud.google.com/gke-nodepool"
@@ -20,17 +21,24 @@ class SliceNode:
     taints: tuple[str, ...]
     """Their keys."""
     ready: bool
+    created: datetime | None
+    """When the node's object was created."""
+    ready_since: datetime | None
+    """By the node's clock; None if it is not ready, or the time is unknown."""
 
     @classmethod
     def parse(cls, found: Object) -> "SliceNode":
         """Never raises on an object that an API server may hold."""
         metadata = section(found, "metadata")
         labels = section(metadata, "labels")
+        ready = parse_condition(items(section(found, "status"), "conditions"), "Ready", "True")
         maintenance = text(labels, MAINTENANCE_LABEL) or "false"
         return cls(
             name=text(metadata, "name") or "",
             pool=text(labels, POOL_LABEL),
             under_maintenance=maintenance.lower() != "false",
             taints=tuple(text(each, "key") or "" for each in items(section(found, "spec"), "taints")),
-            ready=parse_condition(items(section(found, "status"), "conditions"), "Ready", "True") is not None,
+            ready=ready is not None,
+            created=time(metadata, "creationTimestamp"),
+            ready_since=ready.last_transition_time if ready else None,
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.container import (
@@ -10,9 +10,10 @@ from finetune_operator.lifecycle.children.container import (
     ContainerTermination,
     parse_containers,
 )
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
 from finetune_operator.lifecycle.children.object_condition import ObjectCondition, parse_condition
-from finetune_operator.rendering.pathways import WORKER
+from finetune_operator.rendering.pathways import WORKER, WORKER_CONTAINER
+from finetune_operator.rendering.pod import CONTAINER
 
 type PodIndex = tuple[str | None, str | None, str]
 """Replicated job, slice and index of a pod."""
@@ -25,6 +26,9 @@ GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 type SliceKind = tuple[tuple[str, str], ...]
 """Node labels with their values, sorted; empty for pods on CPU, such as Pathways' head."""
 
+#: A kubelet accepts a pod within seconds after it was scheduled, and one that is down for longer loses its pods. Any
+#: other time is an error of the node's clock.
+_ACCEPTANCE = timedelta(seconds=-10), timedelta(minutes=5)
 SLICE_KIND_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 
 
@@ -42,6 +46,10 @@ class Pod:
     key: AttemptKey | None
     """The attempt; None: the labels name none."""
     creation_timestamp: datetime | None
+    deletion_timestamp: datetime | None
+    """When its grace period ends or has ended, if it is being deleted."""
+    finalizers: tuple[str, ...]
+    """They keep the object after its containers have ended."""
     replicated_job: str | None
     slice_index: str | None
     completion_index: str | None
@@ -53,6 +61,9 @@ class Pod:
     phase: str
     start_time: datetime | None
     """When the kubelet accepted the pod."""
+    clock_ahead: timedelta
+    """How far the node's clock was ahead of the control plane's when the kubelet accepted the pod, by which
+    ``start_time`` and the containers' times are corrected. Negative: it was behind. 0: no error is evident."""
     unscheduled: ObjectCondition | None
     """PodScheduled if it is False: the scheduler found no node."""
     disruption_target: ObjectCondition | None
@@ -76,10 +87,13 @@ class Pod:
         conditions = items(status, "conditions")
         created, deleted = time(metadata, "creationTimestamp"), time(metadata, "deletionTimestamp")
         phase = text(status, "phase") or "Pending"
+        started, ahead = _corrected_start(status, conditions)
         return cls(
             name=text(metadata, "name") or "",
             key=AttemptKey.of(found),
             creation_timestamp=created,
+            deletion_timestamp=deleted,
+            finalizers=texts(metadata, "finalizers"),
             replicated_job=text(labels, GROUP_LABEL),
             slice_index=text(labels, SLICE_LABEL),
             completion_index=text(labels, INDEX_LABEL),
@@ -87,14 +101,15 @@ class Pod:
             slice_kind=slice_kind(spec),
             termination_grace_period_seconds=number(spec, "terminationGracePeriodSeconds"),
             phase=phase,
-            start_time=time(status, "startTime"),
+            start_time=started,
+            clock_ahead=ahead,
             unscheduled=parse_condition(conditions, "PodScheduled", "False"),
             disruption_target=parse_condition(conditions, "DisruptionTarget", "True"),
             failure_reason=text(status, "reason") if phase == "Failed" else None,
             failure_message=text(status, "message") if phase == "Failed" else None,
             last_change=_latest(created, deleted, conditions) if phase == "Failed" else None,
-            containers=parse_containers(status, "containerStatuses"),
-            init_containers=parse_containers(status, "initContainerStatuses"),
+            containers=parse_containers(status, "containerStatuses", ahead),
+            init_containers=parse_containers(status, "initContainerStatuses", ahead),
             unlimited=frozenset(
                 text(each, "name") or ""
                 for each in items(spec, "containers")
@@ -109,8 +124,8 @@ class Pod:
 
     @property
     def started(self) -> bool:
-        """The pod's containers run or have run."""
-        return self.phase != "Pending"
+        """The pod's own containers run or have run. One of others that does not start keeps the phase Pending."""
+        return self.phase != "Pending" or any(each.state.started for each in self.own_containers)
 
     @property
     def placed(self) -> bool:
@@ -121,6 +136,19 @@ class Pod:
     def runs_trainer(self) -> bool:
         """False for Pathways' workers: they have a server's exit codes, and their index is not that of a process."""
         return self.replicated_job != WORKER
+
+    @property
+    def own_containers(self) -> tuple[ContainerStatus, ...]:
+        """Those that the operator has rendered: others may be added at admission, such as a proxy's."""
+        name = CONTAINER if self.runs_trainer else WORKER_CONTAINER
+        return tuple(each for each in self.containers if each.name == name) or self.containers
+
+    @property
+    def outlives_trainer(self) -> bool:
+        """The trainer has ended, and containers that others have added keep the pod."""
+        others = (each for each in self.containers if each not in self.own_containers)
+        ended = self.live and self.runs_trainer and bool(self.terminations)
+        return ended and any(each.state.terminated is None for each in others)
 
     @property
     def index(self) -> PodIndex:
@@ -137,22 +165,35 @@ class Pod:
     @property
     def containers_started_at(self) -> datetime | None:
         """When the first container started, before all restarts by the kubelet; None if none has started."""
-        states = (state for each in self.containers for state in (each.state, each.last_state))
+        states = (state for each in self.own_containers for state in (each.state, each.last_state))
         return min((each.started_at for each in states if each.started_at), default=None)
 
     @property
     def finished_at(self) -> datetime | None:
-        """When the last container ended; None if none has ended, or the time is unknown."""
+        """When the last of its own containers ended; None if none has ended, or the time is unknown."""
         return max((each.finished_at for each in self.terminations if each.finished_at), default=None)
 
     @property
     def terminations(self) -> list[ContainerTermination]:
-        """Of the containers that have ended and were not restarted."""
-        return [each.state.terminated for each in self.containers if each.state.terminated]
+        """Of its own containers that have ended and were not restarted."""
+        return [each.state.terminated for each in self.own_containers if each.state.terminated]
 
     def is_unlimited(self, end: ContainerTermination) -> bool:
         """Whether the container that ended so has no memory limit."""
         return any(each.name in self.unlimited for each in self.containers if each.state.terminated is end)
+
+
+def _corrected_start(status: Object, conditions: Iterable[Object]) -> tuple[datetime | None, timedelta]:
+    """Returns when the kubelet accepted the pod, and how far its clock was ahead.
+
+    The API server writes when the pod was scheduled, the kubelet when it accepted it.
+    """
+    accepted, scheduled = time(status, "startTime"), parse_condition(conditions, "PodScheduled", "True")
+    placed = scheduled.last_transition_time if scheduled else None
+    ahead = accepted - placed if accepted and placed else timedelta()
+    if _ACCEPTANCE[0] <= ahead <= _ACCEPTANCE[1]:
+        return accepted, timedelta()
+    return placed, ahead
 
 
 def _latest(

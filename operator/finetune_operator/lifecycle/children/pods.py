@@ -91,8 +91,8 @@ def last_worker_message(pods: Iterable[Pod]) -> str:
 
 
 def _states(pods: Iterable[Pod]) -> Iterator[ContainerState]:
-    return (container.state for pod in pods for container in pod.containers)
+    return (container.state for pod in pods for container in pod.own_containers)
 
 
 def _worker_containers(pods: Iterable[Pod]) -> Iterator[ContainerStatus]:
-    return (container for pod in pods if not pod.runs_trainer for container in pod.containers)
+    return (container for pod in pods if not pod.runs_trainer for container in pod.own_containers)

@@ -83,7 +83,7 @@ _CONTROLLER = _Each(
 )
 _METADATA = _texts(
     "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"
-) | {"ownerReferences": _CONTROLLER}
+) | {"ownerReferences": _CONTROLLER, "finalizers": _Each(of=253, most=8)}
 _SELECTOR: dict[str, Shape] = {"nodeSelector": _texts(*SLICE_KIND_LABELS)}
 
 _POD: Shape = {
@@ -151,10 +151,13 @@ _WORKLOAD: Shape = {
     },
 }
 _NODE: Shape = {
-    "metadata": _texts("name") | {"labels": _texts(POOL_LABEL, MAINTENANCE_LABEL)},
+    "metadata": _texts("name", "creationTimestamp") | {"labels": _texts(POOL_LABEL, MAINTENANCE_LABEL)},
     "spec": {"taints": _Each(of=_texts("key"))},
     "status": {
-        "conditions": _Each(of=_texts("type", "status"), wanted=lambda each: each.get("type") == "Ready")
+        "conditions": _Each(
+            of=_texts("type", "status", "lastTransitionTime"),
+            wanted=lambda each: each.get("type") == "Ready",
+        )
     },
 }
 _EVENT: Shape = (

@@ -87,6 +87,11 @@ class JobStages:
         return next((stage_state.live for stage_state in reversed(self.stages) if stage_state.live), None)
 
     @property
+    def leftover(self) -> Attempt | None:
+        """The attempt that is over and whose JobSet is still to be deleted; None if there is none."""
+        return next((attempt for attempt in reversed(self.attempts) if attempt.over), None)
+
+    @property
     def failed(self) -> StageState | None:
         return next(
             (stage_state for stage_state in self.stages if stage_state.phase is StagePhase.FAILED), None

@@ -60,7 +60,7 @@ def conditions(observation: Observation, state: JobState, stages: JobStages | No
         ConditionType.GATE_PASSED: _gate_passed(stages),
         ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(state, stages, folder),
         ConditionType.SUSPENDED: _suspended(state),
-        **_outcome(state.phase, *_because(state, stages)),
+        **_judged(state, stages),
     }
     previous, generation = (
         observation.status.conditions or (),
@@ -305,7 +305,8 @@ def _suspended(state: JobState) -> ConditionState:
     if state.phase is JobPhase.SUSPENDED:
         return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to resume."
     if state.phase in _STOPPING:
-        return FALSE, *_STOPPING[state.phase]
+        reason, message = _STOPPING[state.phase]
+        return FALSE, reason, state.wait.message if state.wait else message
     if state.phase.finished:
         return FALSE, Reason.NOT_SUSPENDED, "The job has ended."
     if state.phase is JobPhase.INVALID:
@@ -315,6 +316,12 @@ def _suspended(state: JobState) -> ConditionState:
 
 def _outcome(phase: JobPhase, reason: str, message: str) -> dict[ConditionType, ConditionState]:
     return {kind: (status, reason, message) for kind, status in zip(OUTCOME, _OUTCOMES[phase], strict=True)}
+
+
+def _judged(state: JobState, stages: JobStages | None) -> dict[ConditionType, ConditionState]:
+    if state.stuck and state.wait:
+        return _outcome(JobPhase.STALLED, state.wait.reason, state.wait.message)
+    return _outcome(state.phase, *_because(state, stages))
 
 
 def _because(state: JobState, stages: JobStages | None) -> tuple[str, str]:  # noqa: PLR0911  one per case

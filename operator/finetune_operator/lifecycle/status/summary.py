@@ -49,11 +49,20 @@ def summarize(  # noqa: PLR0911  one per case
             if stages.live and (stages.succeeded or stages.failed):
                 return f"Ending: {stages.live.key.stage} has a result, and its remaining pods are stopped."
             why = f" {state.over.message}" if state.over else ""
-            return f"Suspending: {stages.current.stage} is saving and stopping.{why}"
+            return f"Suspending: {_stopping(state, stages)}.{why}"
         case JobPhase.CANCELLING:
-            return f"Cancelling: {stages.current.stage} is saving and stopping, and then the job ends."
+            return f"Cancelling: {_stopping(state, stages)}, and then the job ends."
     activity = next((each.progress for each in statuses or () if each.progress), None)
     return _active(state, stages, progress, activity, workers)
+
+
+def _stopping(state: JobState, stages: JobStages) -> str:
+    if state.wait:
+        return state.wait.message.rstrip(".")
+    live = stages.live
+    if live and any(pod.live and not pod.terminations for pod in live.pods):
+        return f"{live.key.stage} is saving and stopping"
+    return f"{stages.current.stage} has stopped, and its pods are removed"
 
 
 def _active(
