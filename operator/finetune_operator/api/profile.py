@@ -124,9 +124,9 @@ class Queue(ApiModel):
     )
 
     local_queue: QueueName | None = None
-    """LocalQueue of stages on TPU. Default: not queued."""
+    """LocalQueue of stages on TPU. Default: none; Kueue then queues them by its own rules alone."""
     cpu_local_queue: QueueName | None = None
-    """LocalQueue of stages on CPU. Default: not queued."""
+    """LocalQueue of stages on CPU. Default: none; Kueue then queues them by its own rules alone."""
     priority_class: QueueName | None = None
     """WorkloadPriorityClass of the queued stages. Default: the queue's own order."""
     allow_job_labels: Flag | None = None

@@ -87,7 +87,8 @@ def _head(job: Object, status: Object) -> Iterator[Text]:
     head.append(f"  {metadata.get('namespace', '')}  ", "dim")
     head.append(phase, f"bold {_PHASES.get(phase, 'cyan')}")
     yield head
-    if summary := status.get("summary"):
+    # An error before the first observation leaves a summary and no observed generation.
+    if summary := (job.get("status") or {}).get("summary"):
         yield Text(text.printable(str(summary)))
     elif not status:
         yield Text("The operator has not observed this job yet.", "dim")

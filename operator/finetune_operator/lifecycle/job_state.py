@@ -10,7 +10,7 @@ from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState
 from finetune_operator.lifecycle.observation import ReadFailure
 from finetune_operator.lifecycle.stages.monthly_budget import MonthlyStop
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded
-from finetune_operator.planning import Refused
+from finetune_operator.planning import Plan, Refused
 
 
 class JobPhase(StrEnum):
@@ -98,16 +98,19 @@ def waits_for_budget(month: MonthlyStop) -> JobState:
     return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=WaitingReason.BUDGET, message=month.text))
 
 
-def queued(stage: Stage, queue: QueueStatus, refused: Refused | None) -> JobState:
+_CONFIGURE = "Ask the platform team for what is missing: the job then continues automatically."
+
+
+def queued(plan: Plan, stage: Stage, queue: QueueStatus, refused: Refused | None) -> JobState:
     """Returns the state of a job whose stage has no quota. Pods that still save their work count as not running."""
     never = queue.quota_state is QuotaState.NEVER
-    message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
+    message, fix = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.', _CONFIGURE
+    if stage.on_tpu:
+        fix += " Or change spec.resources: a stage that has not run yet gets another JobSet."
+    if (plan.queues.tpu if stage.on_tpu else plan.queues.cpu) is None:
+        message, fix = _unplanned(stage, queue)
     if never:
-        message = (
-            f"{stage} cannot be admitted with the current configuration. {message} Ask the platform "
-            "team for what is missing: the job then continues automatically. Or change "
-            "spec.resources: a stage that has not run yet gets another JobSet."
-        )
+        message = f"{stage} cannot be admitted with the current configuration. {message} {fix}"
     return JobState(
         phase=JobPhase.STALLED if never else JobPhase.ACTIVE,
         refused=refused,
@@ -115,3 +118,20 @@ def queued(stage: Stage, queue: QueueStatus, refused: Refused | None) -> JobStat
         wait=WaitCause(reason=WaitingReason.QUOTA, message=message, since=queue.since),
         queue=queue,
     )
+
+
+def _unplanned(stage: Stage, queue: QueueStatus) -> tuple[str, str]:
+    """Returns why a stage for which the profile names no queue is in one, and what to do if it cannot be admitted."""
+    field = f"queue.{'localQueue' if stage.on_tpu else 'cpuLocalQueue'} of the profile"
+    if not queue.queue:
+        why = "and Kueue manages every JobSet of this namespace (manageJobsWithoutQueueName)."
+        fix = f"Ask the platform team to name one in {field}, and create the job again."
+    else:
+        put = "which takes every JobSet without a queue" if queue.queue == "default" else "by a label"
+        requests = "google.com/tpu" if stage.on_tpu else "cpu, memory and ephemeral-storage"
+        why = f'but its JobSet was put into LocalQueue "{queue.queue}", {put}: {queue.message.rstrip(".")}.'
+        fix = (
+            f"{_CONFIGURE} The queue has to cover {requests}. Jobs that are created later use another one if "
+            f"{field} names it."
+        )
+    return f"The profile names no queue for {stage}, {why}", fix

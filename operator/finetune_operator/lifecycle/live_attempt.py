@@ -55,7 +55,7 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
                 if evicted
                 else _earlier(stages, attempt)
             ),
-            state=queued(stages.current.stage, queue, refused),
+            state=queued(stages.plan, stages.current.stage, queue, refused),
             stages=stages,
             requeue_after=_requeue_after(observation, stages, attempt),
         )

@@ -1,6 +1,6 @@
 """What a job that could proceed waits for: the reason, the time since when, and what to do."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,7 +17,8 @@ from finetune_operator.lifecycle.children.object_events import (
     creation_failure,
     last_warning,
 )
-from finetune_operator.lifecycle.children.pod_blocker import PodBlocker, pod_blocker
+from finetune_operator.lifecycle.children.pod_blocker import PodBlocker, missing_reference, pod_blocker
+from finetune_operator.lifecycle.children.webhook_failure import webhook_failure
 from finetune_operator.lifecycle.decision import ObjectReference
 from finetune_operator.lifecycle.job_state import WaitCause
 from finetune_operator.lifecycle.observation import Observation
@@ -142,17 +143,32 @@ def attempt_blocker(  # noqa: PLR0911  one per case
 
 
 def missing_secret(plan: Plan, message: str) -> Refused:
-    """Returns the refusal for a Secret that the job names and the kubelet does not find. ``message`` is the
-    kubelet's."""
-    named = ""
-    if plan.hub_token:
-        name, key = plan.hub_token
-        named = f'spec.huggingFaceTokenSecretRef: key "{key}" of Secret "{name}" in namespace {plan.job.namespace} '
+    """Returns the refusal for a Secret or ConfigMap that a pod refers to and the kubelet does not find. ``message`` is
+    the kubelet's."""
+    missing = missing_reference(message)
+    assert missing is not None, "called for a message that names one"
+    kind, name, key = missing
+    fields = [
+        f'{field}: key "{secret[1]}" of Secret "{name}"'
+        for field, secret in _secrets(plan)
+        if (kind, name) == ("Secret", secret[0]) and key in (None, secret[1])
+    ]
+    added = f'{kind} "{name}", which not the job but a webhook or policy has added to the pod,'
     return Refused(
         Reason.SECRET_NOT_FOUND,
-        f"{named or 'a Secret or ConfigMap '}cannot be used: {message}. The job continues "
-        "automatically when it appears.",
+        f"{' and '.join(fields) or added} in namespace {plan.job.namespace} cannot be used: {message}. "
+        "The job continues automatically when it appears.",
     )
+
+
+def _secrets(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yields the fields of the job that name Secrets, each with the Secret's name and key."""
+    if plan.hub_token:
+        yield "spec.huggingFaceTokenSecretRef", plan.hub_token
+    for variable, secret in plan.upload_tokens.items():
+        if secret != plan.hub_token:
+            index = variable.rpartition("_")[2]
+            yield f"spec.export.destinations[{index}].huggingFaceHub.tokenSecretRef", secret
 
 
 def no_pods(plan: Plan, attempt: Attempt, events: Iterable[ObjectEvent] | None) -> str:
@@ -164,11 +180,15 @@ def no_pods(plan: Plan, attempt: Attempt, events: Iterable[ObjectEvent] | None) 
         f'Check that ServiceAccount "{account}" exists in namespace "{namespace}", and that quota and admission '
         "policies allow its pods"
     )
-    if failure := creation_failure(events or ()):
+    failure = creation_failure(events or ())
+    if webhook := webhook_failure(failure):
+        return f"JobSet {name} creates no pods: {webhook}"
+    if failure:
         return f"JobSet {name} creates no pods: {failure.rstrip('.')}. {check}."
     return (
         f"JobSet {name} creates no pods. {check}; kubectl -n {namespace} describe job "
-        f"{name}-{first_group(plan, stage)}-0 shows the cause."
+        f"{name}-{first_group(plan, stage)}-0 shows the cause. If there is no such Job, the JobSet controller is down, "
+        f"or describe jobset {name} shows why it creates none."
     )
 
 

@@ -1,11 +1,15 @@
 """How a failed reconcile appears in the job's status."""
 
 from datetime import datetime
+from typing import Any
 
-from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase
 from finetune_operator.artifacts.port import StorageDenied, StorageError
-from finetune_operator.cluster.port import Conflict, Object, Rejected, ResponseTooLarge, Unavailable
-from finetune_operator.lifecycle.status.conditions import with_error
+from finetune_operator.cluster.port import Conflict, NotFound, Object, Rejected, ResponseTooLarge, Unavailable
+from finetune_operator.lifecycle.children.webhook_failure import webhook_failure
+from finetune_operator.lifecycle.decision import Admit, Decision
+from finetune_operator.lifecycle.observation import RetryRecord
+from finetune_operator.lifecycle.status.conditions import TRUE, with_error
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.errors import Refused
 
@@ -26,6 +30,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (Conflict, "ChangedMeanwhile"),
     (ResponseTooLarge, "TooManyObjects"),
     (Rejected, "RefusedByAPIServer"),
+    (NotFound, "RefusedByAPIServer"),
     (Unavailable, "APIServerUnavailable"),
     (StorageDenied, "StoragePermissionDenied"),
     (StorageError, "StorageUnavailable"),
@@ -35,6 +40,10 @@ _FIX = {
     "RefusedByAPIServer": "Fix what the message names, or the operator's role.",
     "StoragePermissionDenied": "Grant the operator's service account the role that the message names.",
 }
+#: What holds of a job although the decision was not carried out. Stages and attempts may be those after its writes.
+_DECIDED = ("observed_generation", "resolved", "active_time", "cost", "ledger")
+#: The same, unless the decision ends the job.
+_POSITION = ("phase", "stage", "waiting")
 #: Characters. A condition's message may have 32,768, which is too long to read.
 _MESSAGE_LIMIT = 1024
 #: Characters of the limit that the remedy and the time of the next retry may take.
@@ -45,6 +54,8 @@ def reason_of(error: Exception) -> str:
     """Returns the stable CamelCase reason of an error, for conditions and metrics."""
     if isinstance(error, Refused):
         return str(error.reason)
+    if _webhook(error):
+        return "WebhookUnavailable"
     return next((name for kind, name in _REASONS if isinstance(error, kind)), "InternalError")
 
 
@@ -54,29 +65,47 @@ def status_with_error(
     *,
     now: datetime,
     retry_in: float,
-    usage: FineTuneJobStatus | None = None,
+    decision: Decision | None = None,
 ) -> FineTuneJobStatus:
     """Returns the status of an unfinished job with the error of a failed reconcile in its conditions and summary.
 
-    ``usage``: a newer status of the job, from which the usage and what the ledger contains of it are taken.
+    ``decision``: what could not be carried out; None: nothing was decided, and all else in the status is unchanged.
 
-    ``retry_in`` is the interval of the retries in seconds. An internal error is named by its type only. The observed
-    generation is unchanged. The next successful reconcile writes the whole status and so removes the error.
+    ``retry_in`` is the interval of the retries in seconds. An internal error is named by its type only. The next
+    successful reconcile writes the whole status and so removes the error.
     """
     reason = reason_of(error)
     text = str(error) or type(error).__name__
+    if webhook := _webhook(error):
+        text = f"{text.partition(': ')[0]}: {webhook}"
     if reason == "InternalError":
         text = f"internal error of the operator ({type(error).__name__}); its log has the details"
     parts = [text[: _MESSAGE_LIMIT - _REMEDY_LIMIT].rstrip("."), _FIX.get(reason, "").rstrip(".")]
     message = ". ".join(part for part in parts if part) + f". Retried every {_rounded_duration(retry_in)}."
     previous = read_status(job.get("status"))
+    generation = job["metadata"]["generation"]
+    decided, valid = _decided(previous, decision, generation) if decision else ({}, False)
     conditions = with_error(
-        previous.conditions or (), reason, message, generation=job["metadata"]["generation"], now=now
+        previous.conditions or (), reason, message, valid=valid, generation=generation, now=now
     )
-    shown = {"conditions": conditions, "summary": message}
-    if usage is not None:
-        shown |= {name: getattr(usage, name) for name in ("active_time", "cost", "ledger")}
-    return previous.model_copy(update=shown)
+    return previous.model_copy(update={**decided, "conditions": conditions, "summary": message})
+
+
+def _decided(previous: FineTuneJobStatus, decision: Decision, generation: int) -> tuple[dict[str, Any], bool]:
+    """Returns the fields of the status that the decision sets although it was not carried out, and whether it has found
+    the job valid."""
+    status = decision.status
+    if isinstance(decision.action, Admit):
+        # Decided on before anything else is known of the job. Only a retry may be that of a spec that is refused now.
+        shown = {"observed_generation": generation, "phase": previous.phase or Phase.VALIDATING}
+        return shown, not isinstance(decision.action.write, RetryRecord)
+    valid = any(each.type == ConditionType.VALID and each.status is TRUE for each in status.conditions or ())
+    ends = status.phase is not None and status.phase.finished
+    return {name: getattr(status, name) for name in (*_DECIDED, *(() if ends else _POSITION))}, valid
+
+
+def _webhook(error: Exception) -> str | None:
+    return webhook_failure(str(error)) if isinstance(error, Unavailable) else None
 
 
 def _rounded_duration(seconds: float) -> str:

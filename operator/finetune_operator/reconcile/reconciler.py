@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, Self
 
-from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
@@ -144,7 +143,8 @@ class Reconciler:
             observation = await self._observer.observe(key, room, earlier=earlier)
             if observation is None:
                 return None
-            observation, decision = await self._decision(key, observation, room)
+            decision = await self._decided(observation)
+            observation, decision = await self._completed(key, observation, decision, room)
             observation = await self._confirmed(observation, decision)
             if decision.fault is not None:
                 log.error(
@@ -164,19 +164,19 @@ class Reconciler:
             self._distrust(observation)
             # Something changed between observation and write. Users need to know only if it happens repeatedly.
             if retry_in >= _PERSISTENT_SECONDS and not announced:
-                await self._report(key, observation, error, retry_in)
+                await self._report(key, observation, error, retry_in, decision)
             raise ReconcileError.of(error) from error
         except StorageError as error:
             self._distrust(observation)
             # The job is read again: its status may now hold records that wait to be stored.
-            await self._report(key, None, error, retry_in, await self._usage(observation, decision))
+            await self._report(key, None, error, retry_in, await self._with_records(observation, decision))
             raise ReconcileError.of(error) from error
         except Exception as error:
             self._distrust(observation)
             if not isinstance(error, ClusterError | Refused):
                 log.exception("internal error of the operator")
             if not announced:
-                await self._report(key, observation, error, retry_in)
+                await self._report(key, observation, error, retry_in, decision)
             raise ReconcileError.of(error) from error
         if decision.fault is not None:
             # The status that was just written shows it.
@@ -200,11 +200,10 @@ class Reconciler:
             requeue_after=min(due, default=None),
         )
 
-    async def _decision(
-        self, key: JobKey, observation: Observation, room: MemoryShare
+    async def _completed(
+        self, key: JobKey, observation: Observation, decision: Decision, room: MemoryShare
     ) -> tuple[Observation, Decision]:
-        """Decides; if the job has no plan yet or details are needed, again on what is then observed."""
-        decision = await self._decided(observation)
+        """Decides again on what is then observed if the job has no plan yet or details are needed."""
         if plan := _first_plan(observation, decision):
             snapshot = await self._applier.store_plan(plan)
             observation = await self._observer.admitted(key, observation, snapshot)
@@ -244,16 +243,16 @@ class Reconciler:
             return self._decide(observation)
         return await asyncio.get_running_loop().run_in_executor(self._aside, self._decide, observation)
 
-    async def _usage(
+    async def _with_records(
         self, observation: Observation | None, decision: Decision | None
-    ) -> FineTuneJobStatus | None:
-        """Returns the status with the usage of a decision that could not be carried out, after recording it.
+    ) -> Decision | None:
+        """Records the usage of a decision that could not be carried out, and returns the decision.
 
         A run folder that cannot be written must not stop the account of what a job uses.
         """
         if observation is None or decision is None:
             return None
-        return (await self._recorded(observation, decision)).status
+        return await self._recorded(observation, decision)
 
     async def _report(
         self,
@@ -261,16 +260,18 @@ class Reconciler:
         observation: Observation | None,
         error: Exception,
         retry_in: float,
-        usage: FineTuneJobStatus | None = None,
+        decision: Decision | None = None,
     ) -> None:
-        """Writes the error to the status, and the usage from another one. Best effort, since the API server itself may
+        """Writes the error to the status, and what was decided of the job. Best effort, since the API server itself may
         be failing."""
         retry_in = max(retry_in, ReconcileError.of(error).retry_after)
         try:
             job = observation.job if observation else await self._observer.job(key)
             # The status of a finished job stays as it is; errors of its cleanup appear in the log and metrics.
             if job is not None and not finished(job):
-                status = status_with_error(job, error, now=self._utc_now(), retry_in=retry_in, usage=usage)
+                status = status_with_error(
+                    job, error, now=self._utc_now(), retry_in=retry_in, decision=decision
+                )
                 await self._applier.write_status(job, status)
         except ClusterError as second:
             log.info("the status does not show the error: %s", second)

@@ -45,6 +45,13 @@ def test_a_job_without_any_status_has_not_been_observed() -> None:
     assert "has not observed this job yet" in page(fresh)
 
 
+def test_an_error_before_the_first_observation_is_shown() -> None:
+    fresh = job("pending")
+    fresh["status"] = {"observedGeneration": -1, "summary": "POST /apis: 403 no. Retried every minute."}
+    assert "POST /apis: 403 no." in page(fresh)
+    assert "has not observed" not in page(fresh)
+
+
 def test_an_edit_that_was_not_observed_is_reported() -> None:
     edited = job("succeeded")
     edited["metadata"]["generation"] = 2

@@ -171,6 +171,68 @@ def test_a_wait_for_quota_is_reported_with_kueues_message() -> None:
     assert [each.reason for each in world.events].count("WaitingForQuota") == 1
 
 
+NO_CPU = waits("Pending", "couldn't assign flavors to pod set cpu: resource cpu unavailable in ClusterQueue")
+
+
+@pytest.mark.parametrize(
+    ("stage", "requests", "field", "other"),
+    [
+        (Stage.PREFLIGHT, "cpu, memory and ephemeral-storage", "queue.cpuLocalQueue", "queue.localQueue"),
+        (Stage.TRAIN, "google.com/tpu", "queue.localQueue", "queue.cpuLocalQueue"),
+    ],
+)
+@pytest.mark.parametrize("named", [None, "default", "label"])
+def test_a_stage_that_kueue_queues_although_its_profile_names_no_queue_says_why_and_what_to_set(
+    stage: Stage, requests: str, field: str, other: str, named: str | None
+) -> None:
+    world = World()
+    world.reconcile()
+    name = world.until(stage)
+    if named is not None:
+        world.jobsets[name]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = named
+    world.hold(name, held=True)
+    said = waits("Inadmissible", "LocalQueue  doesn't exist") if named is None else NO_CPU
+    world.workload(name, said)["spec"]["queueName"] = named or ""
+    world.reconcile()
+    message = world.condition("Stalled")["message"]
+    assert world.condition("Stalled")["status"] == "True"
+    assert f"The profile names no queue for {stage}, " in message
+    assert f"{field} of the profile" in message
+    assert (other in message, "spec.resources" in message) == (False, False)
+    if named is None:
+        assert "manageJobsWithoutQueueName" in message
+        assert 'LocalQueue "' not in message
+    else:
+        why = "which takes every JobSet without a queue" if named == "default" else "by a label"
+        assert f'LocalQueue "{named}", {why}: {NO_CPU[3]}.' in message
+        assert f"has to cover {requests}." in message
+
+
+def test_a_wait_in_a_local_queue_named_default_says_why_it_is_there() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.jobsets[name]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "default"
+    world.hold(name, held=True)
+    world.workload(name, waits("Pending", USED_UP))["spec"]["queueName"] = "default"
+    world.reconcile()
+    assert reported(world) == ("Queued", "False", "False", "True", "False", "Unknown", "False")
+    assert world.status["waiting"]["message"] == (
+        'The profile names no queue for Train, but its JobSet was put into LocalQueue "default", which takes every '
+        f"JobSet without a queue: {USED_UP}."
+    )
+
+
+def test_a_stage_on_cpu_that_its_queue_never_admits_is_not_offered_another_slice() -> None:
+    world = queued(cpuLocalQueue="team-cpu")
+    world.reconcile()
+    world.reconcile()
+    (name,) = world.live()
+    world.workload(name, NO_CPU)
+    world.reconcile()
+    assert 'LocalQueue "team-cpu": ' in world.condition("Stalled")["message"]
+    assert "spec.resources" not in world.condition("Stalled")["message"]
+
+
 def test_a_wait_starts_at_kueues_transition_time() -> None:
     world = in_queue(waits("Pending", USED_UP))
     since = world.status["waiting"]["since"]

@@ -258,6 +258,58 @@ def test_a_missing_secret_is_named_with_its_key() -> None:
     assert world.condition("Valid")["status"] == "True"
 
 
+READ = "spec.huggingFaceTokenSecretRef"
+WRITE = "spec.export.destinations[{}].huggingFaceHub.tokenSecretRef"
+BOTH = f'{WRITE.format(1)}: key "a" of Secret "write" and {WRITE.format(2)}: key "b" of Secret "write"'
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ('secret "read" not found', f'{READ}: key "token" of Secret "read"'),
+        ('secret "write" not found', BOTH),
+        ("couldn't find key b in Secret team-a/write", f'{WRITE.format(2)}: key "b" of Secret "write"'),
+        ("couldn't find key token in Secret team-a/read", f'{READ}: key "token" of Secret "read"'),
+        ('secret "mesh" not found', 'Secret "mesh", which not the job but a webhook or policy has added'),
+        ('configmap "read" not found', 'ConfigMap "read", which not the job but a webhook or policy has added'),
+        ("couldn't find key c in ConfigMap team-a/mesh", 'ConfigMap "mesh", which not the job'),
+        ('secrets "write" is forbidden: User "system:node:a"', BOTH),
+    ],
+)  # fmt: skip
+def test_of_several_secrets_the_missing_one_is_named(message: str, named: str) -> None:
+    hubs: list[dict[str, Any]] = [{"repo": "team/first"}]
+    hubs += [{"repo": f"team/{key}", "tokenSecretRef": {"name": "write", "key": key}} for key in ("a", "b")]
+    destinations = [{"huggingFaceHub": {**hub, "private": True}} for hub in hubs]
+    world = World(
+        job=job(huggingFaceTokenSecretRef={"name": "read"}, export={"destinations": destinations}),
+        profiles=[profile(constraints={"mode": "Open"})],
+    )
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
+    _pending(world, {"containerStatuses": [{"name": "trainer", "state": waiting}]})
+    valid = world.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("False", "SecretNotFound")
+    assert valid["message"].startswith(named)
+    assert valid["message"].count(" of Secret ") == named.count(" of Secret ")
+    assert f" in namespace team-a cannot be used: {message}." in valid["message"]
+
+
+def test_a_container_that_cannot_be_configured_for_another_cause_lacks_no_secret() -> None:
+    world = World(job=job(huggingFaceTokenSecretRef={"name": "hub"}))
+    said = "container has runAsNonRoot and image will run as root"
+    world.reconcile()
+    world.reconcile()
+    world.schedule("support-bot-prep-1")
+    for pod in world.pods.values():
+        waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}
+        pod["spec"] = {**pod["spec"], "nodeName": "node-1"}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": waiting}]}
+    world.wait(90)
+    world.reconcile()
+    assert world.condition("Valid")["status"] == "True"
+    assert world.status["waiting"]["reason"] == "WaitingForPod"
+    assert f"CreateContainerConfigError: {said}" in world.status["waiting"]["message"]
+
+
 @pytest.mark.parametrize(
     ("stage", "controller", "account", "group"),
     [
@@ -281,6 +333,7 @@ def test_a_jobset_without_pods_is_reported_with_possible_causes(
         name,
         f'ServiceAccount "{account}" exists in namespace "team-a"',
         f"describe job {name}-{group}-0",
+        f"the JobSet controller is down, or describe jobset {name} shows",
     ):
         assert part in world.status["summary"]
     world.run(name)

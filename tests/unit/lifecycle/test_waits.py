@@ -167,6 +167,27 @@ def test_a_job_that_may_not_create_pods_reports_the_controllers_message(refusal:
     assert world.status["waiting"]["since"] == since
 
 
+def test_a_webhook_that_is_down_for_pods_is_named_in_place_of_accounts_and_quotas() -> None:
+    world = World()
+    name = world.until(Stage.PREFLIGHT)
+    world.pods.clear()
+    refusal = (
+        'Error creating: Internal error occurred: failed calling webhook "mpod.kb.io": failed to call webhook: Post '
+        '"https://jobset-webhook-service.jobset-system.svc:443/mutate--v1-pod?timeout=10s": context deadline exceeded'
+    )
+    world.object_events = [event("Job", f"{name}-cpu-0", "FailedCreate", refusal)]
+    world.wait(30)
+    reported = waiting(world)[1]
+    assert (
+        f"JobSet {name} creates no pods: the API server works, but cannot call JobSet's webhook" in reported
+    )
+    assert (
+        'Service "jobset-webhook-service" in namespace "jobset-system"): context deadline exceeded.'
+        in reported
+    )
+    assert "ServiceAccount" not in reported
+
+
 def test_events_are_read_only_while_a_job_is_blocked() -> None:
     world = World(job=job())
     while not world.finished:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune_contract import Failure, Stage
-from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase
+from finetune_operator.api import Condition, ConditionStatus, ConditionType, FineTuneJobStatus, Phase
 from finetune_operator.api.status_stages import ActiveTime, AttemptsStatus, CostStatus
 from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
 from finetune_operator.artifacts.tenant_shares import share_of
@@ -23,6 +23,7 @@ from finetune_operator.cluster.port import (
     AlreadyExists,
     ClusterError,
     Conflict,
+    NotFound,
     Rejected,
     ResponseTooLarge,
     Unavailable,
@@ -121,6 +122,20 @@ async def test_a_job_deleted_before_its_status_is_written_is_no_internal_error(
         (Rejected("webhook denied it", status=422), "RefusedByAPIServer", "webhook denied it. Fix"),
         (ResponseTooLarge("pods: more than 64 MiB"), "TooManyObjects", "pods: more than 64 MiB. Retried"),
         (Unavailable("503 etcd is away", status=503), "APIServerUnavailable", "503 etcd is away"),
+        (
+            NotFound("404 the server could not find the requested resource"),
+            "RefusedByAPIServer",
+            "404 the server",
+        ),
+        (
+            Unavailable(
+                'POST /jobsets: 500 Internal error occurred: failed calling webhook "w": failed to call webhook: '
+                'Post "https://jobset-webhook-service.jobset-system.svc:443/m?timeout=10s": refused',
+                status=500,
+            ),
+            "WebhookUnavailable",
+            "POST /jobsets: the API server works, but cannot call JobSet's webhook",
+        ),
         (StorageDenied("gs://b/x", "no role"), "StoragePermissionDenied", "gs://b/x: no role"),
         (ValueError("secret detail"), "InternalError", "internal error of the operator (ValueError)"),
     ],
@@ -139,6 +154,79 @@ async def test_an_error_is_in_the_status_with_what_to_do_and_when(
     assert shown["message"].endswith("Retried every minute.")
     assert "secret" not in shown["message"]
     assert cluster.of(JOBS)[0]["status"]["summary"] == shown["message"]
+
+
+def valid(status: ConditionStatus) -> Condition:
+    return Condition(
+        type=ConditionType.VALID,
+        status=status,
+        observed_generation=1,
+        last_transition_time=NOW,
+        reason="Accepted" if status is ConditionStatus.TRUE else "PolicyViolation",
+        message="checked",
+    )
+
+
+def condition_of(cluster: FakeCluster, kind: ConditionType) -> tuple[str, str]:
+    conditions = cluster.of(JOBS)[0]["status"]["conditions"]
+    (found,) = (each for each in conditions if each["type"] == kind)
+    return found["status"], found["reason"]
+
+
+async def refuse(cluster: FakeCluster, decision: Decision, call: str = "create jobsets") -> dict[str, Any]:
+    """Returns the job's status after the API server has refused the call."""
+    cluster.fault = lambda _, request: Rejected("no", status=403) if request == call else None
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    status: dict[str, Any] = cluster.of(JOBS)[0]["status"]
+    return status
+
+
+async def test_a_refused_jobset_leaves_what_was_decided_of_the_job_and_no_attempt(
+    cluster: FakeCluster,
+) -> None:
+    decided = FineTuneJobStatus(
+        observed_generation=1,
+        phase=Phase.PROVISIONING,
+        stage=Stage.TRAIN,
+        conditions=(valid(ConditionStatus.TRUE),),
+        attempts=AttemptsStatus(total=1),
+    )
+    create = Create(jobset=child("JobSet", "demo-train-1"))
+    status = await refuse(cluster, Decision(status=decided, action=create))
+    assert (status["phase"], status["stage"], status["observedGeneration"]) == ("Provisioning", "Train", 1)
+    assert condition_of(cluster, ConditionType.VALID) == ("True", "Accepted")
+    assert condition_of(cluster, ConditionType.RUNNING) == ("Unknown", "NotStarted")
+    # The attempt does not exist, and the Event of an end would be lost.
+    assert "attempts" not in status
+
+
+async def test_a_refusal_that_was_not_reported_is_not_in_the_status(cluster: FakeCluster) -> None:
+    """Its Event is derived from the difference of two statuses."""
+    decided = RUNNING.model_copy(update={"conditions": (valid(ConditionStatus.FALSE),)})
+    jobset = cluster.put(JOBSETS, child("JobSet", "demo-train-1"))
+    leftover = Deletion(name="demo-train-1", uid=jobset["metadata"]["uid"])
+    await refuse(cluster, Decision(status=decided, action=Delete(jobsets=(leftover,))), "delete jobsets")
+    assert condition_of(cluster, ConditionType.VALID) == ("Unknown", "NotStarted")
+
+
+async def test_a_job_whose_plan_is_refused_is_valid_and_observed() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    decision = Decision(status=FineTuneJobStatus(observed_generation=-1), action=Admit(write=plan()))
+    status = await refuse(cluster, decision, "create configmaps")
+    assert (status["phase"], status["observedGeneration"]) == ("Validating", 1)
+    assert condition_of(cluster, ConditionType.VALID) == ("True", "Accepted")
+
+
+async def test_a_job_whose_end_could_not_be_written_has_not_ended(cluster: FakeCluster) -> None:
+    """``finetune wait`` judges by phase and generation."""
+    cluster.of(JOBS)[0]["status"] = {"observedGeneration": 1, "phase": "Running"}
+    jobset = cluster.put(JOBSETS, child("JobSet", "demo-train-1"))
+    obsolete = Deletion(name="demo-train-1", uid=jobset["metadata"]["uid"])
+    decided = FineTuneJobStatus(observed_generation=1, phase=Phase.SUCCEEDED)
+    decision = Decision(status=decided, action=Finish(ends_now=True), obsolete=(obsolete,))
+    assert (await refuse(cluster, decision, "delete jobsets"))["phase"] == "Running"
 
 
 async def test_usage_is_reported_although_the_run_folder_cannot_be_written(cluster: FakeCluster) -> None:

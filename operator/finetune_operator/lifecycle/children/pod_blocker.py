@@ -1,5 +1,6 @@
 """Why pods do not run yet."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,10 @@ _ORDER = (
     WaitingReason.RETRY,
     WaitingReason.POD,
 )
+#: What the kubelet says of a container whose environment refers to a Secret or ConfigMap, or to a key, that is missing.
+_MISSING = re.compile(
+    r'(secret|configmap)s? "([^"]+)"|find key (\S+) in (Secret|ConfigMap) (?:[^/\s]+/)?(\S+)', re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,16 @@ class PodBlocker:
     since: datetime | None
     missing_reference: bool = False
     """A Secret or ConfigMap that the pod refers to does not exist; the kubelet retries by itself."""
+
+
+def missing_reference(message: str) -> tuple[str, str, str | None] | None:
+    """Returns kind, name and key of what the kubelet does not find; without a key, all of the object is missing. None
+    if the message names neither a Secret nor a ConfigMap."""
+    found = _MISSING.search(message)
+    if found is None:
+        return None
+    kind = "Secret" if (found[1] or found[4]).lower() == "secret" else "ConfigMap"
+    return kind, found[2] or found[5], found[3]
 
 
 def pod_blocker(pods: Iterable[Pod]) -> PodBlocker | None:
@@ -62,7 +77,7 @@ def _blocker(pod: Pod) -> PodBlocker | None:
 
 def _container_blocker(pod: str, container: ContainerStatus, since: datetime | None) -> PodBlocker | None:
     reason, message = container.state.waiting_reason, container.state.waiting_message
-    if reason == "CreateContainerConfigError":
+    if reason == "CreateContainerConfigError" and missing_reference(message):
         return PodBlocker(
             pod=pod, reason=WaitingReason.INPUT, message=message, since=since, missing_reference=True
         )
@@ -90,8 +105,10 @@ def _not_started(pod: Pod, since: datetime | None) -> PodBlocker | None:
     """The node creates no container: because of a volume, an address or a device, which only Events name."""
     if pod.started or not pod.placed:
         return None
-    reasons = (each.state.waiting_reason for each in _containers(pod))
-    reason = next((each for each in reasons if each), "no container was created yet")
+    states = ((each.state.waiting_reason, each.state.waiting_message) for each in _containers(pod))
+    reason = next(
+        (": ".join(filter(None, each)) for each in states if each[0]), "no container was created yet"
+    )
     node = "its node" if pod.node_name is None else pod.node_name
     return PodBlocker(
         pod=pod.name,

@@ -29,6 +29,7 @@ type ConditionState = tuple[ConditionStatus, str, str]
 """Status, reason and message of a condition."""
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+_ACCEPTED: ConditionState = (TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules.")
 
 #: The conditions from which tools (kstatus, Argo CD, kubectl wait) derive a job's outcome.
 OUTCOME = (ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUCCEEDED, ConditionType.FINISHED)
@@ -71,17 +72,20 @@ def conditions(observation: Observation, state: JobState, stages: JobStages | No
 
 
 def with_error(
-    previous: Sequence[Condition], reason: str, message: str, *, generation: int, now: datetime
+    previous: Sequence[Condition], reason: str, message: str, *, valid: bool, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
     """Returns the conditions of a job whose reconcile has failed and is retried.
 
-    Known conditions are kept with the generation for which they were set; all others are Unknown.
+    ``valid``: the reconcile has found the job valid. Other known conditions are kept with the generation for which they
+    were set; all others are Unknown.
     """
     known = {each.type: each for each in previous}
-    unknown = (UNKNOWN, Reason.NOT_STARTED, "The job has not been checked yet.")
+    unknown = (UNKNOWN, Reason.NOT_STARTED, "Nothing of the job has started yet.")
     states: dict[ConditionType, ConditionState] = {
         kind: unknown for kind in ConditionType if kind not in known
     }
+    if valid:
+        states[ConditionType.VALID] = _ACCEPTED
     states |= _outcome(JobPhase.ACTIVE, reason, message)
     known |= as_conditions(states, previous, generation=generation, now=now)
     return tuple(known[kind] for kind in ConditionType)
@@ -115,7 +119,7 @@ def _valid(state: JobState, stages: JobStages | None) -> ConditionState:
         return FALSE, state.refused.reason, state.refused.message
     if stages is None and state.phase is JobPhase.FAILED:
         return UNKNOWN, Reason.NOT_CHECKED, "The job was cancelled before it started."
-    return TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules."
+    return _ACCEPTED
 
 
 def _data_ready(stages: JobStages | None) -> ConditionState:
