@@ -78,6 +78,8 @@ class WaitingReason(StrEnum):
     """A pod has a node but its containers do not start."""
     INPUT = "WaitingForInput"
     """An object or a setting that the job needs is missing or refused."""
+    PODS_REFUSED = "PodsRefused"
+    """The API server refuses some of the pods, or did so and the next attempt is due later."""
     RETRY = "WaitingForRetry"
     """A failed operation is repeated after a delay."""
     BUDGET = "WaitingForBudget"

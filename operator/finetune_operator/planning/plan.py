@@ -82,6 +82,8 @@ class TimeLimits:
     """From admitted quota, or a restart, to running pods; applies to each capacity type and to CPU stages."""
     startup: int
     """From running pods to the first training step."""
+    refused_pods: int
+    """From an attempt's newest pod, while others are refused, to its end."""
     no_step: int
     """From one training step to the next."""
     evaluate: int

@@ -68,6 +68,8 @@ class JobSet:
     restarts: int
     conditions: tuple[ObjectCondition, ...]
     pods_expected: int
+    groups: tuple[tuple[str, int, int], ...]
+    """Name, number of Jobs and pods of each Job of its replicated jobs."""
     chips: int | None
     """TPU chips of all its pods; None: a limit is no quantity."""
     hosts_per_slice: int
@@ -100,6 +102,7 @@ class JobSet:
             restarts=number(status, "restarts"),
             conditions=parse_conditions(status),
             pods_expected=min(sum(each.pods for each in replicated), MOST_CHIPS),
+            groups=tuple((each.name, each.replicas, each.parallelism) for each in replicated),
             chips=_chips(replicated),
             hosts_per_slice=max((each.parallelism for each in replicated), default=1),
             slice_kinds=frozenset(each.slice_kind for each in replicated),
@@ -159,6 +162,7 @@ class JobSet:
 class _ReplicatedJob:
     """An entry of ``spec.replicatedJobs``."""
 
+    name: str
     replicas: int
     parallelism: int
     chip_limits: tuple[int | None, ...]
@@ -170,6 +174,7 @@ class _ReplicatedJob:
         job = section(section(found, "template"), "spec")
         pod = section(section(job, "template"), "spec")
         return cls(
+            name=text(found, "name") or "",
             replicas=number(found, "replicas", 1),
             parallelism=number(job, "parallelism", 1),
             chip_limits=tuple(map(_quantity, _tpu_limits(pod))),
