@@ -4,7 +4,17 @@ from pathlib import Path
 
 from devcluster.testing import LocalCluster
 from tests.integration import fake_trainer
-from tests.integration.jobs import PROFILE, Object, charged, job_path, phase, says
+from tests.integration.jobs import (
+    PROFILE,
+    Object,
+    charged,
+    condition,
+    condition_of,
+    job_path,
+    jobsets,
+    phase,
+    says,
+)
 
 CHIPS = "requests.google.com/tpu"
 
@@ -32,32 +42,39 @@ def test_two_jobs_of_two_hosts_under_a_quota_of_one_slice_both_finish(
 ) -> None:
     double.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "together", together=True))
     quota = limit(double, namespace, 8)
-    names = ("first", "second")
-    for name in names:
-        slices = {"tpu": "v6e-8"}
-        job = fake_trainer.job(
-            namespace, name, PROFILE, resources=slices, hangPolicy={"refusedPodsSeconds": 5}
-        )
-        double.apply(job)
-    # From admission on, one host of one job fits.
-    for name in names:
-        double.wait(
-            job_path(namespace, name), lambda found: bool(found["status"].get("resolved")), seconds=60
-        )
+    wanted = {"resources": {"tpu": "v6e-8"}, "hangPolicy": {"refusedPodsSeconds": 5}}
+    first, second = job_path(namespace, "first"), job_path(namespace, "second")
+    double.apply(fake_trainer.job(namespace, "first", PROFILE, **wanted))
+    double.wait(first, lambda found: bool(found.get("status", {}).get("resolved")), seconds=60)
+    # From admission on, one of two hosts fits, as beside another job.
     double.patch(quota, {"spec": {"hard": {CHIPS: "4"}}})
-    paths = [job_path(namespace, name) for name in names]
-    held = double.wait(
-        f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs",
-        lambda found: any(
-            "PodsRefused" in history(each) and each["status"]["phase"] == "Queued" for each in found["items"]
-        ),
+    queued = double.wait(
+        first,
+        lambda found: "PodsRefused" in history(found) and phase("Queued")(found),
         seconds=120,
     )
-    queued = next(each for each in held["items"] if each["status"]["phase"] == "Queued")
     assert queued["status"]["waiting"]["reason"] == "PodsRefused"
-    assert says("had 1 of 2 pods", "exceeded quota: tpu", "spec.hangPolicy.refusedPodsSeconds")(queued)
+    expected = says("had 1 of 2 pods", "exceeded quota: tpu", "spec.hangPolicy.refusedPodsSeconds")
+    assert expected(queued), queued["status"]["summary"]
     double.patch(quota, {"spec": {"hard": {CHIPS: "8"}}})
-    for path in paths:
-        done = double.wait(path, phase("Succeeded", "Failed"), seconds=240)
+    double.apply(fake_trainer.job(namespace, "second", PROFILE, **wanted))
+    for path in (first, second):
+        done = double.wait(path, phase("Succeeded", "Failed"), seconds=180)
         assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
         assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
+
+
+def test_a_quota_of_zero_is_named_before_anything_starts(double: LocalCluster, namespace: str) -> None:
+    quota, path = limit(double, namespace, 0), job_path(namespace, "none")
+    double.apply(fake_trainer.job(namespace, "none", PROFILE, resources={"tpu": "v6e-8"}))
+    refused = double.wait(path, lambda found: condition(found, "Valid") == "False", seconds=60)
+    valid = condition_of(refused, "Valid")
+    assert valid["reason"] == "QuotaTooSmall"
+    assert (
+        f"ResourceQuota tpu of namespace {namespace} allows 0 of {CHIPS}, and v6e-8 needs 8"
+        in valid["message"]
+    )
+    assert jobsets(double, namespace) == []
+    double.patch(quota, {"spec": {"hard": {CHIPS: "8"}}})
+    done = double.wait(path, phase("Succeeded", "Failed"), seconds=120)
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]

@@ -119,6 +119,8 @@ class Reason(StrEnum):
     UNKNOWN_TPU = "UnknownTPU"
     AMBIGUOUS_TPU_SHAPE = "AmbiguousTPUShape"
     NO_FLAVOR_FITS = "NoFlavorFits"
+    QUOTA_TOO_SMALL = "QuotaTooSmall"
+    """A ResourceQuota of the namespace has room for none of the slices that the job may take."""
     PATHWAYS_NOT_POSSIBLE = "PathwaysNotPossible"
     """The slice, its capacity or the profile's storage cannot be used with the controller Pathways."""
     PARALLELISM_MISMATCH = "ParallelismMismatch"

@@ -11,6 +11,7 @@ from finetune_contract import CONTRACT_VERSION, ContractVersion, MemoryOutcome
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.capacity import flavors_tried
+from finetune_operator.lifecycle.children.quotas import check_quotas
 from finetune_operator.lifecycle.decision import Admit, NextStep
 from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.lifecycle.observation import Observation
@@ -125,13 +126,17 @@ def plan_to_store(observation: Observation) -> StoredPlan:
         observation.first_format or not _unchanged_profile(observation)
     ):
         return take_over(job, observation.first_format)
-    snapshot = admit(
+    admission = admit(
         job, observation.profiles, observation.template, observation.source, observation.neighbours
-    ).snapshot
+    )
+    snapshot = admission.snapshot
     with naming_contact(snapshot.profile):
         check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
     named = _named(observation)
     if not named:
+        if observation.quotas:
+            with naming_contact(snapshot.profile):
+                check_quotas(admission.plan, observation.quotas)
         return snapshot
     made = next((each for each in _by_any_release(snapshot) if named == {each.digest}), None)
     if made is None:

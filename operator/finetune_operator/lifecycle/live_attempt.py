@@ -7,12 +7,7 @@ from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
 from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
-from finetune_operator.lifecycle.attempts.refused_pods import (
-    RefusedPods,
-    recorded_refusal,
-    refused_pods,
-    short_job,
-)
+from finetune_operator.lifecycle.attempts.refused_pods import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     EVICTED,
@@ -88,11 +83,11 @@ def _watch_pods(
         known = _watch_pods(replace(observation, events=()), stages, attempt, queue, refused)
         return replace(known, details=DetailRequest(events=ObjectReference(kind="Job", name=short)))
     refusal = refused_pods(attempt, stages.plan, observation)
-    if refusal and refusal.until <= observation.now:
-        return end(observation, stages, attempt, recorded_refusal(attempt) or refusal.record)
     late = deadlines.overdue(
         attempt, stages.plan, observation.folder.progress, observation.now, readable_since(observation)
     )
+    if refusal and refusal.until <= observation.now:
+        late = refusal.record
     silent = late and late.reason in deadlines.STANDING_STILL
     if late and not (silent and observation.folder.progress_unknown):
         return _end_late(observation, stages, attempt, late)

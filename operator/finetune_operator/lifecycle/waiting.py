@@ -10,7 +10,7 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.deadlines import interrupted, stepped
-from finetune_operator.lifecycle.attempts.refused_pods import recorded_refusal, refused_pods
+from finetune_operator.lifecycle.attempts.refused_pods import refused_pods
 from finetune_operator.lifecycle.children.kueue import QueueStatus
 from finetune_operator.lifecycle.children.object_events import (
     ObjectEvent,
@@ -72,12 +72,10 @@ def retry_wait(stages: JobStages) -> WaitCause:
     )
 
 
-def refusal_wait(record: Failure, due: datetime | None = None) -> WaitCause:
-    """Returns the wait after pods were refused. ``due``: of the next attempt; None while this one ends."""
-    next_ = f" The next attempt starts at {stamp(due)}." if due else ""
-    return WaitCause(
-        reason=WaitingReason.PODS_REFUSED, message=f"{record.message}{next_}", since=record.written
-    )
+def refusal_wait(record: Failure, due: datetime) -> WaitCause:
+    """Returns the wait for the time of the next attempt, after pods were refused."""
+    message = f"{record.message} The next attempt starts at {stamp(due)}."
+    return WaitCause(reason=WaitingReason.PODS_REFUSED, message=message, since=record.written)
 
 
 def input_wait(stages: JobStages) -> WaitCause | None:
@@ -109,8 +107,6 @@ def attempt_blocker(  # noqa: PLR0911  one per case
 ) -> AttemptBlocker | None:
     """Returns what prevents the attempt's pods from being created or started; None if nothing is known to."""
     plan, stage = stages.plan, attempt.key.stage
-    if (record := recorded_refusal(attempt)) and attempt.jobset and attempt.jobset.deleting:
-        return AttemptBlocker(wait=refusal_wait(record))
     if attempt.pods and (refusal := refused_pods(attempt, plan, observation)):
         wait = WaitCause(reason=WaitingReason.PODS_REFUSED, message=refusal.message, since=refusal.since)
         return AttemptBlocker(wait=wait)

@@ -171,7 +171,7 @@ def replan(
 ) -> Plan:
     """Returns the plan for the next attempt of an admitted job: identity from the snapshot, the rest from today's spec.
 
-    Flavors that were ``tried`` in vain come last; if the job names no slice, preflight's ``found`` decides it.
+    Flavors that were ``tried`` without success come last; if the job names no slice, preflight's ``found`` decides it.
     Raises Refused if an edit requests what is not allowed or does not fit.
     """
     parsed = _parsed(job)

@@ -72,7 +72,7 @@ def make_plan(
     Args:
         job: the FineTuneJob.
         snapshot: the decisions of its admission.
-        tried: how often each flavor was tried in vain, by name; those are used last.
+        tried: how often each flavor was tried without success, by name; those are used last.
         found: preflight's record of the training's memory, which decides the slice if the job names none.
     """
     defaults = snapshot.profile.get("defaults", {})

@@ -36,7 +36,7 @@ def two_hosts(*names: str, **spec: Any) -> World:
 
 
 def refuse(world: World, name: str, *, pods: int = 1, message: str = QUOTA) -> None:
-    """The Job has got ``pods`` of its two pods, and goes on trying to create the others."""
+    """The Job has got ``pods`` of its two pods, and keeps trying to create the others."""
     world.run(name)
     for pod in sorted(each["metadata"]["name"] for each in world.pods_of(name))[pods:]:
         del world.pods[pod]

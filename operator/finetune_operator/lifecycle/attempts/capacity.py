@@ -1,4 +1,4 @@
-"""Flavors of the profile, or nodes with CPU only, that were tried in vain: without nodes in time, or without pods."""
+"""Flavors of the profile, or nodes with CPU only, that provided no nodes in time, or whose pods were refused."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ NO_CAPACITY = "NoCapacity"
 #: The API server has refused pods of the attempt for too long.
 PODS_REFUSED = "PodsRefused"
 #: Stands for the flavor of CPU stages.
-CPU = "CPU"
+_CPU = "CPU"
 
 
 def flavors_tried(attempts: Sequence[Attempt]) -> Mapping[str, int]:
-    """Returns how often each flavor was tried in vain since a stage last ran, by its name.
+    """Returns how often each flavor was tried without success since a stage last ran, by its name.
 
     ``attempts``: those since the last manual retry.
     """
-    vain = (each for stage in Stage if stage.on_tpu for each in _in_vain(attempts, stage))
-    return Counter(record.actual for record in vain)
+    stages = [stage for stage in Stage if stage.on_tpu]
+    return Counter(record.actual for stage in stages for record in _without_result(attempts, stage))
 
 
-def _in_vain(attempts: Sequence[Attempt], stage: Stage) -> Iterator[Failure]:
+def _without_result(attempts: Sequence[Attempt], stage: Stage) -> Iterator[Failure]:
     """Yields the records, newest first, for one stage: a later stage may have run before this one was needed again."""
     for attempt in reversed([each for each in attempts if each.key.stage is stage]):
         recorded = attempt.files.failure if attempt.files else None
@@ -35,28 +35,26 @@ def _in_vain(attempts: Sequence[Attempt], stage: Stage) -> Iterator[Failure]:
             break
 
 
-def refusals_in_a_row(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> tuple[Failure, int] | None:
-    """Returns the record of the last attempt, if its pods were refused and no flavor is left that was tried less often;
-    and how often the next one was. None: the next attempt need not wait."""
-    records = list(_in_vain(attempts, stage))
-    if not records or records[0].reason != PODS_REFUSED:
-        return None
+def refused_rounds(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> tuple[Failure | None, int]:
+    """Returns the record of the last attempt, if its pods were refused and the next flavor was tried as often; and how
+    often that was. None: the next attempt need not wait."""
+    records = list(_without_result(attempts, stage))
     times = Counter(record.actual for record in records)
-    next_ = times[plan.placement.flavor if stage.on_tpu else CPU]
-    return (records[0], next_) if next_ >= times[records[0].actual] else None
+    rounds = times[plan.placement.flavor if stage.on_tpu else _CPU]
+    waits = bool(records) and records[0].reason == PODS_REFUSED and rounds >= times[records[0].actual]
+    return (records[0] if waits else None), rounds
 
 
 def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> Failure | None:
     """Returns the failure of a job that has waited for the nodes of every flavor that the stage may use; else None.
 
-    A job whose pods were refused on one of them goes on. ``attempts``: those since the last manual retry.
+    A job whose pods were refused on one of them continues. ``attempts``: those since the last manual retry.
     """
-    records = list(_in_vain(attempts, stage))
+    records = list(_without_result(attempts, stage))
+    tried = {record.actual for record in records}
     # Earlier releases have recorded the kind of capacity.
-    vain = {record.actual for record in records}
-    flavors = plan.placement.flavors if stage.on_tpu else (CPU,)
-    left = [name for name in flavors if not vain & {name, _kind(plan, name)}]
-    if not records or left or any(record.reason == PODS_REFUSED for record in records):
+    left = [name for name in plan.placement.flavors if tried.isdisjoint({name, plan.flavors[name].capacity})]
+    if not records or (left and stage.on_tpu) or any(record.reason == PODS_REFUSED for record in records):
         return None
     more = " No other flavor is left." if stage.on_tpu else ""
     return records[0].model_copy(update={"message": f"{records[0].message}{more}"[:1024]})
@@ -66,12 +64,8 @@ def flavor_of(attempt: Attempt, plan: Plan) -> str:
     """Returns the flavor that the attempt uses."""
     named = attempt.jobset.flavor if attempt.jobset else None
     if not attempt.key.stage.on_tpu:
-        return CPU
+        return _CPU
     return named if named is not None and named in plan.flavors else plan.placement.flavor
-
-
-def _kind(plan: Plan, flavor: str) -> str:
-    return plan.flavors[flavor].capacity if flavor in plan.flavors else ""
 
 
 def no_capacity(attempt: Attempt, plan: Plan) -> Failure:
@@ -87,7 +81,7 @@ def no_capacity(attempt: Attempt, plan: Plan) -> Failure:
             message=f"{stage} waited for a CPU node for the {seconds} s of spec.preRunningDeadlineSeconds.{last}"[
                 :1024
             ],
-            actual=CPU,
+            actual=_CPU,
             fix=f"Ask the platform team for CPU nodes with enough free resources{f' ({nodes})' if nodes else ''}, or "
             "raise spec.preRunningDeadlineSeconds; then raise spec.retry.generation."[:512],
         )

@@ -177,7 +177,7 @@ class _ReplicatedJob:
             name=text(found, "name") or "",
             replicas=number(found, "replicas", 1),
             parallelism=number(job, "parallelism", 1),
-            chip_limits=tuple(map(_quantity, _tpu_limits(pod))),
+            chip_limits=tuple(map(quantity, _tpu_limits(pod))),
             slice_kind=slice_kind(pod),
         )
 
@@ -203,7 +203,7 @@ def _chips(replicated: list[_ReplicatedJob]) -> int | None:
     return min(total, MOST_CHIPS)
 
 
-def _quantity(value: object) -> int | None:
+def quantity(value: object) -> int | None:
     """Parses a Kubernetes quantity as an integer, rounded up; None if it is none."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:

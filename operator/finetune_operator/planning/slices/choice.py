@@ -44,12 +44,12 @@ def choose(
     """Returns the slice for a job that names none.
 
     Args:
-        offers: slices that the profile offers, with those last that were tried in vain. Not empty.
+        offers: slices that the profile offers, with those last that were tried without success. Not empty.
         by_price: the same offers in the order that preflight saw, before any was tried.
         fault: returns in a few words why the job cannot run on an offer; None if it can.
         found: preflight's record of the memory; None if preflight has not passed.
         slices: number of slices that the job connects.
-        tried: how often each flavor was tried in vain.
+        tried: how often each flavor was tried without success.
     """
     first, left_out = _distinct(by_price, fault)
     if not first:

@@ -22,7 +22,7 @@ from finetune_operator.planning.slices import nodes
 
 #: Price of a flavor without one: it is chosen only if no flavor has a price.
 _UNPRICED = Decimal("Infinity")
-#: No flavor was tried in vain.
+#: No flavor was tried without success.
 NONE_TRIED: Mapping[str, int] = MappingProxyType({})
 
 
@@ -86,7 +86,7 @@ class SliceOffer:
 
 
 def times_tried(flavor: DefaultedFlavor, tried: Mapping[str, int]) -> int:
-    """Returns how often the flavor was tried in vain. Earlier releases have recorded its capacity type alone."""
+    """Returns how often the flavor was tried without success. Earlier releases recorded its capacity type alone."""
     return tried.get(flavor.name, 0) + tried.get(flavor.capacity, 0)
 
 
@@ -107,7 +107,7 @@ def named_slice(
         flavors: the profile's flavors.
         queued: whether a queue admits the job's slices.
         host_defaults: whether TPU pods request their machine's CPU and memory where the flavor says nothing.
-        tried: how often each flavor was tried in vain; those come last.
+        tried: how often each flavor was tried without success; those come last.
 
     Raises:
         Refused: there is no such slice, or the profile does not offer it.
@@ -170,7 +170,7 @@ def _in_order(
     tried: Mapping[str, int] = NONE_TRIED,
 ) -> list[DefaultedFlavor]:
     """Returns the flavors of accepted capacity in the job's order and then the profile's, those last that were tried
-    in vain."""
+    without success."""
     accepted = [flavor for flavor in flavors if preferred is None or flavor.capacity in preferred]
     if preferred is not None:
         accepted.sort(key=lambda flavor: preferred.index(flavor.capacity))
@@ -250,8 +250,8 @@ def by_price(
 ) -> Sequence[SliceOffer]:
     """Returns the profile's offers to a job that names no slice, the cheapest first. Never empty.
 
-    If the job lists capacity types or flavors were tried in vain, those rank before the price. Between equal offers,
-    the order of the flavors decides. Arguments and errors are those of :func:`named_slice`.
+    If the job lists capacity types or flavors were tried without success, those rank before the price. Between equal
+    offers, the order of the flavors decides. Arguments and errors are those of :func:`named_slice`.
     """
     preferred, per_host, slices = resources.capacity, resources.chips_per_host, resources.slices
     if unmet := list(_unmet(flavors, preferred, slices)):
