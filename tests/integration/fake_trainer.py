@@ -171,11 +171,13 @@ def install(
     saves: bool = False,
     measured: bool = False,
     least_chips: int | None = None,
+    together: bool = False,
 ) -> Path:
     """Writes the program of :data:`IMAGE` into ``folder`` and returns that folder.
 
     These ``stages`` take ``seconds`` longer. With ``saves``, training saves a checkpoint when it is asked to stop, and
     takes no time if there is a saved checkpoint. ``measured``, ``least_chips``: as in :func:`records`.
+    ``together``: the hosts of a slice wait for each other, as JAX does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "finetune-stage"
@@ -183,6 +185,7 @@ def install(
     options = [
         *(["--saves"] if saves else []),
         *(["--measured"] if measured else []),
+        *(["--together"] if together else []),
         *([f"--least-chips={least_chips}"] if least_chips is not None else []),
     ]
     program.write_text(
@@ -253,13 +256,30 @@ def await_devices(target: str) -> None:
             time.sleep(0.05)
 
 
+def await_hosts(request: StageRequest) -> None:
+    """Returns when all hosts of the slice run the attempt."""
+    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    attempt = f"{request.stage.short}-{request.attempt}.{request.restart}"
+    folder = _path(request.run_folder).parent / f"{request.job.uid}-{attempt}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / os.environ.get("TPU_WORKER_ID", "0")).touch()
+    while len(list(folder.iterdir())) < len(hosts):
+        time.sleep(0.05)
+
+
 def crash(*_: object) -> None:
     """Ends the process like an uncaught Python exception: exit code 1, and no record."""
     os._exit(1)
 
 
 def main(
-    seconds: float, stages: Collection[str], *, saves: bool, measured: bool, least_chips: int | None
+    seconds: float,
+    stages: Collection[str],
+    *,
+    saves: bool,
+    measured: bool,
+    least_chips: int | None,
+    together: bool = False,
 ) -> None:
     """Runs the stage of the request in the environment."""
     request = StageRequest.of_environment(os.environ)
@@ -280,6 +300,8 @@ def main(
     begun = next(iter(files))
     if first:
         write({begun: files.pop(begun)})
+    if together:
+        await_hosts(request)
     if target := os.environ.get("JAX_BACKEND_TARGET"):
         await_devices(target)
     if request.stage in stages and not (saves and _saved(request)):
@@ -292,6 +314,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--saves", action="store_true")
     parser.add_argument("--measured", action="store_true")
+    parser.add_argument("--together", action="store_true")
     parser.add_argument("--least-chips", type=int)
     parser.add_argument("seconds", type=float)
     parser.add_argument("stages", nargs="*")
@@ -302,4 +325,5 @@ if __name__ == "__main__":
         saves=arguments.saves,
         measured=arguments.measured,
         least_chips=arguments.least_chips,
+        together=arguments.together,
     )

@@ -24,6 +24,10 @@ No Secret is ever read: pods get them by reference.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get]
+# Compared with a job's slice before the job is admitted.
+- apiGroups: [""]
+  resources: [resourcequotas]
+  verbs: [list]
 # Created about jobs; listed for a pod that finds no node or a Job that creates no pods.
 - apiGroups: [""]
   resources: [events]

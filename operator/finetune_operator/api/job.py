@@ -78,8 +78,8 @@ class FineTuneJobSpec(ApiModel):
     active_deadline_seconds: Positive | None = None
     """Longest running time in seconds over all attempts, including those after a resume. Default: none."""
     pre_running_deadline_seconds: Positive | None = None
-    """Longest time in seconds from reserved quota to running pods, per kind of capacity; then the next kind is tried,
-    and after the last the job fails. Waiting for quota is not limited. Default: 7200."""
+    """Longest time in seconds from reserved quota to running pods, for each flavor of the profile; then the next is
+    tried, and after the last the job fails. Waiting for quota is not limited. Default: 7200."""
     child_ttl_seconds_after_finished: Annotated[
         NonNegative | None, Field(alias="childTTLSecondsAfterFinished")
     ] = None

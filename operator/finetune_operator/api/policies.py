@@ -163,6 +163,10 @@ class HangPolicy(ApiModel):
     """Longest time in seconds from running pods to the first step. Default: 1800."""
     no_step_seconds: Positive | None = None
     """Longest time in seconds between two steps. Default: 900."""
+    refused_pods_seconds: Positive | None = None
+    """Longest time in seconds in which an attempt holds a part of its pods, or a queue's quota, while the API server
+    refuses the other pods (ResourceQuota, LimitRange, policy). Then it lets go of them, and the next flavor is tried.
+    Keep it below the 300 s in which the hosts of a slice have to find each other. Default: 120."""
     blind_seconds: Positive | None = None
     """Longest time in seconds in which the job's run folder alone cannot be read, so that a hung training is not
     detected. The job is then suspended, and resumes when the folder can be read. A store that is unavailable as a whole

@@ -209,15 +209,16 @@ def _quotas(setup: Setup) -> Findings:
     if setup.quotas is None:
         yield Finding(name, State.UNKNOWN, f"You may not read ResourceQuotas in {setup.namespace}.")
         return
-    smallest = min((chips for profile in setup.serving for chips in _slices(profile)), default=0)
+    slices = sorted({chips for profile in setup.serving for chips in _slices(profile)})
     for quota in setup.quotas:
         own, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = quota["spec"].get("hard") or {}, status.get("used") or {}
         edit = f"kubectl edit resourcequota {own} --namespace {setup.namespace}"
         chips = next((_number(hard[key]) for key in _CHIPS if key in hard), None)
         jobs = _number(hard[_JOB_COUNT]) if _JOB_COUNT in hard else None
-        if chips is not None and chips < smallest:
-            message = f"ResourceQuota {own} allows {chips} chips, and the smallest slice has {smallest}."
+        fitting = [each for each in slices if chips is None or each <= chips]
+        if slices and not fitting:
+            message = f"ResourceQuota {own} allows {chips} chips, and the smallest slice has {slices[0]}."
             yield Finding(name, State.MISSING, message, edit)
         elif jobs is not None and _JOB_COUNT not in used:
             # After the CRD is installed it may take the quota controller five minutes to find the kind.
@@ -232,14 +233,21 @@ def _quotas(setup: Setup) -> Findings:
                 f"ResourceQuota {own} allows {jobs} FineTuneJobs, and as many exist.",
                 fix,
             )
+        elif len(fitting) < len(slices):
+            # Jobs may be meant to take only those that fit.
+            message = f"ResourceQuota {own} allows {chips} chips: slices of up to {fitting[-1]}, not of {slices[-1]}."
+            yield Finding(name, State.UNKNOWN, message, edit)
         else:
             yield Finding(name, State.OK, f"ResourceQuota {own} leaves room for a job.")
 
 
 def _slices(profile: Object) -> Iterator[int]:
-    for flavor in profile["spec"].get("flavors") or ():
-        for topology in flavor["topologies"]:
-            yield chips_of_topology(topology)
+    """Yields the chips of the slices of a valid profile."""
+    try:
+        flavors = check_profile_object(profile).flavors
+    except Refused:
+        return
+    yield from (chips_of_topology(topology) for flavor in flavors for topology in flavor.topologies)
 
 
 def _number(quantity: object) -> int:

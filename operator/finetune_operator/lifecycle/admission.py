@@ -10,7 +10,8 @@ from pydantic_core import to_json
 from finetune_contract import CONTRACT_VERSION, ContractVersion, MemoryOutcome
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
-from finetune_operator.lifecycle.attempts.capacity import exhausted_capacities
+from finetune_operator.lifecycle.attempts.capacity import flavors_tried
+from finetune_operator.lifecycle.children.quotas import check_quotas
 from finetune_operator.lifecycle.decision import Admit, NextStep
 from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.lifecycle.observation import Observation
@@ -56,40 +57,40 @@ def current_plan(
     switched its memory check off since.
     """
     fresh = [each for each in attempts if since_retry(observation.folder.retry, each)]
-    exhausted = exhausted_capacities(fresh)
-    plan, refused = _planned(observation.job, snapshot, exhausted, None)
+    tried = flavors_tried(fresh)
+    plan, refused = _planned(observation.job, snapshot, tried, None)
     if plan.memory is not None and not plan.memory.candidates:
         return plan, refused
     found = preflight_found(observation, plan, attempts)
     if found is None or found.memory is None:
         return plan, refused
-    return _planned(observation.job, snapshot, exhausted, found.memory)
+    return _planned(observation.job, snapshot, tried, found.memory)
 
 
 def _planned(
-    job: Object, snapshot: StoredPlan, exhausted: frozenset[str], found: MemoryOutcome | None
+    job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
 ) -> tuple[Plan, Refused | None]:
     try:
-        return _replanned(job, snapshot, exhausted, found), None
+        return _replanned(job, snapshot, tried, found), None
     except Refused as refused:
-        return make_plan(_as_admitted(job, snapshot), snapshot, exhausted, found), refused
+        return make_plan(_as_admitted(job, snapshot), snapshot, tried, found), refused
 
 
 def _replanned(
-    job: Object, snapshot: StoredPlan, exhausted: frozenset[str], found: MemoryOutcome | None
+    job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
 ) -> Plan:
     """Returns the same as ``replan``, from memory if nothing that it depends on has changed. Raises Refused."""
     metadata = {key: value for key, value in job["metadata"].items() if key not in _VERSIONS}
     inputs = {key: job[key] for key in ("apiVersion", "kind", "spec") if key in job} | {"metadata": metadata}
     text, record = to_json(inputs), found and found.model_dump_json(by_alias=True)
     if len(text) + len(record or "") + len(snapshot.stored["spec.json"]) > _KEPT_BYTES:
-        return replan(job, snapshot, exhausted, found)
-    rest = to_json([snapshot.digest, sorted(exhausted), record])
+        return replan(job, snapshot, tried, found)
+    rest = to_json([snapshot.digest, sorted(tried.items()), record])
     return kept_plans.plan(
         metadata["uid"],
         sha256(text + rest).digest(),
         chosen=found is not None,
-        make=lambda: replan(job, snapshot, exhausted, found),
+        make=lambda: replan(job, snapshot, tried, found),
     )
 
 
@@ -125,13 +126,17 @@ def plan_to_store(observation: Observation) -> StoredPlan:
         observation.first_format or not _unchanged_profile(observation)
     ):
         return take_over(job, observation.first_format)
-    snapshot = admit(
+    admission = admit(
         job, observation.profiles, observation.template, observation.source, observation.neighbours
-    ).snapshot
+    )
+    snapshot = admission.snapshot
     with naming_contact(snapshot.profile):
         check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
     named = _named(observation)
     if not named:
+        if observation.quotas:
+            with naming_contact(snapshot.profile):
+                check_quotas(admission.plan, observation.quotas)
         return snapshot
     made = next((each for each in _by_any_release(snapshot) if named == {each.digest}), None)
     if made is None:

@@ -8,6 +8,7 @@ from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, seconds_beside_others
 from finetune_operator.lifecycle.attempts.classify import died
 from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
+from finetune_operator.lifecycle.attempts.refused_pods import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     EVICTED,
@@ -19,8 +20,16 @@ from finetune_operator.lifecycle.attempts.stop_records import (
 from finetune_operator.lifecycle.attempts.usage import counted, rate_of, uncovered_run
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.jobset import JobSet
-from finetune_operator.lifecycle.children.kueue import QuotaState, queue_status
-from finetune_operator.lifecycle.decision import SAFETY_SECONDS, DetailRequest, NextStep, Record, Wait, stop
+from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState, queue_status
+from finetune_operator.lifecycle.decision import (
+    SAFETY_SECONDS,
+    DetailRequest,
+    NextStep,
+    ObjectReference,
+    Record,
+    Wait,
+    stop,
+)
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.job_stages import JobStages
@@ -59,9 +68,28 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
             stages=stages,
             requeue_after=_requeue_after(observation, stages, attempt),
         )
+    return _watch_pods(observation, stages, attempt, queue, refused)
+
+
+def _watch_pods(
+    observation: Observation,
+    stages: JobStages,
+    attempt: Attempt,
+    queue: QueueStatus | None,
+    refused: Refused | None,
+) -> NextStep:
+    """Reports on an attempt that may have pods, or stops it."""
+    short = short_job(attempt, stages.plan, observation)
+    if short and observation.events is None:
+        # Only Events show whether pods are refused, or come late.
+        known = _watch_pods(replace(observation, events=()), stages, attempt, queue, refused)
+        return replace(known, details=DetailRequest(events=ObjectReference(kind="Job", name=short)))
+    refusal = refused_pods(attempt, stages.plan, observation)
     late = deadlines.overdue(
         attempt, stages.plan, observation.folder.progress, observation.now, readable_since(observation)
     )
+    if refusal and refusal.until <= observation.now:
+        late = refusal.record
     silent = late and late.reason in deadlines.STANDING_STILL
     if late and not (silent and observation.folder.progress_unknown):
         return _end_late(observation, stages, attempt, late)
@@ -81,7 +109,10 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
         running=running,
         starting=not running,
         recovering=not running
-        and (recovering(stages) or deadlines.recovering(attempt, observation.folder.progress)),
+        and (
+            recovering(stages)
+            or (refusal is None and deadlines.recovering(attempt, observation.folder.progress))
+        ),
         wait=wait,
         stuck=kept is not None,
         queue=queue,
@@ -91,7 +122,7 @@ def watch(observation: Observation, stages: JobStages, refused: Refused | None) 
         action=Wait(records=_earlier(stages, attempt) or _seen_failing(observation, stages, attempt)),
         state=state,
         stages=stages,
-        requeue_after=_requeue_after(observation, stages, attempt),
+        requeue_after=_requeue_after(observation, stages, attempt, refusal),
         details=DetailRequest(events=about) if about else None,
     )
 
@@ -181,7 +212,9 @@ def _stop(
     )
 
 
-def _requeue_after(observation: Observation, stages: JobStages, attempt: Attempt) -> float:
+def _requeue_after(
+    observation: Observation, stages: JobStages, attempt: Attempt, refusal: RefusedPods | None = None
+) -> float:
     """Seconds. A running stage reports its progress in the run folder, and no watch reports that."""
     if deadlines.interrupted(attempt, observation.folder.progress):
         regular = observation.urgent_pace(deadlines.INTERRUPTED_LOOK)
@@ -201,6 +234,7 @@ def _requeue_after(observation: Observation, stages: JobStages, attempt: Attempt
         seconds_left(stages, attempt) if attempt.key.stage.on_tpu else None,
         seconds_to_limit(stages, attempt),
         seconds_beside_others(attempt, observation.now),
+        (refusal.until - observation.now).total_seconds() if refusal else None,
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 

@@ -12,6 +12,7 @@ from finetune_operator.lifecycle.attempts.attempt import (
     seconds_beside_others,
 )
 from finetune_operator.lifecycle.attempts.capacity import no_capacity_left
+from finetune_operator.lifecycle.attempts.refused_pods import pause_after_refusal
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     RUN_FOLDER_UNREADABLE,
@@ -29,7 +30,13 @@ from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, must
 from finetune_operator.lifecycle.stages.preflight_memory import too_small
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded, budget_exceeded
-from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, input_wait, recovering, retry_wait
+from finetune_operator.lifecycle.waiting import (
+    NO_PODS_SECONDS,
+    input_wait,
+    recovering,
+    refusal_wait,
+    retry_wait,
+)
 from finetune_operator.lifecycle.without_run_folder import blind_left, halted, without_run_folder
 from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.planning.requests import MAX_ATTEMPT
@@ -113,6 +120,10 @@ def _next_attempt(  # noqa: PLR0911  one per case
     if due is not None and due > observation.now:
         state = JobState(phase=JobPhase.ACTIVE, recovering=recovering(stages), wait=retry_wait(stages))
         return _wait(stages, state, (due - observation.now).total_seconds())
+    pause = pause_after_refusal(stages.plan, stages.current.stage, stages.fresh)
+    if pause and pause[1] > observation.now:
+        state = JobState(phase=JobPhase.ACTIVE, wait=refusal_wait(*pause))
+        return _wait(stages, state, (pause[1] - observation.now).total_seconds())
     return _create(observation, stages)
 
 

@@ -25,6 +25,7 @@ from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.requests import MAX_ATTEMPT
@@ -190,6 +191,8 @@ class Observation:
     """ConfigMap of the chat template that the job names; None if there is none. Not read once ``snapshot`` exists."""
     source: Object | None = None
     """FineTuneJob whose model the job starts from; None if there is none. Not read once ``snapshot`` exists."""
+    quotas: tuple[Quota, ...] = ()
+    """ResourceQuotas of the job's namespace. Not read once ``snapshot`` exists."""
     neighbours: tuple[Object, ...] = ()
     """FineTuneJobs that may use the run folder in which this one continues (``spec.resumeFrom``); read until this job
     has taken the folder over."""

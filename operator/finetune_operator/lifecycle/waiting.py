@@ -10,6 +10,7 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.deadlines import interrupted, stepped
+from finetune_operator.lifecycle.attempts.refused_pods import refused_pods
 from finetune_operator.lifecycle.children.kueue import QueueStatus
 from finetune_operator.lifecycle.children.object_events import (
     ObjectEvent,
@@ -72,6 +73,12 @@ def retry_wait(stages: JobStages) -> WaitCause:
     )
 
 
+def refusal_wait(record: Failure, due: datetime) -> WaitCause:
+    """Returns the wait for the time of the next attempt, after pods were refused."""
+    message = f"{record.message} The next attempt starts at {stamp(due)}."
+    return WaitCause(reason=WaitingReason.PODS_REFUSED, message=message, since=record.written)
+
+
 def input_wait(stages: JobStages) -> WaitCause | None:
     """Returns the wait for an input that preflight has not found, or for access; None if there is no such wait.
 
@@ -101,6 +108,9 @@ def attempt_blocker(  # noqa: PLR0911  one per case
 ) -> AttemptBlocker | None:
     """Returns what prevents the attempt's pods from being created or started; None if nothing is known to."""
     plan, stage = stages.plan, attempt.key.stage
+    if attempt.pods and (refusal := refused_pods(attempt, plan, observation)):
+        wait = WaitCause(reason=WaitingReason.PODS_REFUSED, message=refusal.message, since=refusal.since)
+        return AttemptBlocker(wait=wait)
     if queue is None and attempt.jobset is not None and attempt.jobset.suspended:
         return AttemptBlocker(wait=_suspended_by_hand(plan, attempt))
     if unsuspended_at := _without_pods_since(

@@ -42,8 +42,10 @@ _MAY_APPEAR = (
     Reason.SOURCE_JOB_UNUSABLE,
     Reason.RUN_NOT_FOUND,
     Reason.RUN_FOLDER_IN_USE,
+    Reason.QUOTA_TOO_SMALL,
 )
-#: Seconds. No watch reports to the job that a profile, a ConfigMap, a Secret or another job's model has appeared.
+#: Seconds. No watch reports to the job that a profile, a ConfigMap, a Secret, another job's model or
+#: a larger quota has appeared.
 _REQUEUE_SECONDS = 15.0
 #: The same with any number of other jobs.
 _LONGEST_REQUEUE_SECONDS = 60.0

@@ -1,6 +1,6 @@
 """Admission: turns a job and the existing profiles into a snapshot and a plan, or into a refusal."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from finetune_operator.planning.policy.profile_checks import check_profile
 from finetune_operator.planning.profile_choice import choose_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref, with_chat_template
+from finetune_operator.planning.slices.topology import NONE_TRIED
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.stored_plan import StoredPlan, identity
 from finetune_operator.planning.support import refuse_later_fields
@@ -165,12 +166,12 @@ def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
 def replan(
     job: Object,
     snapshot: StoredPlan,
-    exhausted_capacities: Collection[str] = (),
+    tried: Mapping[str, int] = NONE_TRIED,
     found: MemoryOutcome | None = None,
 ) -> Plan:
     """Returns the plan for the next attempt of an admitted job: identity from the snapshot, the rest from today's spec.
 
-    The ``exhausted_capacities`` come last; if the job names no slice, preflight's ``found`` decides it.
+    Flavors that were ``tried`` without success come last; if the job names no slice, preflight's ``found`` decides it.
     Raises Refused if an edit requests what is not allowed or does not fit.
     """
     parsed = _parsed(job)
@@ -182,9 +183,7 @@ def replan(
         _check_overrides(parsed)
         draft = Draft.of(job, snapshot, live, found)
         broken = policy_problems(parsed, name, draft.profile, draft.spec, merged=merged, base=base)
-        return _plan_within_limits(
-            lambda: draft.plan(exhausted_capacities, found), name, draft.profile, merged, broken
-        )
+        return _plan_within_limits(lambda: draft.plan(tried, found), name, draft.profile, merged, broken)
 
 
 def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Object:

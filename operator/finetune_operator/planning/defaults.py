@@ -76,6 +76,8 @@ FLAVOR: Object = {"maxSlices": 1}
 #: downloads dominate.
 EVALUATE_SECONDS = 6 * 3600
 CPU_STAGE_SECONDS = 24 * 3600
+#: spec.hangPolicy.refusedPodsSeconds: the processes that run end by themselves after 300 s without the others.
+REFUSED_PODS_SECONDS = 120
 
 
 def filled(section: Object, defaults: Object) -> dict[str, Any]:

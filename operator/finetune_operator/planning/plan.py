@@ -79,9 +79,11 @@ class TimeLimits:
     active: int | None
     """Running time over all attempts."""
     pre_running: int
-    """From admitted quota, or a restart, to running pods; applies to each capacity type and to CPU stages."""
+    """From admitted quota, or a restart, to running pods; applies to each flavor and to CPU stages."""
     startup: int
     """From running pods to the first training step."""
+    refused_pods: int
+    """From an attempt's newest pod, while others are refused, to its end."""
     no_step: int
     """From one training step to the next."""
     evaluate: int

@@ -1,6 +1,6 @@
 """Builds the plan of a job from the job and what was decided at its admission."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import cache
@@ -12,7 +12,12 @@ from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.api.profile import PodSettings
 from finetune_operator.api.profile_nodes import CpuPool
 from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedProfileSpec, job_spec
-from finetune_operator.planning.defaults import BUILT_IN, CPU_STAGE_SECONDS, EVALUATE_SECONDS
+from finetune_operator.planning.defaults import (
+    BUILT_IN,
+    CPU_STAGE_SECONDS,
+    EVALUATE_SECONDS,
+    REFUSED_PODS_SECONDS,
+)
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.plan import IDENTITY, CpuNodes, Plan, PodAdditions, RetryLimits, TimeLimits
@@ -34,6 +39,7 @@ from finetune_operator.planning.slices.memory import resolve_memory
 from finetune_operator.planning.slices.pathways import refuse_other_controller
 from finetune_operator.planning.slices.slice_plan import SlicePlan, slice_plan
 from finetune_operator.planning.slices.topology import (
+    NONE_TRIED,
     FlavorTerms,
     Placement,
     SliceOffer,
@@ -58,7 +64,7 @@ _FAULTS = {
 def make_plan(
     job: Object,
     snapshot: StoredPlan,
-    exhausted_capacities: Collection[str] = (),
+    tried: Mapping[str, int] = NONE_TRIED,
     found: MemoryOutcome | None = None,
 ) -> Plan:
     """Resolves an admitted job. Raises Refused if numbers or shapes do not fit.
@@ -66,13 +72,11 @@ def make_plan(
     Args:
         job: the FineTuneJob.
         snapshot: the decisions of its admission.
-        exhausted_capacities: capacity types that provided no nodes in time; they are used last.
+        tried: how often each flavor was tried without success, by name; those are used last.
         found: preflight's record of the training's memory, which decides the slice if the job names none.
     """
     defaults = snapshot.profile.get("defaults", {})
-    return Draft.of(job, snapshot, merge(BUILT_IN, defaults, job["spec"]), found).plan(
-        exhausted_capacities, found
-    )
+    return Draft.of(job, snapshot, merge(BUILT_IN, defaults, job["spec"]), found).plan(tried, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,46 +108,47 @@ class Draft:
         """Whether a queue admits the job's slices."""
         return self.queues.tpu is not None
 
-    def plan(self, exhausted_capacities: Collection[str], found: MemoryOutcome | None) -> Plan:
+    def plan(self, tried: Mapping[str, int], found: MemoryOutcome | None) -> Plan:
         """Returns the plan. Arguments and errors are those of :func:`make_plan`."""
         snapshot, resources, flavors = self.snapshot, self.spec.resources, self.profile.flavors
         name = snapshot.profile_name
         refuse_other_controller(lookup(snapshot.spec, "resources.controller"), resources.controller)
         if resources.names_a_slice:
+            if tried and self.spec.budget and self.spec.budget.max_cost is not None:
+                # Money cannot be counted on a flavor without a price.
+                flavors = tuple(each for each in flavors if each.chip_hour_price is not None) or flavors
             taken = named_slice(
                 resources,
                 name,
                 flavors,
                 queued=self.queued,
                 host_defaults=snapshot.host_defaults,
-                exhausted_capacities=exhausted_capacities,
+                tried=tried,
             )
             return self.at(slice_plan(self.spec, snapshot, taken))
-        offers = by_price(resources, name, flavors, exhausted_capacities)
+        offers = by_price(resources, name, flavors, tried)
         if self.spec.preflight.memory is MemoryCheck.OFF:
-            kinds = [offer.capacity for offer in offers]
-            taken = self._place(offers[0], f"{CHEAPEST}, {NO_WISH}", kinds)
+            serving = [offer.flavor.name for offer in offers]
+            taken = self._place(offers[0], f"{CHEAPEST}, {NO_WISH}", serving)
             return self.at(slice_plan(self.spec, snapshot, taken))
-        before = by_price(resources, name, flavors) if exhausted_capacities else offers
+        before = by_price(resources, name, flavors) if tried else offers
         choice = choose(
             offers,
             before,
             slice_faults(self),
             found,
             slices=resources.slices,
-            exhausted_capacities=exhausted_capacities,
+            tried=tried,
         )
-        site = self.site(choice.offer, choice.why, choice.capacities)
+        site = self.site(choice.offer, choice.why, choice.flavors)
         return self.at(site, [self.site(each) for each in choice.candidates])
 
-    def site(self, offer: SliceOffer, why: str = "", capacities: Collection[str] = ()) -> SlicePlan:
+    def site(self, offer: SliceOffer, why: str = "", flavors: Iterable[str] = ()) -> SlicePlan:
         """Returns the job on a slice that it does not name. Raises Refused if its numbers do not fit that slice."""
-        return slice_plan(self.spec, self.snapshot, self._place(offer, why, capacities), share_rows=True)
+        return slice_plan(self.spec, self.snapshot, self._place(offer, why, flavors), share_rows=True)
 
-    def _place(self, offer: SliceOffer, why: str, capacities: Collection[str]) -> Placement:
-        return placement(
-            offer, why, capacities, queued=self.queued, host_defaults=self.snapshot.host_defaults
-        )
+    def _place(self, offer: SliceOffer, why: str, flavors: Iterable[str]) -> Placement:
+        return placement(offer, why, flavors, queued=self.queued, host_defaults=self.snapshot.host_defaults)
 
     def at(self, site: SlicePlan, candidates: Sequence[SlicePlan] = ()) -> Plan:
         """Returns the plan at ``site``. ``candidates`` are the slices that preflight may choose instead."""
@@ -229,6 +234,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
             active=spec.active_deadline_seconds,
             pre_running=spec.pre_running_deadline_seconds,
             startup=hang.startup_seconds,
+            refused_pods=hang.refused_pods_seconds or REFUSED_PODS_SECONDS,
             no_step=hang.no_step_seconds,
             evaluate=hang.stage_seconds or EVALUATE_SECONDS,
             cpu_stage=hang.stage_seconds or CPU_STAGE_SECONDS,

@@ -16,6 +16,7 @@ from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
     PROFILES,
+    QUOTAS,
     KubernetesClient,
     NotFound,
     Object,
@@ -31,6 +32,7 @@ from finetune_operator.lifecycle.children.projection import (
     reduced_event,
     reduced_job,
 )
+from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView, pace
@@ -151,8 +153,11 @@ class Observer:
         # Releases objects that are not the job's.
         del cached, found
         profiles = await self._profiles(snapshot)
-        first_format, template, source = await asyncio.gather(
-            self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
+        first_format, template, source, quotas = await asyncio.gather(
+            self._first_format(job, snapshot),
+            self._template(job, snapshot),
+            self._source(job, snapshot),
+            self._quotas(key.namespace, snapshot),
         )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
         if excess is not None and snapshot is not None:
@@ -182,6 +187,7 @@ class Observer:
             folder=view,
             template=template,
             source=source,
+            quotas=quotas,
             neighbours=neighbours,
             unserved_namespace=unserved,
             nodes=nodes,
@@ -242,6 +248,7 @@ class Observer:
             first_format=None,
             template=None,
             source=None,
+            quotas=(),
         )
 
     async def with_details(
@@ -320,6 +327,17 @@ class Observer:
         that are admitted at the same time share a list that begins after each of them has asked.
         """
         return () if snapshot is not None else await self._all_profiles()
+
+    async def _quotas(self, namespace: str, snapshot: Object | None) -> tuple[Quota, ...]:
+        """Returns the namespace's ResourceQuotas before admission; none if the operator may not list them."""
+        if snapshot is not None:
+            return ()
+        try:
+            found = await self._cluster.list(QUOTAS, namespace)
+        except Rejected as error:
+            log.warning("ResourceQuotas cannot be listed, so they are not compared with slices: %s", error)
+            return ()
+        return tuple(quota for each in found if (quota := Quota.parse(each)))
 
     async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the plan that an earlier release stored in the job's namespace, if the job may still need it."""

@@ -31,6 +31,8 @@ JOB_RULES = (
     _rule("kueue.x-k8s.io", "workloads", "list", "watch"),
     # The ConfigMap of a chat template, and <job>-plan of an earlier release, each by name.
     _rule("", "configmaps", "get"),
+    # Compared with a job's slice before the job is admitted.
+    _rule("", "resourcequotas", "list"),
     # Created for jobs; listed for one pod that is unschedulable, or one Job that creates no pods.
     _rule("", "events", "list", "create"),
 )

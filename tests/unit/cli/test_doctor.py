@@ -157,6 +157,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "a node without identity": (unlabelled(), "nodes", "cpu", "node-pools update finetune-cpu"),
     "too few chips": (quota({"requests.google.com/tpu": "3"}, {}), "quotas", "3 chips", "kubectl edit resourcequota"),
+    "a quota of zero": (
+        quota({"requests.google.com/tpu": "0"}, {}), "quotas", "allows 0 chips", "kubectl edit resourcequota",
+    ),
     "no more jobs": (quota({JOB_COUNT: "2"}, {JOB_COUNT: "2"}), "quotas", "2 FineTuneJobs", "kubectl delete"),
     "jobs that are not counted yet": (quota({JOB_COUNT: "2"}, {}), "quotas", "has not counted", "--watch"),
     "a right on jobs": ({"rights": {EDIT: False}}, "rights", "create finetunejobs", "finetune-operator-edit"),
@@ -204,6 +207,14 @@ def test_what_the_caller_may_not_read_is_unknown_and_not_missing(field: str) -> 
 def test_quotas_of_many_jobs_are_read_as_the_api_server_writes_them(hard: str, used: str) -> None:
     setup = dataclasses.replace(healthy(), **quota({JOB_COUNT: hard}, {JOB_COUNT: used}))
     assert of(setup, State.MISSING) == []
+
+
+def test_a_quota_below_the_largest_slice_is_unknown_and_names_both() -> None:
+    setup = dataclasses.replace(healthy(), **quota({"requests.google.com/tpu": "4"}, {}))
+    assert of(setup, State.MISSING) == []
+    (found,) = of(setup, State.UNKNOWN)
+    assert found.message == "ResourceQuota jobs allows 4 chips: slices of up to 4, not of 8."
+    assert found.fix == "kubectl edit resourcequota jobs --namespace team-a"
 
 
 @pytest.mark.parametrize("served", ["*", "team-a", "team-b,team-a"])

@@ -377,7 +377,7 @@ def test_a_restart_without_nodes_on_the_second_flavor_names_that_flavor() -> Non
         pass_time(world, 700)
         recorded = world.attempts[AttemptKey(Stage.TRAIN, 2, 1)].failure
         assert recorded is not None
-        assert recorded.actual == "OnDemand"
+        assert recorded.actual == "ondemand"
 
 
 @pytest.mark.parametrize("stage", [None, "Train"])

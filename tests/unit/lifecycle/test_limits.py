@@ -227,7 +227,7 @@ def test_without_nodes_each_flavor_is_tried_and_then_the_job_fails() -> None:
     wait_step_by_step(world, 700)
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "NoCapacity"
-    assert "No other kind is left" in world.status["failure"]["message"]
+    assert "No other flavor is left" in world.status["failure"]["message"]
     assert charged(world) == NOT_CHARGED
 
 

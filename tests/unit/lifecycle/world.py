@@ -63,6 +63,7 @@ from finetune_operator.lifecycle.children.projection import (
     reduced_node,
     reduced_workload,
 )
+from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.observation import in_order, since
 from finetune_operator.lifecycle.status.events import transitions
@@ -209,6 +210,8 @@ class World:
     """The budget of the job's namespace for the month."""
     past_trainings: PastTrainings | None = None
     """Past trainings of the namespace."""
+    quotas: list[Object] = field(default_factory=list)
+    """ResourceQuotas of the job's namespace."""
     paused: bool = False
     """Whether the operator is paused."""
     _uids: int = 0
@@ -231,6 +234,9 @@ class World:
             pods=own_pods(self.job, pods, jobsets),
             folder=self._view(),
             source=answered(self.source),
+            quotas=()
+            if self.config_map
+            else tuple(quota for each in self.quotas if (quota := Quota.parse(each))),
             neighbours=tuple(answered(self.neighbours)),
             unserved_namespace=self.unserved,
             nodes=None

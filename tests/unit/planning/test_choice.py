@@ -282,28 +282,31 @@ def test_a_record_cannot_choose_a_slice_beyond_limits_or_without_a_price() -> No
         assert replan(wanted, admission.snapshot, found=record).placement.shape.name == "v6e-4"
 
 
-def test_a_slice_that_does_not_fit_is_not_used_on_other_capacity() -> None:
+@pytest.mark.parametrize(
+    "tried", ["spot", "Spot"], ids=["by flavor", "by kind, as earlier releases recorded"]
+)
+def test_a_slice_that_does_not_fit_is_not_used_on_other_capacity(tried: str) -> None:
     """If Spot has no nodes: the same slice on demand, although the smaller one is cheaper there."""
     wanted, admission = admitted(ON_DEMAND, SPOT)
     record = found("v6e-16", "v6e-4", plan=admission.plan)
-    passed = replan(wanted, admission.snapshot, {"Spot"}, record)
+    passed = replan(wanted, admission.snapshot, {tried: 1}, record)
     assert (passed.placement.capacity, passed.placement.shape.name) == ("OnDemand", "v6e-16")
-    assert passed.placement.capacities == ("OnDemand", "Spot")
+    assert passed.placement.flavors == ("ondemand", "spot")
 
 
 def test_an_unproven_slice_is_used_if_other_capacity_has_no_other() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2", "4x4"))
     record = found("v6e-8", "v6e-4", plan=admission.plan)
-    passed = replan(wanted, admission.snapshot, {"Spot"}, record)
+    passed = replan(wanted, admission.snapshot, {"spot": 1}, record)
     assert (passed.placement.capacity, passed.placement.shape.name) == ("OnDemand", "v6e-16")
     assert "in place of the one that preflight chose: v6e-4 does not fit" in passed.placement.why
 
 
 def test_capacity_with_only_slices_that_do_not_fit_is_skipped() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2"))
-    assert set(admission.plan.placement.capacities) == {"Spot", "OnDemand"}
+    assert set(admission.plan.placement.flavors) == {"spot", "ondemand"}
     record = found("v6e-8", "v6e-4", plan=admission.plan)
-    assert replan(wanted, admission.snapshot, found=record).placement.capacities == ("Spot",)
+    assert replan(wanted, admission.snapshot, found=record).placement.flavors == ("spot",)
 
 
 def test_an_edit_of_capacity_does_not_select_a_slice_known_as_too_small() -> None:

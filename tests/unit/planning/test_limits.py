@@ -79,6 +79,7 @@ RESOLVED: list[tuple[dict[str, Any], str, str]] = [
     ({"evaluation": {"generation": {"temperature": 0.7}}}, "evaluation.generation.temperature", "0.7"),
     ({"evaluation": {"generation": {"topK": 3}}}, "evaluation.generation.topK", "3"),
     ({}, "hangPolicy.noStepSeconds", "900"),
+    ({}, "hangPolicy.refusedPodsSeconds", "120"),
     ({"hangPolicy": {"blindSeconds": 700}}, "hangPolicy.blindSeconds", "700"),
     ({}, "hangPolicy.stageSeconds", "86400"),
     ({"hangPolicy": {"stageSeconds": 700}}, "hangPolicy.stageSeconds", "700"),

@@ -337,6 +337,7 @@ async def test_a_look_costs_no_more_where_there_are_more_jobs(others: int) -> No
     assert observation.neighbours == ()
     assert sorted(cluster.calls) == [
         "get configmaps", "get finetunejobs", "get finetunejobs", "list finetuneprofiles", "list jobsets", "list pods",
+        "list resourcequotas",
     ]  # fmt: skip
 
 

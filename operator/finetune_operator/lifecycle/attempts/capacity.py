@@ -1,6 +1,7 @@
-"""Kinds of capacity that had no nodes in time: On-Demand, Spot, a reservation, or nodes with CPU only."""
+"""Flavors of the profile, or nodes with CPU only, that provided no nodes in time, or whose pods were refused."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.lifecycle.attempts.attempt import Attempt
@@ -9,43 +10,62 @@ from finetune_operator.lifecycle.children.pod_blocker import pod_blocker
 from finetune_operator.planning import Plan
 
 NO_CAPACITY = "NoCapacity"
-#: Kind of the nodes of CPU stages.
+#: The API server has refused pods of the attempt for too long.
+PODS_REFUSED = "PodsRefused"
+#: Stands for the flavor of CPU stages.
 _CPU = "CPU"
 
 
-def exhausted_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
-    """Returns the kinds of capacity that had no nodes since a stage last ran.
+def flavors_tried(attempts: Sequence[Attempt]) -> Mapping[str, int]:
+    """Returns how often each flavor was tried without success since a stage last ran, by its name.
 
     ``attempts``: those since the last manual retry.
     """
-    return frozenset().union(*(_exhausted(attempts, stage) for stage in Stage if stage.on_tpu))
+    stages = [stage for stage in Stage if stage.on_tpu]
+    return Counter(record.actual for stage in stages for record in _without_result(attempts, stage))
 
 
-def _exhausted(attempts: Sequence[Attempt], stage: Stage) -> frozenset[str]:
-    """Returns the kinds for one stage: a later stage may have run before this one was needed again."""
-    exhausted: set[str] = set()
+def _without_result(attempts: Sequence[Attempt], stage: Stage) -> Iterator[Failure]:
+    """Yields the records, newest first, for one stage: a later stage may have run before this one was needed again."""
     for attempt in reversed([each for each in attempts if each.key.stage is stage]):
         recorded = attempt.files.failure if attempt.files else None
-        if recorded and recorded.reason == NO_CAPACITY:
-            exhausted.add(recorded.actual)
+        if recorded and recorded.reason in (NO_CAPACITY, PODS_REFUSED):
+            yield recorded
         elif not attempt.live:
             break
-    return frozenset(exhausted)
+
+
+def refused_rounds(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> tuple[Failure | None, int]:
+    """Returns the record of the last attempt, if its pods were refused and the next flavor was tried as often; and how
+    often that was. None: the next attempt need not wait."""
+    records = list(_without_result(attempts, stage))
+    times = Counter(record.actual for record in records)
+    rounds = times[plan.placement.flavor if stage.on_tpu else _CPU]
+    waits = bool(records) and records[0].reason == PODS_REFUSED and rounds >= times[records[0].actual]
+    return (records[0] if waits else None), rounds
 
 
 def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> Failure | None:
-    """Returns the failure of a job that has waited for every kind of node that the stage may use; else None.
+    """Returns the failure of a job that has waited for the nodes of every flavor that the stage may use; else None.
 
-    ``attempts``: those since the last manual retry.
+    A job whose pods were refused on one of them continues. ``attempts``: those since the last manual retry.
     """
-    kinds = {*plan.placement.capacities} if stage.on_tpu else {_CPU}
-    exhausted = _exhausted(attempts, stage)
-    if not exhausted or kinds - exhausted:
+    records = list(_without_result(attempts, stage))
+    tried = {record.actual for record in records}
+    # Earlier releases have recorded the kind of capacity.
+    left = [name for name in plan.placement.flavors if tried.isdisjoint({name, plan.flavors[name].capacity})]
+    if not records or (left and stage.on_tpu) or any(record.reason == PODS_REFUSED for record in records):
         return None
-    own = [each.files.failure for each in attempts if each.key.stage is stage and each.files]
-    last = next(record for record in reversed(own) if record and record.reason == NO_CAPACITY)
-    more = " No other kind is left." if stage.on_tpu else ""
-    return last.model_copy(update={"message": f"{last.message}{more}"[:1024]})
+    more = " No other flavor is left." if stage.on_tpu else ""
+    return records[0].model_copy(update={"message": f"{records[0].message}{more}"[:1024]})
+
+
+def flavor_of(attempt: Attempt, plan: Plan) -> str:
+    """Returns the flavor that the attempt uses."""
+    named = attempt.jobset.flavor if attempt.jobset else None
+    if not attempt.key.stage.on_tpu:
+        return _CPU
+    return named if named is not None and named in plan.flavors else plan.placement.flavor
 
 
 def no_capacity(attempt: Attempt, plan: Plan) -> Failure:
@@ -66,12 +86,12 @@ def no_capacity(attempt: Attempt, plan: Plan) -> Failure:
             "raise spec.preRunningDeadlineSeconds; then raise spec.retry.generation."[:512],
         )
     capacity = terms_of(attempt.jobset, plan).capacity if attempt.jobset else plan.placement.capacity
+    flavor = flavor_of(attempt, plan)
     return Failure(
         code=ExitCode.UNAVAILABLE,
         reason=NO_CAPACITY,
-        message=f"{stage} waited for {capacity} capacity for the {seconds} s of spec.preRunningDeadlineSeconds.{last}"[
-            :1024
-        ],
-        actual=capacity,
+        message=f"{stage} waited for {capacity} capacity (flavor {flavor}) for the {seconds} s of "
+        f"spec.preRunningDeadlineSeconds.{last}"[:1024],
+        actual=flavor,
         fix="Allow other kinds of capacity or another slice in spec.resources.",
     )

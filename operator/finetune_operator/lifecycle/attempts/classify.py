@@ -21,7 +21,7 @@ from finetune_contract import (
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle.attempts import contract_mismatch
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
+from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY, PODS_REFUSED
 from finetune_operator.lifecycle.attempts.deadlines import (
     DEADLINE_EXCEEDED,
     HUNG,
@@ -83,6 +83,7 @@ _ON_PURPOSE = (
     CANCELLED,
     REPLACED,
     NO_CAPACITY,
+    PODS_REFUSED,
     DEADLINE_EXCEEDED,
     BUDGET_EXHAUSTED,
     RUN_FOLDER_UNREADABLE,

@@ -93,7 +93,7 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
     all pods; a pod that replaces another one waits from its own creation. Neither waiting for quota nor a JobSet that
     another client has suspended counts.
     """
-    if attempt.running or not _may_run(attempt):
+    if attempt.running or not may_run(attempt):
         return None
     waiting = [pod for pod in attempt.pods if not pod.started]
     ran = attempt.files is not None or first_start(attempt.pods) is not None or stepped(attempt, progress)
@@ -102,7 +102,7 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
         return None
     if ran:
         return oldest_wait(waiting)
-    since = oldest_wait(waiting) or _unsuspended_at(attempt)
+    since = oldest_wait(waiting) or unsuspended_at(attempt)
     return after(since, -_waited_before(attempt).total_seconds()) if since else None
 
 
@@ -150,7 +150,7 @@ def _patience(
 
 def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
     """Whether the attempt has run and pods are missing, so that JobSet is about to restart all of them."""
-    if attempt.running or not _may_run(attempt):
+    if attempt.running or not may_run(attempt):
         return False
     if waiting_since(attempt, progress) is not None:
         return False
@@ -180,13 +180,13 @@ def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
     )
 
 
-def _may_run(attempt: Attempt) -> bool:
+def may_run(attempt: Attempt) -> bool:
     """Whether the attempt's JobSet may have pods now."""
     jobset = attempt.jobset
     return jobset is not None and not jobset.deleting and not jobset.suspended
 
 
-def _unsuspended_at(attempt: Attempt) -> datetime | None:
+def unsuspended_at(attempt: Attempt) -> datetime | None:
     """Returns since when the attempt's pods can be created; None if unknown. A restart inside the JobSet follows the
     attempt before it."""
     jobset = attempt.jobset
@@ -265,7 +265,7 @@ def _silence(
     the earliest. While a pod replaces another one there is nothing to report either: the time counts from that pod's
     start, unless pods replace each other repeatedly.
     """
-    if not attempt.running and not _may_run(attempt):
+    if not attempt.running and not may_run(attempt):
         return None
     if progress and _steps_in_this_run(attempt, progress):
         return _heard(progress.updated, readable_since), limits.no_step
@@ -309,7 +309,7 @@ def _hung(limits: TimeLimits, progress: Progress) -> Failure:
 
 def _unseen_start(attempt: Attempt, limits: TimeLimits) -> datetime | None:
     """Returns the latest possible start of an attempt without pods; None if it has pods, or no pods can be created."""
-    unsuspended_at = _unsuspended_at(attempt)
-    if attempt.pods or unsuspended_at is None:
+    begun = unsuspended_at(attempt)
+    if attempt.pods or begun is None:
         return None
-    return after(unsuspended_at, limits.pre_running)
+    return after(begun, limits.pre_running)

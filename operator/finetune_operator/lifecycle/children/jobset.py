@@ -68,6 +68,8 @@ class JobSet:
     restarts: int
     conditions: tuple[ObjectCondition, ...]
     pods_expected: int
+    groups: tuple[tuple[str, int, int], ...]
+    """Name, number of Jobs and pods of each Job of its replicated jobs."""
     chips: int | None
     """TPU chips of all its pods; None: a limit is no quantity."""
     hosts_per_slice: int
@@ -101,6 +103,7 @@ class JobSet:
             restarts=number(status, "restarts"),
             conditions=parse_conditions(status),
             pods_expected=min(sum(each.pods for each in replicated), MOST_CHIPS),
+            groups=tuple((each.name, each.replicas, each.parallelism) for each in replicated),
             chips=_chips(replicated),
             hosts_per_slice=max((each.parallelism for each in replicated), default=1),
             slice_kinds=frozenset(each.slice_kind for each in replicated),
@@ -165,6 +168,7 @@ class JobSet:
 class _ReplicatedJob:
     """An entry of ``spec.replicatedJobs``."""
 
+    name: str
     replicas: int
     parallelism: int
     chip_limits: tuple[int | None, ...]
@@ -176,9 +180,10 @@ class _ReplicatedJob:
         job = section(section(found, "template"), "spec")
         pod = section(section(job, "template"), "spec")
         return cls(
+            name=text(found, "name") or "",
             replicas=number(found, "replicas", 1),
             parallelism=number(job, "parallelism", 1),
-            chip_limits=tuple(map(_quantity, _tpu_limits(pod))),
+            chip_limits=tuple(map(quantity, _tpu_limits(pod))),
             slice_kind=slice_kind(pod),
         )
 
@@ -204,7 +209,7 @@ def _chips(replicated: list[_ReplicatedJob]) -> int | None:
     return min(total, MOST_CHIPS)
 
 
-def _quantity(value: object) -> int | None:
+def quantity(value: object) -> int | None:
     """Parses a Kubernetes quantity as an integer, rounded up; None if it is none."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:

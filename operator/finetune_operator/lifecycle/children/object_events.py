@@ -15,6 +15,9 @@ _CREATION_FAILED = "FailedCreate"
 #: Reasons of the Events that are read here.
 REASONS = frozenset({_TRIGGERED, _NOT_TRIGGERED, _FAILED, _CREATION_FAILED})
 
+#: Part of the JobSet controller's refusals of pods that wait for the first one of their slice.
+_EXPECTED = "this is an expected, transient error"
+
 #: What to do about a failed scale-up, by parts of Google Cloud's response.
 _FIXES = {
     "GCE out of resources": "The zone has no such machines at the moment; the autoscaler retries automatically. Other "
@@ -81,7 +84,8 @@ def autoscaler(events: Iterable[ObjectEvent], shape: str) -> str:
 
 def creation_failure(events: Iterable[ObjectEvent]) -> str:
     """Returns why the Job controller could not create a pod; empty if no Event says it."""
-    last = _last(each for each in events if each.reason == _CREATION_FAILED)
+    failures = (each for each in events if each.reason == _CREATION_FAILED)
+    last = _last(each for each in failures if _EXPECTED not in each.message)
     return last.message if last else ""
 
 

@@ -155,6 +155,8 @@ def _phase(state: JobState, stages: JobStages | None) -> Phase:
         state.wait and state.wait.reason in (WaitingReason.BUDGET, WaitingReason.PAUSED)
     ):
         return Phase.QUEUED
+    if state.wait and state.wait.reason is WaitingReason.PODS_REFUSED and not (stages and stages.live):
+        return Phase.QUEUED
     if stages is None or stages.current.stage is Stage.PREFLIGHT:
         return Phase.VALIDATING
     if state.running:

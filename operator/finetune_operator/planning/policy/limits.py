@@ -267,6 +267,7 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "evaluation.maxExamples": _written("evaluation.maxExamples"),
     "hangPolicy.blindSeconds": _or_unlimited("limits.blind"),
     "hangPolicy.noStepSeconds": _of("limits.no_step"),
+    "hangPolicy.refusedPodsSeconds": _of("limits.refused_pods"),
     # By default, CPU stages have a longer limit than Evaluate.
     "hangPolicy.stageSeconds": _of("limits.cpu_stage"),
     "hangPolicy.startupSeconds": _of("limits.startup"),

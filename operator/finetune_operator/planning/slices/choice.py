@@ -5,12 +5,12 @@ fit, for the next ones. The job's own account can write preflight's record, so t
 are derived here from the stored plan, all of which comply with the profile's rules.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import MemoryOutcome, SliceShape
 from finetune_operator.catalog import TpuShape
-from finetune_operator.planning.slices.topology import SliceOffer
+from finetune_operator.planning.slices.topology import NONE_TRIED, SliceOffer, times_tried
 
 #: Number of slices that preflight may try after the first one; compilation for each takes minutes.
 MOST_CANDIDATES = 6
@@ -27,8 +27,8 @@ class SliceChoice:
     offer: SliceOffer
     candidates: tuple[SliceOffer, ...]
     """Alternatives that preflight may choose, in order; empty once it has chosen."""
-    capacities: tuple[str, ...]
-    """Capacity types that serve the job."""
+    flavors: tuple[str, ...]
+    """Flavors that serve the job."""
     why: str
 
 
@@ -39,33 +39,32 @@ def choose(
     found: MemoryOutcome | None,
     *,
     slices: int,
-    exhausted_capacities: Collection[str] = (),
+    tried: Mapping[str, int] = NONE_TRIED,
 ) -> SliceChoice:
     """Returns the slice for a job that names none.
 
     Args:
-        offers: slices that the profile offers, with exhausted capacity last. Not empty.
-        by_price: the same offers in the order that preflight saw, before any capacity was exhausted.
+        offers: slices that the profile offers, with those last that were tried without success. Not empty.
+        by_price: the same offers in the order that preflight saw, before any was tried.
         fault: returns in a few words why the job cannot run on an offer; None if it can.
         found: preflight's record of the memory; None if preflight has not passed.
         slices: number of slices that the job connects.
-        exhausted_capacities: capacity types that provided no nodes in time.
+        tried: how often each flavor was tried without success.
     """
     first, left_out = _distinct(by_price, fault)
     if not first:
         # Planning on this offer raises the actual error.
-        return SliceChoice(offer=offers[0], candidates=(), capacities=(), why=CHEAPEST)
+        return SliceChoice(offer=offers[0], candidates=(), flavors=(), why=CHEAPEST)
     credible = found if _credible(found, first, slices) else None
     unfit = {_key(each.slice): each.why for each in credible.unfit} if credible else {}
     chosen = _key(credible.chosen) if credible and credible.chosen else _named(found, first, slices)
     rest = [offer for offer in offers if _key(offer.shape) not in unfit]
 
-    def rank(offer: SliceOffer) -> tuple[bool, int]:
+    def rank(offer: SliceOffer) -> tuple[int, int]:
         key = _key(offer.shape)
-        return offer.capacity in exhausted_capacities, 0 if key == chosen else 1 if key in first else 2
+        return times_tried(offer.flavor, tried), 0 if key == chosen else 1 if key in first else 2
 
     offer = next(each for each in sorted(rest, key=rank) if fault(each) is None)
-    kinds = dict.fromkeys(each.capacity for each in rest)
     taken = _key(offer.shape)
     candidates = () if found else tuple(each for key, each in first.items() if key != taken)
     considered = [f"{first[key].shape.name} {why}" for key, why in unfit.items() if key in first]
@@ -74,9 +73,7 @@ def choose(
     return SliceChoice(
         offer=offer,
         candidates=candidates,
-        capacities=tuple(
-            kind for kind in kinds if any(each.capacity == kind and fault(each) is None for each in rest)
-        ),
+        flavors=tuple(dict.fromkeys(each.flavor.name for each in rest if fault(each) is None)),
         why=_why(
             found,
             [slice_label(each.shape.name, slices) for each in candidates],

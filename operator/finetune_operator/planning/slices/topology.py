@@ -1,8 +1,9 @@
 """Selects the slice from the job's request, the profile's flavors and the catalog."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Self
 
 from finetune_operator.api import Reason, exact
@@ -21,6 +22,8 @@ from finetune_operator.planning.slices import nodes
 
 #: Price of a flavor without one: it is chosen only if no flavor has a price.
 _UNPRICED = Decimal("Infinity")
+#: No flavor was tried without success.
+NONE_TRIED: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +69,8 @@ class Placement:
     """Label values, by label, of nodes of other capacity types."""
     chip_hour_price: float | None
     why: str
-    capacities: tuple[str, ...]
-    """Capacity types that serve the job, starting with the chosen one."""
+    flavors: tuple[str, ...]
+    """Flavors that serve the job, starting with the chosen one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,6 +85,11 @@ class SliceOffer:
         return self.flavor.capacity.value
 
 
+def times_tried(flavor: DefaultedFlavor, tried: Mapping[str, int]) -> int:
+    """Returns how often the flavor was tried without success. Earlier releases recorded its capacity type alone."""
+    return tried.get(flavor.name, 0) + tried.get(flavor.capacity, 0)
+
+
 def named_slice(
     resources: DefaultedResources,
     profile_name: str,
@@ -89,7 +97,7 @@ def named_slice(
     *,
     queued: bool,
     host_defaults: bool,
-    exhausted_capacities: Collection[str] = (),
+    tried: Mapping[str, int] = NONE_TRIED,
 ) -> Placement:
     """Returns the slice that merged ``resources`` name.
 
@@ -99,22 +107,21 @@ def named_slice(
         flavors: the profile's flavors.
         queued: whether a queue admits the job's slices.
         host_defaults: whether TPU pods request their machine's CPU and memory where the flavor says nothing.
-        exhausted_capacities: capacity types that come last, since they provided no nodes in time.
+        tried: how often each flavor was tried without success; those come last.
 
     Raises:
         Refused: there is no such slice, or the profile does not offer it.
     """
     preferred, slices = resources.capacity, resources.slices
-    offered = _in_order([f for f in flavors if f.max_slices >= slices], preferred, exhausted_capacities)
+    offered = _in_order([f for f in flavors if f.max_slices >= slices], preferred, tried)
     shape = _wanted(resources, offered, flavors)
     _refuse_slices(shape, slices)
     if serving := [flavor for flavor in offered if _offers(flavor, shape)]:
         said = resources.tpu or f"{resources.accelerator} {resources.topology}"
-        kinds = [flavor.capacity for flavor in serving]
         return placement(
             SliceOffer(shape=shape, flavor=serving[0]),
             f"spec.resources requests {said}",
-            kinds,
+            [flavor.name for flavor in serving],
             queued=queued,
             host_defaults=host_defaults,
         )
@@ -160,13 +167,14 @@ def _unmet(
 def _in_order(
     flavors: Sequence[DefaultedFlavor],
     preferred: Sequence[Capacity] | None,
-    exhausted_capacities: Collection[str] = (),
+    tried: Mapping[str, int] = NONE_TRIED,
 ) -> list[DefaultedFlavor]:
-    """Returns the flavors of accepted capacity in the job's order and then the profile's, exhausted ones last."""
+    """Returns the flavors of accepted capacity in the job's order and then the profile's, those last that were tried
+    without success."""
     accepted = [flavor for flavor in flavors if preferred is None or flavor.capacity in preferred]
     if preferred is not None:
         accepted.sort(key=lambda flavor: preferred.index(flavor.capacity))
-    return sorted(accepted, key=lambda flavor: flavor.capacity in exhausted_capacities)
+    return sorted(accepted, key=lambda flavor: times_tried(flavor, tried))
 
 
 def _refuse_slices(shape: TpuShape, slices: int) -> None:
@@ -238,23 +246,23 @@ def by_price(
     resources: DefaultedResources,
     profile_name: str,
     flavors: Sequence[DefaultedFlavor],
-    exhausted_capacities: Collection[str] = (),
+    tried: Mapping[str, int] = NONE_TRIED,
 ) -> Sequence[SliceOffer]:
     """Returns the profile's offers to a job that names no slice, the cheapest first. Never empty.
 
-    If the job lists capacity types or some are exhausted, those rank before the price. Between equal offers, the order
-    of the flavors decides. Arguments and errors are those of :func:`named_slice`.
+    If the job lists capacity types or flavors were tried without success, those rank before the price. Between equal
+    offers, the order of the flavors decides. Arguments and errors are those of :func:`named_slice`.
     """
     preferred, per_host, slices = resources.capacity, resources.chips_per_host, resources.slices
     if unmet := list(_unmet(flavors, preferred, slices)):
         raise Refused(Reason.NO_FLAVOR_FITS, f'profile "{profile_name}": {"; ".join(unmet)}.')
-    offered = _in_order([f for f in flavors if f.max_slices >= slices], preferred, exhausted_capacities)
+    offered = _in_order([f for f in flavors if f.max_slices >= slices], preferred, tried)
     kinds = list(dict.fromkeys(flavor.capacity for flavor in offered))
-    ranked = bool(preferred or exhausted_capacities)
-    choices: list[tuple[int, Decimal, int, int, SliceOffer]] = []
+    ranked = bool(preferred or tried)
+    choices: list[tuple[int, int, Decimal, int, int, SliceOffer]] = []
     for order, flavor in enumerate(offered):
         price = _UNPRICED if flavor.chip_hour_price is None else exact(flavor.chip_hour_price)
-        rank = kinds.index(flavor.capacity) if ranked else 0
+        vain, rank = times_tried(flavor, tried), kinds.index(flavor.capacity) if ranked else 0
         for topology in flavor.topologies:
             try:
                 shape = shape_by_topology(
@@ -264,7 +272,7 @@ def by_price(
                 continue
             if (shape.multi_host or slices == 1) and per_host in (None, shape.chips_per_host):
                 offer = SliceOffer(shape=shape, flavor=flavor)
-                choices.append((rank, price * shape.chips, shape.chips, order, offer))
+                choices.append((vain, rank, price * shape.chips, shape.chips, order, offer))
     if not choices and per_host is not None:
         raise Refused(
             Reason.NO_FLAVOR_FITS,
@@ -283,15 +291,15 @@ def by_price(
             f'spec.resources names no TPU and profile "{profile_name}" has no flavor to choose from: '
             "set spec.resources.tpu.",
         )
-    return [offer for *_, offer in sorted(choices, key=lambda choice: choice[:4])]
+    return [offer for *_, offer in sorted(choices, key=lambda choice: choice[:5])]
 
 
 def placement(
-    offer: SliceOffer, why: str, capacities: Iterable[str], *, queued: bool, host_defaults: bool
+    offer: SliceOffer, why: str, flavors: Iterable[str], *, queued: bool, host_defaults: bool
 ) -> Placement:
     """Returns the offered slice with its node constraints and flags.
 
-    ``capacities`` are the types that also serve the job. The other arguments and errors are those of
+    ``flavors`` are those that also serve the job. The other arguments and errors are those of
     :func:`named_slice`.
     """
     shape, flavor = offer.shape, offer.flavor
@@ -318,7 +326,7 @@ def placement(
         avoided=nodes.avoided(flavor, queued_provisioning=queued_provisioning),
         chip_hour_price=flavor.chip_hour_price,
         why=f"{why}; flavor {flavor.name}",
-        capacities=tuple(dict.fromkeys([offer.capacity, *map(str, capacities)])),
+        flavors=tuple(dict.fromkeys([flavor.name, *flavors])),
     )
 
 

@@ -1,0 +1,75 @@
+"""ResourceQuotas are compared with the slices that a job may take, before it is admitted."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.lifecycle.test_limits import flavors
+from tests.unit.lifecycle.world import World, job, profile
+
+CHIPS = "requests.google.com/tpu"
+
+
+def quota(name: str = "tpu", scopes: dict[str, Any] | None = None, **hard: str) -> dict[str, Any]:
+    limits = {key.replace("chips", CHIPS): room for key, room in hard.items()}
+    return {"metadata": {"name": name}, "spec": {"hard": limits, **(scopes or {})}}
+
+
+def world_of(resources: dict[str, Any], *quotas: dict[str, Any]) -> World:
+    """A job under a profile with slices of 4 and of 8 chips."""
+    offered = [{**each, "topologies": ["2x2", "2x4"], "maxSlices": 2} for each in flavors("OnDemand")]
+    return World(job=job(resources=resources), profiles=[profile(flavors=offered)], quotas=list(quotas))
+
+
+TWO_HOSTS = {"tpu": "v6e-8"}
+
+
+@pytest.mark.parametrize(
+    ("resources", "limit", "message"),
+    [
+        (
+            TWO_HOSTS,
+            quota(chips="4"),
+            f"ResourceQuota tpu of namespace team-a allows 4 of {CHIPS}, and v6e-8 needs 8",
+        ),
+        (TWO_HOSTS, quota(chips="0"), f"allows 0 of {CHIPS}, and v6e-8 needs 8"),
+        ({**TWO_HOSTS, "slices": 2}, quota(chips="15"), "and v6e-8 needs 16"),
+        (TWO_HOSTS, quota(pods="1"), "allows 1 of pods, and v6e-8 needs 2"),
+        ({}, quota(chips="0"), "even v6e-4, the smallest slice that the job may take, needs 4"),
+    ],
+)
+def test_a_quota_without_room_for_the_slice_is_named_before_anything_starts(
+    resources: dict[str, Any], limit: dict[str, Any], message: str
+) -> None:
+    world = world_of(resources, quota("other", chips="64"), limit)
+    world.reconcile()
+    assert world.jobsets == {}
+    valid = world.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("False", "QuotaTooSmall")
+    assert message in valid["message"]
+    assert world.requeue_after is not None
+    assert world.requeue_after <= 60
+    limit["spec"]["hard"] = {CHIPS: "16"}
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("resources", "limit"),
+    [
+        (TWO_HOSTS, quota(chips="8", pods="2")),
+        # Of a job that names no slice, preflight may choose the smaller one.
+        ({}, quota(chips="4")),
+        (TWO_HOSTS, quota(cpu="1")),
+        (TWO_HOSTS, quota(chips="0", scopes={"scopes": ["Terminating"]})),
+        (TWO_HOSTS, quota(chips="0", scopes={"scopeSelector": {"matchExpressions": []}})),
+        (TWO_HOSTS, quota(chips="many")),
+        (TWO_HOSTS, {"metadata": {}, "spec": {}}),
+    ],
+)
+def test_a_quota_with_room_or_for_other_pods_lets_the_job_start(
+    resources: dict[str, Any], limit: dict[str, Any]
+) -> None:
+    world = world_of(resources, limit)
+    world.admit()
+    assert world.live() == ["support-bot-prep-1"]
