@@ -58,7 +58,11 @@ class PodAdditions:
 
     env: tuple[Object, ...]
     labels: Mapping[str, str]
+    """Those of the profile, and those of the job that the profile copied at admission."""
     annotations: Mapping[str, str]
+    fields: Mapping[str, str]
+    """Fields of the pod's spec that choose its priority, scheduler and runtime."""
+    cpu_limits: bool
     host_network: bool
     privileged: bool
 

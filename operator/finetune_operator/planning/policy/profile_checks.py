@@ -12,6 +12,7 @@ from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_s
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.policy.limits import LIMITED, resolved_limits
 from finetune_operator.planning.policy.locations import ledger_faults, storage_faults
+from finetune_operator.planning.policy.pod_settings import pod_faults
 from finetune_operator.planning.slices.pathways import pathways_faults
 
 type Object = Mapping[str, Any]
@@ -40,6 +41,7 @@ def check_profile(name: str, profile: DefaultedProfileSpec) -> None:
         *_empty_ranges(profile),
         *storage_faults(profile.storage),
         *pathways_faults(profile),
+        *pod_faults(profile.pod),
     ]
     if wrong:
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
