@@ -74,6 +74,8 @@ class RetryLimits:
     preemptions: int
     infrastructure: int
     user: int
+    renewed: bool = False
+    """Whether a new checkpoint renews the budget of infrastructure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,6 +223,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
             preemptions=spec.recovery.max_preemptions,
             infrastructure=spec.recovery.max_infrastructure_retries,
             user=spec.recovery.max_user_retries,
+            renewed=spec.recovery.renewed_by is not None,
         ),
         budget=site.budget,
         limits=TimeLimits(
