@@ -64,6 +64,8 @@ class ContainerStatus:
 
     name: str
     image: str
+    image_id: str
+    """What the image's name stood for on the node; empty until the container has started."""
     restart_count: int
     state: ContainerState
     last_state: ContainerState
@@ -74,6 +76,7 @@ class ContainerStatus:
         return cls(
             name=text(found, "name") or "",
             image=text(found, "image") or "",
+            image_id=text(found, "imageID") or "",
             restart_count=number(found, "restartCount"),
             state=_parse_state(section(found, "state")),
             last_state=_parse_state(section(found, "lastState")),
