@@ -62,9 +62,10 @@ def _cluster(cluster: Section) -> dict[str, Any]:
     shown = {key: cluster[key] for key in _CLUSTER if key in cluster}
     if file := cluster.get("certificate-authority"):
         shown["certificate-authority-data"] = base64.b64encode(Path(file).read_bytes()).decode()
-    for each in cluster.get("extensions") or ():
-        if each.get("name") == _EXTENSION:
-            shown["config"] = each.get("extension")
+    own = (
+        each.get("extension") for each in cluster.get("extensions") or () if each.get("name") == _EXTENSION
+    )
+    shown["config"] = next(own, None)
     return shown
 
 
