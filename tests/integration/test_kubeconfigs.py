@@ -86,7 +86,7 @@ class Form:
         return base64.b64encode((self.pki / name).read_bytes()).decode()
 
     def program(self, name: str, status: dict[str, str], version: str = "v1") -> dict[str, Any]:
-        """An exec section; its program also notes what it was told, less what differs between two runs."""
+        """An exec section, whose program also records its input."""
         credential = {"apiVersion": f"client.authentication.k8s.io/{version}", "kind": "ExecCredential"}
         self.write("answer.json", json.dumps(credential | {"status": status}))
         noted = f'echo "$(echo "$KUBERNETES_EXEC_INFO") $1 $OWN" >> {self.folder}/told'
@@ -529,7 +529,7 @@ def test_a_kubeconfig_means_what_it_means_to_kubectl(
 
 
 def _told(it: Form) -> object:
-    """Returns what programs were told since the last call."""
+    """Returns the input of programs since the last call."""
     file = it.folder / "told"
     lines = file.read_text().splitlines() if file.exists() else []
     file.unlink(missing_ok=True)

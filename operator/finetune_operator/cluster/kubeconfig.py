@@ -107,7 +107,7 @@ def _resolved(section: Section, folder: Path) -> Section:
     found = {key: value for key, value in section.items() if value}
     found |= {key: str(folder / found[key]) for key in _PATHS if key in found}
     program = found.get("exec", {})
-    # A name without a folder is looked for in $PATH.
+    # A name without a folder is searched in $PATH.
     if os.sep in str(program.get("command", "")):
         found["exec"] = {**program, "command": str(folder / program["command"])}
     return found
@@ -122,7 +122,7 @@ def _faults(cluster: Section, user: Section) -> Iterator[str]:
             yield f"{key} and {key}-data are both set: remove one"
     if cluster.get("insecure-skip-tls-verify") and any(key.startswith("certificate-a") for key in cluster):
         yield "insecure-skip-tls-verify ignores certificate-authority: remove one"
-    # Whoever reads no further than "as" would act with the user's own rights.
+    # Without "as", the request would have the rights of the user itself.
     if not user.get("as") and (said := [key for key in user if key.startswith("as-")]):
         yield f"{', '.join(said)} without as: name the user to impersonate"
     if user.get("token") and (user.get("username") or user.get("password")):

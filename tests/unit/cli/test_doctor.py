@@ -200,7 +200,7 @@ def head(cores: str, memory: str, pool: str = "head") -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("named_by", ["nodes", "defaults"])
-def test_the_head_pool_of_pathways_is_looked_for(
+def test_nodes_for_the_head_of_pathways_are_expected(
     given: list[dict[str, Any]], state: State, named_by: str
 ) -> None:
     def change(spec: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ def test_the_head_pool_of_pathways_is_looked_for(
     assert "(48 cores, 232 GB)" in found.message
 
 
-def test_the_head_pool_is_not_looked_for_where_nothing_names_pathways() -> None:
+def test_no_node_for_a_head_is_expected_where_nothing_names_pathways() -> None:
     assert not [each for each in findings(healthy()) if "Pathways" in each.message]
 
 

@@ -62,7 +62,7 @@ async def test_a_kubeconfig_of_another_user_acts_as_that_user(tmp_path: Path) ->
     assert headers(await user_context(path, user="bob")) == [("Impersonate-User", "bob"), *expected]
 
 
-def test_nobody_is_impersonated_unless_named() -> None:
+def test_no_user_is_impersonated_unless_named() -> None:
     assert impersonation({"token": "t"}) == []
 
 

@@ -45,7 +45,7 @@ from finetune_operator.rendering.scratch import needed_scratch_gib
 _HOUR = 3600
 
 
-def resolved_status(plan: Plan, findings: Findings, trainer_id: str | None) -> Resolved:
+def resolved_status(plan: Plan, findings: Findings, trainer_id: str | None = None) -> Resolved:
     """Returns ``status.resolved``: the plan, with what preflight and the first node have found."""
     preflight = findings.preflight
     return Resolved.model_construct(

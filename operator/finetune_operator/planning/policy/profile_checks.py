@@ -82,12 +82,12 @@ def profile_remarks(profile: Object) -> Iterator[str]:
 
 
 def image_remarks(profile: DefaultedProfileSpec) -> Iterator[str]:
-    """Yields a remark for each image of the trainer that is not named by a digest."""
+    """Yields a remark for each image of the trainer that is not named by a digest. On a local cluster none is."""
     for field, image in (("trainer", profile.images.trainer), ("cpu", profile.images.cpu)):
-        if image is not None and "@sha256:" not in image:
+        if image is not None and "@sha256:" not in image and not image.startswith("localhost/"):
             yield (
-                f"spec.images.{field}: {image} names no digest, so two stages of one job may run different images, and "
-                "nobody can say later what ran: append @sha256:…, as the registry shows it."
+                f"spec.images.{field}: {image} names no digest, so two stages of one job may run different images: "
+                "append @sha256:…, as the registry shows it."
             )
 
 
