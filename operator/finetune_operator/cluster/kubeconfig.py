@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,21 +72,22 @@ def read_kubeconfig(path: str | None) -> Kubeconfig:
             if path:
                 raise
             continue
-        _add(merged, file, _parsed(text))
+        _add(merged, file, _parsed(file, text))
     return merged
 
 
-def _parsed(text: str) -> Mapping[str, Any]:
-    """Returns the content of a file. JSON is read as such, because its tabs are none of YAML's spaces."""
+def _parsed(file: Path, text: str) -> Mapping[str, Any]:
+    """Returns the content of a file. JSON is read as such, because YAML refuses its tabs."""
+    if text.lstrip().startswith("{"):
+        with suppress(json.JSONDecodeError):
+            return dict(json.loads(text))
     try:
-        content = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except json.JSONDecodeError:
-        content = yaml.safe_load(text)
+        content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"is not valid YAML: {error}") from error
-    if not isinstance(content or {}, Mapping):
-        raise ValueError("is not a mapping")
-    return content or {}
+        raise ValueError(f"{file} is not valid YAML: {error}") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{file} is not a mapping")
+    return content
 
 
 def _add(merged: Kubeconfig, file: Path, content: Mapping[str, Any]) -> None:
@@ -128,6 +130,8 @@ def _faults(cluster: Section, user: Section) -> Iterator[str]:
     if user.get("token") and (user.get("username") or user.get("password")):
         yield "token and username are both set: remove one"
     program = user.get("exec")
+    if program and "auth-provider" in user:
+        yield "exec and auth-provider are both set: remove one"
     if program and not (program.get("command") and program.get("apiVersion")):
         yield "exec needs command and apiVersion"
     elif program and program["apiVersion"] == _EXEC_V1 and not program.get("interactiveMode"):

@@ -248,7 +248,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         upload_tokens=upload_tokens(spec),
         cpu_pool=_cpu_nodes(profile.cpu_pool),
         queues=draft.queues,
-        pod=_pod_additions(profile.pod, snapshot.job_labels),
+        pod=pod_additions(profile.pod, snapshot.job_labels),
         currency=profile.currency,
         owner_of_profile=profile.owner.to_document() if profile.owner else {},
         bounds=bounds_of(profile.constraints),
@@ -271,7 +271,8 @@ def _cpu_nodes(pool: CpuPool) -> CpuNodes:
     )
 
 
-def _pod_additions(pod: PodSettings, job_labels: Mapping[str, str]) -> PodAdditions:
+def pod_additions(pod: PodSettings, job_labels: Mapping[str, str]) -> PodAdditions:
+    """Returns what a profile adds to pods; ``job_labels``: those that it copies from the job."""
     fields = {
         "priorityClassName": pod.priority_class_name,
         "schedulerName": pod.scheduler_name,
