@@ -490,7 +490,7 @@ def run(it: Form, *command: object) -> subprocess.CompletedProcess[str]:
 def test_a_kubeconfig_means_what_it_means_to_kubectl(
     cluster: LocalCluster, namespace: str, name: str, proxy_url: str, tmp_path: Path
 ) -> None:
-    token = cluster.kubectl("create", "token", "default", "-n", namespace).strip()
+    token = cluster.kubectl("create", "token", "ft-cpu", "-n", namespace).strip()
     folder = tmp_path / "form"
     it = Form(folder, cluster.server, cluster.state.pki, token, proxy_url)
     folder.mkdir()
