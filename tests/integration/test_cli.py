@@ -11,6 +11,7 @@ import yaml
 
 from devcluster.testing import LocalCluster
 from finetune_operator.cli.validate import validate_text
+from tests.unit.cli.created import CREATED
 from tests.unit.cli.reported import Page, write_records
 from tests.unit.cli.scalars import KEYS, SCALARS
 
@@ -122,6 +123,21 @@ def test_validate_judges_as_the_server_does(
     except AssertionError:
         taken = False
     assert (validate_text(file.read_text(), file="job.yaml") == []) is taken
+
+
+@pytest.mark.parametrize("name", CREATED)
+def test_validate_takes_nulls_and_generated_names_as_the_server_does(
+    cluster: LocalCluster, namespace: str, name: str
+) -> None:
+    document, taken = CREATED[name]
+    text = json.dumps(document).replace('"team-a"}', f'"{namespace}"}}')
+    try:
+        cluster.kubectl("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=text)
+        created = True
+    except AssertionError:
+        created = False
+    assert created is taken
+    assert (validate_text(text, file="job.json") == []) is taken
 
 
 def test_examples_are_taken_by_the_api_server(cluster: LocalCluster, namespace: str) -> None:

@@ -29,6 +29,7 @@ from finetune_operator.api.parsing import (
     parse_profile,
     render_path,
     unknown_field,
+    without_nulls,
 )
 from finetune_operator.api.paths import field_paths, number_paths
 from finetune_operator.api.policies import CachePolicy
@@ -81,4 +82,5 @@ __all__ = [
     "render_path",
     "unknown_field",
     "unquoted",
+    "without_nulls",
 ]

@@ -128,6 +128,24 @@ def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[s
                 yield from _nulls(item, (*location, index))
 
 
+def without_nulls(model: type[BaseModel], value: Any, location: tuple[str | int, ...] = ()) -> Any:
+    """Returns a document of ``model`` without the nulls that the API server drops: of known fields, and in maps.
+
+    Unknown fields and items of lists keep theirs, which the server refuses.
+    """
+    match value:
+        case Mapping():
+            known = known_fields(model, location) if location != ("metadata",) else ()
+            return {
+                key: without_nulls(model, item, (*location, str(key)))
+                for key, item in value.items()
+                if item is not None or (known and key not in known)
+            }
+        case list() | tuple():
+            return [without_nulls(model, item, (*location, index)) for index, item in enumerate(value)]
+    return value
+
+
 def _faults(model: type[BaseModel], error: ValidationError) -> list[FieldError]:
     details = error.errors(include_url=False)
     return [

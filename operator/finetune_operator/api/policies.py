@@ -145,6 +145,13 @@ class Checkpointing(ApiModel):
     """Metric that ranks checkpoints. Default: loss on the validation rows."""
 
 
+class RenewedBy(StrEnum):
+    """What renews a retry budget."""
+
+    CHECKPOINT = "Checkpoint"
+    """A checkpoint of a later step than all before it."""
+
+
 class Recovery(ApiModel):
     """How often failed attempts are repeated, by the cause of the failure."""
 
@@ -154,6 +161,9 @@ class Recovery(ApiModel):
     """New attempts after node, network or storage faults; 0 for none. Default: 5."""
     max_user_retries: NonNegative | None = None
     """New attempts after faults of the job itself, which usually recur; 0 for none. Default: 0."""
+    renewed_by: RenewedBy | None = None
+    """What renews maxInfrastructureRetries. Checkpoint: only faults since the last new checkpoint count, for trainings
+    that last weeks; a stage still has at most 999 attempts. Default: nothing, so that all faults of the job count."""
 
 
 class HangPolicy(ApiModel):

@@ -149,11 +149,25 @@ class PodSettings(ApiModel):
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), *list_map("name")] | None = None
     """Environment variables of the trainer. Default: none."""
     labels: Annotated[Mapping[LabelKey, LabelValue], Field(max_length=32)] | None = None
-    """Labels of every pod. Default: none."""
+    """Labels of every pod, and of JobSets and Jobs unless the key is of *.k8s.io or tpu-finetune.dev, where controllers
+    would read them. Default: none."""
     annotations: (
         Annotated[Mapping[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] | None
     ) = None
-    """Annotations of every pod. Default: none."""
+    """Annotations of every pod, and of JobSets and Jobs as for labels. Default: none."""
+    job_labels: Annotated[tuple[LabelKey, ...], Field(max_length=16), *distinct()] | None = None
+    """Keys of labels of the job that its JobSets, Jobs and pods get as well, in place of those in labels, with the
+    values at admission. Keys of *.k8s.io (with *.x-k8s.io) and tpu-finetune.dev are refused. Default: none."""
+    priority_class_name: DnsName | None = None
+    """PriorityClass of every pod, for the scheduler; the queue's order is queue.priorityClass. Default: the cluster's
+    own."""
+    scheduler_name: DnsName | None = None
+    """Scheduler of every pod. Default: Kubernetes' own."""
+    runtime_class_name: DnsName | None = None
+    """RuntimeClass of every pod. Default: the nodes' own runtime."""
+    cpu_limits: Flag | None = None
+    """Whether every container that requests CPU is limited to what it requests, as a ResourceQuota of limits.cpu
+    demands; it then never uses idle CPU of its node. Default: false."""
     host_network: Flag | None = None
     """Whether pods that hold chips use the node's network and thereby the node's Google identity. Default: false."""
     privileged: Flag | None = None

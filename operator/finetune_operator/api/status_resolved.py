@@ -200,6 +200,8 @@ class ResolvedImages(ApiModel):
 
     trainer: ImageRef
     """Image of the trainer."""
+    trainer_id: Annotated[ImageRef | None, Field(alias="trainerID")] = None
+    """What that name stood for in the job's first pod of it, with a digest, as its node reported."""
     cpu: ImageRef | None = None
     """Image of Convert and Export. Absent if the profile sets none."""
     pathways_server: ImageRef | None = None

@@ -58,7 +58,6 @@ class Connection:
         configuration: Configuration,
         namespace: str,
         *,
-        user: str | None = None,
         options: Sequence[str] = (),
         renew: Renew | None = None,
         sleep: Sleep = asyncio.sleep,
@@ -68,7 +67,6 @@ class Connection:
         Args:
             configuration: the API server and the credentials.
             namespace: of the jobs.
-            user: whom to impersonate; None: the user of the configuration.
             options: with which another command reaches the same cluster as the same user.
             renew: returns a configuration with new credentials; None: there are no others.
             sleep: waits between two requests.
@@ -76,7 +74,7 @@ class Connection:
         self.namespace = namespace
         self.options = options
         self.server = str(configuration.host)
-        self._cluster = UserClient(configuration, user)
+        self._cluster = UserClient(configuration)
         self._renew = renew
         self._sleep = sleep
 
@@ -302,15 +300,14 @@ async def connect(
     connection: Connection | None = None
 
     async def renew() -> Configuration:
-        return (await user_context(path, context)).configuration
+        return (await user_context(path, context, user)).configuration
 
     try:
-        found = await user_context(path, context)
+        found = await user_context(path, context, user)
         try:
             connection = Connection(
                 found.configuration,
                 namespace or found.namespace,
-                user=user,
                 options=_options(path, found.name, user),
                 renew=renew,
             )

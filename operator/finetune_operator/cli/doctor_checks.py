@@ -11,6 +11,7 @@ from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
 from finetune_operator.cluster.releases import EVERY, served_namespaces
 from finetune_operator.planning import Refused, check_profile_object, default_profile
+from finetune_operator.planning.policy.profile_checks import image_remarks
 from finetune_operator.rendering import quantities
 
 _CHIPS = ("requests.google.com/tpu", "google.com/tpu")
@@ -94,6 +95,8 @@ def _profiles(setup: Setup) -> Findings:
             yield Finding(name, State.MISSING, f"Profile {own} is not valid: {fault}", fix)
         else:
             yield Finding(name, State.OK, f"Profile {own} is valid.")
+            for remark in image_remarks(check_profile_object(profile)):
+                yield Finding(name, State.UNKNOWN, f"Profile {own}: {remark}", fix)
     if setup.serving:
         yield _default(setup)
 

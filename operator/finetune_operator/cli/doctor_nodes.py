@@ -8,7 +8,10 @@ from finetune_operator.cli.doctor_finding import Finding, Findings, State
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import Object
 from finetune_operator.planning import Refused, check_profile_object
+from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.slices.topology import SliceOffer, offered_shapes, placement
+from finetune_operator.rendering import quantities
+from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 _CHECK = "nodes"
 _METADATA_SERVER = "iam.gke.io/gke-metadata-server-enabled"
@@ -25,9 +28,14 @@ class _Use:
     """Label values, by label, of nodes that the stage's pods avoid."""
     hosts: int = 1
     """Nodes of one slice, all in one node pool."""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """What a node must have to allocate, by resource."""
 
     def takes(self, node: Object) -> bool:
         labels = _labels(node)
+        free = (node.get("status") or {}).get("allocatable") or {}
+        if any(quantities.number(str(free.get(name, 0))) < amount for name, amount in self.least.items()):
+            return False
         return self.labels.items() <= labels.items() and not any(
             labels.get(label) in values for label, values in self.avoided.items()
         )
@@ -69,6 +77,15 @@ def _uses(setup: Setup) -> Iterator[_Use]:
                 )
         if cpu := spec.cpu_pool.node_selector:
             yield _Use(what=f"stages of {own} on CPU", labels=cpu)
+        if (
+            profile["spec"].get("pathways")
+            or lookup(profile["spec"], "defaults.resources.controller") == "Pathways"
+        ):
+            yield _Use(
+                what=f"the head of Pathways of {own} ({HEAD_CORES} cores, {HEAD_GB} GB)",
+                labels=spec.pathways.head_node_selector or {},
+                least={"cpu": HEAD_CORES, "memory": HEAD_GB * 1e9},
+            )
 
 
 def _found(use: _Use, nodes: Sequence[Object]) -> Finding:

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from finetune_operator.api import parse_merged
+from finetune_operator.api.profile import PodSettings
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import Object
+from finetune_operator.planning.plan_builder import pod_additions
 from finetune_operator.planning.stored_plan import cache_root
-from finetune_operator.rendering.pod import CONTAINER, SCRATCH, restricted, unprivileged
+from finetune_operator.rendering.pod import CONTAINER, SCRATCH, restricted, unprivileged, with_choices
 
 #: Of the pods of this command.
 LABEL = "tpu-finetune.dev/doctor"
@@ -60,6 +63,7 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
     read = [*inputs, *([cache] if stages == "tpu" else [])]
     write = [artifacts, *([cache] if stages == "cpu" else [])]
     account = (spec.get("serviceAccounts") or {}).get(stages, "default")
+    added = pod_additions(parse_merged(PodSettings, spec.get("pod") or {}), {})
     image = images.get("cpu", images["trainer"]) if stages == "cpu" else images["trainer"]
     return Probe(
         profile=name,
@@ -68,7 +72,7 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
         read=read,
         write=write,
         pod=_manifest(spec, f"{NAME_PREFIX}{stages}-", namespace)
-        | {"spec": _pod_spec(spec, account, image, _command(read, write))},
+        | {"spec": with_choices(added, _pod_spec(spec, account, image, _command(read, write)))},
     )
 
 

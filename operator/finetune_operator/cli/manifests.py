@@ -139,9 +139,9 @@ def _add_unreadable(found: ManifestSet, name: str, error: CliError) -> None:
 
 
 def _add(known: list[Manifest], new: Manifest, repeated: list[str]) -> None:
-    """Adds an object in place of one with the same name."""
+    """Adds an object in place of one with the same name. Each generated name is another one."""
     for each in known:
-        if _key(each) == _key(new):
+        if _key(each) == _key(new) and "generateName" not in new.content["metadata"]:
             repeated.append(
                 f"{new.where}: {new.content['kind']} {new.name} replaces the one in {each.where}, "
                 "as it does if both are applied."

@@ -18,18 +18,11 @@ _LINE_BYTES = 8 * 2**20
 
 
 class UserClient(ApiServerClient):
-    """Impersonates another user, merges edits into a spec, takes label selectors as kubectl does, and streams.
+    """Merges edits into a spec, takes label selectors as kubectl does, and streams."""
 
-    Args:
-        configuration: the API server and the credentials.
-        user: whom to impersonate; None: no other user.
-    """
-
-    def __init__(self, configuration: Configuration, user: str | None) -> None:
+    def __init__(self, configuration: Configuration) -> None:
         super().__init__(configuration)
         self._configuration = configuration
-        if user:
-            self._api.set_default_header("Impersonate-User", user)  # type: ignore[no-untyped-call]
 
     def renew(self, configuration: Configuration) -> None:
         """Uses the tokens of ``configuration`` from now on."""

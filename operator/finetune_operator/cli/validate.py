@@ -2,22 +2,26 @@
 
 An object is valid if its model accepts it. The errors of another one are those of the CRD's schema and of the CRD's
 CEL rules (except transition rules, which need the stored object), or else of the model. The result is that of the API
-server except in two cases that the server silently accepts: of duplicate keys it uses the last, and it drops a field
-without a value.
+server except in one case that the server silently accepts: of duplicate keys it uses the last.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from finetune_operator.api import (
     API_VERSION,
     GROUP,
+    FineTuneJob,
+    FineTuneProfile,
     InvalidObject,
     did_you_mean,
     parse_job,
     parse_profile,
     render_path,
+    without_nulls,
 )
 from finetune_operator.cli.documents import Place, YamlError, each_document
 from finetune_operator.cli.violations import SchemaViolation, shown
@@ -99,7 +103,8 @@ def check_text(text: str, *, file: str) -> CheckedText:
             fault = Problem(file=file, document=document.number, line=document.line, message=message)
             checked.problems.append(fault)
             continue
-        for place, content in _objects(document.content):
+        for place, written in _objects(document.content):
+            content = _as_created(written)
             where = location(file, document.line(place), document.number)
             if not _is_ours(content):
                 checked.others.append(FoundObject(content=content, where=where, document=document.number))
@@ -113,7 +118,7 @@ def check_text(text: str, *, file: str) -> CheckedText:
                     message=finding.message,
                     fix=finding.fix,
                 )
-                for finding in _check(content)
+                for finding in (_of_prefix(each, content) for each in _check(content))
             ]
             checked.problems.extend(sorted(found, key=lambda problem: problem.line or 0))
             if not found:
@@ -141,6 +146,10 @@ def _is_ours(content: Any) -> bool:
     return group == GROUP or str(content.get("kind", "")).lower() in ("finetunejob", "finetuneprofile")
 
 
+_MODELS: Mapping[str, type[BaseModel]] = {"FineTuneJob": FineTuneJob, "FineTuneProfile": FineTuneProfile}
+#: Stands for the random characters that the API server adds to ``generateName``, cut to a length.
+_GENERATED = "xxxxx"
+_LONGEST_PREFIX = 58
 _PARSERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "FineTuneJob": parse_job,
     "FineTuneProfile": parse_profile,
@@ -173,6 +182,32 @@ def _check(content: Any) -> list[SchemaViolation]:
     return violations(kind, content, head) or of_model
 
 
+def _as_created(content: Any) -> Any:
+    """Returns one of the operator's objects as the API server creates it: without nulls, and with a generated name.
+
+    An object of another kind, or none, stays as it is.
+    """
+    model = _MODELS.get(str(content.get("kind"))) if isinstance(content, Mapping) else None
+    if model is None:
+        return content
+    created: dict[str, Any] = without_nulls(model, content)
+    metadata = created.get("metadata")
+    if isinstance(metadata, dict):
+        if metadata.get("name"):
+            metadata.pop("generateName", None)
+        elif isinstance(prefix := metadata.get("generateName"), str) and prefix:
+            metadata["name"] = prefix[:_LONGEST_PREFIX] + _GENERATED
+    return created
+
+
+def _of_prefix(finding: SchemaViolation, content: Any) -> SchemaViolation:
+    """Returns an error of a generated name as one of the prefix that the user has written."""
+    if finding.place != ("metadata", "name") or "generateName" not in (content.get("metadata") or {}):
+        return finding
+    fix = f"The API server adds {len(_GENERATED)} characters to it."
+    return SchemaViolation(("metadata", "generateName"), finding.message, f"{finding.fix} {fix}".strip())
+
+
 def _check_head(content: Mapping[str, Any]) -> Iterator[SchemaViolation]:
     if content.get("apiVersion") != API_VERSION:
         yield SchemaViolation(
@@ -187,9 +222,10 @@ def _check_head(content: Mapping[str, Any]) -> Iterator[SchemaViolation]:
 
 def _check_metadata(metadata: Any) -> Iterator[SchemaViolation]:
     match metadata:
-        case {"name": str()}:
+        case {"name": str(name)} if name:
             return
         case Mapping():
-            yield SchemaViolation(("metadata", "name"), "required, but not set")
+            fix = "With generateName instead, the API server makes one."
+            yield SchemaViolation(("metadata", "name"), "required, but not set", fix)
         case _:
             yield SchemaViolation(("metadata",), "required, but not set", "Write metadata: {name: …}.")

@@ -1,16 +1,16 @@
 """Address of the API server and credentials for it: the pod's service account, or a user's kubeconfig."""
 
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import ConfigException, list_kube_config_contexts, load_kube_config
+from kubernetes.aio.config import ConfigException, load_kube_config_from_dict
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
+from finetune_operator.cluster.credential_program import ProgramError, program_credentials
+from finetune_operator.cluster.kubeconfig import KubeContext, impersonation, read_kubeconfig, token_of
 from finetune_operator.cluster.port import ClusterError
 
 #: Folder in which the kubelet mounts a pod's token, CA and namespace.
@@ -37,12 +37,13 @@ class CredentialProgramFailed(NoCredentials):
 
 @dataclass(frozen=True, slots=True)
 class UserContext:
-    """A context of a kubeconfig."""
+    """A context of a kubeconfig, or a pod's service account."""
 
     name: str
+    """Empty in a pod."""
     configuration: Configuration
     namespace: str
-    """That of the context, or else ``default``."""
+    """That of the context, else of the pod, else ``default``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,52 +93,82 @@ class ServiceAccountFolder:
         return configuration
 
 
-async def user_context(path: str | None = None, context: str | None = None) -> UserContext:
+async def user_context(
+    path: str | None = None, context: str | None = None, user: str | None = None
+) -> UserContext:
     """Returns a user's access from ``path``, else ``$KUBECONFIG``, else ``~/.kube/config``, as kubectl does.
 
-    ``context`` names one of its contexts; None: the current one. Raises NoCredentials.
+    In a pod whose kubeconfig chooses no context, it is that of the pod's service account. Raises NoCredentials.
+
+    Args:
+        path: a kubeconfig.
+        context: one of its contexts; None: the current one.
+        user: whom to impersonate, instead of the one that the kubeconfig names; None: that one, if any.
     """
     where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    configuration = Configuration()
     try:
-        with _logged_errors() as logged:
-            # persist_config: a command that only reads must not rewrite the user's kubeconfig.
-            loader = await load_kube_config(  # type: ignore[no-untyped-call]
-                config_file=path, context=context, client_configuration=configuration, persist_config=False
-            )
-        name = str(loader.current_context["name"])
-        namespace = str((loader.current_context.get("context") or {}).get("namespace") or "default")
-    except Exception as error:
-        # The library does not check what it reads: a malformed file may raise a TypeError or a KeyError.
-        known = _contexts(path)
-        if context is not None and known and context not in known:
+        kubeconfig = read_kubeconfig(path)
+        name = context or kubeconfig.current
+        if not name and (pod := _pod_context(user)):
+            return pod
+        if context is not None and kubeconfig.contexts and context not in kubeconfig.contexts:
             raise UnknownContext(
-                f'the kubeconfig {where} has no context "{context}"', context, known
-            ) from error
+                f'the kubeconfig {where} has no context "{context}"', context, list(kubeconfig.contexts)
+            )
+        if name not in kubeconfig.contexts:
+            raise ValueError(f'there is no context "{name}"' if name else "there is no current context")
+        chosen = kubeconfig.context(name, user)
+        configuration = await _configuration(chosen)
+    except ClusterError:
+        raise
+    except ProgramError as error:
+        raise CredentialProgramFailed(
+            f"the program that {where} names for credentials failed: {error}"
+        ) from error
+    except Exception as error:
+        # Neither the library nor the reader checks every type: a malformed file may raise a TypeError or a KeyError.
         raise NoCredentials(f"no usable kubeconfig in {where}: {error or type(error).__name__}") from error
-    if logged and not configuration.api_key and not configuration.cert_file:
-        raise CredentialProgramFailed(f"the program that {where} names for credentials failed: {logged[-1]}")
-    return UserContext(name, configuration, namespace)
+    return UserContext(name, configuration, chosen.namespace or _pod_namespace() or "default")
 
 
-def _contexts(path: str | None) -> Sequence[str]:
-    """Returns the names of a kubeconfig's contexts; empty if it cannot be read."""
+async def _configuration(chosen: KubeContext) -> Configuration:
+    user, cluster = dict(chosen.user), chosen.cluster
+    if token := token_of(user):
+        user = {**user, "token": token}
+    given = {"token", "username", "client-certificate", "client-certificate-data"}
+    if (program := user.pop("exec", None)) and not given & user.keys():
+        user |= await program_credentials(program, cluster)
+    configuration = Configuration()
+    names = {"cluster": "c", "user": "u"}
+    await load_kube_config_from_dict(  # type: ignore[no-untyped-call]
+        {
+            "current-context": "x",
+            "contexts": [{"name": "x", "context": names}],
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": user}],
+        },
+        client_configuration=configuration,
+    )
+    configuration.client_session_kwargs = {"headers": impersonation(user)}
+    return configuration
+
+
+def _pod_context(user: str | None) -> UserContext | None:
+    """Returns the access of a pod's service account; None outside of a pod."""
+    folder = ServiceAccountFolder(DEFAULT_FOLDER)
+    known = os.environ.get("KUBERNETES_SERVICE_HOST") and os.environ.get("KUBERNETES_SERVICE_PORT")
+    if not known or not (folder.path / "token").is_file():
+        return None
+    configuration = folder.configuration()
+    configuration.client_session_kwargs = {"headers": impersonation({"as": user})}
+    return UserContext("", configuration, _pod_namespace() or "default")
+
+
+def _pod_namespace() -> str:
+    """Returns the namespace of the pod that the command runs in; empty outside of a pod."""
+    if not (DEFAULT_FOLDER / "token").is_file() or not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return ""
     try:
-        contexts, _ = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        return [str(each["name"]) for each in contexts]
-    except Exception:  # noqa: BLE001  as above
-        return []
-
-
-@contextmanager
-def _logged_errors() -> Iterator[list[str]]:
-    """Yields what the library logs inside: it logs the error of a credential program, and continues without a token."""
-    logged: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger(load_kube_config.__module__)
-    logger.addHandler(handler)
-    try:
-        yield logged
-    finally:
-        logger.removeHandler(handler)
+        return os.environ.get("POD_NAMESPACE") or ServiceAccountFolder(DEFAULT_FOLDER).namespace()
+    except NoCredentials:
+        return ""

@@ -58,7 +58,11 @@ class PodAdditions:
 
     env: tuple[Object, ...]
     labels: Mapping[str, str]
+    """Those of the profile, and those of the job that the profile copied at admission."""
     annotations: Mapping[str, str]
+    fields: Mapping[str, str]
+    """Fields of the pod's spec that choose its priority, scheduler and runtime."""
+    cpu_limits: bool
     host_network: bool
     privileged: bool
 
@@ -70,6 +74,8 @@ class RetryLimits:
     preemptions: int
     infrastructure: int
     user: int
+    renewed: bool = False
+    """Whether a new checkpoint renews the budget of infrastructure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,6 +228,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
             preemptions=spec.recovery.max_preemptions,
             infrastructure=spec.recovery.max_infrastructure_retries,
             user=spec.recovery.max_user_retries,
+            renewed=spec.recovery.renewed_by is not None,
         ),
         budget=site.budget,
         limits=TimeLimits(
@@ -253,7 +254,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         upload_tokens=upload_tokens(spec),
         cpu_pool=_cpu_nodes(profile.cpu_pool),
         queues=draft.queues,
-        pod=_pod_additions(profile.pod),
+        pod=pod_additions(profile.pod, snapshot.job_labels),
         currency=profile.currency,
         owner_of_profile=profile.owner.to_document() if profile.owner else {},
         bounds=bounds_of(profile.constraints),
@@ -276,11 +277,19 @@ def _cpu_nodes(pool: CpuPool) -> CpuNodes:
     )
 
 
-def _pod_additions(pod: PodSettings) -> PodAdditions:
+def pod_additions(pod: PodSettings, job_labels: Mapping[str, str]) -> PodAdditions:
+    """Returns what a profile adds to pods; ``job_labels``: those that it copies from the job."""
+    fields = {
+        "priorityClassName": pod.priority_class_name,
+        "schedulerName": pod.scheduler_name,
+        "runtimeClassName": pod.runtime_class_name,
+    }
     return PodAdditions(
         env=tuple(each.to_document() for each in pod.env or ()),
-        labels=pod.labels or {},
+        labels={**(pod.labels or {}), **job_labels},
         annotations=pod.annotations or {},
+        fields={name: value for name, value in fields.items() if value},
+        cpu_limits=pod.cpu_limits is True,
         host_network=pod.host_network is True,
         privileged=pod.privileged is True,
     )

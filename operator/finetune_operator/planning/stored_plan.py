@@ -30,11 +30,12 @@ _JOB_LABEL, _UID_LABEL = "tpu-finetune.dev/job", "tpu-finetune.dev/job-uid"
 _FORMAT = "2"
 _DIGEST = "digest"
 _HOST_DEFAULTS = "host-resources"
+_JOB_LABELS = "job-labels.json"
 #: Keys of the ConfigMap's data that this release reads; a newer release may store more.
 _KEYS = frozenset(
     {
         "format", "job-namespace", "job-name", "job-uid", "profile-name", "profile-hash", "profile.json", "spec.json",
-        "run-folder", "cache", "contract", _HOST_DEFAULTS, _DIGEST,
+        "run-folder", "cache", "contract", _HOST_DEFAULTS, _JOB_LABELS, _DIGEST,
     }
 )  # fmt: skip
 
@@ -56,6 +57,8 @@ class StoredPlan:
     host_defaults: bool = False
     """Whether TPU pods request their machine's CPU and memory by default. Earlier releases knew no such default, and a
     job that they admitted keeps its pods: its namespace's quota need not cover other ones."""
+    job_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the job that the profile copies (``pod.jobLabels``), at admission."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further data that a newer operator has stored: kept, so that the digest stays the same."""
 
@@ -103,12 +106,15 @@ class StoredPlan:
             "cache": self.cache.uri,
             "contract": str(self.contract),
             **({_HOST_DEFAULTS: "machine"} if self.host_defaults else {}),
+            **({_JOB_LABELS: json.dumps(self.job_labels, sort_keys=True)} if self.job_labels else {}),
             **self.more,
         }
 
     @classmethod
     def make(cls, job: Object, profile: Object, spec: Object) -> Self:
         """Returns the plan to store for an admission."""
+        copied = profile["spec"].get("pod", {}).get("jobLabels", ())
+        labels = job["metadata"].get("labels") or {}
         return cls(
             job=identity(job),
             profile_name=profile["metadata"]["name"],
@@ -117,6 +123,7 @@ class StoredPlan:
             spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
             contract=CONTRACT_VERSION,
             host_defaults=True,
+            job_labels={key: labels[key] for key in copied if key in labels},
         )
 
 
@@ -201,6 +208,7 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
             spec=json.loads(data["spec.json"]),
             contract=ContractVersion.parse(data["contract"]),
             host_defaults=_HOST_DEFAULTS in data,
+            job_labels=json.loads(data.get(_JOB_LABELS, "{}")),
             more={name: value for name, value in data.items() if name not in _KEYS},
         )
         stored = {name: value for name, value in data.items() if name != _DIGEST}

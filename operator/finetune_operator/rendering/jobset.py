@@ -23,6 +23,7 @@ from finetune_operator.rendering.labels import (
     SPEC_ANNOTATION,
     child_labels,
     jobset_name,
+    of_profile,
     queue_labels,
 )
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
@@ -74,17 +75,16 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     else:
         groups = pathways_groups(plan, plan.pathways, request)
         spec |= pathways_policies(plan, name)
-    spec["replicatedJobs"] = [
-        render_replicated_job(group, labels, plan.pod.labels, plan.pod.annotations) for group in groups
-    ]
+    spec["replicatedJobs"] = [render_replicated_job(group, labels, plan.pod) for group in groups]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {
             "name": name,
             "namespace": plan.job.namespace,
-            "labels": labels | queued,
+            "labels": of_profile(plan.pod.labels) | labels | queued,
             "annotations": {
+                **of_profile(plan.pod.annotations),
                 **annotations,
                 **claim,
                 SPEC_ANNOTATION: plan.spec_digests[stage],

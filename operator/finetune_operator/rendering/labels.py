@@ -6,6 +6,7 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning import Plan
+from finetune_operator.planning.policy.pod_settings import read_by_controllers
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 
 type Object = Mapping[str, Any]
@@ -58,6 +59,11 @@ def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
         STAGE_LABEL: stage.value,
         ATTEMPT_LABEL: str(attempt),
     }
+
+
+def of_profile(entries: Mapping[str, str]) -> dict[str, str]:
+    """Returns the labels or annotations of pods that JobSets and Jobs get as well."""
+    return {key: value for key, value in entries.items() if not read_by_controllers(key)}
 
 
 def queue_labels(plan: Plan, *, on_tpu: bool) -> dict[str, str]:

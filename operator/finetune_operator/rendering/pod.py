@@ -7,6 +7,7 @@ from finetune_contract import Stage, StageRequest
 from finetune_contract.log_line import LOG_FORMAT_VARIABLE
 from finetune_contract.request import REQUEST_VARIABLE, RESTART_VARIABLE
 from finetune_operator.planning import Plan
+from finetune_operator.planning.plan import PodAdditions
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.labels import RESTART_LABEL
 
@@ -112,6 +113,24 @@ def with_host_access(plan: Plan, pod: dict[str, Any]) -> dict[str, Any]:
         for container in containers:
             container["securityContext"] = {"privileged": True}
     return {**granted, "containers": containers}
+
+
+def with_choices(added: PodAdditions, pod: Object) -> dict[str, Any]:
+    """Returns a pod with the profile's choice of priority, scheduler and runtime, and with limits of CPU if it asks."""
+    chosen = {**pod, **added.fields}
+    if added.cpu_limits:
+        for kind in ("initContainers", "containers"):
+            if kind in pod:
+                chosen[kind] = [_limited(container) for container in pod[kind]]
+    return chosen
+
+
+def _limited(container: Object) -> Object:
+    resources = container["resources"]
+    if "cpu" not in resources["requests"]:
+        return container
+    limits = {"cpu": resources["requests"]["cpu"], **resources.get("limits", {})}
+    return {**container, "resources": {**resources, "limits": limits}}
 
 
 def _env(plan: Plan, request: StageRequest) -> list[Object]:

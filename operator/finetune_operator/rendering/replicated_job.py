@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_contract import ExitCode
-from finetune_operator.rendering.pod import CONTAINER
+from finetune_operator.planning.plan import PodAdditions
+from finetune_operator.rendering.labels import of_profile
+from finetune_operator.rendering.pod import CONTAINER, with_choices
 
 type Object = Mapping[str, Any]
 
@@ -33,17 +35,16 @@ class ReplicatedJob:
 def render_replicated_job(
     group: ReplicatedJob,
     labels: Mapping[str, str],
-    pod_labels: Mapping[str, str],
-    pod_annotations: Mapping[str, str],
+    added: PodAdditions,
 ) -> dict[str, Any]:
-    """Returns the replicated job. ``labels`` are set on all children; the others are additions for all pods."""
-    metadata: dict[str, Any] = {"labels": dict(labels)}
-    if group.annotations:
-        metadata["annotations"] = dict(group.annotations)
+    """Returns the replicated job. ``labels`` are set on all children, ``added`` where the profile says so."""
+    metadata: dict[str, Any] = {"labels": {**of_profile(added.labels), **labels}}
+    if annotations := {**of_profile(added.annotations), **group.annotations}:
+        metadata["annotations"] = annotations
     pod_metadata: dict[str, Any] = {
-        "labels": {**pod_labels, **labels},
+        "labels": {**added.labels, **labels},
         # A stage that is moved to another node begins again, which costs more than a node that is used little.
-        "annotations": {_SAFE_TO_EVICT: "false", **pod_annotations},
+        "annotations": {_SAFE_TO_EVICT: "false", **added.annotations},
     }
     spec: dict[str, Any] = {
         "parallelism": group.pods,
@@ -53,7 +54,7 @@ def render_replicated_job(
         # A pod that is still saving counts as running: the Job ends only after the pod has.
         "podReplacementPolicy": "Failed",
         "suspend": False,
-        "template": {"metadata": pod_metadata, "spec": dict(group.pod)},
+        "template": {"metadata": pod_metadata, "spec": with_choices(added, group.pod)},
     }
     # Kubernetes allows this policy only for pods that the kubelet does not restart.
     if group.pod["restartPolicy"] == "Never":

@@ -27,6 +27,7 @@ def named(name: str, **fields: Any) -> dict[str, Any]:
 
 def profile() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((ROOT / "examples/profiles/gke-v6e-queued.yaml").read_text())
+    loaded["spec"]["images"]["trainer"] += f"@sha256:{'1' * 64}"
     return loaded
 
 
@@ -166,6 +167,65 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a right on profiles": ({"rights": {SEE: False}}, "rights", "finetuneprofiles", "clusterrolebinding"),
     "a right on logs": ({"rights": {LOG: False}}, "rights", "get pods/log", "--clusterrole view"),
 }  # fmt: skip
+
+
+def test_an_image_without_a_digest_is_remarked() -> None:
+    tag = changed(
+        lambda spec: spec.update(images={"trainer": "registry/trainer:latest", "cpu": "registry/cpu"})
+    )
+    found = [each for each in findings(dataclasses.replace(healthy(), **tag)) if each.state is not State.OK]
+    assert [(each.check, each.state, each.message.split(",")[0]) for each in found] == [
+        (
+            "profiles",
+            State.UNKNOWN,
+            "Profile gke-v6e-queued: spec.images.trainer: registry/trainer:latest names no digest",
+        ),
+        ("profiles", State.UNKNOWN, "Profile gke-v6e-queued: spec.images.cpu: registry/cpu names no digest"),
+    ]
+    assert found[0].fix == "kubectl edit finetuneprofile gke-v6e-queued"
+
+
+def head(cores: str, memory: str, pool: str = "head") -> dict[str, Any]:
+    found = node("head", nodepool=pool)
+    found["status"]["allocatable"] = {"cpu": cores, "memory": memory}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "state"),
+    [
+        ([], State.UNKNOWN),
+        ([head("47910m", "232Gi")], State.UNKNOWN),
+        ([head("63770m", "200Gi")], State.UNKNOWN),
+        ([head("63770m", "240Gi", "other")], State.UNKNOWN),
+        ([node("head", nodepool="head")], State.UNKNOWN),
+        ([head("63770m", "240Gi")], State.OK),
+    ],
+)
+@pytest.mark.parametrize("named_by", ["nodes", "defaults"])
+def test_nodes_for_the_head_of_pathways_are_expected(
+    given: list[dict[str, Any]], state: State, named_by: str
+) -> None:
+    def change(spec: dict[str, Any]) -> None:
+        if named_by == "nodes":
+            spec["pathways"] = {"headNodeSelector": {"cloud.google.com/gke-nodepool": "head"}}
+        else:
+            spec["defaults"] = {"resources": {"controller": "Pathways"}}
+
+    if named_by == "defaults":
+        given = [
+            each for each in given if each["metadata"]["labels"]["cloud.google.com/gke-nodepool"] != "other"
+        ]
+        state = State.OK if any("240Gi" in str(each) for each in given) else State.UNKNOWN
+    whole = healthy()
+    setup = dataclasses.replace(whole, nodes=[*(whole.nodes or ()), *given], **changed(change))
+    (found,) = [each for each in findings(setup) if "head of Pathways" in each.message]
+    assert found.state is state
+    assert "(48 cores, 232 GB)" in found.message
+
+
+def test_no_node_for_a_head_is_expected_where_nothing_names_pathways() -> None:
+    assert not [each for each in findings(healthy()) if "Pathways" in each.message]
 
 
 def of(setup: Setup, state: State) -> list[Finding]:

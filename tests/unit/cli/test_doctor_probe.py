@@ -111,6 +111,15 @@ def test_the_image_for_cpu_stages_is_tried_where_the_profile_has_one() -> None:
     assert (cpu.image, tpu.image) == ("b@sha256:2", "a@sha256:1")
 
 
+def test_a_pod_has_the_priority_and_limits_of_the_profiles_pods() -> None:
+    pod_settings = {"priorityClassName": "batch", "cpuLimits": True, "labels": {"cost-center": "42"}}
+    for each in probes(setup(lambda spec: spec.update(pod=pod_settings))):
+        made = each.pod["spec"]
+        assert made["priorityClassName"] == "batch"
+        assert made["containers"][0]["resources"]["limits"]["cpu"] == "100m"
+        assert each.pod["metadata"]["labels"]["cost-center"] == "42"
+
+
 def test_variables_of_the_profile_replace_those_of_the_probe() -> None:
     cpu, _ = probes(setup(lambda spec: spec.update(pod={"env": [{"name": "HOME", "value": "/tmp"}]})))
     homes = [each for each in cpu.pod["spec"]["containers"][0]["env"] if each["name"] == "HOME"]

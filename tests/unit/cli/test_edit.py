@@ -29,7 +29,8 @@ def job(phase: str, name: str = "quickstart", **spec: object) -> dict[str, Any]:
 @pytest.fixture
 async def connection(api: FakeApi) -> AsyncIterator[Connection]:
     async with serve(api) as configuration:
-        connection = Connection(configuration, "team-a", user="alice")
+        configuration.client_session_kwargs = {"headers": [("Impersonate-User", "alice")]}
+        connection = Connection(configuration, "team-a")
         yield connection
         await connection.close()
 

@@ -29,7 +29,7 @@ kind: FineTuneProfile
 metadata: {name: later}
 spec:
   namespaces: ["*"]
-  images: {trainer: example/trainer:1}
+  images: {trainer: example/trainer@sha256:1}
   storage: {artifacts: gs://a/b, optimizerStateTTLSeconds: 60}
   flavors: [{name: one, capacity: Spot, accelerator: tpu-v6e-slice, topologies: [2x2], chipsPerHost: 4}]
 """
@@ -184,7 +184,7 @@ STRICT: dict[str, Any] = {
     "spec": {
         "owner": {"team": "ml", "contact": "#ml-help"},
         "namespaces": ["team-a"],
-        "images": {"trainer": "example/trainer:1"},
+        "images": {"trainer": "example/trainer@sha256:1"},
         "storage": {"artifacts": "gs://art/runs"},
         "flavors": [
             {

@@ -14,6 +14,7 @@ from finetune_operator.cli.validate import Problem, validate_text
 from finetune_operator.cli.yaml_text import yaml_text
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, profile
+from tests.unit.cli.created import CREATED
 from tests.unit.cli.scalars import KEYS, SCALARS
 
 HEAD = """\
@@ -34,6 +35,20 @@ def problems(text: str) -> list[Problem]:
 def only(text: str) -> Problem:
     (problem,) = problems(text)
     return problem
+
+
+@pytest.mark.parametrize("name", CREATED)
+def test_nulls_and_generated_names_are_taken_as_the_api_server_takes_them(name: str) -> None:
+    document, taken = CREATED[name]
+    assert (problems(json.dumps(document)) == []) is taken
+
+
+def test_a_generated_name_that_is_too_long_names_the_prefix() -> None:
+    problem = only(HEAD.replace("name: support-bot", f"generateName: {'a' * 24}"))
+    assert problem.path == "metadata.generateName"
+    assert problem.line == 3
+    assert "28 characters" in problem.message
+    assert problem.fix.endswith("The API server adds 5 characters to it.")
 
 
 def test_good_manifests_have_no_problems() -> None:
@@ -237,8 +252,8 @@ def test_a_document_without_aliases_has_any_number_of_values(number: int) -> Non
         ("2026-01-01", None),
         ('"2e-5"', None),
         ("[1]", "a string, not a list"),
-        ("null", "a string, not empty"),
-        ("", "a string, not empty"),
+        ("null", None),
+        ("", None),
     ],
 )
 def test_a_number_where_text_belongs_is_refused_as_the_server_does(value: str, kind: str | None) -> None:

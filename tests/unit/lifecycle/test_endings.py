@@ -1,5 +1,6 @@
 """How attempts end, and the class that is charged."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -261,6 +262,52 @@ def test_a_job_that_always_exhausts_its_node_uses_up_the_infrastructure_budget()
         world.reconcile()
     assert world.status["phase"] == "Failed"
     assert counters(world) == {**CHARGED, "infrastructure": 3}
+
+
+def faults_of(world: World, steps: Sequence[int]) -> list[str]:
+    """Trains to each step, where a checkpoint is saved, and crashes; returns the phase after each crash."""
+    phases = []
+    for step in steps:
+        world.train(name := world.until(Stage.TRAIN), step)
+        world.kill(name, 134)
+        world.reconcile()
+        phases.append(world.status["phase"])
+        world.wait(400)
+        world.reconcile()
+    return phases
+
+
+RENEWED = {"maxInfrastructureRetries": 2, "renewedBy": "Checkpoint"}
+
+
+@pytest.mark.parametrize("wiped", [False, True])
+def test_a_new_checkpoint_renews_the_budget_of_faults_if_asked(wiped: bool) -> None:
+    world = World(job=job(recovery=RENEWED))
+    steps = range(10, 60, 10)
+    for step in steps:
+        assert faults_of(world, [step]) == ["Recovering"]
+        if wiped:
+            world.job.pop("status", None)
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == len(steps)
+    # The fault after the checkpoint counts, and two more without another one.
+    assert faults_of(world, [50, 50]) == ["Recovering", "Failed"]
+    assert "spec.recovery.maxInfrastructureRetries" in str(world.status["failure"])
+
+
+def test_a_new_checkpoint_renews_nothing_by_default() -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 2}))
+    assert faults_of(world, [10, 20, 30]) == ["Recovering", "Recovering", "Failed"]
+
+
+def test_no_retries_stay_none_whatever_is_saved() -> None:
+    world = World(job=job(recovery={**RENEWED, "maxInfrastructureRetries": 0}))
+    assert faults_of(world, [10]) == ["Failed"]
+
+
+def test_faults_before_the_first_checkpoint_count_from_the_beginning() -> None:
+    world = World(job=job(recovery=RENEWED))
+    assert faults_of(world, [5, 5, 5]) == ["Recovering", "Recovering", "Failed"]
 
 
 def test_a_node_without_memory_that_is_lost_is_no_preemption() -> None:

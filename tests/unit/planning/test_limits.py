@@ -149,6 +149,19 @@ def test_options_that_a_job_does_not_use_break_no_limit(spec: dict[str, Any], pa
     assert admit(job(**spec), [limited(path, min=1000, max=1000)]).plan
 
 
+def test_a_job_does_not_renew_a_budget_that_its_profile_limits() -> None:
+    path, own = "recovery.maxInfrastructureRetries", {"recovery": {"renewedBy": "Checkpoint"}}
+    message = refusal_message(own, path, max=10)
+    assert f"spec.recovery.renewedBy would renew {path}" in message
+    admit(job(**own), [limited(path, min=1)])
+    admit(job(**own), [profile()])
+    within = limited(path, max=10)
+    within["spec"]["defaults"] = {**within["spec"].get("defaults", {}), **own}
+    assert admit(job(), [within]).plan.recovery.renewed
+    assert admit(job(**own), [within]).plan.recovery.renewed
+    assert not admit(job(), [limited(path, max=10)]).plan.recovery.renewed
+
+
 def test_decimals_are_compared_as_numbers() -> None:
     exact = {"hyperparameters": {"weightDecay": 0.10}}
     assert admit(job(**exact), [limited("hyperparameters.weightDecay", min=1e-1, max=0.1)]).plan

@@ -128,6 +128,55 @@ def test_network_and_privileges_are_granted_apart(
     assert spec["securityContext"]["runAsNonRoot"] is not privileged
 
 
+SETTINGS = {
+    "labels": {
+        "acme.com/cost-center": "42",
+        "app.kubernetes.io/name": "other",
+        "kueue.x-k8s.io/queue-name": "pods-only",
+    },
+    "annotations": {"acme.com/owner": "nlp", "jobset.sigs.k8s.io/exclusive-topology": "pods-only"},
+    "jobLabels": ["team"],
+    "priorityClassName": "batch",
+    "schedulerName": "gang",
+    "runtimeClassName": "gvisor",
+    "cpuLimits": True,
+}
+
+
+@pytest.mark.parametrize("controller", ["McJAX", "Pathways"])
+def test_settings_of_a_profile_reach_every_object(controller: str) -> None:
+    wanted = job(resources={"controller": controller, "tpu": "v6e-8"})
+    wanted["metadata"]["labels"] = {"team": "nlp", "other": "x"}
+    hosts = profile(pod=SETTINGS)["spec"]["flavors"][0] | {"hostResources": {"cpu": "100", "memory": "9Gi"}}
+    stages = dict(plan_offline(wanted, profile(pod=SETTINGS, flavors=[hosts])))
+    for jobset in stages.values():
+        jobs = [each["template"] for each in jobset["spec"]["replicatedJobs"]]
+        templates = [each["spec"]["template"] for each in jobs]
+        for metadata in (each["metadata"] for each in (jobset, *jobs, *templates)):
+            labels = metadata["labels"]
+            assert (labels["acme.com/cost-center"], labels["team"]) == ("42", "nlp")
+            assert labels["app.kubernetes.io/name"] == "finetune"
+            assert "other" not in labels
+            assert metadata["annotations"]["acme.com/owner"] == "nlp"
+        for metadata in (each["metadata"] for each in (jobset, *jobs)):
+            assert "kueue.x-k8s.io/queue-name" not in metadata["labels"]
+            assert "pods-only" not in metadata["annotations"].values()
+        for spec in (each["spec"] for each in templates):
+            assert (spec["priorityClassName"], spec["schedulerName"]) == ("batch", "gang")
+            assert spec["runtimeClassName"] == "gvisor"
+            for container in (*spec.get("initContainers", ()), *spec["containers"]):
+                resources = container["resources"]
+                assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
+    check_jobset(f"pod-settings-{controller.lower()}", stages[Stage.TRAIN])
+
+
+def test_a_container_that_requests_no_cpu_gets_no_limit_of_it() -> None:
+    bare = profile(pod={"cpuLimits": True})["spec"]["flavors"][0] | {"hostResources": {}}
+    stages = dict(plan_offline(ONE_HOST, profile(pod={"cpuLimits": True}, flavors=[bare])))
+    assert "cpu" not in pod(stages[Stage.TRAIN])["containers"][0]["resources"]["limits"]
+    assert "cpu" in pod(stages[Stage.CONVERT])["containers"][0]["resources"]["limits"]
+
+
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 

@@ -69,6 +69,8 @@ class ContainerStatus:
 
     name: str
     image: str
+    image_id: str
+    """What the image's name stood for on the node; empty until the container has started."""
     restart_count: int
     state: ContainerState
     last_state: ContainerState
@@ -79,6 +81,7 @@ class ContainerStatus:
         return cls(
             name=text(found, "name") or "",
             image=text(found, "image") or "",
+            image_id=text(found, "imageID") or "",
             restart_count=number(found, "restartCount"),
             state=_parse_state(section(found, "state"), ahead),
             last_state=_parse_state(section(found, "lastState"), ahead),

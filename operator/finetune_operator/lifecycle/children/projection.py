@@ -75,7 +75,9 @@ _STATE: Shape = {
     "waiting": _texts("reason") | _MESSAGE,
     "terminated": _texts("exitCode", "reason", "startedAt", "finishedAt") | _MESSAGE,
 }
-_CONTAINERS = _Each(of=_texts("name", "image", "restartCount") | {"state": _STATE, "lastState": _STATE})
+_CONTAINERS = _Each(
+    of=_texts("name", "image", "imageID", "restartCount") | {"state": _STATE, "lastState": _STATE}
+)
 _CONTROLLER = _Each(
     of=_texts("apiVersion", "kind", "name", "uid", "controller"),
     most=1,

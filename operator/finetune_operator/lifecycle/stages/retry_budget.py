@@ -37,6 +37,8 @@ class AttemptCounts:
     preemption: int = 0
     infrastructure: int = 0
     user: int = 0
+    since_checkpoint: int = 0
+    """Those of infrastructure since the last new checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +93,25 @@ def _seconds_of(refusals: Sequence[AttemptResult]) -> float:
     return (max(times) - min(times)).total_seconds() if times else 0.0
 
 
-def count(classified: Iterable[ClassifiedAttempt]) -> AttemptCounts:
+def count(classified: Sequence[ClassifiedAttempt]) -> AttemptCounts:
     """Returns the number of unsuccessful attempts of each class. ``classified``: as :func:`with_waits` returns them."""
-    charged = [
-        result.failure_class
-        for attempt, result in classified
-        if result.ending is AttemptOutcome.FAILED and not result.waits
-    ]
+    charged = _charged(classified)
+    # The attempt that saved the checkpoint has failed after it.
+    last_moved = max((number for number, moved in enumerate(_moved(classified)) if moved), default=0)
     return AttemptCounts(
         preemption=charged.count(FailureClass.PREEMPTION),
         infrastructure=charged.count(FailureClass.INFRASTRUCTURE),
         user=charged.count(FailureClass.USER),
+        since_checkpoint=_charged(classified[last_moved:]).count(FailureClass.INFRASTRUCTURE),
     )
+
+
+def _charged(classified: Iterable[ClassifiedAttempt]) -> list[FailureClass | None]:
+    return [
+        result.failure_class
+        for _, result in classified
+        if result.ending is AttemptOutcome.FAILED and not result.waits
+    ]
 
 
 def exhausted(
@@ -117,7 +126,11 @@ def exhausted(
         FailureClass.USER: ("maxUserRetries", counters.user, recovery.user),
     }.get(
         result.failure_class or FailureClass.INFRASTRUCTURE,
-        ("maxInfrastructureRetries", counters.infrastructure, recovery.infrastructure),
+        (
+            "maxInfrastructureRetries",
+            counters.since_checkpoint if recovery.renewed else counters.infrastructure,
+            recovery.infrastructure,
+        ),
     )
     if used <= allowed:
         return None
@@ -179,7 +192,9 @@ def _moved(stage_attempts: Sequence[ClassifiedAttempt]) -> list[bool]:
 
 
 def _reached(attempt: Attempt, result: AttemptResult) -> int:
-    """Returns the step of the attempt's recorded checkpoint; 0 if none is recorded."""
+    """Returns the step of the attempt's recorded checkpoint; 0 if none is recorded, or the stage saves none."""
+    if attempt.key.stage is not Stage.TRAIN:
+        return 0
     stage_result = attempt.files.result if attempt.files else None
     if stage_result and isinstance(stage_result.details, TrainOutcome):
         return stage_result.details.step

@@ -35,6 +35,7 @@ from finetune_operator.lifecycle.status.results import (
 from finetune_operator.lifecycle.status.stage_progress import with_stage_progress
 from finetune_operator.lifecycle.status.stage_status import stages_status
 from finetune_operator.lifecycle.status.summary import summarize
+from finetune_operator.rendering.pod import CONTAINER
 
 #: Seconds between two reports of the usage while nothing else in the status changes.
 _USAGE_SECONDS = 60.0
@@ -106,7 +107,7 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
     return status.model_copy(
         update={
             "stage": stages.live.key.stage if stages.live else stages.current.stage,
-            "resolved": resolved_status(stages.plan, findings),
+            "resolved": resolved_status(stages.plan, findings, _trainer_id(observation)),
             "estimate": _estimate(observation, stages),
             "stages": stages_status(observation, state, stages),
             # Before admission the run folder has not been read, so the cluster may not show all attempts.
@@ -118,6 +119,21 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
             "start_time": previous.start_time or whole_second(observation.now),
         }
     )
+
+
+def _trainer_id(observation: Observation) -> str | None:
+    """The first one that was reported stays, as the pod is gone later. Preflight always runs the trainer's image."""
+    resolved = observation.status.resolved
+    if resolved and resolved.images and resolved.images.trainer_id:
+        return resolved.images.trainer_id
+    started = [
+        container.image_id
+        for pod in observation.pods
+        if pod.key is not None and pod.key.stage in (Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE)
+        for container in pod.containers
+        if container.name == CONTAINER and container.image_id
+    ]
+    return min(started, default=None)
 
 
 def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:

@@ -45,8 +45,8 @@ from finetune_operator.rendering.scratch import needed_scratch_gib
 _HOUR = 3600
 
 
-def resolved_status(plan: Plan, findings: Findings) -> Resolved:
-    """Returns ``status.resolved``: the plan, with what preflight has found."""
+def resolved_status(plan: Plan, findings: Findings, trainer_id: str | None = None) -> Resolved:
+    """Returns ``status.resolved``: the plan, with what preflight and the first node have found."""
     preflight = findings.preflight
     return Resolved.model_construct(
         spec_hash=plan.spec_hash,
@@ -62,7 +62,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Resolved:
         host_memory=_host_memory(plan, preflight) if preflight else None,
         ephemeral_storage=_ephemeral_storage(plan, preflight) if preflight else None,
         checkpoint=plan.exported_checkpoint,
-        images=_images(plan),
+        images=_images(plan, trainer_id),
         service_accounts=ResolvedServiceAccounts.model_construct(
             tpu=plan.service_account_tpu, cpu=plan.service_account_cpu
         ),
@@ -215,9 +215,10 @@ def _resources(plan: Plan) -> ResolvedResources:
     )
 
 
-def _images(plan: Plan) -> ResolvedImages:
+def _images(plan: Plan, trainer_id: str | None) -> ResolvedImages:
     return ResolvedImages.model_construct(
         trainer=plan.image,
+        trainer_id=trainer_id,
         cpu=plan.cpu_image or None,
         pathways_server=plan.pathways.server if plan.pathways else None,
         pathways_proxy=plan.pathways.proxy if plan.pathways else None,

@@ -52,10 +52,19 @@ def policy_problems(
     return [
         *_models(profile, spec.model, lookup(merged, "model.fromJob.base")),
         *_locked(profile, merged, base),
+        *_renewal(profile, merged, base),
         *_overrides(profile, job.spec.engine_overrides or {}),
         *forbidden_labels(job.metadata.labels, profile.queue),
         *filter(None, _places(profile, spec, storage)),
     ]
+
+
+def _renewal(profile: DefaultedProfileSpec, merged: Object, base: Object) -> Iterator[str]:
+    """Yields a renewal of the job's own of a budget that the profile limits: the trainer's records would renew it."""
+    path = "recovery.maxInfrastructureRetries"
+    limited = any(bound.path == path and bound.max is not None for bound in profile.constraints.limits or ())
+    if limited and lookup(merged, "recovery.renewedBy") != lookup(base, "recovery.renewedBy"):
+        yield f"spec.recovery.renewedBy would renew {path}, which constraints.limits bounds: remove it"
 
 
 def refused_by(name: str, problems: Iterable[str]) -> Refused:

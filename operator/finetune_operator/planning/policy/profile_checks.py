@@ -12,6 +12,7 @@ from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_s
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.policy.limits import LIMITED, resolved_limits
 from finetune_operator.planning.policy.locations import ledger_faults, storage_faults
+from finetune_operator.planning.policy.pod_settings import pod_faults
 from finetune_operator.planning.slices.pathways import pathways_faults
 
 type Object = Mapping[str, Any]
@@ -40,6 +41,7 @@ def check_profile(name: str, profile: DefaultedProfileSpec) -> None:
         *_empty_ranges(profile),
         *storage_faults(profile.storage),
         *pathways_faults(profile),
+        *pod_faults(profile.pod),
     ]
     if wrong:
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
@@ -60,6 +62,7 @@ def profile_remarks(profile: Object) -> Iterator[str]:
     spec = profile_spec("", profile)
     if not spec.namespaces and spec.constraints.mode is not ConstraintMode.OPEN:
         yield "spec.namespaces lists none, so no job can run under it: list namespaces, or *."
+    yield from image_remarks(spec)
     for index, entry in enumerate(spec.constraints.uris.read or ()):
         if entry.startswith("gs://") and not set(entry.removeprefix("gs://")) & set("/*"):
             yield (
@@ -76,6 +79,16 @@ def profile_remarks(profile: Object) -> Iterator[str]:
         libtpus = [each for each in flavor.xla_flags or () if each.startswith(_LIBTPUS)]
         if libtpus:
             yield f"spec.flavors[{index}].xlaFlags: {libtpus[0]} is a flag of libtpu's: move it to libtpuInitArgs."
+
+
+def image_remarks(profile: DefaultedProfileSpec) -> Iterator[str]:
+    """Yields a remark for each image of the trainer that is not named by a digest. On a local cluster none is."""
+    for field, image in (("trainer", profile.images.trainer), ("cpu", profile.images.cpu)):
+        if image is not None and "@sha256:" not in image and not image.startswith("localhost/"):
+            yield (
+                f"spec.images.{field}: {image} names no digest, so two stages of one job may run different images: "
+                "append @sha256:…, as the registry shows it."
+            )
 
 
 def _empty_ranges(profile: DefaultedProfileSpec) -> Iterator[str]:
