@@ -7,6 +7,7 @@ its configuration is invalid (settings, credentials, a port in use), where the m
 """
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -33,11 +34,25 @@ from finetune_operator.runtime.settings import Settings, SettingsError, usage
 log = logging.getLogger("finetune_operator")
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings) -> int:
+    """Runs the operator and returns the exit code."""
     from finetune_operator.lifecycle.decide import decide
     from finetune_operator.runtime.operator import Operator
 
-    await Operator(settings, decide=decide).run()
+    code = 0
+    try:
+        await Operator(settings, decide=decide).run()
+    except (NoCredentials, SettingsError, OSError) as error:
+        log.error("cannot start: %s", error)
+        code = 2
+    except Exception:
+        log.exception("ended by a fault")
+        code = 1
+    if asyncio.all_tasks() - {asyncio.current_task()}:
+        # The end of the event loop would wait for them, and kopf's may never end.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,15 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"finetune-operator: {error}\n")
         return 2
     configure(settings.log_level, settings.log_format)
-    try:
-        uvloop.run(_run(settings))
-    except (NoCredentials, SettingsError, OSError) as error:
-        log.error("cannot start: %s", error)
-        return 2
-    except Exception:
-        log.exception("ended by a fault")
-        return 1
-    return 0
+    return uvloop.run(_run(settings))
 
 
 if __name__ == "__main__":

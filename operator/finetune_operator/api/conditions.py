@@ -54,6 +54,13 @@ class ConditionType(StrEnum):
     FINISHED = "Finished"
 
 
+class ProfileConditionType(StrEnum):
+    """Conditions that only a FineTuneProfile has."""
+
+    NAMESPACE_LOST = "NamespaceLost"
+    """A namespace that profile and operator serve cannot be watched. Absent if there is none."""
+
+
 class ConditionStatus(StrEnum):
     """Status of a condition. Unknown means that nothing is known, not that something is wrong."""
 
@@ -183,6 +190,9 @@ class Reason(StrEnum):
     """No attempt number is left for a stage's JobSets."""
     NO_PROGRESS = "NoProgress"
     """Training was interrupted repeatedly before it could save anything new."""
+    # --- of profiles
+    NAMESPACE_REFUSED = "NamespaceRefused"
+    """The API server does not let the operator list the objects of a namespace that it is to serve."""
     # --- end
     CANCELLING = "Cancelling"
     """spec.cancel is true, and the job ends when what runs of it has stopped."""

@@ -244,7 +244,8 @@ class FineTuneProfileStatus(ApiModel):
     observed_generation: Whole
     """metadata.generation that this status describes; -1: not processed yet."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8), *list_map("type")] | None = None
-    """Valid: all paths, keys and topologies of the spec are known. Stalled: the opposite, for kstatus."""
+    """Valid: all paths, keys and topologies of the spec are known. Stalled: the opposite, for kstatus. NamespaceLost:
+    only while the operator may not watch a namespace that it serves and that may use the profile."""
     used_by: NonNegative | None = None
     """Number of unfinished jobs that run under the profile. Absent if the operator serves only some namespaces."""
 

@@ -22,6 +22,10 @@ class LeadershipLost(Exception):
     """The Lease could not be renewed in time, or another process holds it. The process should end."""
 
 
+class CannotLead(Exception):
+    """The Lease is free, but this process could do nothing with it. It should wait until it can."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
     """Name of the Lease and timing. Times are in seconds."""
@@ -44,19 +48,29 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+async def _always() -> bool:
+    """The default of ``able``."""
+    return True
+
+
 class LeaderElection:
-    """Runs work while this process leads. Create one instance per process."""
+    """Runs work while this process leads. Create one instance per process.
+
+    ``able``: returns whether this process could work now; called before it takes the Lease.
+    """
 
     def __init__(
         self,
         cluster: KubernetesClient,
         settings: LeaseSettings,
         *,
+        able: Callable[[], Awaitable[bool]] = _always,
         utc_now: Callable[[], datetime] = _utc_now,
         clock: Callable[[], float] = monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
         self._cluster = cluster
+        self._able = able
         self._settings = settings
         self._utc_now = utc_now
         self._clock = clock
@@ -83,7 +97,8 @@ class LeaderElection:
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Waits to be elected, runs ``work`` and releases the Lease. Returns or raises as ``work`` does.
 
-        Raises LeadershipLost if the Lease is lost first; ``work`` is then cancelled and awaited.
+        Raises LeadershipLost if the Lease is lost first; ``work`` is then cancelled and awaited. Raises CannotLead
+        if the Lease could be taken and this process is not able to work.
         """
         while not await self._acquire():
             await self._sleep(self._settings.retry_every)
@@ -102,16 +117,20 @@ class LeaderElection:
                 task.result()
 
     async def _acquire(self) -> bool:
-        """Checks the Lease once. Returns whether this process now holds it."""
-        requested_at = self._clock()
+        """Checks the Lease once. Returns whether this process now holds it. Raises CannotLead."""
         try:
             try:
                 lease = await self._cluster.get(LEASES, self._settings.namespace, self._settings.name)
             except NotFound:
+                lease = None
+            if lease is not None and not self._may_take(lease):
+                return False
+            if not await self._able():
+                raise CannotLead
+            requested_at = self._clock()
+            if lease is None:
                 self._held = await self._cluster.create(LEASES, self._manifest(None))
             else:
-                if not self._may_take(lease):
-                    return False
                 self._held = await self._cluster.apply(LEASES, self._manifest(lease))
         except Conflict:
             # Another candidate was faster; the next check shows which one.

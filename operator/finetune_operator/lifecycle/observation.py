@@ -199,6 +199,8 @@ class Observation:
     unserved_namespace: str | None = None
     """Namespace of the job that used that folder last, if this operator does not serve that namespace and so cannot
     observe whether the job has ended."""
+    unobserved_until: datetime | None = None
+    """End of the time in which the operator could not observe this job's namespace; None if there was none."""
     nodes: Mapping[str, SliceNode] | None = None
     """All nodes of the job's kind of slice by name, if a pod on one has failed; None: not read."""
     workloads: tuple[Workload, ...] | None = ()

@@ -41,6 +41,7 @@ class Budgets:
         uri: the ledger's folder; None if the operator keeps none. What is used is then unknown.
         utc_now: the wall clock.
         times: takes the records of past trainings; None: they are not read.
+        unobserved_until: returns the end of the time in which a namespace could not be observed; None: there was none.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Budgets:
         *,
         utc_now: Callable[[], datetime],
         times: TrainingTimes | None = None,
+        unobserved_until: Callable[[str], datetime | None] = lambda _: None,
     ) -> None:
+        self._unobserved_until = unobserved_until
         self._store = store
         self._uri = uri
         self._utc_now = utc_now
@@ -113,7 +116,7 @@ class Budgets:
 
     def totals(self) -> Iterable[ProfileUsage]:
         """Returns what each namespace has used in the present month under each profile, as far as it is known."""
-        return self._usage.totals(Month.of(self._utc_now()))
+        return self._usage.totals(Month.of(self._utc_now()), self._unobserved_until)
 
     def limit(self, profile: str) -> float | None:
         """Returns the limit that an existing profile sets for each of its namespaces; None if it sets none."""

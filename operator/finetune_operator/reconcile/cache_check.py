@@ -3,7 +3,15 @@
 import logging
 from collections.abc import Sequence
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, KubernetesClient, ResourceKind
+from finetune_operator.cluster.port import (
+    JOBS,
+    JOBSETS,
+    PODS,
+    WORKLOADS,
+    KubernetesClient,
+    Rejected,
+    ResourceKind,
+)
 from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_objects import version_of
@@ -31,11 +39,16 @@ async def distrust_outdated(
     """
     outdated: set[str] = set()
     for scope in namespaces or (None,):
-        if cache.watches(JOBS, scope):
-            outdated |= await _outdated_jobs(cluster, cache, scope)
-        for kind in _LABELS:
-            if cache.watches(kind, scope):
-                outdated |= await _outdated(cluster, cache, kind, scope)
+        try:
+            if cache.watches(JOBS, scope):
+                outdated |= await _outdated_jobs(cluster, cache, scope)
+            for kind in _LABELS:
+                if cache.watches(kind, scope):
+                    outdated |= await _outdated(cluster, cache, kind, scope)
+        except Rejected:
+            if scope is None:
+                raise
+            # What is cached there is too old to be relied on, as its watches are refused, too.
     for uid in outdated:
         log.warning("the watches lost an event of the job with uid %s or of a child", uid)
         cache.distrust(uid)

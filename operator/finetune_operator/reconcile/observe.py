@@ -48,6 +48,7 @@ from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.nodes import ListedNodes, failed_kinds, list_nodes
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.shared_read import SharedRead
 from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -76,7 +77,7 @@ class Observer:
         cache: jobs and children as the watches deliver them.
         utc_now: the wall clock.
         live_jobs: returns the number of known unfinished jobs.
-        namespaces: the namespaces that the operator serves; all if empty.
+        served: the namespaces that the operator serves; None: all.
         ledger: URI of the operator's ledger; None if it keeps none.
         budgets: the budgets of namespaces; None: there are none.
         paused: whether no stage is started.
@@ -91,7 +92,7 @@ class Observer:
         *,
         utc_now: Callable[[], datetime],
         live_jobs: Callable[[], int],
-        namespaces: Sequence[str] = (),
+        served: ServedNamespaces | None = None,
         ledger: str | None = None,
         budgets: Budgets | None = None,
         paused: bool = False,
@@ -107,7 +108,7 @@ class Observer:
         self._cache = cache
         self._utc_now = utc_now
         self._live_jobs = live_jobs
-        self._namespaces = namespaces
+        self._served = served or ServedNamespaces(utc_now=utc_now)
         self.rooms = MemoryBudget()
 
     async def observe(
@@ -190,6 +191,7 @@ class Observer:
             quotas=quotas,
             neighbours=neighbours,
             unserved_namespace=unserved,
+            unobserved_until=self._served.unobserved_until(key.namespace),
             nodes=nodes,
             workloads=workloads,
             job_texts=texts,
@@ -372,17 +374,14 @@ class Observer:
         read = [
             (user, await self.job(JobKey(user.namespace, user.name)))
             for user in users
-            if user is not None and self._serves(user.namespace)
+            if user is not None and self._served.serves(user.namespace)
         ]
         found = tuple(
             other
             for user, other in read
             if other and other["metadata"]["uid"].startswith(user.uid) and blocks(other, job)
         )
-        return found, last if last is not None and not self._serves(last) else None
-
-    def _serves(self, namespace: str) -> bool:
-        return not self._namespaces or namespace in self._namespaces
+        return found, last if last is not None and not self._served.serves(last) else None
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the job whose model this one starts from before admission; afterwards, the snapshot has the model."""

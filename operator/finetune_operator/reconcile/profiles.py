@@ -1,7 +1,7 @@
 """Writes the status of profiles. Jobs never read it: their profile is validated when they are admitted."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -36,6 +36,8 @@ class ProfileReconciler:
         used_by: returns the number of unfinished jobs that run under the named profile; None if not all jobs are known.
         utc_now: the wall clock.
         ledger: URI of the operator's ledger; None if it keeps none.
+        lost: returns the served namespaces that cannot be watched, and the chips that were at work in each.
+        release: the operator's release, which a condition about them names.
     """
 
     def __init__(
@@ -45,7 +47,11 @@ class ProfileReconciler:
         used_by: Callable[[str], int | None],
         utc_now: Callable[[], datetime],
         ledger: str | None = None,
+        lost: Callable[[], Mapping[str, int]] = dict,
+        release: str = "",
     ) -> None:
+        self._lost = lost
+        self._release = release
         self._ledger = ledger
         self._cluster = cluster
         self._used_by = used_by
@@ -70,7 +76,12 @@ class ProfileReconciler:
         except NotFound:
             return
         status = profile_status(
-            profile, used_by=self._used_by(key.name), now=self._utc_now(), ledger=self._ledger
+            profile,
+            used_by=self._used_by(key.name),
+            now=self._utc_now(),
+            ledger=self._ledger,
+            lost=self._lost(),
+            release=self._release,
         )
         document = status.to_document()
         if profile.get("status") != document:

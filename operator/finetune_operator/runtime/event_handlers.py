@@ -259,6 +259,12 @@ class EventHandlers:
             if not seen.finished:
                 self._add(key, 0.0)
 
+    def namespaces_changed(self) -> None:
+        """Called when a served namespace is lost or is back: profiles report it, and its jobs go on."""
+        for name in self._profiles:
+            self._add(ProfileKey(name), 0.0)
+        self.missed()
+
     def keys(self) -> frozenset[JobKey]:
         """Returns the keys of all known jobs."""
         return frozenset(self._seen)
@@ -283,13 +289,16 @@ class EventHandlers:
             if not seen.finished:
                 self._add(_key(job), 0.0)
 
-    def gone(self, keys: Iterable[JobKey]) -> None:
-        """Forgets jobs that are missing from a complete live listing: their deletion was missed."""
+    def gone(self, keys: Iterable[JobKey], *, complete: bool = True) -> None:
+        """Forgets jobs that are missing from a live listing: their deletion was missed.
+
+        ``complete``: whether all served namespaces were listed.
+        """
         for key in keys:
             self._forget(key)
             # Queued in case a job of that name has been created again in the meantime.
             self._add(key, 0.0)
-        if self._versions is not None:
+        if self._versions is not None and complete:
             self._versions.listed()
 
     def _add_child(self, key: JobKey, event_type: str | None, after: float = 0.0) -> None:

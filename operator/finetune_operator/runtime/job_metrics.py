@@ -129,6 +129,10 @@ class JobCollector(Collector):
             Place(each.namespace, each.profile, each.capacity) for each in self._shared if each.profile
         )
 
+    def chips(self, namespace: str) -> int:
+        """Returns the chips at work in a namespace, as its jobs were last observed."""
+        return sum(facts.chips for key, facts in self._jobs.items() if key.namespace == namespace)
+
     def collect(self) -> Iterable[Metric]:
         jobs = GaugeMetricFamily(
             "finetune_jobs",

@@ -18,6 +18,7 @@ import aiohttp
 import kopf
 from yarl import URL
 
+from finetune_operator.cluster.api_server_client import error_from
 from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.cluster.port import (
     JOBS,
@@ -29,6 +30,7 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     WatchStream,
 )
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_objects import PARSERS
 from finetune_operator.rendering.labels import UID_LABEL
@@ -55,6 +57,12 @@ _GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": 
 #: error without an event in between, up to the maximum.
 ERROR_PAUSE_SECONDS = 5.0
 MAX_ERROR_PAUSE_SECONDS = 20.0
+#: Seconds until a list or watch is sent again that was refused (403) in one namespace.
+REFUSED_PAUSE_SECONDS = 10.0
+#: Maximum size of the message of a refusal.
+_REFUSAL_BYTES = 2**16
+#: Seconds for kopf's tasks to end after they were cancelled. Some never do (nolar/kopf#1034).
+_END_SECONDS = 2.0
 #: Number of pages that are read concurrently; there is one listing per kind and namespace.
 _PAGES_AT_ONCE = 4
 
@@ -75,7 +83,7 @@ class WatchManager:
 
     Args:
         account: credentials for the API server.
-        namespaces: namespaces to watch; all if empty.
+        served: namespaces to watch; notified of those in which the API server refuses it.
         intake: receives every event.
         ages: notified of every sign of activity of a watch.
         cache: parses and receives every object before its event.
@@ -86,7 +94,7 @@ class WatchManager:
     def __init__(
         self,
         account: ServiceAccountFolder,
-        namespaces: Sequence[str],
+        served: ServedNamespaces,
         intake: EventHandlers,
         ages: WatchHealth,
         cache: WatchCache,
@@ -96,12 +104,11 @@ class WatchManager:
     ) -> None:
         self._account = account
         self._environ = environ
-        self._namespaces = namespaces
-        self._kueue = kueue
+        self._served = served
         self._intake = intake
         self._ages = ages
         self._cache = cache
-        self._streams = {stream.path: stream for stream in watches(namespaces, kueue=kueue)}
+        self._streams = {stream.path: stream for stream in watches(served.names, kueue=kueue)}
         """By path."""
         self._handlers: Mapping[ResourceKind, Callable[[str | None, Object], None]] = {
             JOBS: intake.job,
@@ -136,8 +143,8 @@ class WatchManager:
             settings=self._settings(),
             # Unused without peering. kopf's default requires a user name, which a pod's user does not have.
             identity="finetune-operator",  # type: ignore[arg-type]  # a NewType of str that kopf keeps to itself
-            clusterwide=not self._namespaces,
-            namespaces=list(self._namespaces),
+            clusterwide=not self._served.names,
+            namespaces=list(self._served.names),
         )
         started()
         try:
@@ -145,7 +152,9 @@ class WatchManager:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            _, stuck = await asyncio.wait(tasks, timeout=_END_SECONDS)
+            if stuck:
+                log.warning("%d tasks of kopf do not end, and are left behind", len(stuck))
         for task in done:
             task.result()
         raise WatchesEndedError("kopf has ended without an error")
@@ -224,10 +233,29 @@ class WatchManager:
     async def _cut(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Takes the objects out of listings and watches; passes everything else (discovery, errors) unchanged."""
+        """Takes the objects out of listings and watches; passes everything else (discovery, errors) unchanged.
+
+        Raises ClientPayloadError, after a pause, if one namespace is refused: kopf would end all watches, but it sends
+        a request again after an error of the transport.
+        """
         stream = self._streams.get(request.url.path)
         if request.method != "GET" or stream is None:
             return await handler(request)
+        response = await self._without_objects(stream, request, handler)
+        if response.status == HTTPStatus.OK:
+            self._served.answered(stream)
+        elif response.status == HTTPStatus.FORBIDDEN and stream.namespace is not None:
+            answer = await read_body(response, _REFUSAL_BYTES) or b""
+            self._served.refused(stream, str(error_from(403, "GET", stream.path, answer, None)))
+            # The watch is not dead: /healthz must not fail.
+            self._ages.active(stream.path)
+            await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+            raise aiohttp.ClientPayloadError(f"{stream} may not be read")
+        return response
+
+    async def _without_objects(
+        self, stream: WatchStream, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
         if "watch" not in request.url.query:
             self._opened.discard(stream.path)
             if stream.path in self._failed:

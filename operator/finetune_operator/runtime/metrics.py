@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from math import nan
 from time import monotonic
 
 from prometheus_client import (
@@ -18,7 +19,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from finetune_operator.api import Phase
-from finetune_operator.cluster.port import Object
+from finetune_operator.cluster.port import Object, WatchStream
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement
 from finetune_operator.lifecycle.accounting.transitions import Transitions
 from finetune_operator.reconcile.apply import JobSetCreated
@@ -27,6 +28,7 @@ from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.notifications import Notifications
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.job_metrics import JobCollector, Place, TransitionMetrics
@@ -79,6 +81,24 @@ class MonthCollector(Collector):
             for currency, amount in sorted(each.cost.items()):
                 cost.add_metric([each.namespace, each.profile, currency], float(amount))
         return hours, limits, cost
+
+
+class LostCollector(Collector):
+    """The served namespaces that cannot be watched. Only the leader has them."""
+
+    def __init__(self, served: ServedNamespaces) -> None:
+        self._served = served
+
+    def collect(self) -> Iterable[Metric]:
+        lost = GaugeMetricFamily(
+            "finetune_namespace_lost_chips",
+            "TPU chips that were at work in a served namespace when it was last observed; only while the operator may "
+            "not watch it",
+            labels=["namespace"],
+        )
+        for namespace, chips in self._served.lost().items():
+            lost.add_metric([namespace], chips)
+        return (lost,)
 
 
 class _Read(Collector):
@@ -207,6 +227,7 @@ class OperatorMetrics:
         queue: WorkQueue[Key],
         intake: EventHandlers,
         cache: WatchCache,
+        served: ServedNamespaces,
         leading: Callable[[], bool],
         ledger: Ledger | None = None,
         budgets: Budgets | None = None,
@@ -253,8 +274,18 @@ class OperatorMetrics:
             registry=self.registry,
         )
         for watch in cache.streams:
-            age.labels(str(watch)).set_function(partial(cache.age, watch))
+            age.labels(str(watch)).set_function(partial(self._age, cache, served, watch))
+        self.registry.register(LostCollector(served))
         self._leading.set_function(lambda: float(leading()))
+
+    @staticmethod
+    def _age(cache: WatchCache, served: ServedNamespaces, watch: WatchStream) -> float:
+        """Returns the age of a watch; not a number in a lost namespace, whose alert is another one."""
+        return cache.age(watch) if watch.namespace is None or served.serves(watch.namespace) else nan
+
+    def chips(self, namespace: str) -> int:
+        """Returns the chips at work in a namespace, as its jobs were last observed."""
+        return self._jobs.chips(namespace)
 
     def reconciled(self, key: Hashable, seconds: float, error: str | None) -> None:
         """Records one reconcile. ``error`` is its reason; None if it succeeded."""

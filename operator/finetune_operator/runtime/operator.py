@@ -6,13 +6,15 @@ import os
 import signal
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factories
 from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.clock import ServerClock
-from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
+from finetune_operator.cluster.lease import CannotLead, LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, Object, WatchStream
+from finetune_operator.lifecycle.accounting.job_usage import counted_on
 from finetune_operator.reconcile.apply import Applier, JobSetCreated
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import LEDGER_ADVICE, Ledger
@@ -22,14 +24,21 @@ from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
 from finetune_operator.reconcile.reconciler import Decide, ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.training_times import TrainingTimes
 from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.runtime.ending import FAULT_DRAIN_SECONDS, FAULT_SECONDS, STOP_SECONDS, end_within
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.metrics_tls import metrics_tls
 from finetune_operator.runtime.other_releases import earlier_releases
-from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
+from finetune_operator.runtime.prerequisites import (
+    Prerequisites,
+    check_prerequisites,
+    serves,
+    wait_for_prerequisites,
+)
 from finetune_operator.runtime.probes import ProbeResult, ProbeServer, health, readiness
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.settings import Settings
@@ -49,10 +58,6 @@ async def _delete_orphan(plans: Plans, key: PlanKey) -> bool:
         return await plans.delete_orphan(key)
     except ClusterError as error:
         raise ReconcileError.of(error) from error
-
-
-def _not_recorded(_job: Object) -> None:
-    """Called with deleted jobs if there is no ledger."""
 
 
 class Operator:
@@ -82,6 +87,11 @@ class Operator:
         self._workers: Workers[Key] | None = None
         self._webhook: Webhook | None = None
         self._missing: tuple[str, ...] = ("the prerequisites have not been checked yet",)
+        self._found = Prerequisites(())
+        """Of the last check before this process took the Lease."""
+        self._served = ServedNamespaces(
+            settings.namespaces, utc_now=self._clock.now, chips=self._metrics.chips
+        )
 
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT. Raises LeadershipLost, WatchesEndedError, NoCredentials or OSError."""
@@ -100,28 +110,36 @@ class Operator:
         configuration = account.configuration(self._environ)
         observer = self._metrics.requested
         async with ApiServerClient(configuration, observer=observer, clock=self._clock) as leases:
-            election = self._election = LeaderElection(leases, lease)
+            election = self._election = LeaderElection(leases, lease, able=lambda: self._able(cluster))
             async with ApiServerClient(
                 configuration, observer=observer, clock=self._clock, may_write=lambda: election.leading
             ) as cluster:
                 try:
                     await probes.start(settings.health_host, settings.health_port, settings.metrics_port)
-                    # An operator that could not watch leaves the Lease to another one.
-                    if await self._watchable(cluster):
-                        await self._until_stopped(
-                            election, election.run(lambda: self._lead(cluster, election))
-                        )
+                    await self._campaign(cluster, election)
                 finally:
                     await probes.stop()
                     if self._webhook is not None:
                         await self._webhook.close()
         log.info("stopped")
 
-    async def _watchable(self, cluster: KubernetesClient) -> tuple[WatchStream, ...] | None:
-        """Waits until all streams to watch can be listed and returns them; None if stopped before.
+    async def _campaign(self, cluster: KubernetesClient, election: LeaderElection) -> None:
+        """Takes part in the election whenever this process can watch: otherwise another one gets the Lease."""
+        while await wait_for_prerequisites(lambda: self._check(cluster), self._stop, self._set_missing):
+            try:
+                await self._until_stopped(election, election.run(lambda: self._lead(cluster, election)))
+            except CannotLead:
+                continue
+            return
 
-        Workloads are among them if Kueue is installed now.
-        """
+    async def _able(self, cluster: KubernetesClient) -> bool:
+        """Whether this process can watch now: CRDs and rights may have changed since it waits for the Lease."""
+        self._found = await self._check(cluster)
+        self._set_missing(self._found.missing)
+        return not self._found.missing
+
+    async def _check(self, cluster: KubernetesClient) -> Prerequisites:
+        """Checks whether all streams to watch can be listed. Workloads are among them if Kueue is installed now."""
         namespaces = self._settings.namespaces
 
         async def wanted() -> tuple[WatchStream, ...]:
@@ -130,7 +148,7 @@ class Operator:
         async def conflicts() -> tuple[str, ...]:
             return await earlier_releases(cluster, self._namespace(), self._settings.lease_name, namespaces)
 
-        return await wait_for_prerequisites(cluster, wanted, self._stop, self._set_missing, conflicts)
+        return await check_prerequisites(cluster, wanted, conflicts)
 
     async def _until_stopped(
         self, election: LeaderElection, electing: Coroutine[object, object, None]
@@ -151,11 +169,7 @@ class Operator:
 
     async def _lead(self, cluster: KubernetesClient, election: LeaderElection) -> None:
         """Watches and reconciles until stopped or until a part fails."""
-        settings = self._settings
-        # Again: CRDs and rights may have changed while this process waited for the Lease.
-        wanted = await self._watchable(cluster)
-        if wanted is None:
-            return
+        settings, served, wanted = self._settings, self._served, self._found.watches
         kueue = any(watch.kind is WORKLOADS for watch in wanted)
         if not kueue:
             log.info(
@@ -171,6 +185,7 @@ class Operator:
             settings.ledger,
             utc_now=self._clock.now,
             times=TrainingTimes(),
+            unobserved_until=served.unobserved_until,
         )
         ledger = (
             Ledger(
@@ -183,11 +198,14 @@ class Operator:
             if settings.ledger
             else None
         )
-        close = ledger.close if ledger else _not_recorded
+        close = partial(self._close, ledger, budgets)
         notifications = self._notifications(cluster)
         if notifications is not None:
             await notifications.restore()
         intake = EventHandlers(queue.add, self._metrics, deleted=close, usage=budgets, versions=notifications)
+        served.changed = intake.namespaces_changed
+        for stream, problem in self._found.refused.items():
+            served.refused(stream, problem, at_once=True)
         ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
         cache = WatchCache(wanted, missed=close)
@@ -202,6 +220,7 @@ class Operator:
             queue=queue,
             intake=intake,
             cache=cache,
+            served=served,
             leading=lambda: election.leading,
             ledger=ledger,
             budgets=budgets,
@@ -209,7 +228,7 @@ class Operator:
         )
         host = WatchManager(
             settings.service_account,
-            settings.namespaces,
+            served,
             intake,
             ages,
             cache,
@@ -240,8 +259,14 @@ class Operator:
             done, _ = await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
             queue.close()
             # Finishes the reconciles in progress, so that the next leader finds none half done.
-            await asyncio.wait({working}, timeout=settings.drain_seconds)
+            fault = not self._stop.is_set()
+            if fault:
+                end_within(FAULT_SECONDS)
+            drain = FAULT_DRAIN_SECONDS if fault else settings.drain_seconds
+            await asyncio.wait({working}, timeout=drain)
         finally:
+            if not self._stop.is_set():
+                end_within(FAULT_SECONDS)
             await end((working, *others), store, patience=settings.drain_seconds)
             await months.ended()
             if notifications is not None:
@@ -251,6 +276,14 @@ class Operator:
                 await records.ended()
         for task in done:
             task.result()
+
+    def _close(self, ledger: Ledger | None, budgets: Budgets, job: Object) -> None:
+        """Takes a deleted job. What ran in a namespace that was lost counts until that was served again."""
+        counted = counted_on(job, self._served.unobserved_until(job["metadata"]["namespace"]))
+        if counted is not job:
+            budgets.job(counted)
+        if ledger is not None:
+            ledger.close(counted)
 
     def _notifications(self, cluster: KubernetesClient) -> Notifications | None:
         if self._webhook is None:
@@ -287,7 +320,7 @@ class Operator:
             cache,
             utc_now=self._clock.now,
             live_jobs=lambda: intake.live,
-            namespaces=self._settings.namespaces,
+            served=self._served,
             ledger=self._settings.ledger,
             budgets=budgets,
             paused=self._settings.paused,
@@ -315,11 +348,16 @@ class Operator:
             used_by=lambda name: intake.used_by(name) if everywhere else None,
             utc_now=self._clock.now,
             ledger=self._settings.ledger,
+            lost=self._served.lost,
+            release=f"{self._namespace()}/{self._settings.lease_name}",
         )
 
         async def reconcile(key: Key, /, *, retry_in: float) -> float | None:
             if isinstance(key, ProfileKey):
                 await profiles.reconcile(key)
+                return None
+            if not self._served.serves(key.namespace):
+                # All its jobs are queued when it is back, and its plans stay until then.
                 return None
             if isinstance(key, PlanKey):
                 if await _delete_orphan(plans, key) and ledger and not ledger.has_closed(key.uid):
@@ -333,7 +371,11 @@ class Operator:
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._terminate)
+
+    def _terminate(self) -> None:
+        self._stop.set()
+        end_within(self._settings.drain_seconds + STOP_SECONDS)
 
     def _set_missing(self, missing: tuple[str, ...]) -> None:
         self._missing = missing
@@ -344,4 +386,5 @@ class Operator:
         )
 
     def _ready(self) -> ProbeResult:
-        return readiness(self._missing, self._election.problem if self._election else None)
+        missing = self._missing or self._served.problems()
+        return readiness(missing, self._election.problem if self._election else None)

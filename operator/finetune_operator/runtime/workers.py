@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from finetune_operator.cluster.port import JOBS, ClusterError, KubernetesClient
+from finetune_operator.cluster.port import JOBS, ClusterError, KubernetesClient, Rejected
 from finetune_operator.reconcile.cache_check import distrust_outdated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
@@ -202,22 +202,30 @@ async def _resync(
     """Lists plans and jobs once.
 
     The known jobs are read first and plans are listed before jobs, so that objects created in between do not count as
-    deleted. If a page of either listing fails, nothing counts as deleted.
+    deleted. If a page of either listing fails, nothing counts as deleted. A namespace that may not be listed is left
+    out: nothing in it counts as deleted.
     """
     known = intake.keys()
     stored = [plan async for plan in plans.stored(namespaces)]
     plans.keep({plan.uid for plan in stored})
     uids: set[str] = set()
     keys: set[JobKey] = set()
+    refused: set[str] = set()
     intake.listing()
     for scope in namespaces or (None,):
-        async for page in cluster.pages(JOBS, scope):
-            intake.listed(page)
-            uids.update(job["metadata"]["uid"] for job in page)
-            keys.update(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]) for job in page)
-            # Releases the page before the next one is fetched.
-            del page
-    intake.gone(known - keys)
+        try:
+            async for page in cluster.pages(JOBS, scope):
+                intake.listed(page)
+                uids.update(job["metadata"]["uid"] for job in page)
+                keys.update(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]) for job in page)
+                # Releases the page before the next one is fetched.
+                del page
+        except Rejected as error:
+            if scope is None:
+                raise
+            log.warning("the resync leaves out namespace %s: %s", scope, error)
+            refused.add(scope)
+    intake.gone({key for key in known - keys if key.namespace not in refused}, complete=not refused)
     for plan in stored:
-        if plan.uid not in uids:
+        if plan.uid not in uids and plan.namespace not in refused:
             add(plan)

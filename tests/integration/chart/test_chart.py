@@ -403,6 +403,7 @@ def test_crds_can_be_left_to_others_or_to_uninstall(render: Render) -> None:
         ("operator.env[0].name=HTTPS_PROXY", "/operator/env/0"),
         ("resources=null", "resources"),
         ("rbac.aggregate=yes", "/rbac/aggregate"),
+        ("rbac.protect=yes", "/rbac/protect"),
         ("networkPolicy.ingressFrom[0].namespace=monitoring", "/networkPolicy/ingressFrom/0"),
         ("metrics.podMonitoring.interval=0s", "/metrics/podMonitoring/interval"),
     ],

@@ -195,10 +195,13 @@ def started(
     namespace: str,
     folder: Path,
     code: Sequence[Path] = (),
+    name: str = POD,
+    port: int | None = None,
 ) -> Iterator[Pod]:
     """The pod's container as a process; killed at the end if it still runs.
 
-    ``code``: folders with the packages of another release; otherwise the installed ones run.
+    ``code``: folders with the packages of another release; otherwise the installed ones run. ``name``: of the pod.
+    ``port``: at which it finds the API server; None: its own.
     """
     spec = deployment["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -212,10 +215,10 @@ def started(
         "PYTHONPATH": os.pathsep.join(map(str, code)),
         # set and mounted by a kubelet
         "KUBERNETES_SERVICE_HOST": str(api.hostname),
-        "KUBERNETES_SERVICE_PORT": str(api.port),
+        "KUBERNETES_SERVICE_PORT": str(port or api.port),
         "FINETUNE_SERVICEACCOUNT_DIR": str(_account(cluster, spec["serviceAccountName"], namespace, folder)),
         # in place of a pod's name and network
-        "FINETUNE_IDENTITY": POD,
+        "FINETUNE_IDENTITY": name,
         "FINETUNE_HEALTH_HOST": "127.0.0.1",
         "FINETUNE_HEALTH_PORT": str(free["health"]),
         "FINETUNE_METRICS_PORT": str(free["metrics"]),

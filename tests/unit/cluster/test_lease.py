@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.lease import LeaderElection, LeadershipLost, LeaseSettings
+from finetune_operator.cluster.lease import CannotLead, LeaderElection, LeadershipLost, LeaseSettings
 from finetune_operator.cluster.port import LEASES, Unavailable
 from tests.unit.cluster.fake_time import FakeTime, settle
 from tests.unit.reconcile.fakes import FakeCluster
@@ -15,7 +15,7 @@ KEY = (LEASES, "system", "finetune-operator")
 class Candidate:
     """One operator that takes part in the leader election."""
 
-    def __init__(self, cluster: FakeCluster, time: FakeTime, identity: str) -> None:
+    def __init__(self, cluster: FakeCluster, time: FakeTime, identity: str, **options: Any) -> None:
         self.working = False
         self.end = asyncio.Event()
         self.error: Exception | None = None
@@ -25,6 +25,7 @@ class Candidate:
             utc_now=time.utc_now,
             clock=time.clock,
             sleep=time.sleep,
+            **options,
         )
         self.task = asyncio.ensure_future(self.election.run(self.work))
 
@@ -44,8 +45,8 @@ async def world() -> Any:
     cluster, time = FakeCluster(), FakeTime()
     candidates: list[Candidate] = []
 
-    def add(identity: str) -> Candidate:
-        candidates.append(Candidate(cluster, time, identity))
+    def add(identity: str, **options: Any) -> Candidate:
+        candidates.append(Candidate(cluster, time, identity, **options))
         return candidates[-1]
 
     yield cluster, time, add
@@ -54,7 +55,7 @@ async def world() -> Any:
     await asyncio.gather(*(candidate.task for candidate in candidates), return_exceptions=True)
 
 
-type World = tuple[FakeCluster, FakeTime, Callable[[str], Candidate]]
+type World = tuple[FakeCluster, FakeTime, Callable[..., Candidate]]
 
 
 def holder(cluster: FakeCluster) -> str:
@@ -269,3 +270,50 @@ async def test_two_candidates_for_a_lease_that_does_not_exist_make_one_leader(wo
     candidates = [add("a"), add("b")]
     await time.advance(3)
     assert sum(candidate.working for candidate in candidates) == 1
+
+
+async def test_who_could_not_work_leaves_the_lease(world: World) -> None:
+    cluster, time, _ = world
+    able = False
+
+    async def is_able() -> bool:
+        return able
+
+    election = LeaderElection(
+        cluster,
+        LeaseSettings(namespace="system", name="finetune-operator", identity="a"),
+        able=is_able,
+        utc_now=time.utc_now,
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    with pytest.raises(CannotLead):
+        await election.run(asyncio.Event().wait)
+    assert KEY not in cluster.objects
+    able = True
+    leading = asyncio.ensure_future(election.run(asyncio.Event().wait))
+    await settle()
+    assert (holder(cluster), election.leading) == ("a", True)
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+
+
+async def test_a_candidate_is_asked_whether_it_can_work_only_when_the_lease_is_free(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(1)
+    asked = 0
+
+    async def count() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    second = add("b", able=count)
+    await time.advance(60)
+    assert (first.working, asked) == (True, 0)
+    first.end.set()
+    await time.advance(5)
+    assert (asked, second.working, holder(cluster)) == (1, False, "")
+    with pytest.raises(CannotLead):
+        second.task.result()

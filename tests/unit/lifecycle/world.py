@@ -214,6 +214,8 @@ class World:
     """ResourceQuotas of the job's namespace."""
     paused: bool = False
     """Whether the operator is paused."""
+    unobserved_until: datetime | None = None
+    """End of the time in which the operator could not observe the namespace."""
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
@@ -239,6 +241,7 @@ class World:
             else tuple(quota for each in self.quotas if (quota := Quota.parse(each))),
             neighbours=tuple(answered(self.neighbours)),
             unserved_namespace=self.unserved,
+            unobserved_until=self.unobserved_until,
             nodes=None
             if self.nodes is None
             else {name: SliceNode.parse(reduced_node(answered(each))) for name, each in self.nodes.items()},

@@ -25,6 +25,7 @@ from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.lifecycle import world
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan, workload
@@ -41,7 +42,7 @@ def observer(cluster: FakeCluster, store: FakeStore, namespaces: tuple[str, ...]
         WatchCache(),
         utc_now=lambda: NOW,
         live_jobs=lambda: 3,
-        namespaces=namespaces,
+        served=ServedNamespaces(namespaces, utc_now=lambda: NOW),
     )
 
 

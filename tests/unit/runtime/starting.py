@@ -23,6 +23,7 @@ from aiohttp import web
 from finetune_contract import Stage
 from finetune_operator.cluster.port import JOBSETS, PODS, WatchStream
 from finetune_operator.planning.stored_plan import owner_reference
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering.labels import PLAN_ANNOTATION
 from finetune_operator.runtime.event_handlers import EventHandlers
@@ -170,7 +171,7 @@ async def start(port: int, count: int) -> None:
     intake = EventHandlers(queue.add, OperatorMetrics())
     host = WatchManager(
         Account(url=f"http://127.0.0.1:{port}"),
-        (),
+        ServedNamespaces(),
         intake,
         WatchHealth(streams),
         cache,

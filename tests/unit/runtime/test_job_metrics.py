@@ -26,6 +26,7 @@ from finetune_operator.lifecycle.accounting.transitions import (
     Transitions,
 )
 from finetune_operator.reconcile.profiles import Key
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
@@ -334,6 +335,7 @@ def leader(metrics: OperatorMetrics, intake: EventHandlers) -> OperatorMetrics:
         queue=WorkQueue[Key](),
         intake=intake,
         cache=cache,
+        served=ServedNamespaces(),
         leading=lambda: True,
         ledger=ledger,
         budgets=budgets,

@@ -10,6 +10,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_streams import OLDEST_SECONDS
 from finetune_operator.runtime import kopf_adapter
@@ -33,7 +34,7 @@ async def test_watches_start_for_a_user_without_a_name(
     monkeypatch.setattr(getpass, "getuser", nobody)
     host = WatchManager(
         ServiceAccountFolder(tmp_path),
-        (),
+        ServedNamespaces(),
         EventHandlers(lambda _key: None, OperatorMetrics()),
         WatchHealth(watches((), kueue=False)),
         WatchCache(),
@@ -59,7 +60,7 @@ async def watching(
         intake = EventHandlers(lambda key, _after: added.append(str(key)), OperatorMetrics())
         host = WatchManager(
             account,
-            (),
+            ServedNamespaces(),
             intake,
             WatchHealth(watches((), kueue=False)),
             cache or WatchCache(watches((), kueue=False)),

@@ -1,7 +1,7 @@
 """Of two releases that serve one namespace the later one waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from finetune_operator.cluster.port import JOBS, KubernetesClient, Object, Rejected, WatchStream
 from finetune_operator.cluster.releases import RELEASE, SERVES
 from finetune_operator.runtime.other_releases import earlier_releases
-from finetune_operator.runtime.prerequisites import wait_for_prerequisites
+from finetune_operator.runtime.prerequisites import Prerequisites, check_prerequisites, wait_for_prerequisites
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
@@ -111,8 +111,10 @@ async def test_the_operator_waits_until_the_other_release_has_gone() -> None:
         told.append(problems)
         stop.set()
 
-    client = cast("KubernetesClient", cluster)
-    assert await wait_for_prerequisites(client, wanted, stop, report, conflicts) is None
+    def check() -> Awaitable[Prerequisites]:
+        return check_prerequisites(cast("KubernetesClient", cluster), wanted, conflicts)
+
+    assert await wait_for_prerequisites(check, stop, report) is None
     assert "other" in told[0][0]
     cluster.roles = (OWN,)
-    assert await wait_for_prerequisites(client, wanted, asyncio.Event(), report, conflicts)
+    assert await wait_for_prerequisites(check, asyncio.Event(), report)

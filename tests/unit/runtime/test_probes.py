@@ -22,12 +22,18 @@ from finetune_operator.lifecycle.accounting.amounts import Amounts
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.profiles import Key
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime import prerequisites
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
-from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
+from finetune_operator.runtime.prerequisites import (
+    Prerequisites,
+    check_prerequisites,
+    serves,
+    wait_for_prerequisites,
+)
 from finetune_operator.runtime.probes import ProbeResult, ProbeServer, readiness
 from finetune_operator.runtime.queue import WorkQueue
 from tests.unit.reconcile.fakes import FakeCluster
@@ -125,7 +131,7 @@ async def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
     intake = EventHandlers(queue.add, metrics)
     leading = True
     cache = WatchCache(watches([], kueue=False))
-    metrics.leads(queue=queue, intake=intake, cache=cache, leading=lambda: leading)
+    metrics.leads(queue=queue, intake=intake, cache=cache, served=ServedNamespaces(), leading=lambda: leading)
     queue.add(key())
     text = (await metrics.render()).decode()
     assert "finetune_queue_depth 1.0" in text
@@ -141,7 +147,13 @@ def test_the_age_of_a_watch_is_that_by_which_decisions_rely_on_it() -> None:
     watched.all_listed()
     metrics, queue = OperatorMetrics(), WorkQueue[Key]()
     intake = EventHandlers(queue.add, metrics)
-    metrics.leads(queue=queue, intake=intake, cache=watched.cache, leading=lambda: True)
+    metrics.leads(
+        queue=queue,
+        intake=intake,
+        cache=watched.cache,
+        served=ServedNamespaces(),
+        leading=lambda: True,
+    )
     watched.now = 100.0
     watched.bookmark(JOBS, 200)
 
@@ -192,6 +204,10 @@ def streams(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[tu
     return wanted
 
 
+def check(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[Prerequisites]]:
+    return lambda: check_prerequisites(cluster, streams(cluster, *namespaces), none)
+
+
 async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     cluster = FakeCluster()
     refusals = {
@@ -199,20 +215,63 @@ async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     }
     cluster.fault = lambda moment, call: refusals.get(call) if moment == "before" else None
     stop, told = asyncio.Event(), asyncio.Queue[tuple[str, ...]]()
-    waiting = asyncio.ensure_future(
-        wait_for_prerequisites(cluster, streams(cluster), stop, told.put_nowait, none)
-    )
+    waiting = asyncio.ensure_future(wait_for_prerequisites(check(cluster), stop, told.put_nowait))
     assert await told.get() == ("jobsets cannot be listed: jobsets is forbidden",)
     stop.set()
     assert await waiting is None
+
+
+class Refusing(FakeCluster):
+    """Refuses to list some kinds in some namespaces."""
+
+    def __init__(self, *refused: tuple[str, str]) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def pages(self, kind: Any, namespace: str | None, **options: Any) -> Any:
+        if (kind.plural, namespace) in self.refused:
+            raise Rejected(f"{kind.plural} is forbidden in {namespace}", status=403)
+        return super().pages(kind, namespace, **options)
+
+
+async def test_one_namespace_that_may_not_be_read_is_not_among_what_is_missing() -> None:
+    cluster = Refusing(("workloads", "b"), ("pods", "b"))
+    found = await check(cluster, "b", "a")()
+    assert (found.missing, [str(watch) for watch in found.refused]) == ((), ["pods in b", "workloads in b"])
+    assert "pods in b cannot be listed: pods is forbidden in b" in found.refused.values()
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [[("pods", "a"), ("pods", "b")], [("finetuneprofiles", None)], [("pods", "a"), ("jobsets", "b")]],
+)
+async def test_without_any_whole_namespace_or_the_profiles_nothing_can_be_watched(
+    refused: list[tuple[str, str]],
+) -> None:
+    found = await check(Refusing(*refused), "a", "b")()
+    assert (len(found.missing), found.refused) == (len(refused), {})
+
+
+async def test_that_kueue_is_absent_is_noticed_although_the_first_namespace_is_lost() -> None:
+    """The API server refuses before it says that it does not serve a kind."""
+
+    class WithoutKueue(Refusing):
+        def pages(self, kind: Any, namespace: str | None, **options: Any) -> Any:
+            if (kind, namespace) == (WORKLOADS, "a"):
+                raise NotFound("no such kind", status=404)
+            return super().pages(kind, namespace, **options)
+
+    kinds = ("finetunejobs", "jobsets", "pods", "workloads")
+    found = await check(WithoutKueue(*[(kind, "b") for kind in kinds]), "b", "a")()
+    assert (found.watches, found.missing) == (watches(["b", "a"], kueue=False), ())
 
 
 async def test_with_everything_in_place_nothing_is_missing() -> None:
     told: list[tuple[str, ...]] = []
     stop = asyncio.Event()
     cluster = FakeCluster()
-    found = await wait_for_prerequisites(cluster, streams(cluster, "a"), stop, told.append, none)
-    assert found == watches(["a"], kueue=True)
+    found = await wait_for_prerequisites(check(cluster, "a"), stop, told.append)
+    assert found == Prerequisites(watches(["a"], kueue=True))
     assert told == [()]
 
 
@@ -227,7 +286,7 @@ async def test_the_check_reads_one_page_of_each_kind_without_selector() -> None:
             asked.append(options)
             return cluster.pages(*given, **options)
 
-    assert await wait_for_prerequisites(Asked(), streams(Asked()), asyncio.Event(), lambda _: None, none)
+    assert await wait_for_prerequisites(check(Asked()), asyncio.Event(), lambda _: None)
     assert cluster.calls.count("page finetunejobs") == 1
     assert asked == [{"metadata_only": True}] * 6
 
@@ -246,8 +305,8 @@ async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
         )
 
     cluster.fault = lambda moment, _: Unavailable("away") if moment == "before" else None
-    found = await wait_for_prerequisites(cluster, streams(cluster), asyncio.Event(), report, none)
-    assert found == watches([], kueue=False)
+    found = await wait_for_prerequisites(check(cluster), asyncio.Event(), report)
+    assert found == Prerequisites(watches([], kueue=False))
     assert "workloads cannot be read from the API server: away" in told[0]
     assert told[1:] == [()]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, ResourceKind, Unavailable
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, Rejected, ResourceKind, Unavailable
 from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
@@ -161,7 +161,8 @@ class Ears:
     def listed(self, jobs: Sequence[Object]) -> None:
         self.heard += [each["metadata"]["namespace"] for each in jobs]
 
-    def gone(self, keys: frozenset[JobKey]) -> None:
+    def gone(self, keys: frozenset[JobKey], *, complete: bool) -> None:
+        self.complete = complete
         self.forgotten.put_nowait(sorted(keys))
 
 
@@ -210,6 +211,24 @@ async def test_a_resync_lists_each_namespace_and_outlives_a_lost_api() -> None:
     ears = Ears()
     await resynced(cluster, ears, ["team", "other"])
     assert sorted(ears.heard) == ["other", "team"]
+
+
+async def test_of_a_namespace_that_may_not_be_listed_nothing_is_taken_for_gone() -> None:
+    """The operator's RoleBinding there is gone: its jobs may run on, and their plans are needed when it is back."""
+
+    class Refusing(FakeCluster):
+        def pages(self, kind: ResourceKind, namespace: str | None, **more: Any) -> Any:
+            if (kind, namespace) == (JOBS, "b"):
+                raise Rejected("forbidden", status=403)
+            return super().pages(kind, namespace, **more)
+
+    cluster = Refusing()
+    for namespace in ("a", "b"):
+        stored(cluster, namespace, f"uid-gone-from-{namespace}")
+    ears = Ears(frozenset({JobKey("a", "gone"), JobKey("b", "there")}))
+    gone, plans = await resynced(cluster, ears, ["b", "a"])
+    assert (gone, [plan.namespace for plan in plans]) == ([JobKey("a", "gone")], ["a"])
+    assert not ears.complete
 
 
 async def test_plans_of_jobs_that_are_gone_are_put_on_the_queue() -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import WatchManager, watches
@@ -49,7 +50,13 @@ async def main(url: str, wanted: int, seconds: float) -> None:
     before = peak()
     streams = watches((), kueue=False)
     host = WatchManager(
-        Account(url=url), (), intake, WatchHealth(streams), WatchCache(streams), environ={}, kueue=False
+        Account(url=url),
+        ServedNamespaces(),
+        intake,
+        WatchHealth(streams),
+        WatchCache(streams),
+        environ={},
+        kueue=False,
     )
     watching = asyncio.create_task(host.run(lambda: None))
     beating = asyncio.create_task(beat())

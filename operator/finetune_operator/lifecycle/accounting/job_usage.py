@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from finetune_contract import Stage
-from finetune_operator.api.timestamps import after, parse, whole_second
+from finetune_operator.api.timestamps import after, parse, stamp, whole_second
 from finetune_operator.ledger.month import Month
-from finetune_operator.lifecycle.accounting.amounts import Amounts
+from finetune_operator.lifecycle.accounting.amounts import Amounts, amount, text_of
 
 type Object = Mapping[str, Any]
 
@@ -80,6 +81,29 @@ def job_usage(job: Object) -> JobUsage | None:
         # A finalizer may keep the job, and its last status, for any time after its JobSets are deleted.
         until=after(parse(deleted), _ENDING_SECONDS) if deleted else None,
     )
+
+
+def counted_on(job: Object, until: datetime | None) -> Object:
+    """Returns a job whose status reports that its chips have been used until then; the job itself if it used none.
+
+    Args:
+        job: the job as it was last observed.
+        until: end of the time in which its namespace could not be observed; None: there was none.
+    """
+    found = job_usage(job) if until else None
+    if until is None or found is None or not (hours := found.since(found.as_of, until)):
+        return job
+    status = job["status"]
+    cost, used = status.get("cost") or {}, found.used
+    chip_hours = used.chip_hours + Decimal(hours)
+    more = {"chipHours": text_of(amount(f"{chip_hours:f}"))}
+    if used.cost and used.chip_hours:
+        # At the price of what was used before, as the status has no other.
+        more["amount"] = text_of(amount(f"{used.cost / used.chip_hours * chip_hours:f}"))
+    active = status["activeTime"]
+    seconds = int(active.get("seconds") or 0) + int((until - found.as_of).total_seconds())
+    active = {**active, "seconds": seconds, "asOf": stamp(until)}
+    return {**job, "status": {**status, "cost": {**cost, **more}, "activeTime": active}}
 
 
 def _runs_on_tpu(status: Object) -> bool:

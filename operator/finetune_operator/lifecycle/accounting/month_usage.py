@@ -5,7 +5,7 @@ what is known to be recorded of a job is the most that its status, or its record
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -142,8 +142,14 @@ class MonthUsage:
             own=float(self._recorded.get(own, Amounts()).chip_hours),
         )
 
-    def totals(self, month: Month) -> Iterator[ProfileUsage]:
-        """Yields what is known of the month, as recorded or reported, of namespaces whose records are complete."""
+    def totals(
+        self, month: Month, unobserved_until: Callable[[str], datetime | None] = lambda _: None
+    ) -> Iterator[ProfileUsage]:
+        """Yields what is known of the month, as recorded or reported, of namespaces whose records are complete.
+
+        ``unobserved_until``: returns the end of the time in which a namespace could not be observed, if there was one:
+        chips that ran at the last report count until then.
+        """
         for (namespace, of), records in self._records.items():
             if of != month or not records.complete:
                 continue
@@ -153,6 +159,8 @@ class MonthUsage:
                 # Its record will have the day of the report.
                 left = self._open[uid] if job.month == month else Amounts()
                 hours[job.profile] = hours.get(job.profile, Decimal(0)) + left.chip_hours
+                if until := unobserved_until(namespace):
+                    hours[job.profile] += Decimal(job.since(month.begin, min(until, month.end)))
                 cost = costs.setdefault(job.profile, {})
                 if left.cost:
                     cost[job.currency] = cost.get(job.currency, Decimal(0)) + left.cost

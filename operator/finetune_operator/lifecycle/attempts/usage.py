@@ -69,6 +69,12 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
     lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
     seen = _sum(plan, lengths, _seconds_since(_begun(observation), now))
     later = [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated] if as_of else []
+    if unobserved := _unobserved(observation, now):
+        rate = next(
+            (rate for attempt, rate in reversed(rated) if attempt.key.stage.on_tpu), _present_rate(plan)
+        )
+        # No longer than what is measured, if that is of the same time.
+        later = max([later, [(unobserved, rate)]], key=lambda parts: _sum(plan, parts).chip_hours)
     since = _sum(plan, later, _seconds_since(as_of, now))
     seconds = previous.active_time.seconds if previous.active_time else 0
     chip_hours = (reported_amount(previous.cost.chip_hours) if previous.cost else None) or 0.0
@@ -79,6 +85,18 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
         chip_hours=max(seen.chip_hours, chip_hours + since.chip_hours),
         cost=max(seen.cost or 0.0, (amount or 0.0) + (since.cost or 0.0)) if costs else None,
     )
+
+
+def _unobserved(observation: Observation, now: datetime) -> float:
+    """Returns the seconds from the last report until the namespace was served again, if chips were at work then.
+
+    They count: how long pods ran in the meantime is known only by objects that tenants may have deleted.
+    """
+    status, until = observation.status, observation.unobserved_until
+    running = any(each.type == "Running" and each.status == "True" for each in status.conditions or ())
+    if until is None or status.active_time is None or not (running and status.stage and status.stage.on_tpu):
+        return 0.0
+    return max(0.0, (min(until, now) - status.active_time.as_of).total_seconds())
 
 
 def reported_amount(reported: str | None) -> float | None:
@@ -182,12 +200,16 @@ def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate
         )
     key = attempt.key.stage, attempt.key.number
     known = (recorded or {}).get(key) or _recorded_rates([attempt]).get(key)
-    return known or UsageRate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
+    return known or _present_rate(plan)
 
 
 def terms_of(jobset: JobSet, plan: Plan) -> FlavorTerms:
     """Returns the terms of the flavor for which the JobSet was rendered; the current ones if the plan lacks it."""
     return plan.flavors.get(jobset.flavor or "", _present(plan))
+
+
+def _present_rate(plan: Plan) -> UsageRate:
+    return UsageRate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
 
 
 def _present(plan: Plan) -> FlavorTerms:

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from finetune_contract import ExitCode, PreflightOutcome, Stage
 from finetune_operator.api import Condition, ConditionStatus, ConditionType, Reason, StagePhase
+from finetune_operator.api.conditions import ProfileConditionType
 from finetune_operator.api.numbers import decimal, mebibytes
 from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
@@ -91,8 +92,8 @@ def with_error(
     return tuple(known[kind] for kind in ConditionType)
 
 
-def as_conditions(
-    states: Mapping[ConditionType, ConditionState],
+def as_conditions[K: (ConditionType, ProfileConditionType)](
+    states: Mapping[K, ConditionState],
     previous: Sequence[Condition],
     *,
     generation: int,

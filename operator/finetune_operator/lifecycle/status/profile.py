@@ -1,10 +1,12 @@
 """The status of a profile: whether the profile is valid, and how many jobs use it. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
-from finetune_operator.api import ConditionType, FineTuneProfileStatus, Reason
+from finetune_operator.api import Condition, ConditionType, FineTuneProfileStatus, Reason
+from finetune_operator.api.conditions import ProfileConditionType
 from finetune_operator.lifecycle.status.conditions import FALSE, TRUE, ConditionState, as_conditions
 from finetune_operator.lifecycle.status.fitting import read_profile_status
 from finetune_operator.planning import Refused, check_ledger, check_profile_object, profile_remarks
@@ -16,7 +18,13 @@ _MESSAGE = 1024
 
 
 def profile_status(
-    profile: Object, *, used_by: int | None, now: datetime, ledger: str | None = None
+    profile: Object,
+    *,
+    used_by: int | None,
+    now: datetime,
+    ledger: str | None = None,
+    lost: Mapping[str, int] = MappingProxyType({}),
+    release: str = "",
 ) -> FineTuneProfileStatus:
     """Returns the status of a profile. The same profile and number give the same status.
 
@@ -25,13 +33,41 @@ def profile_status(
         used_by: number of unfinished jobs that run under it; None if not all jobs are known.
         now: time of the observation.
         ledger: URI of the operator's ledger; None if it keeps none.
+        lost: served namespaces that cannot be watched, and the chips that were at work in each.
+        release: the operator's release.
     """
     generation = profile["metadata"].get("generation", 1)
     previous = read_profile_status(profile.get("status")).conditions or ()
     conditions = as_conditions(_condition_states(profile, ledger), previous, generation=generation, now=now)
+    conditions |= _lost_condition(profile, previous, lost, release, generation=generation, now=now)
     return FineTuneProfileStatus(
         observed_generation=generation, conditions=tuple(conditions.values()), used_by=used_by
     )
+
+
+def _lost_condition(
+    profile: Object,
+    previous: Sequence[Condition],
+    lost: Mapping[str, int],
+    release: str,
+    *,
+    generation: int,
+    now: datetime,
+) -> dict[str, Condition]:
+    """``NamespaceLost``, only while it is True. That of another release, which serves other namespaces, stays."""
+    listed, kind = profile["spec"].get("namespaces") or ("*",), ProfileConditionType.NAMESPACE_LOST
+    own, named = f"Release {release} cannot watch ", [name for name in lost if {name, "*"} & set(listed)]
+    if not named:
+        return {
+            last.type: last for last in previous if last.type == kind and not last.message.startswith(own)
+        }
+    message = (
+        f"{own}{', '.join(f'{name} ({lost[name]} chips were at work)' for name in named)}. Nothing starts there, and "
+        "they count on. Give the operator its Role and RoleBinding there again (helm upgrade, setup.sh operator), "
+        "or take the namespace out of the release."
+    )
+    states = {kind: (TRUE, Reason.NAMESPACE_REFUSED, _cut(message))}
+    return as_conditions(states, previous, generation=generation, now=now)
 
 
 def _condition_states(profile: Object, ledger: str | None) -> dict[ConditionType, ConditionState]:
