@@ -448,14 +448,14 @@ async def test_a_job_is_admitted_and_its_first_jobset_created_in_one_pass(cluste
     calls = record_calls(cluster)
     await make(cluster, chain).reconcile(KEY, retry_in=1)
     assert sorted(calls[:6]) == [
-        "create configmaps",
         "get configmaps",
         "get finetunejobs",
         "list finetuneprofiles",
         "list jobsets",
         "list pods",
+        "list resourcequotas",
     ]
-    assert calls[5:] == [
+    assert calls[6:] == [
         "create configmaps",
         "create jobsets",
         "create events",
