@@ -138,7 +138,7 @@ read_teams() {
   done
   # After the last team was withdrawn there is none, and the rest can still be removed.
   [[ ${#TEAM[@]} -gt 0 || ($remove == true && -v LAST[TEAMS]) ]] || fail "TEAMS is not set: expected the namespaces of teams." \
-    'export TEAMS="team-a=user:anna@example.com"'
+    'export TEAMS="team-a=user:anna@example.com" for the next team, or --remove after the last one.'
   [[ -z $ADMINS || $ADMINS =~ ^$people(,$people)*$ ]] || fail \
     "ADMINS is \"$ADMINS\": expected people as in TEAMS, separated by commas." \
     "export ADMINS=group:platform@example.com"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from finetune_contract.tpu import chips_of_topology
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
+from finetune_operator.api.conditions import ProfileConditionType
 from finetune_operator.cli.doctor_finding import Finding, Findings, State
 from finetune_operator.cli.doctor_nodes import check_nodes
 from finetune_operator.cli.doctor_setup import Setup
@@ -61,7 +62,19 @@ def _served_namespace(setup: Setup) -> Findings:
         )
         return
     served = {each for role in setup.operator_roles for each in served_namespaces(role)}
-    if {EVERY, namespace} & served:
+    conditions = [
+        each for profile in setup.serving for each in (profile.get("status") or {}).get("conditions") or ()
+    ]
+    lost = [each for each in conditions if each["type"] == ProfileConditionType.NAMESPACE_LOST]
+    if any(f" {namespace} (" in each["message"] for each in lost):
+        fix = f"give the operator its Role and RoleBinding again: {_install(setup.operator_namespace)}"
+        yield Finding(
+            name,
+            State.MISSING,
+            f"The operator may not watch {namespace}: nothing starts or stops there.",
+            fix,
+        )
+    elif {EVERY, namespace} & served:
         yield Finding(name, State.OK, f"An operator serves {namespace}.")
     elif setup.operator_roles:
         fix = (
@@ -214,6 +227,8 @@ def _quotas(setup: Setup) -> Findings:
         return
     slices = sorted({chips for profile in setup.serving for chips in _slices(profile)})
     for quota in setup.quotas:
+        if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+            continue  # of some pods only
         own, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = quota["spec"].get("hard") or {}, status.get("used") or {}
         edit = f"kubectl edit resourcequota {own} --namespace {setup.namespace}"

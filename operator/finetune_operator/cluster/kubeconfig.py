@@ -100,8 +100,23 @@ def _add(merged: Kubeconfig, file: Path, content: Mapping[str, Any]) -> None:
                 raise ValueError(
                     f"{file}: {kind}: two entries are named {name}" if name else f"{kind}: no name"
                 )
-            own[name] = _resolved(entry.get(key) or {}, file.absolute().parent)
+            section = entry.get(key) or {}
+            if wrong := ", ".join(_of_wrong_type(section)):
+                raise ValueError(f'{file}: {kind}: of "{name}", {wrong} must be text, in quotes')
+            own[name] = _resolved(section, file.absolute().parent)
         getattr(merged, kind).update({name: own[name] for name in own if name not in getattr(merged, kind)})
+
+
+def _of_wrong_type(section: Section) -> Iterator[str]:
+    """Yields what kubectl refuses, too. YAML reads ``no`` and ``0`` as other than text, and without the value requests
+    would have the rights of the user itself."""
+    for key in ("as", "as-uid", "token"):
+        if not isinstance(section.get(key, ""), str | None):
+            yield key
+    lists = {"as-groups": section.get("as-groups"), **(section.get("as-user-extra") or {})}
+    for key, values in lists.items():
+        if not isinstance(values, list | None) or not all(isinstance(value, str) for value in values or ()):
+            yield f"{key}, a list,"
 
 
 def _resolved(section: Section, folder: Path) -> Section:

@@ -134,7 +134,7 @@ def plan_to_store(observation: Observation) -> StoredPlan:
         check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
     named = _named(observation)
     if not named:
-        if observation.quotas:
+        if observation.quotas and not admission.plan.plan_only:
             with naming_contact(snapshot.profile):
                 check_quotas(admission.plan, observation.quotas)
         return snapshot

@@ -78,7 +78,7 @@ class JobState:
     """An attempt of the stage has failed, and the next one does not run yet."""
     wait: WaitCause | None = None
     stuck: bool = False
-    """``wait`` says what should be gone and is not: the job cannot proceed, whatever it is doing."""
+    """``wait`` says what keeps the job from proceeding until a user acts, whatever it is doing."""
     queue: QueueStatus | None = None
     """Of the live attempt, if it is or was in a queue."""
     failure: Failure | None = None

@@ -12,7 +12,7 @@ from finetune_operator.lifecycle.attempts.attempt import (
     seconds_beside_others,
 )
 from finetune_operator.lifecycle.attempts.capacity import no_capacity_left
-from finetune_operator.lifecycle.attempts.refused_pods import pause_after_refusal
+from finetune_operator.lifecycle.attempts.refused_pods import LONGEST_PAUSE, pause_after_refusal
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     RUN_FOLDER_UNREADABLE,
@@ -122,7 +122,9 @@ def _next_attempt(  # noqa: PLR0911  one per case
         return _wait(stages, state, (due - observation.now).total_seconds())
     pause = pause_after_refusal(stages.plan, stages.current.stage, stages.fresh)
     if pause and pause[1] > observation.now:
-        state = JobState(phase=JobPhase.ACTIVE, wait=refusal_wait(*pause))
+        record, due = pause
+        long = record.written is not None and (due - record.written).total_seconds() >= LONGEST_PAUSE
+        state = JobState(phase=JobPhase.ACTIVE, wait=refusal_wait(record, due), stuck=long)
         return _wait(stages, state, (pause[1] - observation.now).total_seconds())
     return _create(observation, stages)
 

@@ -26,7 +26,7 @@ def unremovable(observation: Observation, attempt: Attempt) -> WaitCause | None:
     replaced = attempt.running and not (jobset and jobset.deleting)
     own = [pod for pod in observation.pods if pod.key and pod.key.jobset == attempt.key.jobset]
     kept: list[Pod | JobSet] = [pod for pod in own if pod.live or not replaced]
-    kept += [] if own or jobset is None else [jobset]
+    kept += [jobset] if jobset and not own and _foreign(jobset.finalizers) else []
     for found in sorted(kept, key=lambda each: (isinstance(each, Pod) and not each.live, each.name)):
         due = found.deletion_timestamp
         if due and (observation.now - due).total_seconds() > _REMOVAL_SECONDS:

@@ -32,7 +32,7 @@ from finetune_operator.lifecycle.children.projection import (
     reduced_event,
     reduced_job,
 )
-from finetune_operator.lifecycle.children.quotas import Quota
+from finetune_operator.lifecycle.children.quotas import Quota, reduced_quota
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView, pace
@@ -158,7 +158,7 @@ class Observer:
             self._first_format(job, snapshot),
             self._template(job, snapshot),
             self._source(job, snapshot),
-            self._quotas(key.namespace, snapshot),
+            self._quotas(key.namespace, snapshot, room),
         )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
         if excess is not None and snapshot is not None:
@@ -330,12 +330,12 @@ class Observer:
         """
         return () if snapshot is not None else await self._all_profiles()
 
-    async def _quotas(self, namespace: str, snapshot: Object | None) -> tuple[Quota, ...]:
+    async def _quotas(self, namespace: str, snapshot: Object | None, room: MemoryShare) -> tuple[Quota, ...]:
         """Returns the namespace's ResourceQuotas before admission; none if the operator may not list them."""
         if snapshot is not None:
             return ()
         try:
-            found = await self._cluster.list(QUOTAS, namespace)
+            found = await list_kept(self._cluster, QUOTAS, namespace, room, keep=reduced_quota)
         except Rejected as error:
             log.warning("ResourceQuotas cannot be listed, so they are not compared with slices: %s", error)
             return ()

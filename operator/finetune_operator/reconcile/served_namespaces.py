@@ -23,7 +23,7 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _ignore() -> None:
+def _ignore(namespace: str) -> None:
     """The default listener, which does nothing."""
 
 
@@ -53,7 +53,7 @@ class ServedNamespaces:
         """By namespace and path: when the API server first refused it, if it has not answered since."""
         self._lost: set[str] = set()
         self._returned: dict[str, datetime] = {}
-        self.changed: Callable[[], None] = _ignore
+        self.changed: Callable[[str], None] = _ignore
         """Called after a namespace was lost or is back."""
 
     def refused(self, stream: WatchStream, message: str, *, at_once: bool = False) -> None:
@@ -72,7 +72,7 @@ class ServedNamespaces:
             message,
             self._chips(namespace),
         )
-        self.changed()
+        self.changed(namespace)
 
     def answered(self, stream: WatchStream) -> None:
         """Takes note that the API server has accepted a list or watch."""
@@ -83,7 +83,7 @@ class ServedNamespaces:
             self._lost.remove(namespace)
             self._returned[namespace] = self._utc_now()
             log.warning("namespace %s is served again", namespace)
-            self.changed()
+            self.changed(namespace)
 
     def serves(self, namespace: str) -> bool:
         """Whether the namespace is to be served and is not lost."""

@@ -259,11 +259,13 @@ class EventHandlers:
             if not seen.finished:
                 self._add(key, 0.0)
 
-    def namespaces_changed(self) -> None:
+    def namespace_changed(self, namespace: str) -> None:
         """Called when a served namespace is lost or is back: profiles report it, and its jobs go on."""
         for name in self._profiles:
             self._add(ProfileKey(name), 0.0)
-        self.missed()
+        for key, seen in self._seen.items():
+            if key.namespace == namespace and not seen.finished:
+                self._add(key, 0.0)
 
     def keys(self) -> frozenset[JobKey]:
         """Returns the keys of all known jobs."""

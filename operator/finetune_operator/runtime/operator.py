@@ -203,7 +203,7 @@ class Operator:
         if notifications is not None:
             await notifications.restore()
         intake = EventHandlers(queue.add, self._metrics, deleted=close, usage=budgets, versions=notifications)
-        served.changed = intake.namespaces_changed
+        served.changed = intake.namespace_changed
         for stream, problem in self._found.refused.items():
             served.refused(stream, problem, at_once=True)
         ages = self._ages = WatchHealth(wanted)

@@ -108,6 +108,7 @@ def test_every_object_of_the_schema_is_closed() -> None:
         # values of an earlier release, as `helm upgrade --reuse-values` gives them
         {"metrics": {name: value for name, value in VALUES["metrics"].items() if name != "tls"}},
         {"metrics": {name: value for name, value in VALUES["metrics"].items() if name != "alerts"}},
+        {"rbac": {name: value for name, value in VALUES["rbac"].items() if name != "protect"}},
         {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]},
         {"extraVolumes": [{"name": "no-source"}]},
         {"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp/"}]},

@@ -92,6 +92,12 @@ def serving(namespaces: str) -> dict[str, Any]:
     return {"metadata": {"name": "finetune-operator", "annotations": {SERVES: namespaces}}}
 
 
+def lost(message: str) -> dict[str, Any]:
+    """The profile while the operator may not watch a namespace."""
+    condition = {"type": "NamespaceLost", "status": "True", "message": message}
+    return {"profiles": [{**profile(), "status": {"conditions": [condition]}}]}
+
+
 def without(*kinds: Any) -> dict[str, Any]:
     return {"served": {kind: kind not in kinds for kind in healthy().served}}
 
@@ -131,6 +137,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no ready operator": ({"operators": [named("o", status={})]}, "operator", "No pod of", "kubectl describe pods"),
     "an operator for others": (
         {"operator_roles": [serving("team-b")]}, "operator", "No operator serves team-a; served: team-b", "TEAMS",
+    ),
+    "an operator that may not watch": (
+        lost("Release x cannot watch team-b (0 chips were at work), team-a (8 chips were at work)."),
+        "operator", "may not watch team-a", "Role and RoleBinding",
     ),
     "no JobSet": (without(JOBSETS), "jobset", "jobsets.jobset.x-k8s.io/v1alpha2", "kubectl apply --server-side"),
     "no profile": ({"profiles": []}, "profiles", "No profile serves namespace team-a", "kubectl edit finetuneprofile"),

@@ -116,3 +116,19 @@ async def test_without_a_current_context_a_pod_uses_its_service_account(
     assert (await user_context(written(tmp_path, {"token": "t"}))).configuration.host == SERVER
     with pytest.raises(NoCredentials, match="gone"):
         await user_context(str(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"as": False}, {"as": 0}, {"as": []}, {"as": 123}, {"as": "alice", "as-uid": 7}, {"token": 0},
+        {"as": "alice", "as-groups": "view"}, {"as": "alice", "as-groups": [1]},
+        {"as": "alice", "as-user-extra": {"scopes": "view"}},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_user_of_another_type_than_text_is_refused_and_not_left_out(
+    tmp_path: Path, user: dict[str, Any]
+) -> None:
+    with pytest.raises(NoCredentials, match="must be text, in quotes"):
+        await user_context(written(tmp_path, user))

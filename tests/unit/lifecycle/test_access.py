@@ -138,3 +138,18 @@ def test_a_stage_whose_run_folder_is_denied_says_so_without_a_record() -> None:
     world.reconcile()
     assert world.status["phase"] != "Failed"
     assert DENIED in world.status["summary"]
+
+
+def test_a_refusal_hours_after_one_in_an_attempt_that_had_access_is_waited_for_again() -> None:
+    world = World()
+    refuse(world, Stage.TRAIN)
+    world.wait(world.requeue_after or 0)
+    name = world.until(Stage.TRAIN)
+    for step in range(10, 90, 10):
+        world.wait(1800)
+        world.train(name, step)
+        world.reconcile()
+    world.fail(name, ExitCode.PERMISSION_DENIED, STORAGE, DENIED)
+    world.reconcile()
+    assert world.status["phase"] == "Recovering"
+    assert world.status["attempts"]["user"] == 0

@@ -73,3 +73,10 @@ def test_a_quota_with_room_or_for_other_pods_lets_the_job_start(
     world = world_of(resources, limit)
     world.admit()
     assert world.live() == ["support-bot-prep-1"]
+
+
+def test_a_job_that_only_plans_needs_no_chips_of_a_quota() -> None:
+    world = world_of(TWO_HOSTS, quota(chips="0"))
+    world.job["spec"]["planOnly"] = True
+    world.admit()
+    assert world.live() == ["support-bot-prep-1"]

@@ -1,5 +1,6 @@
 """Pods that the API server refuses: half a slice is named and let go, and the job tries again instead of failing."""
 
+import copy
 from datetime import timedelta
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_half_a_slice_is_named_and_held_for_the_named_time() -> None:
 def test_half_a_slice_that_was_let_go_is_queued_and_tried_again_with_growing_pauses() -> None:
     world = two_hosts()
     name = in_half(world)
-    pauses = []
+    pauses, stalled = [], []
     for number in range(2, 8):
         refused_until(world, name, LIMIT + 5)
         let_go(world, name)
@@ -96,6 +97,7 @@ def test_half_a_slice_that_was_let_go_is_queued_and_tried_again_with_growing_pau
         assert world.status["phase"] == "Queued"
         assert world.status["waiting"]["reason"] == "PodsRefused"
         assert "exceeded quota: tpu" in world.status["summary"]
+        stalled += [each["status"] for each in world.status["conditions"] if each["type"] == "Stalled"]
         assert world.live() == []
         while not world.live():
             assert world.requeue_after is not None
@@ -108,6 +110,7 @@ def test_half_a_slice_that_was_let_go_is_queued_and_tried_again_with_growing_pau
         world.reconcile()
     base = [min(1800, LIMIT * 2**number) for number in range(6)]
     assert all(least - 10 <= pause <= 2 * least for pause, least in zip(pauses, base, strict=True))
+    assert (stalled[0], stalled[-1]) == ("False", "True")
     assert charged(world) == NOT_CHARGED
     history = world.status["attempts"]["history"]
     assert {each["reason"] for each in history if each["stage"] == "Train"} == {"PodsRefused"}
@@ -267,3 +270,82 @@ def test_a_refusal_is_decided_once_whatever_crashes() -> None:
         world.reconcile()
         assert world.status["phase"] == "Queued"
         assert parse(world.status["waiting"]["since"])
+
+
+@pytest.mark.parametrize("code", [64, 65, 137])
+def test_a_pod_that_has_failed_decides_and_not_a_refusal_before_it(code: int) -> None:
+    world = two_hosts()
+    name = world.until(Stage.TRAIN)
+    world.wait(200)
+    say(world, name)
+    world.wait(20)
+    pod = world.pods_of(name)[1]
+    begun = pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+    end = {"exitCode": code, "startedAt": begun, "finishedAt": stamp(world.now)}
+    end |= {"reason": "OOMKilled"} if code == 137 else {}
+    pod["status"] = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "trainer", "state": {"terminated": end}}],
+    }
+    world.reconcile()
+    world.lose(name)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["attempts"]["user"] == 1
+
+
+def test_a_pod_that_could_not_be_replaced_is_missing_since_its_refusal() -> None:
+    world = two_hosts(hangPolicy={"startupSeconds": 36000})
+    name = world.until(Stage.TRAIN)
+    for _ in range(6):
+        world.wait(600)
+        world.reconcile()
+    del world.pods[world.pods_of(name)[1]["metadata"]["name"]]
+    begun = world.now
+    say(world, name)
+    world.object_events = [{**event, "firstTimestamp": stamp(begun)} for event in world.object_events or ()]
+    world.wait(5)
+    world.reconcile()
+    assert world.live() == [name]
+    world.wait(LIMIT + 10)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+def test_flavors_without_nodes_end_the_job_although_pods_were_refused_before() -> None:
+    world = two_hosts("a", "b", preRunningDeadlineSeconds=600)
+    name = in_half(world)
+    refused_until(world, name, LIMIT + 5)
+    let_go(world, name)
+    world.reconcile()
+    world.object_events = []
+    for _ in range(2):
+        while not world.live():
+            world.wait(world.requeue_after or 1)
+            world.reconcile()
+        (name,) = world.live()
+        world.schedule(name)
+        while name in world.jobsets and "deletionTimestamp" not in world.jobsets[name]["metadata"]:
+            world.wait(620)
+            world.reconcile()
+        world.lose(name)
+        world.reconcile()
+    assert (world.status["phase"], world.status["failure"]["reason"]) == ("Failed", "NoCapacity")
+
+
+@pytest.mark.timeout(20)
+def test_a_jobset_of_any_numbers_costs_little_time() -> None:
+    """A tenant can make its own job's JobSet anew, with what JobSet's webhook does not refuse."""
+    world = World()
+    world.admit()
+    (name,) = world.live()
+    groups = world.jobsets[name]["spec"]["replicatedJobs"]
+    evil, more = copy.deepcopy(groups[0]), copy.deepcopy(groups[0])
+    evil |= {"name": "a", "replicas": 2**31 - 1}
+    evil["template"]["spec"]["parallelism"] = -1
+    more |= {"name": "b", "replicas": 1}
+    more["template"]["spec"]["parallelism"] = 2**31 - 1
+    world.jobsets[name]["spec"]["replicatedJobs"] = [evil, more]
+    world.wait(30)
+    world.reconcile()
+    assert world.status["phase"] == "Validating"

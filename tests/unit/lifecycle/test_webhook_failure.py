@@ -67,3 +67,11 @@ def test_a_conversion_webhook_is_named_too() -> None:
 )
 def test_another_error_is_not_one_of_a_webhook_that_is_down(message: str) -> None:
     assert webhook_failure(message) is None
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("rest", ["a" * 10**6, "Post http://" * 10**5, "Post http://a/" * 10**5])
+def test_a_message_of_any_length_costs_little_time(rest: str) -> None:
+    """Tenants can write the Events that are read."""
+    for _ in range(100):
+        webhook_failure(f'failed calling webhook "x": Post http://{rest}')

@@ -28,6 +28,9 @@ FAULTS = {
         for key in (
             "kueue.x-k8s.io/queue-name",
             "x-k8s.io/a",
+            "job-name",
+            "batch.kubernetes.io/job-name",
+            "kubernetes.io/a",
             "jobset.sigs.k8s.io/restart-attempt",
             "k8s.io/a",
             "tpu-finetune.dev/job",

@@ -18,7 +18,7 @@ class Served(ServedNamespaces):
         self.notified = 0
         self.changed = self._notify
 
-    def _notify(self) -> None:
+    def _notify(self, _namespace: str) -> None:
         self.notified += 1
 
 

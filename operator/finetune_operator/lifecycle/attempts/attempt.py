@@ -116,7 +116,8 @@ def seconds_beside_others(attempt: Attempt, now: datetime) -> float | None:
         return None
     since = (min if failed else max)([end.finished_at or now for end in failed or ends])
     passed = (now - since).total_seconds()
-    return OTHERS_SECONDS - passed if 0 <= passed < OTHERS_SECONDS else 0.0
+    # A clock that is a little ahead takes nothing from the others' time.
+    return OTHERS_SECONDS - max(0.0, passed) if -OTHERS_SECONDS < passed < OTHERS_SECONDS else 0.0
 
 
 def progress_of(attempt: Attempt, progress: Progress | None) -> Progress | None:

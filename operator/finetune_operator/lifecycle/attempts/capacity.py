@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.lifecycle.attempts.attempt import Attempt
@@ -48,13 +49,13 @@ def refused_rounds(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> tup
 def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> Failure | None:
     """Returns the failure of a job that has waited for the nodes of every flavor that the stage may use; else None.
 
-    A job whose pods were refused on one of them continues. ``attempts``: those since the last manual retry.
+    Refused pods begin this anew. ``attempts``: those since the last manual retry.
     """
-    records = list(_without_result(attempts, stage))
+    records = list(takewhile(lambda record: record.reason == NO_CAPACITY, _without_result(attempts, stage)))
     tried = {record.actual for record in records}
     # Earlier releases have recorded the kind of capacity.
     left = [name for name in plan.placement.flavors if tried.isdisjoint({name, plan.flavors[name].capacity})]
-    if not records or (left and stage.on_tpu) or any(record.reason == PODS_REFUSED for record in records):
+    if not records or (left and stage.on_tpu):
         return None
     more = " No other flavor is left." if stage.on_tpu else ""
     return records[0].model_copy(update={"message": f"{records[0].message}{more}"[:1024]})

@@ -24,8 +24,8 @@ _CREATING_SECONDS = 20.0
 #: Seconds after which a refusal is out of date. The Job controller tries again every minute; after 25 Events about a
 #: Job, its client lets one through every five minutes.
 _RECENT_SECONDS = 400.0
-#: Longest pause before the next attempt, not counting its random part.
-_LONGEST_PAUSE = 1800.0
+#: Longest pause before the next attempt, not counting its random part. A job that pauses for so long is stalled.
+LONGEST_PAUSE = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,17 @@ class RefusedPods:
 def short_job(attempt: Attempt, plan: Plan, observation: Observation) -> str | None:
     """Returns the name of the first of the attempt's Jobs that lacks pods; None if all exist or are being created.
 
-    Pods that wait for a node explain what is missing: JobSet creates the others of a slice once the first has one.
+    Pods that wait for a node explain what is missing: JobSet creates the others of a slice once the first has one. So
+    does a pod that has failed, which decides how the attempt ends.
     """
     since, jobset = _since(attempt), attempt.jobset
     if jobset is None or since is None or stepped(attempt, observation.folder.progress):
         return None
     patience = min(_CREATING_SECONDS, plan.limits.refused_pods)
-    pods = [pod for pod in attempt.pods if pod.phase != "Failed"]
+    pods = attempt.pods
     if (observation.now - since).total_seconds() < patience or not all(pod.placed for pod in pods):
+        return None
+    if any(pod.phase == "Failed" for pod in pods):
         return None
     if len({pod.index for pod in pods}) >= jobset.pods_expected:
         return None
@@ -69,7 +72,13 @@ def refused_pods(attempt: Attempt, plan: Plan, observation: Observation) -> Refu
     if not observation.events or jobset is None or since is None or begun is None:
         return None
     earliest = stamp(max(begun, after(observation.now, -_RECENT_SECONDS)))
-    said = creation_failure(event for event in observation.events if event.last_time >= earliest).rstrip(".")
+    refusals = [event for event in observation.events if event.last_time >= earliest]
+    said = creation_failure(refusals).rstrip(".")
+    # A pod that was lost while others ran for hours is missing since it could not be replaced.
+    begins = [
+        event.first_time for event in refusals if event.first_time and event.first_time <= observation.now
+    ]
+    since = max([since, *([min(begins)] if begins else [])])
     if not said or short_job(attempt, plan, observation) is None:
         return None
     # A queue's quota is held without pods, too.
@@ -110,7 +119,7 @@ def pause_after_refusal(
     record, rounds = refused_rounds(plan, stage, attempts)
     if record is None or record.written is None:
         return None
-    pause = min(_LONGEST_PAUSE, plan.limits.refused_pods * 2.0 ** min(rounds - 1, 16))
+    pause = min(LONGEST_PAUSE, plan.limits.refused_pods * 2.0 ** min(rounds - 1, 16))
     share = crc32(f"{plan.job.uid}/{stage}/{record.written}".encode()) / 2**32
     return record, after(record.written, pause * (1.0 + share))
 

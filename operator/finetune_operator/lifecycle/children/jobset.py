@@ -181,8 +181,9 @@ class _ReplicatedJob:
         pod = section(section(job, "template"), "spec")
         return cls(
             name=text(found, "name") or "",
-            replicas=number(found, "replicas", 1),
-            parallelism=number(job, "parallelism", 1),
+            # A tenant may have written any number.
+            replicas=min(max(0, number(found, "replicas", 1)), MOST_CHIPS),
+            parallelism=min(max(0, number(job, "parallelism", 1)), MOST_CHIPS),
             chip_limits=tuple(map(quantity, _tpu_limits(pod))),
             slice_kind=slice_kind(pod),
         )

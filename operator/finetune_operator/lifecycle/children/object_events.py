@@ -7,8 +7,9 @@ cluster-autoscaler; FailedScaleUp is GKE's and contains the response of Google C
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
-from finetune_operator.lifecycle.children.fields import Object, section, text
+from finetune_operator.lifecycle.children.fields import Object, section, text, time
 
 _TRIGGERED, _NOT_TRIGGERED, _FAILED = "TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp"
 _CREATION_FAILED = "FailedCreate"
@@ -40,6 +41,8 @@ class ObjectEvent:
     message: str
     last_time: str
     """When it last happened; comparable as text. Empty if unknown."""
+    first_time: datetime | None = None
+    """When it happened first; None if unknown."""
 
     @classmethod
     def parse(cls, found: Object) -> "ObjectEvent":
@@ -55,6 +58,7 @@ class ObjectEvent:
             reason=text(found, "reason") or "",
             message=text(found, "message") or "",
             last_time=last_time or "",
+            first_time=time(found, "firstTimestamp") or time(found, "eventTime"),
         )
 
 

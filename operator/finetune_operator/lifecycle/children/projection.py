@@ -163,7 +163,7 @@ _NODE: Shape = {
     },
 }
 _EVENT: Shape = (
-    _texts("type", "reason", "lastTimestamp", "eventTime")
+    _texts("type", "reason", "firstTimestamp", "lastTimestamp", "eventTime")
     | _MESSAGE
     | {"series": _texts("lastObservedTime"), "metadata": _texts("creationTimestamp")}
 )

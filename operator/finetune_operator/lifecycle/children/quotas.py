@@ -35,6 +35,19 @@ class Quota:
         )
 
 
+def reduced_quota(found: Object) -> Object:
+    """Reduces a ResourceQuota to what :meth:`Quota.parse` reads."""
+    spec = section(found, "spec")
+    hard = section(spec, "hard")
+    return {
+        "metadata": {"name": text(section(found, "metadata"), "name") or ""},
+        "spec": {
+            "hard": {key: hard[key] for key in (_CHIPS, *_PODS) if key in hard},
+            "scopes": [""] if spec.get("scopes") or spec.get("scopeSelector") else [],
+        },
+    }
+
+
 def check_quotas(plan: Plan, quotas: Iterable[Quota]) -> None:
     """Raises Refused if a quota, even unused, has no room for any slice that the job may take."""
     others = plan.memory.candidates if plan.memory else []

@@ -8,10 +8,12 @@ import re
 
 _FAILED = re.compile(
     r'(?:failed calling webhook "(?P<name>[^"]*)"|(?P<kind>conversion webhook for [^:]*?) failed):\s*'
-    r'(?:.*?Post "?https?://(?P<host>[^/"\s?]+)[^"\s]*"?:\s*)?(?P<cause>.*)',
+    r'(?:.*?Post "?https?://(?P<host>[^/"\s?]+)(?:[/?][^"\s]*)?"?:\s*)?(?P<cause>.*)',
     re.DOTALL,
 )
 _SERVICE = re.compile(r"(?P<name>[^.]+)\.(?P<namespace>[^.]+)\.svc\b.*")
+#: Characters that are searched. Tenants can write Events, whose messages have no limit.
+_SEARCHED = 2048
 #: Controllers whose webhooks every JobSet passes, by a part of the name or namespace of their Services.
 _CONTROLLERS = {"kueue": "Kueue's", "jobset": "JobSet's"}
 
@@ -19,7 +21,7 @@ _CONTROLLERS = {"kueue": "Kueue's", "jobset": "JobSet's"}
 def webhook_failure(message: str) -> str | None:
     """Returns which webhook is down and what to do, from an error or Event of the API server; None if the message is
     about something else, such as a webhook that has answered and refused."""
-    failed = _FAILED.search(message)
+    failed = _FAILED.search(message[:_SEARCHED])
     if failed is None:
         return None
     called = failed["kind"] or f'webhook "{failed["name"]}"'

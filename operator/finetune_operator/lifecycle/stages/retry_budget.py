@@ -9,6 +9,7 @@ from finetune_contract import ExitCode, Failure, FailureClass, Progress, Stage, 
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult
+from finetune_operator.lifecycle.attempts.usage import run_seconds
 from finetune_operator.planning.plan import RetryLimits
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
@@ -71,6 +72,9 @@ def with_waits(classified: Iterable[ClassifiedAttempt]) -> list[ClassifiedAttemp
         stage, failure = attempt.key.stage, result.failure
         if failure is not None and refused(failure):
             total[stage] += 1
+            ended = result.finished or failure.written
+            if ended and run_seconds(attempt, ended) >= _GRANT_SECONDS:
+                in_a_row.pop(stage, None)  # it had access for so long: this is another refusal
             row = in_a_row.setdefault(stage, [])
             row.append(result)
             waits = total[stage] < _MOST_REFUSALS and _seconds_of(row) < _GRANT_SECONDS

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 from finetune_operator.api.profile import PodSettings
 
-_DOMAINS = (".k8s.io", ".x-k8s.io", ".tpu-finetune.dev")
+_DOMAINS = (".k8s.io", ".x-k8s.io", ".kubernetes.io", ".tpu-finetune.dev")
+#: Labels without a domain by which the Job controller finds its pods.
+_OF_JOBS = ("job-name", "controller-uid")
 _NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_DOMAIN = 253
@@ -16,7 +18,7 @@ def read_by_controllers(key: str) -> bool:
 
     On a JobSet or Job it may choose a queue, a priority or nodes.
     """
-    return f".{key.rpartition('/')[0]}".endswith(_DOMAINS)
+    return key in _OF_JOBS or f".{key.rpartition('/')[0]}".endswith(_DOMAINS)
 
 
 def pod_faults(pod: PodSettings) -> Iterator[str]:
