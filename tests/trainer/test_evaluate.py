@@ -145,25 +145,6 @@ def test_samples_stand_side_by_side_with_their_reference(stages: Stages, evaluat
     assert all(sample.reference and sample.baseline is not None for sample in evaluated.samples[1:])
 
 
-def test_answers_stop_at_the_ends_that_training_counted(
-    stages: Stages, converted: str, trained: TrainOutcome
-) -> None:
-    """With all tokens of an answer as ends, it stops before the first of them."""
-
-    def answered(attempt: int, ends: list[int] | None) -> str:
-        found = stages.run(
-            "Evaluate", "measured", attempt=attempt, converted=converted, train_step=30, end_ids=ends,
-            evaluation={"prompts": ["What is the capital of France?"], "baseline": False},
-        ).details  # fmt: skip
-        assert isinstance(found, EvaluateOutcome)
-        return found.samples[0].tuned
-
-    answer = answered(400, None)
-    tokenizer = AutoTokenizer.from_pretrained(stages.root / "models/qwen3")
-    assert answer
-    assert answered(401, tokenizer(answer, add_special_tokens=False)["input_ids"]) == ""
-
-
 def rows_of(stages: Stages, found: EvaluateOutcome) -> list[EvaluatedRow]:
     assert found.rows_uri is not None
     lines = Path(found.rows_uri.removeprefix("file://")).read_text().splitlines()
@@ -321,3 +302,22 @@ def test_a_row_is_the_same_in_another_set_file_and_order(
         assert row.baseline is None
         assert row.tuned.tokens == turned[digest].tuned.tokens
         assert row.tuned.loss == pytest.approx(turned[digest].tuned.loss, rel=1e-5)
+
+
+def test_answers_stop_at_the_ends_that_training_counted(
+    stages: Stages, converted: str, trained: TrainOutcome
+) -> None:
+    """With all tokens of an answer as ends, it stops before the first of them."""
+
+    def answered(attempt: int, ends: list[int] | None) -> str:
+        found = stages.run(
+            "Evaluate", "measured", attempt=attempt, converted=converted, train_step=30, end_ids=ends,
+            evaluation={"prompts": ["What is the capital of France?"], "baseline": False},
+        ).details  # fmt: skip
+        assert isinstance(found, EvaluateOutcome)
+        return found.samples[0].tuned
+
+    answer = answered(400, None)
+    tokenizer = AutoTokenizer.from_pretrained(stages.root / "models/qwen3")
+    assert answer
+    assert answered(401, tokenizer(answer, add_special_tokens=False)["input_ids"]) == ""
