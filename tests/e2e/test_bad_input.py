@@ -17,7 +17,7 @@ def _rows(count: int) -> list[str]:
 def _bad_role() -> bytes:
     rows = _rows(60)
     rows[40] = json.dumps(
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]}
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "oracle", "content": "hello"}]}
     )
     return "\n".join(rows).encode()
 
@@ -31,7 +31,7 @@ def _broken_json() -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("bad-role", _bad_role(), ["row 41", '"bot"', "roleMap"]),
+        ("bad-role", _bad_role(), ["row 41", '"oracle"', "roleMap"]),
         ("broken-json", _broken_json(), ["row 7", "JSON"]),
         ("empty", b"", ["empty"]),
     ],
