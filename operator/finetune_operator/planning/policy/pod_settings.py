@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from finetune_operator.api.profile import PodSettings
 
-_DOMAINS = (".k8s.io", ".x-k8s.io", ".kubernetes.io", ".tpu-finetune.dev")
+_DOMAINS = (".k8s.io", ".x-k8s.io", ".batch.kubernetes.io", ".tpu-finetune.dev")
 #: Labels without a domain by which the Job controller finds its pods.
 _OF_JOBS = ("job-name", "controller-uid")
 _NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
@@ -18,7 +18,8 @@ def read_by_controllers(key: str) -> bool:
 
     On a JobSet or Job it may choose a queue, a priority or nodes.
     """
-    return key in _OF_JOBS or f".{key.rpartition('/')[0]}".endswith(_DOMAINS)
+    domain = key.rpartition("/")[0]
+    return key in _OF_JOBS or domain == "kubernetes.io" or f".{domain}".endswith(_DOMAINS)
 
 
 def pod_faults(pod: PodSettings) -> Iterator[str]:
