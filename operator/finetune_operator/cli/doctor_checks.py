@@ -11,6 +11,7 @@ from finetune_operator.cli.doctor_nodes import check_nodes
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
 from finetune_operator.cluster.releases import EVERY, served_namespaces
+from finetune_operator.lifecycle.children.quotas import applies_to_all_pods
 from finetune_operator.planning import Refused, check_profile_object, default_profile
 from finetune_operator.planning.policy.profile_checks import image_remarks
 from finetune_operator.rendering import quantities
@@ -226,9 +227,7 @@ def _quotas(setup: Setup) -> Findings:
         yield Finding(name, State.UNKNOWN, f"You may not read ResourceQuotas in {setup.namespace}.")
         return
     slices = sorted({chips for profile in setup.serving for chips in _slices(profile)})
-    for quota in setup.quotas:
-        if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
-            continue  # of some pods only
+    for quota in filter(applies_to_all_pods, setup.quotas):
         own, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = quota["spec"].get("hard") or {}, status.get("used") or {}
         edit = f"kubectl edit resourcequota {own} --namespace {setup.namespace}"

@@ -21,8 +21,6 @@ from finetune_trainer.tokens.example import Conversation, Example, PlainText, Te
 
 #: The beginning of an object, or of a list of objects, as text.
 _MESSAGES = re.compile(r"\s*(?:\[\s*)?\{")
-_PAIR = ("prompt", "completion", "completion")
-_UNLIKE = "prompt and completion must be two strings or two lists of messages"
 BAD_ANSWER, NO_LABEL = "its label says that the answer is bad", "it has no label"
 
 
@@ -177,13 +175,15 @@ class DatasetSchema:
             for value in completions
         )
         values = (prompt, *completions)
-        if gone := next((name for name, value in zip(_PAIR, values, strict=False) if value is None), ""):
-            raise row.place.mismatch(
-                _UNLIKE, f"Write the {gone}, or remove the row.", actual=" and ".join(map(kind, values))
-            )
         if not all(isinstance(value, str | list) for value in values):
-            fix = "Write two strings, or two lists of messages."
-            raise row.place.mismatch(_UNLIKE, fix, actual=" and ".join(map(kind, values)))
+            gone = "prompt" if prompt is None else "completion" if None in values else ""
+            raise row.place.mismatch(
+                "prompt and completion must be two strings or two lists of messages",
+                f"Write the {gone}, or remove the row."
+                if gone
+                else "Write two strings, or two lists of messages.",
+                actual=" and ".join(map(kind, values)),
+            )
         if all(isinstance(value, str) for value in values):
             return self._of_texts(row, prompt, completions)
         for name in ("input", "history"):

@@ -24,10 +24,9 @@ class Quota:
     @classmethod
     def parse(cls, found: Object) -> Self | None:
         """Returns None for one that applies to some pods only. Never raises on an object of an API server."""
-        spec = section(found, "spec")
-        if spec.get("scopes") or spec.get("scopeSelector"):
+        if not applies_to_all_pods(found):
             return None
-        hard = section(spec, "hard")
+        hard = section(section(found, "spec"), "hard")
         limits = {key: quantity(hard[key]) for key in (_CHIPS, *_PODS) if key in hard}
         return cls(
             name=text(section(found, "metadata"), "name") or "",
@@ -35,16 +34,20 @@ class Quota:
         )
 
 
-def reduced_quota(found: Object) -> Object:
-    """Reduces a ResourceQuota to what :meth:`Quota.parse` reads."""
-    spec = section(found, "spec")
-    hard = section(spec, "hard")
+def applies_to_all_pods(quota: Object) -> bool:
+    """Whether a ResourceQuota has no scopes, which choose pods."""
+    spec = section(quota, "spec")
+    return not (spec.get("scopes") or spec.get("scopeSelector"))
+
+
+def reduced_quota(found: Object) -> Object | None:
+    """Reduces a ResourceQuota to what :meth:`Quota.parse` reads; None if that returns None."""
+    if not applies_to_all_pods(found):
+        return None
+    hard = section(section(found, "spec"), "hard")
     return {
         "metadata": {"name": text(section(found, "metadata"), "name") or ""},
-        "spec": {
-            "hard": {key: hard[key] for key in (_CHIPS, *_PODS) if key in hard},
-            "scopes": [""] if spec.get("scopes") or spec.get("scopeSelector") else [],
-        },
+        "spec": {"hard": {key: hard[key] for key in (_CHIPS, *_PODS) if key in hard}},
     }
 
 
