@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_contract import StageRequest, StageResult
+from finetune_contract.request import SLICE_VARIABLES
 from tests.trainer.requests import request
 
 _STEP_DONE = "finetune_trainer.training.trainer:FineTuneTrainer._post_process_train_step"
@@ -158,7 +159,9 @@ def serve(root: Path) -> Iterator[Stages]:
             [sys.executable, "-m", "tests.trainer.warm"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             # Python's copy of the environment: libtpu, once loaded, changes TPU_WORKER_ID only in that of the process.
-            cwd=Path(__file__).parents[2], text=True, env=dict(os.environ),
+            # MaxText sets XLA_FLAGS in a process that configures it, which is this one after some tests.
+            cwd=Path(__file__).parents[2], text=True,
+            env={name: value for name, value in os.environ.items() if name not in SLICE_VARIABLES},
         ) as server,
     ):  # fmt: skip
         assert server.stdout is not None
