@@ -111,6 +111,8 @@ def test_a_stage_ends_although_an_injected_container_runs_on(
     )
     double.wait_gone(jobset_path(namespace, "job-preflight-1"), seconds=60)
     double.wait(job_path(namespace, "job"), lambda job: stage(job, "Convert").get("phase") == "Running")
+    # Its training would run for an hour with the program of the next test, on a slice that others need.
+    double.delete(job_path(namespace, "job"))
 
 
 @pytest.mark.parametrize("held_by", ["node", "finalizer"])
