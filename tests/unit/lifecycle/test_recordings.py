@@ -8,12 +8,18 @@ pytestmark = pytest.mark.slow
 PAIRS = 24
 
 
+def recorded() -> list[tuple[recordings.Object, recordings.Object]]:
+    pairs: list[tuple[recordings.Object, recordings.Object]] = []
+    recordings.record(PAIRS, pairs.append)
+    return pairs
+
+
 def test_a_recording_is_reproducible_and_replays_to_the_same_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pairs = list(recordings.record(PAIRS))
+    pairs, again = recorded(), recorded()
     assert len(pairs) == PAIRS
-    assert list(recordings.record(PAIRS)) == pairs
+    assert again == pairs
     assert [recordings.replayed(world) for world, _ in pairs] == [decision for _, decision in pairs]
 
     decide = recordings.decide
