@@ -20,7 +20,7 @@ No Secret is ever read: pods get them by reference.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [list, watch]
-# The ConfigMap of a chat template, and <job>-plan of an earlier release, each by name.
+# The ConfigMap of a chat template, by name.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get]

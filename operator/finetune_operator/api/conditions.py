@@ -135,6 +135,8 @@ class Reason(StrEnum):
     REQUEST_TOO_LARGE = "RequestTooLarge"
     PLAN_MISSING = "PlanMissing"
     """The stored plan of an admitted job is gone, and job or profile have changed too much to create it again."""
+    CONTRACT_UNSUPPORTED = "ContractUnsupported"
+    """The stored plan or the trainer image is of another major version of the contract."""
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
     # --- progress
     NOT_STARTED = "NotStarted"

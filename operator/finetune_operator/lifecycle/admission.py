@@ -1,13 +1,12 @@
 """The plan of a job: made at admission, stored, and read again by every later decision."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 from pydantic_core import to_json
 
-from finetune_contract import CONTRACT_VERSION, ContractVersion, MemoryOutcome
+from finetune_contract import CONTRACT_VERSION, MemoryOutcome
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.capacity import flavors_tried
@@ -28,7 +27,6 @@ from finetune_operator.planning import (
     replan,
 )
 from finetune_operator.planning.errors import naming_contact
-from finetune_operator.planning.first_format import first_format_name, take_over
 from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_name
 
 type Object = Mapping[str, Any]
@@ -101,7 +99,8 @@ def _as_admitted(job: Object, snapshot: StoredPlan) -> Object:
 
 
 def stored_plan(observation: Observation) -> StoredPlan | None:
-    """Returns the job's stored plan; None if there is none. Raises Refused (PlanMissing) if it is another job's."""
+    """Returns the job's stored plan; None if there is none. Raises Refused if it is another job's, or of another major
+    version of the contract."""
     if observation.snapshot is None:
         return None
     snapshot = read_stored_plan(observation.snapshot)
@@ -111,6 +110,13 @@ def stored_plan(observation: Observation) -> StoredPlan | None:
             f"ConfigMap {observation.snapshot['metadata']['name']} in the operator's namespace is the plan of "
             f"{snapshot.job.namespace}/{snapshot.job.name} ({snapshot.job.uid}), not of this job. "
             "Ask the platform team to delete it.",
+        )
+    if snapshot.contract.major != CONTRACT_VERSION.major:
+        raise Refused(
+            Reason.CONTRACT_UNSUPPORTED,
+            f"The job was admitted under version {snapshot.contract} of the contract, and this operator supports "
+            f"{CONTRACT_VERSION}: nothing is started, and what runs stays within its limits. Create the job again, or "
+            "install the operator's earlier release.",
         )
     return snapshot
 
@@ -122,10 +128,6 @@ def plan_to_store(observation: Observation) -> StoredPlan:
     job would silently get another image, slice or folder in the middle of its run.
     """
     job = observation.job
-    if first_format_name(job) is not None and (
-        observation.first_format or not _unchanged_profile(observation)
-    ):
-        return take_over(job, observation.first_format)
     admission = admit(
         job, observation.profiles, observation.template, observation.source, observation.neighbours
     )
@@ -138,8 +140,7 @@ def plan_to_store(observation: Observation) -> StoredPlan:
             with naming_contact(snapshot.profile):
                 check_quotas(admission.plan, observation.quotas)
         return snapshot
-    made = next((each for each in _by_any_release(snapshot) if named == {each.digest}), None)
-    if made is None:
+    if named != {snapshot.digest}:
         raise Refused(
             Reason.PLAN_MISSING,
             f"The job's plan, ConfigMap {plan_name(job['metadata']['uid'])} in the operator's namespace, is missing "
@@ -147,16 +148,7 @@ def plan_to_store(observation: Observation) -> StoredPlan:
             "ConfigMap or undo the change; or create the job again: spec.resumeFrom continues from its last "
             "checkpoint.",
         )
-    return made
-
-
-def _by_any_release(snapshot: StoredPlan) -> Iterator[StoredPlan]:
-    """Yields the plan as this operator makes it, and as earlier ones did: with earlier minor versions of the contract,
-    and without defaults of a TPU host's resources."""
-    for host_defaults in (True, False):
-        for minor in range(CONTRACT_VERSION.minor, -1, -1):
-            contract = ContractVersion(CONTRACT_VERSION.major, minor)
-            yield replace(snapshot, contract=contract, host_defaults=host_defaults)
+    return snapshot
 
 
 def _named(observation: Observation) -> set[str]:
@@ -164,20 +156,3 @@ def _named(observation: Observation) -> set[str]:
     found = {jobset.plan_digest for jobset in observation.jobsets if jobset.plan_digest}
     resolved = observation.status.resolved
     return found | {resolved.plan.digest} if resolved and resolved.plan else found
-
-
-def _unchanged_profile(observation: Observation) -> bool:
-    """Returns whether a job of an earlier release that has lost its plan would be admitted under the same profile."""
-    resolved = observation.status.resolved
-    profile = resolved.profile if resolved else None
-    admitted = admit(
-        observation.job,
-        observation.profiles,
-        observation.template,
-        observation.source,
-        observation.neighbours,
-    ).snapshot
-    return profile is not None and (admitted.profile_name, admitted.profile_hash) == (
-        profile.name,
-        profile.hash,
-    )

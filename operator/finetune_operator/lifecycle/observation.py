@@ -184,9 +184,6 @@ class Observation:
     pods: tuple[Pod, ...]
     """Pods of this job."""
     folder: RunFolderView
-    first_format: Object | None = None
-    """ConfigMap ``<job>-plan`` in the job's namespace, if the status says that an earlier release admitted the job.
-    Anyone who may write ConfigMaps there may have written it."""
     template: Object | None = None
     """ConfigMap of the chat template that the job names; None if there is none. Not read once ``snapshot`` exists."""
     source: Object | None = None

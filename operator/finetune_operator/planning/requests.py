@@ -1,6 +1,7 @@
 """Builds the contract's stage request from the plan, the stage and the results of earlier stages."""
 
 from finetune_contract import (
+    CONTRACT_VERSION,
     BenchmarkReport,
     BenchmarkSpec,
     DatasetSpec,
@@ -26,9 +27,16 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     """Returns the request for the stage's container, in the version of the contract that its image supports.
 
     Raises:
-        Refused: the request is larger than a process environment allows.
+        Refused: the request is larger than a process environment allows, or the image supports another major version.
         ContractUnsupported: the image does not support the whole request.
     """
+    supports = findings.supports or plan.contract
+    if supports.major != CONTRACT_VERSION.major:
+        raise Refused(
+            Reason.CONTRACT_UNSUPPORTED,
+            f"The trainer image supports version {supports} of the contract, and this operator {CONTRACT_VERSION}. "
+            "Create the job again under a profile whose images.trainer is of the operator's release.",
+        )
     mesh, tuning = _tuned(plan, stage, findings)
     # Keyword arguments, which the type checker checks: a record ignores keys that it does not know.
     request = StageRequest(
@@ -60,7 +68,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         end_ids=findings.train.end_ids
         if findings.train and stage in {Stage.EVALUATE, Stage.EXPORT}
         else None,
-    ).for_trainer(findings.supports or plan.contract)
+    ).for_trainer(supports)
     size = len(request.to_json().encode())
     if size > MAX_REQUEST_BYTES:
         raise Refused(

@@ -38,7 +38,6 @@ from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView, pace
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
-from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
@@ -154,8 +153,7 @@ class Observer:
         # Releases objects that are not the job's.
         del cached, found
         profiles = await self._profiles(snapshot)
-        first_format, template, source, quotas = await asyncio.gather(
-            self._first_format(job, snapshot),
+        template, source, quotas = await asyncio.gather(
             self._template(job, snapshot),
             self._source(job, snapshot),
             self._quotas(key.namespace, snapshot, room),
@@ -182,7 +180,6 @@ class Observer:
             status=status,
             profiles=tuple(profiles),
             snapshot=snapshot,
-            first_format=first_format,
             jobsets=jobsets,
             pods=pods,
             folder=view,
@@ -247,7 +244,6 @@ class Observer:
             neighbours=neighbours,
             unserved_namespace=unserved,
             profiles=(),
-            first_format=None,
             template=None,
             source=None,
             quotas=(),
@@ -340,11 +336,6 @@ class Observer:
             log.warning("ResourceQuotas cannot be listed, so they are not compared with slices: %s", error)
             return ()
         return tuple(quota for each in found if (quota := Quota.parse(each)))
-
-    async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
-        """Returns the plan that an earlier release stored in the job's namespace, if the job may still need it."""
-        name = first_format_name(job) if snapshot is None else None
-        return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], name) if name else None
 
     async def _template(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the ConfigMap of the chat template before admission; afterwards, the snapshot holds its text."""

@@ -29,7 +29,7 @@ JOB_RULES = (
     _rule("", "pods", "list", "watch"),
     # Show why a JobSet waits in its queue. Kueue is optional.
     _rule("kueue.x-k8s.io", "workloads", "list", "watch"),
-    # The ConfigMap of a chat template, and <job>-plan of an earlier release, each by name.
+    # The ConfigMap of a chat template, by name.
     _rule("", "configmaps", "get"),
     # Compared with a job's slice before the job is admitted.
     _rule("", "resourcequotas", "list"),

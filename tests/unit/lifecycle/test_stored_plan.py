@@ -1,4 +1,4 @@
-"""Plans that are lost, forged, or of an earlier release."""
+"""Plans that are lost, forged, or cannot be used."""
 
 import copy
 import json
@@ -7,56 +7,15 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import ConvertOutcome, Stage, StageResult
+from finetune_contract import Stage
 from finetune_operator.lifecycle.kept_plans import kept_plans
-from finetune_operator.lifecycle.observation import AttemptFiles
-from finetune_operator.planning import admit
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
-from finetune_operator.planning.merge import merge
 from finetune_operator.planning.stored_plan import (
     _sha256,
-    digest,
     read_stored_plan,
     render_stored_plan,
 )
 from tests.unit.lifecycle.world import UID, World, job, profile
-
-
-def first_format(world: World, **changed: Any) -> dict[str, Any]:
-    """``<job>-plan`` as an earlier release stored it in the job's namespace; ``changed`` replaces data."""
-    snapshot = admit(world.job, world.profiles).snapshot
-    data = {
-        "format": "1",
-        "profile-name": snapshot.profile_name,
-        "profile-hash": snapshot.profile_hash,
-        "profile.json": json.dumps(snapshot.profile),
-        "spec.json": json.dumps({**snapshot.spec, "suspend": False}),
-        "run-folder": snapshot.run_folder.uri,
-        "cache": "gs://cache",
-        **changed,
-    }
-    return {"metadata": {"name": "support-bot-plan", "namespace": "team-a"}, "data": data}
-
-
-def of_an_earlier_release(**spec: Any) -> World:
-    """A job in training, admitted by a release that stored plans in the job's namespace."""
-    world = World(job=job(**spec))
-    world.until(Stage.TRAIN)
-    for jobset in world.jobsets.values():
-        del jobset["metadata"]["annotations"]["tpu-finetune.dev/plan"]
-    del world.status["resolved"]["plan"]
-    world.config_map = None
-    world.first_format = first_format(world)
-    # One cache served all namespaces then.
-    world.attempts = {key: in_one_cache(files) for key, files in world.attempts.items()}
-    return world
-
-
-def in_one_cache(files: AttemptFiles) -> AttemptFiles:
-    if files.result is None or not isinstance(files.result.details, ConvertOutcome):
-        return files
-    text = files.result.to_json().replace("gs://cache/team-a/", "gs://cache/")
-    return replace(files, result=StageResult.model_validate_json(text))
 
 
 def lost(**spec: Any) -> World:
@@ -93,8 +52,7 @@ def test_control_fields_do_not_prevent_recreating_a_lost_plan() -> None:
     assert world.config_map is not None
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_plan_without_defaults_of_the_hosts_resources_keeps_the_pods_that_it_had(is_lost: bool) -> None:
+def test_a_plan_without_defaults_of_the_hosts_resources_keeps_the_pods_that_it_had() -> None:
     world = World(job=job())
     world.reconcile()
     assert world.config_map is not None
@@ -102,8 +60,6 @@ def test_a_plan_without_defaults_of_the_hosts_resources_keeps_the_pods_that_it_h
     assert "host-resources" not in snapshot.stored
     world = World(job=world.job, config_map=render_stored_plan(snapshot))
     world.reconcile()
-    if is_lost:
-        world.config_map = None
     world.until(Stage.TRAIN)
     assert world.config_map == {**render_stored_plan(snapshot), "metadata": world.config_map["metadata"]}
     (train,) = (each for name, each in world.jobsets.items() if name == "support-bot-train-1")
@@ -220,22 +176,6 @@ def request_of(jobset: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# --- of an earlier release -----------------------------------------------------------------------------------
-
-
-def test_a_running_job_of_an_earlier_release_keeps_its_plan() -> None:
-    world = of_an_earlier_release()
-    reconciled(world)
-    assert world.config_map is not None
-    assert world.status["phase"] == "Running"
-    assert world.live() == ["support-bot-train-1"]
-    # One cache served all namespaces then and contains the converted model.
-    assert world.config_map["data"]["cache"] == "gs://cache"
-    world.succeed("support-bot-train-1")
-    world.to_the_end()
-    assert world.status["phase"] == "Succeeded"
-
-
 def test_only_preflights_request_says_whether_the_length_is_explicit() -> None:
     world = World(job=job(datasets={"train": [{"uri": "gs://data/chat.jsonl"}], "maxSeqLength": 2048}))
     world.to_the_end()
@@ -243,145 +183,6 @@ def test_only_preflights_request_says_whether_the_length_is_explicit() -> None:
         name for name in world.created if "max_seq_length_explicit" in request_of(world.jobsets[name])["data"]
     ]
     assert requested == ["support-bot-prep-1"]
-
-
-def test_objects_of_an_earlier_release_are_migrated_once() -> None:
-    world = of_an_earlier_release()
-    reconciled(world)
-    world.config_map = None
-    assert world.first_format is not None
-    reconciled(world)
-    # The status now names the stored plan, and the one in the job's namespace is no longer read.
-    assert world.condition("Stalled")["reason"] == "PlanMissing"
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [
-        lambda made: {**made, "images": {"trainer": "docker.io/evil/miner:latest"}},
-        lambda made: {**made, "pod": {"privileged": True, "hostNetwork": True}},
-        lambda made: {**made, "storage": {**made["storage"], "artifacts": "gs://other-team"}},
-        lambda made: {**made, "serviceAccounts": {"tpu": "cluster-admin-bot", "cpu": "cluster-admin-bot"}},
-    ],
-)
-@pytest.mark.parametrize("hashed", [False, True])
-def test_a_forged_plan_in_the_jobs_namespace_is_not_migrated(forged: Any, hashed: bool) -> None:
-    """``hashed``: with the hash of the forgery, while the status names another."""
-    world = of_an_earlier_release()
-    made = forged(profile()["spec"])
-    changed = {"profile.json": json.dumps(made)} | ({"profile-hash": digest(made)} if hashed else {})
-    world.first_format = first_format(world, **changed)
-    created = list(world.created)
-    reconciled(world)
-    assert world.config_map is None
-    assert world.condition("Stalled")["reason"] == "PlanMissing"
-    assert world.created == created
-
-
-def test_a_forged_spec_in_an_earlier_plan_obeys_the_profile() -> None:
-    world = World(profiles=[profile(models={"allow": ["gs://models/*"]})])
-    world.until(Stage.TRAIN)
-    del world.status["resolved"]["plan"]
-    world.config_map = None
-    spec = json.loads(first_format(world)["data"]["spec.json"])
-    world.first_format = first_format(
-        world, **{"spec.json": json.dumps(merge(spec, {"model": {"uri": "gs://elsewhere/model"}}))}
-    )
-    created = list(world.created)
-    reconciled(world)
-    world.succeed("support-bot-train-1")
-    reconciled(world)
-    assert world.condition("Valid")["reason"] == "PolicyViolation"
-    assert world.created == created
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [
-        {"datasets": {"train": "x"}},
-        {"datasets": {"train": [{"uri": ["gs://data/chat.jsonl"]}]}},
-        {"datasets": {"train": [{"uri": "gs://artifacts/team-a/../team-b/rows.jsonl"}]}},
-        {"model": {"orbax": {"uri": "gs://elsewhere/0/items"}}},
-        {"model": {"fromJob": {"name": "x", "uid": "y", "base": "Qwen/Qwen3-0.6B"}}},
-        {"resumeFrom": {"runFolder": "gs://artifacts/team-b/other-12345678"}},
-        {"resumeFrom": {"runFolder": ["gs://artifacts/team-b/other-12345678"]}},
-        {"resources": "x"},
-        {"engineOverrides": {"base_output_directory": 1}},
-    ],
-)
-def test_a_spec_that_was_never_admissible_is_not_migrated(forged: dict[str, Any]) -> None:
-    world = of_an_earlier_release()
-    spec = json.loads(first_format(world)["data"]["spec.json"])
-    world.first_format = first_format(world, **{"spec.json": json.dumps(merge(spec, forged))})
-    created = list(world.created)
-    reconciled(world)
-    assert world.config_map is None
-    assert world.condition("Stalled")["reason"] == "PlanMissing"
-    assert world.created == created
-
-
-def test_a_forged_number_of_steps_obeys_the_profile() -> None:
-    limits = {"limits": [{"path": "hyperparameters.steps", "max": 100}]}
-    world = World(profiles=[profile(constraints=limits)])
-    world.until(Stage.TRAIN)
-    del world.status["resolved"]["plan"]
-    world.config_map = None
-    spec = merge(json.loads(first_format(world)["data"]["spec.json"]), {"hyperparameters": {"steps": 10**6}})
-    world.first_format = first_format(world, **{"spec.json": json.dumps(spec)})
-    created = list(world.created)
-    reconciled(world)
-    world.succeed("support-bot-train-1")
-    reconciled(world)
-    assert world.condition("Valid")["reason"] == "PolicyViolation"
-    assert world.created == created
-
-
-def of_an_earlier_release_that_is_refused_now(**spec: Any) -> World:
-    """A job in training that exports to a folder of no namespace in its bucket, which was allowed."""
-    world = of_an_earlier_release(**spec)
-    export = {"destinations": [{"uri": "gs://artifacts/exports/bot"}]}
-    world.job["spec"]["export"] = export
-    made = merge(json.loads(world.first_format["data"]["spec.json"]), {"export": export})  # type: ignore[index]
-    world.first_format["data"]["spec.json"] = json.dumps(made)  # type: ignore[index]
-    return world
-
-
-@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": 1}}])
-def test_an_earlier_job_that_is_refused_now_stays_within_its_limits(
-    limit: dict[str, Any],
-) -> None:
-    world = of_an_earlier_release_that_is_refused_now(**limit)
-    reconciled(world)
-    assert world.config_map is not None
-    assert world.condition("Valid")["reason"] == "PolicyViolation"
-    assert world.live() == ["support-bot-train-1"]
-    world.wait(3601)
-    reconciled(world)
-    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
-
-
-def test_an_edit_makes_an_earlier_job_that_is_refused_now_admissible() -> None:
-    world = of_an_earlier_release_that_is_refused_now()
-    reconciled(world)
-    world.succeed("support-bot-train-1")
-    created = list(world.created)
-    reconciled(world)
-    assert world.created == created
-    world.edit(export={"destinations": [{"uri": "gs://artifacts/team-a/exports/bot"}]})
-    world.to_the_end()
-    assert world.status["phase"] == "Succeeded"
-
-
-def test_a_plan_in_the_namespace_of_a_new_job_is_ignored() -> None:
-    world = World()
-    evil = {**profile()["spec"], "images": {"trainer": "docker.io/evil/miner:latest"}}
-    world.first_format = first_format(
-        world, **{"profile.json": json.dumps(evil), "profile-hash": digest(evil)}
-    )
-    world.until(Stage.TRAIN)
-    template = world.jobsets["support-bot-prep-1"]["spec"]["replicatedJobs"][0]["template"]["spec"]
-    (container,) = template["template"]["spec"]["containers"]
-    assert container["image"].startswith("registry.example/finetune-trainer@")
 
 
 def test_a_jobset_of_another_plan_is_replaced() -> None:

@@ -18,7 +18,6 @@ from finetune_contract import (
 )
 from finetune_contract.versions import marked_fields
 from finetune_operator.lifecycle import AttemptFiles
-from finetune_operator.lifecycle import admission as lifecycle_stored_plan
 from finetune_operator.planning import merge, stored_plan
 from finetune_operator.planning.defaults import BUILT_IN
 from finetune_operator.planning.stages import STAGES
@@ -32,8 +31,7 @@ REFUSAL = f"ContractUnsupported: The request needs version {CONTRACT_VERSION.maj
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The operator supports 2.1, which adds profiling."""
-    for module in (lifecycle_stored_plan, stored_plan):
-        monkeypatch.setattr(module, "CONTRACT_VERSION", ContractVersion(2, 1))
+    monkeypatch.setattr(stored_plan, "CONTRACT_VERSION", ContractVersion(2, 1))
     monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("2.1")])
     marked_fields.cache_clear()
     yield
@@ -88,19 +86,6 @@ def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
     assert world.status["resolved"]["plan"]["digest"] == newer.digest
-
-
-@pytest.mark.usefixtures("newer")
-def test_a_lost_plan_is_recreated_as_before_the_upgrade() -> None:
-    world = admitted(World(), "2.0")
-    name = world.until(Stage.TRAIN)
-    assert world.config_map is not None
-    lost, world.config_map = world.config_map, None
-    world.reconcile()
-    assert world.config_map is not None
-    assert world.config_map["data"] == lost["data"]
-    world.reconcile()
-    assert world.live() == [name]
 
 
 @pytest.mark.usefixtures("newer")
@@ -159,12 +144,79 @@ def test_reverting_the_edit_and_retrying_revives_the_job() -> None:
     assert world.status["phase"] == "Succeeded"
 
 
-@pytest.mark.parametrize("contract", ["1.0", "3.0"])
+OTHER_MAJORS = pytest.mark.parametrize(
+    "contract", [f"{CONTRACT_VERSION.major - 1}.0", f"{CONTRACT_VERSION.major + 1}.0"]
+)
+
+
+def stalled(world: World) -> None:
+    for kind in ("Stalled", "Valid"):
+        condition = world.condition(kind)
+        assert condition["status"] == {"Stalled": "True", "Valid": "False"}[kind]
+        assert condition["reason"] == "ContractUnsupported"
+    assert str(CONTRACT_VERSION) in world.condition("Stalled")["message"]
+
+
+@OTHER_MAJORS
 def test_a_plan_of_another_major_version_starts_nothing(contract: str) -> None:
     world = admitted(World(), contract)
-    world.reconcile()
-    refused(world)
+    for _ in range(3):
+        world.reconcile()
+    stalled(world)
+    assert contract in world.condition("Stalled")["message"]
     assert world.created == []
+
+
+@OTHER_MAJORS
+def test_a_trainer_of_another_major_version_gets_no_further_stage(contract: str) -> None:
+    world = World()
+    world.succeed(world.until(Stage.PREFLIGHT))
+    says_it_speaks(world, contract)
+    for _ in range(3):
+        world.reconcile()
+    stalled(world)
+    assert world.created == ["support-bot-prep-1"]
+
+
+@OTHER_MAJORS
+@pytest.mark.parametrize("records", ["known", "unknown"])
+@pytest.mark.parametrize(
+    ("spec", "edit", "reason"),
+    [
+        ({"activeDeadlineSeconds": 600}, {}, "DeadlineExceeded"),
+        ({"budget": {"maxChipHours": 1}}, {}, "BudgetExhausted"),
+        ({}, {"suspend": True}, "Suspended"),
+        ({}, {"cancel": True}, "Cancelled"),
+    ],
+)
+def test_limits_stop_a_stage_under_a_plan_of_another_major_version(
+    spec: dict[str, Any], edit: dict[str, Any], reason: str, records: str, contract: str
+) -> None:
+    world = World(job=job(**spec))
+    name = world.until(Stage.TRAIN)
+    world.reconcile()
+    assert world.config_map is not None
+    plan = replace(read_stored_plan(world.config_map), contract=ContractVersion.parse(contract))
+    world.config_map = render_stored_plan(plan)
+    for jobset in world.jobsets.values():
+        jobset["metadata"]["annotations"]["tpu-finetune.dev/plan"] = plan.digest
+    if records == "unknown":
+        world.unreadable = "the store does not answer"
+    world.reconcile()
+    stalled(world)
+    assert world.live() == [name]
+    world.wait(3601)
+    world.edit(**edit)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    (pending,) = world.status["pending"]
+    assert pending["reason"] == reason
+    world.stop(name)
+    for _ in range(3):
+        world.reconcile()
+    stalled(world)
+    assert world.live() == []
+    assert world.created[-1] == name
 
 
 def test_a_request_refused_by_the_trainer_is_charged_to_the_platform() -> None:

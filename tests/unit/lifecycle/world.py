@@ -164,8 +164,6 @@ class World:
     now: datetime = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
     config_map: Object | None = None
     """The stored plan."""
-    first_format: Object | None = None
-    """The plan of an earlier release, in the job's namespace."""
     takeovers: list[TakeoverRecord] = field(default_factory=list)
     neighbours: list[Object] = field(default_factory=list)
     unserved: str | None = None
@@ -231,7 +229,6 @@ class World:
             status=read_status(self.job.get("status")),
             profiles=tuple(answered(self.profiles)),
             snapshot=answered(self.config_map),
-            first_format=answered(self.first_format),
             jobsets=jobsets,
             pods=own_pods(self.job, pods, jobsets),
             folder=self._view(),

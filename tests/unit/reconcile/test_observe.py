@@ -191,22 +191,7 @@ async def test_a_plan_in_the_jobs_own_namespace_is_not_read() -> None:
         cluster.put(CONFIG_MAPS, forged)
     observation = await look(cluster)
     assert observation is not None
-    assert (observation.snapshot, observation.first_format) == (None, None)
-
-
-async def test_a_plan_of_an_earlier_release_is_read_where_its_job_may_still_need_it() -> None:
-    cluster = FakeCluster()
-    admitted = {"resolved": {"profile": {"name": "local", "hash": "0"}}}
-    cluster.put(JOBS, job(**admitted))
-    old = cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
-    observation = await look(cluster)
-    assert observation is not None
-    assert observation.first_format == old
-    admitted["resolved"]["plan"] = {"name": "finetune-plan-uid-of-demo", "digest": "0"}
-    cluster.put(JOBS, job(**admitted))
-    observation = await look(cluster)
-    assert observation is not None
-    assert observation.first_format is None
+    assert observation.snapshot is None
 
 
 async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> None:
