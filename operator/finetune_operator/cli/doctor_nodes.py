@@ -66,7 +66,7 @@ def _uses(setup: Setup) -> Iterator[_Use]:
             for shape in offered_shapes(flavor):
                 offer = SliceOffer(shape=shape, flavor=flavor)
                 try:
-                    place = placement(offer, "", (), queued=queued, host_defaults=True)
+                    place = placement(offer, "", (), queued=queued)
                 except Refused:  # only jobs that name a queue get it
                     continue
                 yield _Use(

@@ -10,9 +10,6 @@ from finetune_operator.ledger.record import LedgerRecord
 
 type Object = Mapping[str, Any]
 
-#: Group of what lacks the field that groups are made by.
-NO_GROUP = ""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostItem:

@@ -275,7 +275,7 @@ def _unfit(stages: JobStages, attempt: Attempt, refused: Refused | None) -> Fail
 
 def _of_another_plan(stages: JobStages, attempt: Attempt) -> bool:
     """Returns whether the JobSet was made under another plan than the job's: its image, slice or folder may differ."""
-    return attempt.jobset is not None and attempt.jobset.plan_digest not in (None, stages.plan.digest)
+    return attempt.jobset is not None and attempt.jobset.plan_digest != stages.plan.digest
 
 
 def _edited(stages: JobStages, attempt: Attempt) -> bool:

@@ -103,8 +103,8 @@ class TakeoverRecord(BaseModel):
     """UID of the job that has taken the folder over."""
     job: DnsName
     """Its name."""
-    namespace: DnsLabel | None = None
-    """Its namespace; None: a release wrote the record that did not store it."""
+    namespace: DnsLabel
+    """Its namespace."""
     first: FirstNumbers
     """Number of its first JobSet, by stage. Lower numbers belong to earlier jobs."""
 

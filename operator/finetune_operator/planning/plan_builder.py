@@ -122,7 +122,6 @@ class Draft:
                 name,
                 flavors,
                 queued=self.queued,
-                host_defaults=snapshot.host_defaults,
                 tried=tried,
             )
             return self.at(slice_plan(self.spec, snapshot, taken))
@@ -148,7 +147,7 @@ class Draft:
         return slice_plan(self.spec, self.snapshot, self._place(offer, why, flavors), share_rows=True)
 
     def _place(self, offer: SliceOffer, why: str, flavors: Iterable[str]) -> Placement:
-        return placement(offer, why, flavors, queued=self.queued, host_defaults=self.snapshot.host_defaults)
+        return placement(offer, why, flavors, queued=self.queued)
 
     def at(self, site: SlicePlan, candidates: Sequence[SlicePlan] = ()) -> Plan:
         """Returns the plan at ``site``. ``candidates`` are the slices that preflight may choose instead."""

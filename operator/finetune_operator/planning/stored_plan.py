@@ -29,13 +29,12 @@ JOB_NAMESPACE_LABEL = "tpu-finetune.dev/job-namespace"
 _JOB_LABEL, _UID_LABEL = "tpu-finetune.dev/job", "tpu-finetune.dev/job-uid"
 _FORMAT = "2"
 _DIGEST = "digest"
-_HOST_DEFAULTS = "host-resources"
 _JOB_LABELS = "job-labels.json"
 #: Keys of the ConfigMap's data that this release reads; a newer release may store more.
 _KEYS = frozenset(
     {
         "format", "job-namespace", "job-name", "job-uid", "profile-name", "profile-hash", "profile.json", "spec.json",
-        "run-folder", "cache", "contract", _HOST_DEFAULTS, _JOB_LABELS, _DIGEST,
+        "run-folder", "cache", "contract", _JOB_LABELS, _DIGEST,
     }
 )  # fmt: skip
 
@@ -54,9 +53,6 @@ class StoredPlan:
     contract: ContractVersion
     """Version of the contract that the operator supported at admission. The trainer image is assumed to support it
     until it reports its own."""
-    host_defaults: bool = False
-    """Whether TPU pods request their machine's CPU and memory by default. Earlier releases knew no such default, and a
-    job that they admitted keeps its pods: its namespace's quota need not cover other ones."""
     job_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the job that the profile copies (``pod.jobLabels``), at admission."""
     more: Mapping[str, str] = field(default_factory=dict)
@@ -105,7 +101,6 @@ class StoredPlan:
             "run-folder": self.run_folder.uri,
             "cache": self.cache.uri,
             "contract": str(self.contract),
-            **({_HOST_DEFAULTS: "machine"} if self.host_defaults else {}),
             **({_JOB_LABELS: json.dumps(self.job_labels, sort_keys=True)} if self.job_labels else {}),
             **self.more,
         }
@@ -122,7 +117,6 @@ class StoredPlan:
             profile=_with_images(profile["spec"], spec["resources"]["controller"]),
             spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
             contract=CONTRACT_VERSION,
-            host_defaults=True,
             job_labels={key: labels[key] for key in copied if key in labels},
         )
 
@@ -207,7 +201,6 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
             profile=json.loads(data["profile.json"]),
             spec=json.loads(data["spec.json"]),
             contract=ContractVersion.parse(data["contract"]),
-            host_defaults=_HOST_DEFAULTS in data,
             job_labels=json.loads(data.get(_JOB_LABELS, "{}")),
             more={name: value for name, value in data.items() if name not in _KEYS},
         )

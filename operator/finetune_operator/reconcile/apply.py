@@ -301,7 +301,7 @@ class Applier:
             namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
             # The role lets the operator list JobSets, not get them.
             there = await self._cluster.list(JOBSETS, namespace, fields={"metadata.name": name})
-            if own_jobsets(job, there, observation.snapshot):
+            if own_jobsets(job, there):
                 raise
             raise NameTaken("JobSet", namespace, name) from error
         self._cache.wrote(JOBSETS, created)

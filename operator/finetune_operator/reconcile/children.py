@@ -66,14 +66,14 @@ class ChildReader:
         self._cache.adopt(job)
         snapshot = await self._plan(uid)
         try:
-            jobsets, pods, workloads = await self._listed(job, snapshot, room)
+            jobsets, pods, workloads = await self._listed(job, room)
         except ResponseTooLarge as error:
             return snapshot, Children(await self._named_jobsets(job, room), (), (), excess=f"{error}.")
         self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods, WORKLOADS: workloads or ()})
         return snapshot, Children(jobsets, pods, workloads)
 
     async def _listed(
-        self, job: Object, snapshot: Object | None, room: MemoryShare
+        self, job: Object, room: MemoryShare
     ) -> tuple[Sequence[Object], Sequence[Object], Sequence[Object] | None]:
         """Lists JobSets, pods and Workloads of a job. Raises ClusterError."""
         namespace, labels = job["metadata"]["namespace"], {UID_LABEL: job["metadata"]["uid"]}
@@ -81,7 +81,7 @@ class ChildReader:
             list_kept(self._cluster, JOBSETS, namespace, room, keep=partial(jobset_of, job), labels=labels),
             list_kept(self._cluster, PODS, namespace, room, keep=partial(pod_of, job), labels=labels),
         )
-        own = own_jobsets(job, jobsets, snapshot)
+        own = own_jobsets(job, jobsets)
         # The cache has also those of JobSets that Kueue may suspend later.
         every = self._cache.watches(WORKLOADS, namespace)
         uids = frozenset(each.uid for each in own) if every else _managed(own)
@@ -111,7 +111,7 @@ class ChildReader:
         )
         snapshot = await self._cached_plan(cached.job, jobsets)
         if workloads is None:
-            uids = _managed(own_jobsets(cached.job, jobsets, snapshot))
+            uids = _managed(own_jobsets(cached.job, jobsets))
             workloads = await self._workloads(namespace, uids, room)
         return snapshot, Children(jobsets, pods, workloads)
 

@@ -146,7 +146,7 @@ class Observer:
             del whole
             snapshot, found = await self._children.live(job, room)
         status = read_status(job.get("status"))
-        jobsets = own_jobsets(job, found.jobsets, snapshot)
+        jobsets = own_jobsets(job, found.jobsets)
         pods = own_pods(job, found.pods, jobsets)
         workloads = own_workloads(found.workloads, jobsets)
         excess = found.excess
@@ -358,9 +358,7 @@ class Observer:
         note = view.takeovers[-1] if view.takeovers else None
         users = [owner_of(folder)]
         if note is not None:
-            # An earlier release recorded no namespace.
-            spaces = [note.namespace] if note.namespace else [metadata["namespace"], namespace_of(folder)]
-            users += [FolderUser(each, note.job, note.uid) for each in dict.fromkeys(spaces) if each]
+            users.append(FolderUser(note.namespace, note.job, note.uid))
         last = note.namespace if note else namespace_of(folder)
         read = [
             (user, await self.job(JobKey(user.namespace, user.name)))

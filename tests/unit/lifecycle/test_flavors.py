@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle import AttemptFiles, AttemptKey
 from tests.unit.lifecycle.test_limits import (
     NOT_CHARGED,
     charged,
@@ -73,23 +72,6 @@ def test_a_retry_begins_with_the_first_flavor_again() -> None:
     world.edit(retry={"generation": 1})
     wait_step_by_step(world, 60)
     assert flavor_of(world) == "spot-a"
-
-
-def test_a_kind_that_an_earlier_release_has_recorded_stands_for_all_of_its_flavors() -> None:
-    world = in_zones(*ZONES[:2])
-    until_placed(world, Stage.TRAIN)
-    (name,) = world.live()
-    wait_step_by_step(world, LIMIT - 60)
-    key = AttemptKey(Stage.TRAIN, 1)
-    while name in world.jobsets:
-        wait_step_by_step(world, 30)
-    recorded = world.attempts[key].failure
-    assert recorded is not None
-    world.attempts[key] = AttemptFiles(failure=recorded.model_copy(update={"actual": "Spot"}))
-    for second in world.live():
-        world.lose(second)
-    world.reconcile()
-    assert world.status["failure"]["reason"] == "NoCapacity"
 
 
 @pytest.mark.parametrize("names", [("spot-a", "on-demand"), ("other",)], ids=["it is gone", "all are gone"])

@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.rendering import ATTEMPT_LABEL, PLAN_ANNOTATION, RESTART_LABEL, STAGE_LABEL, UID_LABEL
-from tests.unit.lifecycle.world import UID, World, stamped
+from tests.unit.lifecycle.world import UID, World
 from tests.unit.lifecycle.writes import writes
 
 
@@ -136,16 +136,18 @@ def test_a_claim_of_a_million_restarts_counts_as_a_thousand_attempts(training: W
     assert training.status["attempts"]["total"] <= 1002
 
 
-def test_a_jobset_without_a_plan_is_foreign_if_younger_than_the_plan(training: World) -> None:
-    training.wait(60)
-    made = add_foreign_jobset(training, name="support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
-    made["metadata"]["ownerReferences"] = training.jobsets["support-bot-train-1"]["metadata"][
-        "ownerReferences"
-    ]
-    del made["metadata"]["annotations"][PLAN_ANNOTATION]
-    made["metadata"]["creationTimestamp"] = stamped(training)
+@pytest.mark.parametrize("edit", [{}, {"suspend": True}, {"cancel": True}])
+def test_a_jobset_without_its_plans_digest_is_no_way_out_of_limits(
+    training: World, edit: dict[str, bool]
+) -> None:
+    """A tenant may edit the annotations of JobSets in its namespace. The JobSet is stopped, or replaced."""
+    name = "support-bot-train-1"
+    training.run(name)
     training.reconcile()
-    assert training.status["stages"][3]["phase"] == "Pending"
+    del training.jobsets[name]["metadata"]["annotations"][PLAN_ANNOTATION]
+    training.edit(**edit)
+    training.reconcile()
+    assert "deletionTimestamp" in training.jobsets[name]["metadata"]
 
 
 def test_a_perfect_forgery_harms_only_the_job_that_it_claims(training: World) -> None:
@@ -164,21 +166,3 @@ def test_a_perfect_forgery_harms_only_the_job_that_it_claims(training: World) ->
         training.succeed(training.live()[0])
     training.to_the_end()
     assert training.status["phase"] == "Succeeded"
-
-
-def test_a_jobset_created_by_a_rolled_back_operator_is_a_child(training: World) -> None:
-    """A release without digests has created ``train-2``, which is younger than the stored plan, and reported it."""
-    training.wait(3600)
-    training.fail("support-bot-train-1", 1)
-    training.reconcile()
-    training.wait(60)
-    training.reconcile()
-    name = "support-bot-train-2"
-    training.run(name)
-    training.reconcile()
-    del training.jobsets[name]["metadata"]["annotations"][PLAN_ANNOTATION]
-    training.reconcile()
-    assert training.status["phase"] == "Running"
-    training.edit(suspend=True)
-    training.reconcile()
-    assert "deletionTimestamp" in training.jobsets[name]["metadata"]

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_s
 from finetune_operator.planning.stored_plan import (
     _sha256,
     read_stored_plan,
-    render_stored_plan,
 )
 from tests.unit.lifecycle.world import UID, World, job, profile
 
@@ -50,21 +48,6 @@ def test_control_fields_do_not_prevent_recreating_a_lost_plan() -> None:
     world.edit(suspend=True, retry={"generation": 3})
     world.reconcile()
     assert world.config_map is not None
-
-
-def test_a_plan_without_defaults_of_the_hosts_resources_keeps_the_pods_that_it_had() -> None:
-    world = World(job=job())
-    world.reconcile()
-    assert world.config_map is not None
-    snapshot = replace(read_stored_plan(world.config_map), host_defaults=False)
-    assert "host-resources" not in snapshot.stored
-    world = World(job=world.job, config_map=render_stored_plan(snapshot))
-    world.reconcile()
-    world.until(Stage.TRAIN)
-    assert world.config_map == {**render_stored_plan(snapshot), "metadata": world.config_map["metadata"]}
-    (train,) = (each for name, each in world.jobsets.items() if name == "support-bot-train-1")
-    pod = train["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"]["requests"] == {"google.com/tpu": "4"}
 
 
 @pytest.mark.parametrize("change", ["profile", "job", "no profile"])

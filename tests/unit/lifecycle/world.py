@@ -222,7 +222,7 @@ class World:
         # As the observer reads them: decisions must not need more than it provides.
         labelled = [made for each in self.jobsets.values() if (made := jobset_of(self.job, answered(each)))]
         pods = [made for each in self.pods.values() if (made := pod_of(self.job, answered(each)))]
-        jobsets = own_jobsets(self.job, labelled, self.config_map)
+        jobsets = own_jobsets(self.job, labelled)
         return Observation(
             now=self.now,
             job=reduced_job(answered(self.job)),

@@ -115,7 +115,7 @@ class FolderWorld(World):
             return RunFolderView()
         self.store.files = self.files()
         self.store.calls.clear()
-        jobsets = own_jobsets(self.job, list(self.jobsets.values()), self.config_map)
+        jobsets = own_jobsets(self.job, list(self.jobsets.values()))
         own = partial(
             own_attempts,
             job=self.job,

@@ -336,7 +336,9 @@ async def test_a_thousand_attempts_that_did_not_succeed_are_held_in_brief(
 
 async def test_many_notes_of_takeovers_are_not_read(store: FakeStore, reader: RunFolderReader) -> None:
     for number in range(101):
-        note = TakeoverRecord(uid=f"{number:08}", job="x", first={}).model_dump_json().encode()
+        note = (
+            TakeoverRecord(uid=f"{number:08}", job="x", namespace="team", first={}).model_dump_json().encode()
+        )
         store.files[f"{RUN.attempts}/taken-over-{number:08}.json"] = note
     view = await reader.view(FOLDERS)
     assert view.unreadable is not None

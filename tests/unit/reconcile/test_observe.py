@@ -417,11 +417,11 @@ async def test_the_job_that_used_the_folder_last_is_found_in_any_namespace(ended
     assert observation.unserved_namespace is None
 
 
-@pytest.mark.parametrize("case", ["another folder", "another uid", "gone", "no namespace"])
+@pytest.mark.parametrize("case", ["another folder", "another uid", "gone"])
 async def test_a_note_blocks_only_while_its_job_uses_the_folder(case: str) -> None:
     cluster, store = FakeCluster(), FakeStore()
     resuming(cluster)
-    note(store, **({} if case == "no namespace" else {"namespace": "team-c"}))
+    note(store, namespace="team-c")
     if case == "another folder":
         third(cluster, folder="gs://artifacts/team-c/elsewhere-01234567")
     elif case == "another uid":

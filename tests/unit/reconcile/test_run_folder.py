@@ -225,7 +225,9 @@ async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(s
     assert (await reader.view(FOLDERS)).progress == progress(10)
     first = dict.fromkeys(Stage, 1) | {Stage.TRAIN: 2}
     notes = [
-        TakeoverRecord(uid=f"{name}-0000", job=name, first=first | {Stage.PREFLIGHT: number})
+        TakeoverRecord(
+            uid=f"{name}-0000", job=name, namespace="team", first=first | {Stage.PREFLIGHT: number}
+        )
         for number, name in ((3, "aaaaaaaa"), (2, "bbbbbbbb"))
     ]
     for note in notes:

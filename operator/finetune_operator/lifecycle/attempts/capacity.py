@@ -53,8 +53,7 @@ def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> F
     """
     records = list(takewhile(lambda record: record.reason == NO_CAPACITY, _without_result(attempts, stage)))
     tried = {record.actual for record in records}
-    # Earlier releases have recorded the kind of capacity.
-    left = [name for name in plan.placement.flavors if tried.isdisjoint({name, plan.flavors[name].capacity})]
+    left = [name for name in plan.placement.flavors if name not in tried]
     if not records or (left and stage.on_tpu):
         return None
     more = " No other flavor is left." if stage.on_tpu else ""

@@ -56,7 +56,7 @@ class JobSet:
     managed_by: str | None
     """The controller that acts on the JobSet instead of JobSet's own, for example MultiKueue's."""
     plan_digest: str | None
-    """Digest of the stored plan; None: an earlier release created the JobSet."""
+    """Digest of the stored plan; None: others have removed it, or created the JobSet."""
     spec_digest: str | None
     """Digest of what the job and the profile request of the stage."""
     claim: str | None

@@ -1,9 +1,9 @@
 """Which objects in a job's namespace are the job's children. Tenants can put labels on any object there.
 
-A label alone does not make a child. A JobSet is a child if the job is its controller, its name is the one that its
-labels imply, and it carries the digest of a plan. A pod is a child if its controller is a Job of such a JobSet. All
-other objects are neither counted nor stopped nor deleted. A child for which all of this is forged affects at most the
-job that it claims to belong to, in the namespace of the tenant who forged it.
+A label alone does not make a child. A JobSet is a child if the job is its controller and its name is the one that its
+labels imply; the digest of a plan that it carries decides only whether it is replaced. A pod is a child if its
+controller is a Job of such a JobSet. All other objects are neither counted nor stopped nor deleted. A child for which
+all of this is forged affects at most the job that it claims to belong to, in the namespace of the tenant who forged it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,6 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.api import API_VERSION
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.children.fields import time
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.rendering import MAX_RESTART, jobset_name
@@ -23,17 +22,14 @@ type Object = Mapping[str, Any]
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 
-def own_jobsets(job: Object, jobsets: Iterable[Object], plan: Object | None) -> tuple[JobSet, ...]:
+def own_jobsets(job: Object, jobsets: Iterable[Object]) -> tuple[JobSet, ...]:
     """Returns the job's JobSets among those with its label.
 
     Args:
         job: the FineTuneJob.
         jobsets: plain objects, which may be reduced (:mod:`.projection`).
-        plan: the job's stored plan, or None.
     """
-    reported = _reported(job)
-    own = (JobSet.parse(each) for each in jobsets if may_be_jobset_of(job, each))
-    return tuple(each for each in own if _has_plan(each, plan, reported))
+    return tuple(JobSet.parse(each) for each in jobsets if may_be_jobset_of(job, each))
 
 
 def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet]) -> tuple[Pod, ...]:
@@ -88,17 +84,6 @@ def possible_jobsets(job: Object) -> frozenset[str]:
         last = max((int(each) for each in numbers if each.isdecimal()), default=0)
         following.add(jobset_name(name, stage, last + 1))
     return reported | following
-
-
-def _has_plan(jobset: JobSet, plan: Object | None, reported: frozenset[str]) -> bool:
-    """Whether a JobSet carries a plan digest, or a release without stored plans created it.
-
-    Such a JobSet is older than the stored plan or, after a rollback to such a release, reported in the status.
-    """
-    if plan is None or jobset.plan_digest is not None or jobset.name in reported:
-        return True
-    stored, created = time(plan["metadata"], "creationTimestamp"), jobset.creation_timestamp
-    return stored is not None and created is not None and created <= stored
 
 
 def may_be_pod_of(job: Object, pod: Object) -> bool:

@@ -177,16 +177,6 @@ class ModelShape:
         return self.block_layers * sum(math.prod(shape) for shape in last.values())
 
     @property
-    def expert_parameters(self) -> int:
-        """Number of parameters of all experts."""
-        return sum(
-            math.prod(shape)
-            for number in range(self.layers)
-            for shape in self.layer(number).values()
-            if len(shape) == 3
-        )
-
-    @property
     def softcapped(self) -> bool:
         """Whether the logits are bounded by a tanh."""
         return self.architecture == "Gemma2ForCausalLM"

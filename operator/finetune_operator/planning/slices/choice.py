@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from finetune_contract import MemoryOutcome, SliceShape
 from finetune_operator.catalog import TpuShape
-from finetune_operator.planning.slices.topology import NONE_TRIED, SliceOffer, times_tried
+from finetune_operator.planning.slices.topology import NONE_TRIED, SliceOffer
 
 #: Number of slices that preflight may try after the first one; compilation for each takes minutes.
 MOST_CANDIDATES = 6
@@ -62,7 +62,7 @@ def choose(
 
     def rank(offer: SliceOffer) -> tuple[int, int]:
         key = _key(offer.shape)
-        return times_tried(offer.flavor, tried), 0 if key == chosen else 1 if key in first else 2
+        return tried.get(offer.flavor.name, 0), 0 if key == chosen else 1 if key in first else 2
 
     offer = next(each for each in sorted(rest, key=rank) if fault(each) is None)
     taken = _key(offer.shape)

@@ -85,18 +85,12 @@ class SliceOffer:
         return self.flavor.capacity.value
 
 
-def times_tried(flavor: DefaultedFlavor, tried: Mapping[str, int]) -> int:
-    """Returns how often the flavor was tried without success. Earlier releases recorded its capacity type alone."""
-    return tried.get(flavor.name, 0) + tried.get(flavor.capacity, 0)
-
-
 def named_slice(
     resources: DefaultedResources,
     profile_name: str,
     flavors: Sequence[DefaultedFlavor],
     *,
     queued: bool,
-    host_defaults: bool,
     tried: Mapping[str, int] = NONE_TRIED,
 ) -> Placement:
     """Returns the slice that merged ``resources`` name.
@@ -106,7 +100,6 @@ def named_slice(
         profile_name: the profile's name, for messages.
         flavors: the profile's flavors.
         queued: whether a queue admits the job's slices.
-        host_defaults: whether TPU pods request their machine's CPU and memory where the flavor says nothing.
         tried: how often each flavor was tried without success; those come last.
 
     Raises:
@@ -123,7 +116,6 @@ def named_slice(
             f"spec.resources requests {said}",
             [flavor.name for flavor in serving],
             queued=queued,
-            host_defaults=host_defaults,
         )
     many = f"{slices} slices of " if slices > 1 else ""
     capacity = f", {'/'.join(preferred)}" if preferred else ""
@@ -174,7 +166,7 @@ def _in_order(
     accepted = [flavor for flavor in flavors if preferred is None or flavor.capacity in preferred]
     if preferred is not None:
         accepted.sort(key=lambda flavor: preferred.index(flavor.capacity))
-    return sorted(accepted, key=lambda flavor: times_tried(flavor, tried))
+    return sorted(accepted, key=lambda flavor: tried.get(flavor.name, 0))
 
 
 def _refuse_slices(shape: TpuShape, slices: int) -> None:
@@ -262,7 +254,7 @@ def by_price(
     choices: list[tuple[int, int, Decimal, int, int, SliceOffer]] = []
     for order, flavor in enumerate(offered):
         price = _UNPRICED if flavor.chip_hour_price is None else exact(flavor.chip_hour_price)
-        vain, rank = times_tried(flavor, tried), kinds.index(flavor.capacity) if ranked else 0
+        vain, rank = tried.get(flavor.name, 0), kinds.index(flavor.capacity) if ranked else 0
         for topology in flavor.topologies:
             try:
                 shape = shape_by_topology(
@@ -294,9 +286,7 @@ def by_price(
     return [offer for *_, offer in sorted(choices, key=lambda choice: choice[:5])]
 
 
-def placement(
-    offer: SliceOffer, why: str, flavors: Iterable[str], *, queued: bool, host_defaults: bool
-) -> Placement:
+def placement(offer: SliceOffer, why: str, flavors: Iterable[str], *, queued: bool) -> Placement:
     """Returns the offered slice with its node constraints and flags.
 
     ``flavors`` are those that also serve the job. The other arguments and errors are those of
@@ -321,7 +311,7 @@ def placement(
             each.to_document() for each in nodes.tolerations(flavor, queued_provisioning=queued_provisioning)
         ),
         # A ClusterQueue need not cover cpu and memory, and Kueue admits nothing that requests what it does not cover.
-        host_resources=nodes.host_resources(shape, flavor, default=host_defaults and not queued),
+        host_resources=nodes.host_resources(shape, flavor, default=not queued),
         flags=flags_of(offer),
         avoided=nodes.avoided(flavor, queued_provisioning=queued_provisioning),
         chip_hour_price=flavor.chip_hour_price,
