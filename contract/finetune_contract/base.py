@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 #: Major version of a record. A reader refuses any other major version (:mod:`.versions`).
-Version = Literal[2]
+Version = Literal[3]
 Timestamp = AwareDatetime
 Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
 """A ``gs://`` or ``file://`` address; folders carry no trailing slash."""

@@ -85,7 +85,7 @@ class Remark(Record):
 
 
 class DataReport(Record):
-    version: Version = 2
+    version: Version = 3
     job: str
     max_seq_length: int
     packing: bool

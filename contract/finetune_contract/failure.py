@@ -38,7 +38,7 @@ class Failure(Record):
     fields are for programs.
     """
 
-    version: Version = 2
+    version: Version = 3
     code: ExitCode | Code
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
     """Stable, machine-readable reason in CamelCase: ``DatasetSchemaMismatch``."""

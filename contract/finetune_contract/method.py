@@ -74,7 +74,7 @@ class OrpoMethod(PreferenceMethod):
 
 
 MethodSpec = Annotated[SftMethod | DpoMethod | OrpoMethod, Field(discriminator="type")]
-"""Any method. A method introduced after 2.0 is annotated here with its version: ``Since("2.1", "GRPO")``."""
+"""Any method. A method introduced after 3.0 is annotated here with its version: ``Since("3.1", "GRPO")``."""
 
 #: Methods by type, in the order of ``MethodSpec``.
 METHODS: Mapping[str, type[SftMethod | DpoMethod | OrpoMethod]] = MappingProxyType(

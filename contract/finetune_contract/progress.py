@@ -47,7 +47,7 @@ class DiscardedCheckpoint(Record):
 class Progress(Record):
     """Progress of training (``train/progress.json``), written by process 0."""
 
-    version: Version = 2
+    version: Version = 3
     attempt: Count
     restart: Count = 0
     step: Count
@@ -89,7 +89,7 @@ class StageProgress(Record):
     until its first step, and then :class:`Progress`.
     """
 
-    version: Version = 2
+    version: Version = 3
     doing: Annotated[str, Field(min_length=1, max_length=80)]
     """The current activity in words, such as ``converting the weights``."""
     done: Count = 0
@@ -113,7 +113,7 @@ class HostProgress(Record):
     It identifies the process that lags in a hang: process 0, which writes :class:`Progress`, then only waits for it.
     """
 
-    version: Version = 2
+    version: Version = 3
     attempt: Count
     restart: Count = 0
     host: Count

@@ -407,7 +407,7 @@ class StageRequest(Record):
     preflight checks the input of later stages.
     """
 
-    version: Version = 2
+    version: Version = 3
     requires: VersionText = str(FIRST_VERSION)
     """Least version of the contract that understands the whole request. Older trainers refuse it."""
     job: JobIdentity

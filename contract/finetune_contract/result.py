@@ -123,7 +123,7 @@ class BenchmarkReport(Record):
 class DataManifest(Record):
     """Manifest of one read and tokenized source: ``<cache>/data/<fingerprint>/manifest.json``."""
 
-    version: Version = 2
+    version: Version = 3
     fingerprint: str
     inputs: Annotated[dict[str, str], Many]
     tokens: Uri
@@ -260,7 +260,7 @@ class PreflightOutcome(Record):
 class ConvertManifest(Record):
     """Manifest of a converted model: ``<cache>/convert/<fingerprint>/manifest.json``."""
 
-    version: Version = 2
+    version: Version = 3
     fingerprint: str
     inputs: Annotated[dict[str, str], Many]
     items: Uri
@@ -455,7 +455,7 @@ class StageResult(Record):
     outcome of the attempt stays readable, and a caller that needs the details finds None.
     """
 
-    version: Version = 2
+    version: Version = 3
     supports: VersionText = str(FIRST_VERSION)
     """Version of the contract that the trainer image supports."""
     stage: Stage

@@ -6,9 +6,9 @@ coexist, because operator and trainer are upgraded at different times:
 * A reader ignores unknown keys at every level, and a writer omits fields at their default. So within a major version a
   default never changes, a field is never removed and never changes its type, and a new field always has a default
   (``tests/unit/contract`` compares the schemas of all versions).
-* A field introduced after 2.0 is annotated with its version: ``Annotated[float | None, Since("2.1")] = None``. So is a
-  new value of an enumeration, ``Annotated[Literal["A", "B"], Since("2.1", "B")]``, and, by its ``type``, a new member
-  of a union of records, ``Annotated[A | B, Field(discriminator="type"), Since("2.1", "B")]``.
+* A field introduced after 3.0 is annotated with its version: ``Annotated[float | None, Since("3.1")] = None``. So is a
+  new value of an enumeration, ``Annotated[Literal["A", "B"], Since("3.1", "B")]``, and, by its ``type``, a new member
+  of a union of records, ``Annotated[A | B, Field(discriminator="type"), Since("3.1", "B")]``.
 * No part of a request is accepted and then ignored. A request names the least version that understands all of it
   (``StageRequest.requires``, computed by :func:`required_version`). The operator refuses to start a stage whose request
   requires a newer version than its trainer image supports, and a trainer that still receives such a request refuses it
@@ -28,7 +28,7 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 VersionText = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}\.(0|[1-9][0-9]{0,3})$")]
-"""Text of a version, such as ``2.0``."""
+"""Text of a version, such as ``3.0``."""
 
 
 class ContractVersion(NamedTuple):
@@ -39,7 +39,7 @@ class ContractVersion(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses text such as ``2.0``.
+        """Parses text such as ``3.0``.
 
         Raises:
             ValueError: the text is not a version.
@@ -52,7 +52,7 @@ class ContractVersion(NamedTuple):
 
 
 #: Version of the contract that this code implements.
-CONTRACT_VERSION = ContractVersion(2, 0)
+CONTRACT_VERSION = ContractVersion(3, 0)
 #: First minor version of the same major version, which all its readers understand.
 FIRST_VERSION = ContractVersion(CONTRACT_VERSION.major, 0)
 

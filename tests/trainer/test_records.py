@@ -354,7 +354,7 @@ def test_what_is_wrong_with_a_request_is_said_a_line_each(
 
 
 @pytest.mark.parametrize(
-    "version", [{"requires": "2.999"}, {"version": 3}, {"version": 3, "requires": "3.0"}]
+    "version", [{"requires": "3.999"}, {"version": 4}, {"version": 4, "requires": "4.0"}]
 )
 def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], version: dict[str, Any]
@@ -363,7 +363,7 @@ def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
     told = {"FINETUNE_REQUEST": json.dumps(asked), "TERMINATION_MESSAGE_PATH": str(tmp_path / "t")}
     assert main(told) == ExitCode.CONTRACT_UNSUPPORTED
     said = capsys.readouterr().err
-    needed = version.get("requires", "3.0")
+    needed = version.get("requires", "4.0")
     assert said.startswith(
         f"ContractUnsupported: The request needs version {needed} of the contract, and this trainer supports "
         f"{CONTRACT_VERSION}."
@@ -376,10 +376,10 @@ def test_a_run_that_a_newer_trainer_began_is_not_continued_by_an_older_one(tmp_p
     """A field of the request that is unknown to the older trainer may have affected training."""
     now = request(tmp_path, "Preflight", job={"uid": "another"})
     folder = RunFolder(now.run_folder)
-    before = json.loads(request(tmp_path, "Preflight").to_json()) | {"requires": "2.999"}
+    before = json.loads(request(tmp_path, "Preflight").to_json()) | {"requires": "3.999"}
     open_store().write(folder.request("prep", 1), json.dumps(before))
     context = SimpleNamespace(folder=folder, store=open_store(), request=now)
-    with pytest.raises(StageError, match=r"needs version 2\.999 of the contract") as refused:
+    with pytest.raises(StageError, match=r"needs version 3\.999 of the contract") as refused:
         resumption.check(context, None)  # type: ignore[arg-type]
     assert refused.value.reason == "ResumeMismatch"
 

@@ -28,7 +28,7 @@ REQUEST: StageRequest = StageRequest.model_validate(samples()["request"][1])
 
 class Optimizer(Record):
     name: str
-    beta: Annotated[float, Since("2.3")] = 0.9
+    beta: Annotated[float, Since("3.3")] = 0.9
 
 
 class Imitation(Record):
@@ -44,12 +44,12 @@ class Work(Record):
     """A record that has grown over five versions."""
 
     steps: int = 1
-    optimizer: Annotated[Optimizer | None, Since("2.1")] = None
+    optimizer: Annotated[Optimizer | None, Since("3.1")] = None
     others: list[Optimizer] = []
     named: dict[str, Optimizer] = {}
-    method: Annotated[Literal["SFT", "GRPO", "KTO"], Since("2.2", "GRPO"), Since("2.4", "KTO")] = "SFT"
-    metrics: Annotated[list[Literal["Loss", "Chrf"]], Since("2.2", "Chrf")] = ["Loss"]
-    objective: Annotated[Imitation | Rollouts, Field(discriminator="type"), Since("2.5", "GRPO")] = (
+    method: Annotated[Literal["SFT", "GRPO", "KTO"], Since("3.2", "GRPO"), Since("3.4", "KTO")] = "SFT"
+    metrics: Annotated[list[Literal["Loss", "Chrf"]], Since("3.2", "Chrf")] = ["Loss"]
+    objective: Annotated[Imitation | Rollouts, Field(discriminator="type"), Since("3.5", "GRPO")] = (
         Imitation()
     )
 
@@ -57,19 +57,19 @@ class Work(Record):
 @pytest.mark.parametrize(
     ("fields", "needed"),
     [
-        ({}, "2.0"),
-        ({"steps": 7}, "2.0"),
-        ({"optimizer": None, "method": "SFT", "metrics": ["Loss"]}, "2.0"),
-        ({"optimizer": {"name": "adamw"}}, "2.1"),
-        ({"optimizer": {"name": "adamw", "beta": 0.9}}, "2.1"),
-        ({"optimizer": {"name": "adamw", "beta": 0.95}}, "2.3"),
-        ({"others": [{"name": "adamw"}, {"name": "sgd", "beta": 0.95}]}, "2.3"),
-        ({"named": {"warm": {"name": "sgd", "beta": 0.95}}}, "2.3"),
-        ({"method": "GRPO"}, "2.2"),
-        ({"method": "KTO", "optimizer": {"name": "adamw"}}, "2.4"),
-        ({"metrics": ["Loss", "Chrf"]}, "2.2"),
-        ({"objective": {"type": "SFT"}}, "2.0"),
-        ({"objective": {"type": "GRPO", "group": 8}}, "2.5"),
+        ({}, "3.0"),
+        ({"steps": 7}, "3.0"),
+        ({"optimizer": None, "method": "SFT", "metrics": ["Loss"]}, "3.0"),
+        ({"optimizer": {"name": "adamw"}}, "3.1"),
+        ({"optimizer": {"name": "adamw", "beta": 0.9}}, "3.1"),
+        ({"optimizer": {"name": "adamw", "beta": 0.95}}, "3.3"),
+        ({"others": [{"name": "adamw"}, {"name": "sgd", "beta": 0.95}]}, "3.3"),
+        ({"named": {"warm": {"name": "sgd", "beta": 0.95}}}, "3.3"),
+        ({"method": "GRPO"}, "3.2"),
+        ({"method": "KTO", "optimizer": {"name": "adamw"}}, "3.4"),
+        ({"metrics": ["Loss", "Chrf"]}, "3.2"),
+        ({"objective": {"type": "SFT"}}, "3.0"),
+        ({"objective": {"type": "GRPO", "group": 8}}, "3.5"),
     ],
 )
 def test_the_version_that_a_record_needs_is_that_of_the_newest_part_it_uses(
@@ -82,10 +82,10 @@ def test_the_version_that_a_record_needs_is_that_of_the_newest_part_it_uses(
 
 def test_the_schema_says_since_when() -> None:
     fields = schema_of(Work)["$defs"]["Work"]["properties"]
-    assert fields["optimizer"]["x-since"] == "2.1"
-    assert fields["method"]["x-values-since"] == {"GRPO": "2.2", "KTO": "2.4"}
+    assert fields["optimizer"]["x-since"] == "3.1"
+    assert fields["method"]["x-values-since"] == {"GRPO": "3.2", "KTO": "3.4"}
     assert "x-since" not in fields["method"]
-    assert fields["objective"]["x-values-since"] == {"GRPO": "2.5"}
+    assert fields["objective"]["x-values-since"] == {"GRPO": "3.5"}
 
 
 def test_what_is_at_its_default_is_not_written() -> None:
@@ -113,8 +113,8 @@ def test_numbers_that_are_none_survive() -> None:
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[StageRequest]:
-    """A request with a part that has come with 2.2."""
-    monkeypatch.setattr(StageRequest.model_fields["engine_overrides"], "metadata", [Since("2.2")])
+    """A request with a part that has come with 3.2."""
+    monkeypatch.setattr(StageRequest.model_fields["engine_overrides"], "metadata", [Since("3.2")])
     marked_fields.cache_clear()
     yield REQUEST.model_copy(update={"engine_overrides": {"remat_policy": "full"}})
     monkeypatch.undo()
@@ -122,20 +122,20 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[StageRequest]:
 
 
 def test_a_request_says_what_it_requires(newer: StageRequest) -> None:
-    assert REQUEST.for_trainer(ContractVersion(2, 0)).requires == "2.0"
-    assert REQUEST.for_trainer(ContractVersion(2, 7)).requires == "2.0"
-    assert newer.for_trainer(ContractVersion(2, 2)).requires == "2.2"
+    assert REQUEST.for_trainer(ContractVersion(3, 0)).requires == "3.0"
+    assert REQUEST.for_trainer(ContractVersion(3, 7)).requires == "3.0"
+    assert newer.for_trainer(ContractVersion(3, 2)).requires == "3.2"
 
 
-@pytest.mark.parametrize("by", ["2.0", "2.1"])
+@pytest.mark.parametrize("by", ["3.0", "3.1"])
 def test_a_request_is_not_made_for_those_who_do_not_understand_it(newer: StageRequest, by: str) -> None:
     with pytest.raises(
-        ContractUnsupported, match=r"needs version 2\.2 .*\(engine_overrides\).* supports " + by
+        ContractUnsupported, match=r"needs version 3\.2 .*\(engine_overrides\).* supports " + by
     ):
         newer.for_trainer(ContractVersion.parse(by))
 
 
-@pytest.mark.parametrize("by", ["1.0", "1.9", "3.0"])
+@pytest.mark.parametrize("by", ["1.0", "1.9", "4.0"])
 def test_no_request_is_made_for_another_major_version(by: str) -> None:
     with pytest.raises(ContractUnsupported, match=f"supports {by}"):
         REQUEST.for_trainer(ContractVersion.parse(by))
@@ -147,13 +147,13 @@ def environment(**changes: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"requires": "2.999"}, {"requires": "3.0"}, {"version": 3}, {"version": 4, "requires": "4.1"}],
+    [{"requires": "3.999"}, {"requires": "4.0"}, {"version": 4}, {"version": 5, "requires": "5.1"}],
 )
 @pytest.mark.parametrize("unlike", [{}, {"method": {"type": "Newest"}}, {"job": None}])
 def test_a_reader_refuses_what_is_newer_before_it_reads_the_rest(
     changes: dict[str, Any], unlike: dict[str, Any]
 ) -> None:
-    with pytest.raises(ContractUnsupported, match=f"needs version {changes.get('requires', '3.0')}"):
+    with pytest.raises(ContractUnsupported, match=f"needs version {changes.get('requires', '4.0')}"):
         StageRequest.of_environment(environment(**changes, **unlike))
 
 
@@ -168,7 +168,7 @@ def test_a_reader_refuses_an_earlier_major_version_before_it_reads_the_rest(
         StageRequest.of_environment(environment(**changes, **unlike))
 
 
-@pytest.mark.parametrize("changes", [{}, {"requires": "2.0"}, {"unheard_of": {"deep": [1]}}])
+@pytest.mark.parametrize("changes", [{}, {"requires": "3.0"}, {"unheard_of": {"deep": [1]}}])
 def test_a_reader_takes_what_it_speaks(changes: dict[str, Any]) -> None:
     assert StageRequest.of_environment(environment(**changes)) == REQUEST
 
@@ -224,7 +224,7 @@ def test_findings_that_are_malformed_are_an_error(details: Any) -> None:
         (b'{"version": 2}', 2),
         (b'{"reason": "Broken"}', CONTRACT_VERSION.major),
         ('{"version": 17}', 17),
-        (b'{"version": "2.0"}', None),
+        (b'{"version": "3.0"}', None),
         (b'{"version": true}', None),
         (b'{"version": null}', None),
         (b"[]", None),

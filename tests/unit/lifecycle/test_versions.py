@@ -30,9 +30,9 @@ REFUSAL = f"ContractUnsupported: The request needs version {CONTRACT_VERSION.maj
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The operator supports 2.1, which adds profiling."""
-    monkeypatch.setattr(stored_plan, "CONTRACT_VERSION", ContractVersion(2, 1))
-    monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("2.1")])
+    """The operator supports 3.1, which adds profiling."""
+    monkeypatch.setattr(stored_plan, "CONTRACT_VERSION", ContractVersion(3, 1))
+    monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("3.1")])
     marked_fields.cache_clear()
     yield
     monkeypatch.undo()
@@ -78,7 +78,7 @@ def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
     world.reconcile()
     assert world.config_map is not None
     newer = replace(
-        read_stored_plan(world.config_map), contract=ContractVersion(2, 7), more={"unheard-of": "{}"}
+        read_stored_plan(world.config_map), contract=ContractVersion(3, 7), more={"unheard-of": "{}"}
     )
     world.config_map = render_stored_plan(newer)
     assert read_stored_plan(world.config_map) == newer
@@ -90,22 +90,22 @@ def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
 
 @pytest.mark.usefixtures("newer")
 def test_a_newer_operator_finishes_the_jobs_of_an_older_image() -> None:
-    world = admitted(World(), "2.0")
+    world = admitted(World(), "3.0")
     name = world.until(Stage.TRAIN)
-    assert world.request(name).requires == "2.0"
+    assert world.request(name).requires == "3.0"
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
 @pytest.mark.usefixtures("newer")
 def test_a_request_too_new_for_the_image_is_refused_before_anything_runs() -> None:
-    world = admitted(World(), "2.0")
+    world = admitted(World(), "3.0")
     world.edit(profiling=PROFILING)
     world.reconcile()
     assert world.created == []
     failure = refused(world)
     assert (
-        "needs version 2.1 of the contract (profiling), and the trainer image supports 2.0"
+        "needs version 3.1 of the contract (profiling), and the trainer image supports 3.0"
         in failure["message"]
     )
     assert failure["stage"] == "Preflight"
@@ -113,7 +113,7 @@ def test_a_request_too_new_for_the_image_is_refused_before_anything_runs() -> No
 
 @pytest.mark.usefixtures("newer")
 def test_a_later_stage_is_refused_by_the_version_that_preflight_reported() -> None:
-    world = admitted(World(), "2.1")
+    world = admitted(World(), "3.1")
     world.succeed(world.until(Stage.PREFLIGHT))
     world.edit(profiling=PROFILING)
     world.reconcile()
@@ -123,16 +123,16 @@ def test_a_later_stage_is_refused_by_the_version_that_preflight_reported() -> No
 
 @pytest.mark.usefixtures("newer")
 def test_an_image_that_supports_the_newer_version_receives_it() -> None:
-    world = admitted(World(), "2.0")
+    world = admitted(World(), "3.0")
     world.succeed(world.until(Stage.PREFLIGHT))
-    says_it_speaks(world, "2.7")
+    says_it_speaks(world, "3.7")
     world.edit(profiling=PROFILING)
-    assert world.request(world.until(Stage.TRAIN)).requires == "2.1"
+    assert world.request(world.until(Stage.TRAIN)).requires == "3.1"
 
 
 @pytest.mark.usefixtures("newer")
 def test_reverting_the_edit_and_retrying_revives_the_job() -> None:
-    world = admitted(World(), "2.0")
+    world = admitted(World(), "3.0")
     world.until(Stage.CONVERT)
     world.edit(profiling=PROFILING)
     world.succeed(world.live()[0])
@@ -249,7 +249,7 @@ def rewritten(world: World, name: str, **details: Any) -> None:
     written = world.attempts[key].result
     assert written is not None
     document = json.loads(written.to_json())
-    document |= {"supports": "2.9", "details": {**document["details"], **details}}
+    document |= {"supports": "3.9", "details": {**document["details"], **details}}
     world.attempts[key] = AttemptFiles(result=StageResult.model_validate(document))
 
 
@@ -268,7 +268,7 @@ def test_findings_of_an_unknown_kind_are_a_platform_failure(stage: Stage) -> Non
         "ResultIncomplete",
         str(stage),
     )
-    assert f"supports version 2.9 of the contract, the operator {CONTRACT_VERSION}" in failure["message"]
+    assert f"supports version 3.9 of the contract, the operator {CONTRACT_VERSION}" in failure["message"]
 
 
 def test_findings_with_additional_fields_are_accepted() -> None:

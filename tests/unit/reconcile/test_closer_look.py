@@ -106,7 +106,7 @@ async def test_without_the_right_to_see_events_there_are_none() -> None:
 
 async def test_what_a_host_says_in_another_version_is_left_out() -> None:
     cluster, store = world()
-    store.files[FOLDERS.run.host(1)] = b'{"version": 2}'
+    store.files[FOLDERS.run.host(1)] = b'{"version": 3}'
     store.files[f"{FOLDERS.run.hosts}/notes.txt"] = b"of somebody else"
     asking = Asking(ALL)
     await reconcile(asking, cluster, store)

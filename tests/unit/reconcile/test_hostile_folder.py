@@ -43,7 +43,7 @@ GARBAGE = [
     b"[]",
     b"{",
     b'{"version": 1}',
-    b'{"version": 2}',
+    b'{"version": 3}',
     b"[" * 100_000,
     b"1" * 5000,
     b"null",

@@ -38,9 +38,9 @@ async def test_all_that_this_operator_knows_of_newer_records_is_read() -> None:
 async def test_an_old_attempts_failure_of_a_newer_major_version_hides_that_attempt_alone() -> None:
     store = FakeStore()
     put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
-    store.files[RUN.failure("train", 1)] = b'{"version": 3}'
+    store.files[RUN.failure("train", 1)] = b'{"version": 4}'
     put(store, RUN.result("train", 2), result(Stage.TRAIN))
     view = await RunFolderReader(store).view(FOLDERS)
     assert view.unreadable is None
-    assert "version 3" in (view.attempts[AttemptKey(Stage.TRAIN, 1)].newer or "")
+    assert "version 4" in (view.attempts[AttemptKey(Stage.TRAIN, 1)].newer or "")
     assert view.attempts[AttemptKey(Stage.TRAIN, 2)].result == result(Stage.TRAIN)

@@ -145,7 +145,7 @@ async def test_a_conversion_that_was_deleted_is_not_remembered(store: FakeStore)
         b"{",
         b"\xff",
         b'{"files": [{"path": "model.safetensors"}]}',
-        b'{"version": 3}',
+        b'{"version": 4}',
         b"[" * 100_000,
         b"",
         b" " * 2**21,
@@ -210,11 +210,11 @@ async def test_a_store_that_cannot_be_asked_is_never_absence(store: FakeStore, f
 
 
 async def test_a_record_of_another_version_is_named_and_not_half_understood(store: FakeStore) -> None:
-    store.files[RUN.result("prep", 1)] = b'{"version": 3}'
+    store.files[RUN.result("prep", 1)] = b'{"version": 4}'
     files = (await RunFolderReader(store).view(FOLDERS)).attempts[AttemptKey(Stage.PREFLIGHT, 1)]
     assert files.result is None
     assert files.newer is not None
-    assert files.newer.startswith(f"{RUN.result('prep', 1)} was written under version 3 of the contract")
+    assert files.newer.startswith(f"{RUN.result('prep', 1)} was written under version 4 of the contract")
 
 
 async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(store: FakeStore) -> None:

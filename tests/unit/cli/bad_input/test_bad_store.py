@@ -28,8 +28,8 @@ def test_a_store_that_is_away(
 GARBAGE = {
     "bytes": b"\x00\xff\xfe" * 1000,
     "nothing": b"",
-    "half a record": b'{"version": 2, "files": [{"path": "a"',
-    "another record": b'{"version": 2, "job": 5, "artifacts": [], "rows": {}}\n',
+    "half a record": b'{"version": 3, "files": [{"path": "a"',
+    "another record": b'{"version": 3, "job": 5, "artifacts": [], "rows": {}}\n',
     "deep": b"[" * 100_000,
     "infinite": b'{"version": 1e999, "loss": NaN}',
     "control characters": ESCAPE.encode() + b"\r\x07\n",
