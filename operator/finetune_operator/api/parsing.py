@@ -5,7 +5,6 @@ Objects may have been stored under an older schema, so nothing that the API serv
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +73,14 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
 def parse_merged[M: ApiModel](model: type[M], document: Object) -> M:
     """Returns the model of a document that consists of validated objects. Raises only InvalidObject.
 
-    The objects may have been validated under an older schema: unknown fields are ignored, and numbers may have quotes.
+    The objects may have been validated under an older schema: unknown fields are ignored.
     Rules between fields are not checked again, because each object follows them, but their merge may not.
     """
     try:
         return _validated(model, document)
-    except ValidationError as error:
-        # Rare, so that most documents are not rewritten: whole numbers with a fraction of 0, and numbers in quotes.
-        document = _with_values(canonical(document), _quoted_numbers(error))
+    except ValidationError:
+        # Rare, so that most documents are not rewritten: whole numbers with a fraction of 0.
+        document = canonical(document)
     try:
         return _validated(model, document)
     except ValidationError as error:
@@ -90,28 +89,6 @@ def parse_merged[M: ApiModel](model: type[M], document: Object) -> M:
 
 def _validated[M: ApiModel](model: type[M], document: Object) -> M:
     return model.model_validate(document, extra="ignore", context=WITHOUT_RULES, by_alias=True, by_name=False)
-
-
-def _quoted_numbers(error: ValidationError) -> dict[tuple[str | int, ...], float]:
-    """Returns the numbers that ``error`` refuses because of their quotes, by location."""
-    return {
-        each["loc"]: float(each["input"])
-        for each in error.errors(include_url=False)
-        if each["type"] == "float_type"
-        and isinstance(each["input"], str)
-        and unquoted(each["input"], whole=False)
-    }
-
-
-def _with_values(document: Any, values: Mapping[tuple[str | int, ...], Any]) -> Any:
-    """Returns ``document``, plain JSON, with ``values`` at their locations."""
-    copy = deepcopy(document)
-    for (*above, last), value in values.items():
-        place = copy
-        for part in above:
-            place = place[part]
-        place[last] = value
-    return copy
 
 
 def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

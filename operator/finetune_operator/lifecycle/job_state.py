@@ -72,8 +72,6 @@ class JobState:
     """Why the condition ``Valid`` is False. Nothing is started meanwhile."""
     running: bool = False
     """All pods of the live attempt run."""
-    starting: bool = False
-    """An attempt is being created or its pods do not run yet."""
     recovering: bool = False
     """An attempt of the stage has failed, and the next one does not run yet."""
     wait: WaitCause | None = None
@@ -114,7 +112,6 @@ def queued(plan: Plan, stage: Stage, queue: QueueStatus, refused: Refused | None
     return JobState(
         phase=JobPhase.STALLED if never else JobPhase.ACTIVE,
         refused=refused,
-        starting=True,
         wait=WaitCause(reason=WaitingReason.QUOTA, message=message, since=queue.since),
         queue=queue,
     )

@@ -107,7 +107,6 @@ def _watch_pods(
         phase=JobPhase.STALLED if obstacle and obstacle.stalled else JobPhase.ACTIVE,
         refused=refused,
         running=running,
-        starting=not running,
         recovering=not running
         and (
             recovering(stages)
@@ -169,7 +168,7 @@ def stop_unseen(observation: Observation, stages: JobStages, attempt: Attempt, w
 
 def end(observation: Observation, stages: JobStages, attempt: Attempt, why: Failure) -> NextStep:
     """It is stopped, and the next attempt follows."""
-    state = JobState(phase=JobPhase.ACTIVE, starting=True, recovering=recovering(stages))
+    state = JobState(phase=JobPhase.ACTIVE, recovering=recovering(stages))
     return _stop(observation, stages, state, _record(observation, stages, attempt, why))
 
 

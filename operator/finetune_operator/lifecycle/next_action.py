@@ -218,7 +218,6 @@ def _create(observation: Observation, stages: JobStages) -> NextStep:
     after = replace(observation, jobsets=(*observation.jobsets, created))
     state = JobState(
         phase=JobPhase.ACTIVE,
-        starting=True,
         recovering=recovering(stages),
         wait=input_wait(stages),
         queue=queue_status(created, None, served=True, now=observation.now),

@@ -223,7 +223,7 @@ async def test_a_record_of_a_newer_major_version_is_distinguished_from_garbage(
     store: FakeStore, reader: RunFolderReader, file: str
 ) -> None:
     training(store)
-    newer = json.dumps({"version": 3, "whatever": {"comes": []}}).encode()
+    newer = json.dumps({"version": 4, "whatever": {"comes": []}}).encode()
     store.files[RUN.result("train", 1) if file == "result" else RUN.progress] = newer
     view = await reader.view(FOLDERS)
     files = view.attempts[AttemptKey(Stage.TRAIN, 1)]
