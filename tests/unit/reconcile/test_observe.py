@@ -371,17 +371,6 @@ async def test_the_owner_is_observed_until_the_folder_is_taken_over() -> None:
     assert observation.neighbours == ()
 
 
-@pytest.mark.parametrize("namespace", ["team", "team-b"])
-async def test_a_user_that_an_earlier_release_noted_is_searched_where_it_can_be(namespace: str) -> None:
-    cluster, store = FakeCluster(), FakeStore()
-    resuming(cluster)
-    note(store)
-    other = cluster.put(JOBS, of_world("cee", namespace, "0c1c1c1c-0", resumeFrom={"runFolder": LENT}))
-    observation = await look(cluster, store)
-    assert observation is not None
-    assert observation.neighbours == (other,)
-
-
 def resuming(cluster: FakeCluster) -> None:
     """Adds an admitted job that is about to take over a run folder of team-b."""
     mine = cluster.put(JOBS, of_world("demo", "team", "uid-of-demo", resumeFrom={"runFolder": LENT}))
