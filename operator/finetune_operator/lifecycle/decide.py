@@ -29,7 +29,7 @@ from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.status.job_status import job_status
 from finetune_operator.lifecycle.takeover import takeover_record
-from finetune_operator.lifecycle.without_plan import refused_job, without_plan
+from finetune_operator.lifecycle.without_plan import without_plan
 from finetune_operator.planning import Refused
 
 type Object = Mapping[str, Any]
@@ -125,13 +125,13 @@ def _by_plan(  # noqa: PLR0911  one per case
             return _finished(observation) if ended else admit_job(observation)
         plan, refused = current_plan(observation, stored, attempts)
     except Refused as error:
-        return _finished(observation) if ended else without_plan(observation, error)
+        return _finished(observation) if ended else without_plan(observation, attempts, error)
     try:
         takeover = takeover_record(observation, plan, attempts)
     except Refused as error:
         if ended:
             return replace(_finished(observation), not_retried=error)
-        return refused_job(observation, error)
+        return without_plan(observation, attempts, error)
     if takeover is not None:
         # From the next observation on, what was in the run folder before is not this job's.
         return NextStep(action=Admit(write=takeover), requeue_after=0.0)

@@ -10,9 +10,7 @@ from finetune_operator.lifecycle.attempts.classify import died
 from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
 from finetune_operator.lifecycle.attempts.refused_pods import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.stop_records import (
-    CANCELLED,
     EVICTED,
-    budget_stop,
     earlier_run,
     eviction,
     replacement,
@@ -31,13 +29,14 @@ from finetune_operator.lifecycle.decision import (
     stop,
 )
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
-from finetune_operator.lifecycle.observation import Observation, ReadFailure
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import MonthlyStop, seconds_to_limit
-from finetune_operator.lifecycle.stages.spending import BudgetExceeded, seconds_left
+from finetune_operator.lifecycle.stages.monthly_budget import seconds_to_limit
+from finetune_operator.lifecycle.stages.spending import seconds_left
+from finetune_operator.lifecycle.stops import Stop
+from finetune_operator.lifecycle.unknown_progress import readable_since
 from finetune_operator.lifecycle.unremovable import unremovable
 from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
-from finetune_operator.lifecycle.without_run_folder import halted, readable_since, unseen
 from finetune_operator.planning import Refused
 from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
 
@@ -126,13 +125,20 @@ def _watch_pods(
     )
 
 
-def stop_on_request(
-    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None, why: Failure
+def carry_out(
+    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None, stop: Stop
 ) -> NextStep:
-    """It saves and ends, because the job's user has suspended or cancelled the job. No failure is counted."""
-    phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
-    state = JobState(phase=phase, refused=refused, running=attempt.running)
-    return _stop(observation, stages, state, _record(observation, stages, attempt, why))
+    """Stops the attempt: it saves and ends."""
+    goes_on = stop.phase is JobPhase.ACTIVE
+    state = JobState(
+        phase=stop.phase,
+        refused=refused,
+        running=attempt.running and not goes_on,
+        recovering=goes_on and recovering(stages),
+        over=stop.over,
+    )
+    records = _record(observation, stages, attempt, stop.record) if stop.record else ()
+    return _stop(observation, stages, state, records)
 
 
 def stop_over(
@@ -143,7 +149,7 @@ def stop_over(
     attempt, phase = stages.leftover, JobPhase.ACTIVE
     assert attempt is not None, "called for an attempt that is over"
     if why:
-        phase = JobPhase.CANCELLING if why.reason == CANCELLED else JobPhase.SUSPENDING
+        phase = Stop(record=why).phase
     others = {each.name for pod in attempt.pods for each in pod.containers if each.state.terminated is None}
     running = f", in which other containers still run: {', '.join(sorted(others)[:5])}" if others else ""
     message = f"the trainer of {attempt.key.stage} has ended, and its pods are deleted{running}."
@@ -151,25 +157,9 @@ def stop_over(
     return _stop(observation, stages, JobState(phase=phase, refused=refused, wait=wait))
 
 
-def stop_spending(
-    observation: Observation, stages: JobStages, attempt: Attempt, over: BudgetExceeded | MonthlyStop
-) -> NextStep:
-    """It saves and ends. No failure is counted."""
-    state = JobState(phase=JobPhase.SUSPENDING, running=attempt.running, over=over)
-    return _stop(observation, stages, state, _record(observation, stages, attempt, budget_stop(over.message)))
-
-
-def stop_unseen(observation: Observation, stages: JobStages, attempt: Attempt, why: ReadFailure) -> NextStep:
-    """It saves and ends. No failure is counted."""
-    state = JobState(phase=JobPhase.SUSPENDING, running=attempt.running, over=halted(why))
-    record = _record(observation, stages, attempt, unseen(stages.plan.limits, why))
-    return _stop(observation, stages, state, record)
-
-
 def end(observation: Observation, stages: JobStages, attempt: Attempt, why: Failure) -> NextStep:
     """It is stopped, and the next attempt follows."""
-    state = JobState(phase=JobPhase.ACTIVE, recovering=recovering(stages))
-    return _stop(observation, stages, state, _record(observation, stages, attempt, why))
+    return carry_out(observation, stages, attempt, None, Stop(record=why))
 
 
 def _end_late(observation: Observation, stages: JobStages, attempt: Attempt, late: Failure) -> NextStep:
@@ -189,14 +179,6 @@ def _end_late(observation: Observation, stages: JobStages, attempt: Attempt, lat
     return end(
         observation, stages, attempt, stragglers.identify_stragglers(late, attempt, observation.hosts, mesh)
     )
-
-
-def stop_leftover(
-    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None
-) -> NextStep:
-    """Stops an attempt of a stage that has succeeded or failed."""
-    state = JobState(phase=JobPhase.SUSPENDING, refused=refused, running=attempt.running)
-    return _stop(observation, stages, state)
 
 
 def _stop(

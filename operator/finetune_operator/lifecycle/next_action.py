@@ -26,10 +26,12 @@ from finetune_operator.lifecycle.job_state import JobPhase, JobState, paused, wa
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, must_stop, seconds_of_wait
+from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, seconds_of_wait
 from finetune_operator.lifecycle.stages.preflight_memory import too_small
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.lifecycle.stages.spending import BudgetExceeded, budget_exceeded
+from finetune_operator.lifecycle.stops import planned_limits, stop_of
+from finetune_operator.lifecycle.unknown_progress import halted
 from finetune_operator.lifecycle.waiting import (
     NO_PODS_SECONDS,
     input_wait,
@@ -37,7 +39,7 @@ from finetune_operator.lifecycle.waiting import (
     refusal_wait,
     retry_wait,
 )
-from finetune_operator.lifecycle.without_run_folder import blind_left, halted, without_run_folder
+from finetune_operator.lifecycle.without_run_folder import without_run_folder
 from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
@@ -74,11 +76,9 @@ def _next(  # noqa: PLR0911  one per case
 
     It comes before deadline and budget: a suspended or cancelled job does not fail for them.
     """
-    left = deadlines.active_left(stages.plan.limits, stages.used)
-    expired = left is not None and left <= 0
     exceeded = budget_exceeded(stages)
     if stages.live:
-        return _of_live(observation, stages, stages.live, refused, exceeded, stop=stop, expired=expired)
+        return _of_live(observation, stages, stages.live, refused, exceeded)
     if stages.leftover:
         return live.stop_over(observation, stages, refused, stop)
     if stages.succeeded:
@@ -95,14 +95,15 @@ def _next(  # noqa: PLR0911  one per case
         return _wait(stages, JobState(phase=JobPhase.SUSPENDED, refused=refused))
     if refused:
         return _wait(stages, JobState(phase=JobPhase.INVALID, refused=refused))
-    return _next_attempt(observation, stages, exceeded, expired=expired)
+    return _next_attempt(observation, stages, exceeded)
 
 
 def _next_attempt(  # noqa: PLR0911  one per case
-    observation: Observation, stages: JobStages, exceeded: BudgetExceeded | None, *, expired: bool
+    observation: Observation, stages: JobStages, exceeded: BudgetExceeded | None
 ) -> NextStep:
     """Creates the next attempt, unless a limit of the job forbids it or its time has not come."""
-    if expired:
+    left = deadlines.active_left(stages.plan.limits, stages.used)
+    if left is not None and left <= 0:
         return _end(stages, JobPhase.FAILED, deadlines.active_exceeded(stages.plan.limits.active))
     if no_capacity := no_capacity_left(stages.plan, stages.current.stage, stages.fresh):
         return _end(stages, JobPhase.FAILED, no_capacity)
@@ -145,10 +146,7 @@ def _of_live(
     stages: JobStages,
     attempt: Attempt,
     refused: Refused | None,
-    over: BudgetExceeded | None,
-    *,
-    stop: Failure | None,
-    expired: bool,
+    exceeded: BudgetExceeded | None,
 ) -> NextStep:
     """Decides about a job with a live attempt.
 
@@ -157,24 +155,11 @@ def _of_live(
         stages: the state of its stages.
         attempt: the live one.
         refused: why the spec in its present form is refused.
-        over: why the job may spend no more.
-        stop: the stop that the job's user requests; None: the job may run.
-        expired: whether the job has used up ``spec.activeDeadlineSeconds``.
+        exceeded: why the job may spend no more.
     """
-    if expired and not stages.succeeded and stop is None:
-        return live.end(observation, stages, attempt, deadlines.active_exceeded(stages.plan.limits.active))
-    if stages.failed or stages.succeeded:
-        # A leftover: stopped before the job is called finished.
-        return live.stop_leftover(observation, stages, attempt, refused)
-    if stop:
-        return live.stop_on_request(observation, stages, attempt, refused, stop)
-    spent = over or must_stop(stages)
-    if spent and attempt.key.stage.on_tpu:
-        return live.stop_spending(observation, stages, attempt, spent)
     unknown = observation.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
-    left = blind_left(observation, stages.plan.limits, unknown)
-    if unknown and left is not None and left <= 0:
-        return live.stop_unseen(observation, stages, attempt, unknown)
+    if stop := stop_of(planned_limits(observation, stages, exceeded, unknown), attempt):
+        return live.carry_out(observation, stages, attempt, refused, stop)
     return live.watch(observation, stages, refused)
 
 

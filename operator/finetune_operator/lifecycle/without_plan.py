@@ -12,20 +12,22 @@ from typing import Any
 
 from finetune_contract import Failure
 from finetune_operator.api import FineTuneJobStatus, Reason, WaitingReason
-from finetune_operator.lifecycle.attempts import deadlines
-from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of
+from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.pending_records import confirmed_records
-from finetune_operator.lifecycle.attempts.stop_records import budget_stop, requested_stop
+from finetune_operator.lifecycle.attempts.stop_records import requested_stop
 from finetune_operator.lifecycle.attempts.usage import Usage, run_seconds, run_seconds_since
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.cancellation import is_cancelled
-from finetune_operator.lifecycle.decision import Delete, NextStep, Record, Wait, stop, stoppable
+from finetune_operator.lifecycle.decision import NextStep, Record, Wait, stop, stoppable
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages.monthly_limit import exhausted_text, monthly_limit
-from finetune_operator.lifecycle.stages.spending import exhausted_message
+from finetune_operator.lifecycle.stages.monthly_budget import month_exhausted
+from finetune_operator.lifecycle.stages.monthly_limit import monthly_limit
+from finetune_operator.lifecycle.stages.spending import exhausted
+from finetune_operator.lifecycle.stops import Limits, stop_of
 from finetune_operator.planning import Refused
 from finetune_operator.planning.budget import SpendingLimit
+from finetune_operator.planning.errors import whom_to_ask
 from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.slices.topology import terms
 
@@ -51,91 +53,70 @@ _REQUEUE_SECONDS = 15.0
 _LONGEST_REQUEUE_SECONDS = 60.0
 
 
-def refused_job(observation: Observation, refused: Refused) -> NextStep:
-    """A job that cannot be planned. Nothing is started, and what the status contains stays."""
+def without_plan(observation: Observation, attempts: Sequence[Attempt], refused: Refused) -> NextStep:
+    """Decides about a job that cannot be planned, or whose run folder is another job's.
+
+    Nothing is started, what the status contains stays, and what runs stays within its deadline and its budgets.
+    """
     state = JobState(phase=JobPhase.INVALID, refused=refused)
     if refused.reason in _MAY_APPEAR:
         state = replace(state, wait=WaitCause(reason=WaitingReason.INPUT, message=refused.message))
     if refused.reason is Reason.SOURCE_JOB_RUNNING:
         # The job is valid: it starts when the other one is done.
         state = replace(state, phase=JobPhase.ACTIVE, refused=None)
-    action, pending = _stopped(observation, refused)
-    return NextStep(
-        action=action,
+    step = NextStep(
+        action=Wait(),
         state=state,
         requeue_after=min(observation.pace(_REQUEUE_SECONDS), _LONGEST_REQUEUE_SECONDS),
-        pending=pending,
         summary=f"Cancelled, and ends when this is corrected: {refused.message}"
         if is_cancelled(observation.job)
         else None,
     )
-
-
-def _stopped(observation: Observation, refused: Refused) -> tuple[Delete | Wait, tuple[Record, ...] | None]:
-    """Returns what is stopped, and the records that the status holds of it."""
     if refused.reason is Reason.RUN_FOLDER_TAKEN:
-        # Of two jobs in one run folder, the one that has lost it stops writing.
-        return stop(observation.jobsets), None
-    live = [attempt for attempt in attempts_of(observation) if attempt.live]
-    why = requested_stop(observation.job["spec"])
-    if why is None or not live:
-        return Wait(), None
-    records = {
-        attempt.key: why.model_copy(
-            update={
-                "seconds": run_seconds(attempt, observation.now) or None,
-                **recorded_waits(attempt, observation.now),
-            }
-        )
-        for attempt in live
-    } | dict(confirmed_records(observation))
-    return stop(observation.jobsets, status_first=True), tuple(records.items())
-
-
-def without_plan(observation: Observation, refused: Refused) -> NextStep:
-    """Decides about a job without a usable plan. What runs of it stays within its deadline and its budgets."""
-    step = refused_job(observation, refused)
-    stops = (
-        () if isinstance(step.action, Delete) else stops_without_plan(observation, attempts_of(observation))
-    )
-    if not stops:
+        # Of two jobs in one run folder, the one that has lost it stops writing, even records.
+        return replace(step, action=stop(observation.jobsets))
+    records = dict(_stops(observation, attempts))
+    if not records:
         return step
-    ended = {key.jobset for key, _ in stops}
-    jobsets = [each for each in observation.jobsets if each.key and each.key.jobset in ended]
+    ended = {key.jobset for key in records}
+    requested = requested_stop(observation.job["spec"])
     return replace(
         step,
-        action=stop(jobsets, status_first=True),
-        pending=tuple((dict(stops) | dict(confirmed_records(observation))).items()),
-        summary=stops[-1][1].message,
+        action=stop(
+            [jobset for jobset in observation.jobsets if jobset.key and jobset.key.jobset in ended],
+            status_first=True,
+        ),
+        pending=tuple((records | dict(confirmed_records(observation))).items()),
+        summary=step.summary if requested else list(records.values())[-1].message,
     )
 
 
-def stops_without_plan(observation: Observation, attempts: Sequence[Attempt]) -> tuple[Record, ...]:
-    """Returns the attempts that a limit stops now, each with its record."""
-    live = [each for each in attempts if each.live and each.jobset and stoppable(each.jobset)]
+def _stops(observation: Observation, attempts: Sequence[Attempt]) -> Iterator[Record]:
+    """Yields the attempts that have to stop now, each with its record."""
+    live = [attempt for attempt in attempts if attempt.live and attempt.jobset and stoppable(attempt.jobset)]
     if not live:
-        return ()
+        return
     name, profile = _profile(observation)
+    limits = _limits(observation, attempts, name, profile)
+    for attempt in live:
+        why = stop_of(limits, attempt)
+        if why and why.record:
+            yield attempt.key, _noted(attempt, why.record, observation, profile)
+
+
+def _limits(observation: Observation, attempts: Sequence[Attempt], name: str, profile: Object) -> Limits:
+    """Returns the limits in the present spec and profile; if the profile is deleted, too, those in the status."""
     spec = merge(profile.get("defaults") or {}, observation.job["spec"])
     used = _used(observation, attempts, profile)
-    deadline = _number(spec.get("activeDeadlineSeconds"))
-    stop: Failure | None = None
-    ended: list[Attempt] = []
-    if deadline is not None and used.seconds >= deadline:
-        stop, ended = deadlines.active_exceeded(int(deadline)), live
-    else:
-        over = [
-            (limit, amount)
-            for limit, amount in _ceilings(observation.status, spec, name, profile, used)
-            if amount >= limit.most
-        ]
-        if over:
-            stop = budget_stop(exhausted_message(*over[0]))
-        elif (month := monthly_limit(observation, used)) and month.exhausted:
-            stop = budget_stop(exhausted_text(month, observation.job["metadata"]["namespace"]))
-        if stop:
-            ended = [each for each in live if each.key.stage.on_tpu]
-    return tuple((each.key, _noted(each, stop, observation, profile)) for each in ended if stop)
+    deadline, month = _number(spec.get("activeDeadlineSeconds")), monthly_limit(observation, used)
+    namespace, contact = observation.job["metadata"]["namespace"], whom_to_ask(profile.get("owner"))
+    return Limits(
+        observation=observation,
+        seconds=used.seconds,
+        active=None if deadline is None else int(deadline),
+        spent=exhausted(_ceilings(observation.status, spec, name, profile, used))
+        or (month_exhausted(month, namespace, contact) if month and month.exhausted else None),
+    )
 
 
 def _noted(attempt: Attempt, stop: Failure, observation: Observation, profile: Object) -> Failure:

@@ -7,18 +7,15 @@ decided when the folder can be read again.
 """
 
 from dataclasses import replace
-from datetime import datetime
 
-from finetune_contract import ExitCode, Failure, Stage
-from finetune_operator.api import Condition, ConditionStatus, ConditionType, Reason, StagePhase, WaitingReason
-from finetune_operator.api.timestamps import after
+from finetune_contract import Failure, Stage
+from finetune_operator.api import ConditionType, Reason, StagePhase, WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.pending_records import confirmed_records, newest_reason
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     RUN_FOLDER_UNREADABLE,
-    budget_stop,
     requested_stop,
 )
 from finetune_operator.lifecycle.attempts.usage import counted
@@ -29,73 +26,17 @@ from finetune_operator.lifecycle.job_state import ForcedSuspension, JobPhase, Jo
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState
-from finetune_operator.lifecycle.stages.monthly_budget import must_stop, seconds_to_limit
+from finetune_operator.lifecycle.stages.monthly_budget import seconds_to_limit
 from finetune_operator.lifecycle.stages.spending import seconds_left, used_up
+from finetune_operator.lifecycle.stops import planned_limits, stop_of
+from finetune_operator.lifecycle.unknown_progress import blind_left, halted
 from finetune_operator.planning import Plan, Refused
-from finetune_operator.planning.plan import TimeLimits
 from finetune_operator.rendering import jobset_name
 
 #: Seconds. No watch reports that the store is available again.
 _STORE_SECONDS = 5.0
 #: Seconds. Listing too many objects takes time, which other jobs need.
 _EXCESS_SECONDS = 60.0
-
-
-def blind_left(observation: Observation, limits: TimeLimits, why: ReadFailure | None) -> float | None:
-    """Returns the seconds that a job may still run while its run folder cannot be read, counted from the transition of
-    the condition RunFolderReadable. None: there is no limit, or the cause is not this run folder.
-
-    Nothing runs while its pods are unknown: neither budgets nor deadlines could end it.
-    """
-    if why is not None and why.excess:
-        return 0.0
-    if limits.blind is None or why is None or not why.alone:
-        return None
-    known = _known_readable(observation)
-    since = known.last_transition_time if known and known.status is ConditionStatus.FALSE else observation.now
-    return (after(since, limits.blind) - observation.now).total_seconds()
-
-
-def readable_since(observation: Observation) -> datetime | None:
-    """Returns the time since which the run folder, which can be read now, could be read; None if the status does not
-    say."""
-    if observation.folder.progress_unknown:
-        return observation.now
-    known = _known_readable(observation)
-    if known is None:
-        return None
-    return known.last_transition_time if known.status is ConditionStatus.TRUE else observation.now
-
-
-def _known_readable(observation: Observation) -> Condition | None:
-    """Returns the condition RunFolderReadable as it was written last."""
-    conditions = observation.status.conditions or ()
-    return next((each for each in conditions if each.type == ConditionType.RUN_FOLDER_READABLE), None)
-
-
-def unseen(limits: TimeLimits, why: ReadFailure) -> Failure:
-    """Returns the record of an attempt that is stopped because its progress cannot be read. No failure is counted."""
-    when = "" if why.excess else f" after the {limits.blind} s of spec.hangPolicy.blindSeconds"
-    return Failure(
-        code=ExitCode.STOPPED,
-        reason=RUN_FOLDER_UNREADABLE,
-        message=f"Stopped{when} without knowledge of its progress: {why.message}"[:1024],
-    )
-
-
-def halted(why: ReadFailure) -> ForcedSuspension:
-    """Returns why the operator suspends the job although its user has not."""
-    if why.excess:
-        return ForcedSuspension(
-            reason=Reason.TOO_MANY_OBJECTS,
-            message=f"The job's pods are unknown: {why.message}",
-            fix="The job then continues automatically from its last checkpoint.",
-        )
-    return ForcedSuspension(
-        reason=Reason.RUN_FOLDER_UNREADABLE,
-        message=f"The progress of the training cannot be read: {why.message}",
-        fix="Repair the run folder: the job then continues automatically from its last checkpoint.",
-    )
 
 
 def _not_ended() -> ForcedSuspension:
@@ -144,33 +85,23 @@ def _state(  # noqa: PLR0911  one per case
     observation: Observation, stages: JobStages, why: ReadFailure, stopped_for: str | None
 ) -> tuple[Failure | None, JobState]:
     """Returns why the live attempt is stopped, if it is, and the state of the job."""
-    stop = requested_stop(observation.job["spec"])
-    cancelled = stop is not None and stop.reason == CANCELLED
-    limits, live = stages.plan.limits, stages.live
-    over = used_up(stages)
+    live, over = stages.live, used_up(stages)
     what = "the job's pods are unknown" if why.excess else "the artifact store could not be read"
     wait = WaitCause(reason=WaitingReason.RETRY, message=f"{what}: {why.message.rstrip('.')}")
     active = JobState(phase=JobPhase.ACTIVE, wait=wait, running=live is not None and live.running)
     if live is None:
-        if stop:
-            return None, JobState(phase=JobPhase.SUSPENDED, over=_not_ended() if cancelled else None)
+        requested = requested_stop(observation.job["spec"])
+        if requested:
+            waits = _not_ended() if requested.reason == CANCELLED else None
+            return None, JobState(phase=JobPhase.SUSPENDED, over=waits)
         if stopped_for == RUN_FOLDER_UNREADABLE and why.alone:
             return None, JobState(phase=JobPhase.SUSPENDED, over=halted(why))
         if over and not over.fails and _was_suspended(observation, stopped_for):
             return None, JobState(phase=JobPhase.SUSPENDED, over=over)
         return None, active
-    left = deadlines.active_left(limits, stages.used)
-    unseen_left = blind_left(observation, limits, why)
-    suspending = JobState(phase=JobPhase.SUSPENDING, running=live.running)
-    if stop:
-        return stop, replace(suspending, phase=JobPhase.CANCELLING) if cancelled else suspending
-    if left is not None and left <= 0:
-        return deadlines.active_exceeded(limits.active), active
-    spent = over or must_stop(stages)
-    if spent and live.key.stage.on_tpu:
-        return budget_stop(spent.message), replace(suspending, over=spent)
-    if unseen_left is not None and unseen_left <= 0:
-        return unseen(limits, why), replace(suspending, over=halted(why))
+    if due := stop_of(planned_limits(observation, stages, over, why), live):
+        stopping = JobState(phase=due.phase, running=live.running, over=due.over)
+        return due.record, active if due.phase is JobPhase.ACTIVE else stopping
     late = deadlines.overdue(live, stages.plan, None, observation.now)
     if late and late.reason == deadlines.STAGE_TIMEOUT:
         # The only timeout that the pods alone show.
@@ -222,7 +153,7 @@ def _requeue_after(observation: Observation, stages: JobStages, why: ReadFailure
             deadlines.active_left(stages.plan.limits, stages.used),
             seconds_left(stages, live) if live.key.stage.on_tpu else None,
             seconds_to_limit(stages, live),
-            blind_left(observation, stages.plan.limits, why),
+            blind_left(observation, stages.plan.limits.blind, why),
         )
         if live and not (live.jobset and live.jobset.deleting)
         else ()

@@ -13,7 +13,7 @@ from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.usage import rate_of
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_limit import FIELD, MonthlyLimit, exhausted_text, hours_text
+from finetune_operator.lifecycle.stages.monthly_limit import FIELD, MonthlyLimit, hours_text
 from finetune_operator.planning import Plan
 from finetune_operator.planning.errors import whom_to_ask
 
@@ -69,18 +69,26 @@ def monthly_shortage(stages: JobStages) -> MonthlyStop | None:
 
 def _stop(limit: MonthlyLimit, plan: Plan) -> MonthlyStop:
     budget, namespace, contact = limit.budget, plan.job.namespace, whom_to_ask(plan.owner_of_profile)
-    if limit.used is None:
-        return MonthlyStop(
-            reason=Reason.MONTHLY_USAGE_UNKNOWN,
-            message=f'{FIELD} of profile "{budget.profile}" is {hours_text(budget.limit)}, and what namespace '
-            f"{namespace} has used in {budget.month} is unknown until the operator has read its ledger.",
-            fix=f"The job then continues automatically. If this lasts for minutes, ask {contact}.",
-            stops=False,
-            until=None,
-        )
+    if limit.used is not None:
+        return month_exhausted(limit, namespace, contact)
+    return MonthlyStop(
+        reason=Reason.MONTHLY_USAGE_UNKNOWN,
+        message=f'{FIELD} of profile "{budget.profile}" is {hours_text(budget.limit)}, and what namespace '
+        f"{namespace} has used in {budget.month} is unknown until the operator has read its ledger.",
+        fix=f"The job then continues automatically. If this lasts for minutes, ask {contact}.",
+        stops=False,
+        until=None,
+    )
+
+
+def month_exhausted(limit: MonthlyLimit, namespace: str, contact: str) -> MonthlyStop:
+    """Returns why what runs must stop, of a limit that is exhausted. ``contact``: whom to ask to raise it."""
+    used = hours_text(limit.used or 0.0)
+    budget = limit.budget
     return MonthlyStop(
         reason=Reason.MONTHLY_BUDGET_EXHAUSTED,
-        message=exhausted_text(limit, namespace),
+        message=f"Namespace {namespace} has used {used} of the {hours_text(budget.limit)} chip hours that "
+        f'{FIELD} of profile "{budget.profile}" allows it in {budget.month}.',
         fix=f"The job continues automatically when the next month begins, {stamp(budget.month.end)}, or when the limit "
         f"is raised: ask {contact}.",
         stops=True,

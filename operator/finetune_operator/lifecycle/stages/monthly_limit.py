@@ -44,15 +44,6 @@ def monthly_limit(observation: Observation, used: Usage) -> MonthlyLimit | None:
     return MonthlyLimit(budget=budget, used=budget.recorded + budget.others + own)
 
 
-def exhausted_text(limit: MonthlyLimit, namespace: str) -> str:
-    """Returns a sentence about a limit that the usage has reached."""
-    budget, used = limit.budget, limit.used or 0.0
-    return (
-        f"Namespace {namespace} has used {hours_text(used)} of the {hours_text(budget.limit)} chip hours that "
-        f'{FIELD} of profile "{budget.profile}" allows it in {budget.month}.'
-    )
-
-
 def hours_text(hours: float) -> str:
     """Returns chip hours for people: ``1,310.25``, ``0.0022``."""
     return f"{hours:,.2f}".removesuffix(".00") if hours >= 100 else decimal(round(hours, 4))

@@ -1,6 +1,6 @@
 """Limits on what a job spends on TPU slices: ``spec.budget`` and the profile's ``maxChipHours``."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,26 +44,27 @@ def budget_exceeded(stages: JobStages) -> BudgetExceeded | None:
     have been deleted.
     """
     due = {stages.current.stage} | ({stages.live.key.stage} if stages.live else set())
-    exhausted = used_up(stages) if any(stage.on_tpu for stage in due) and not stages.succeeded else None
-    return exhausted or _unaffordable(stages)
+    over = used_up(stages) if any(stage.on_tpu for stage in due) and not stages.succeeded else None
+    return over or _unaffordable(stages)
 
 
 def used_up(stages: JobStages) -> BudgetExceeded | None:
     """Returns the first exhausted limit, whichever stage is current; None if all allow more."""
-    for ceiling, amount in against(stages.plan, stages.used):
+    return exhausted(against(stages.plan, stages.used))
+
+
+def exhausted(limits: Iterable[tuple[SpendingLimit, float]]) -> BudgetExceeded | None:
+    """Returns the first limit that the amount beside it has reached; None if all allow more."""
+    for ceiling, amount in limits:
         if amount >= ceiling.most:
+            used = f"{decimal(round(amount, 2))} of {decimal(ceiling.most)} are used."
             return BudgetExceeded(
                 reason=Reason.BUDGET_EXHAUSTED,
-                message=exhausted_message(ceiling, amount),
+                message=f"{ceiling.path} is exhausted: {used}",
                 fix=_raise(ceiling),
                 fails=ceiling.fails,
             )
     return None
-
-
-def exhausted_message(ceiling: SpendingLimit, amount: float) -> str:
-    """Returns a sentence about a limit that ``amount`` has reached."""
-    return f"{ceiling.path} is exhausted: {decimal(round(amount, 2))} of {decimal(ceiling.most)} are used."
 
 
 def seconds_left(stages: JobStages, attempt: Attempt) -> float | None:
