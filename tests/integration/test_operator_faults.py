@@ -1,11 +1,13 @@
 """Jobs with problems on the real control plane: what is reported, what stays unchanged, and how the jobs continue."""
 
+import itertools
 import os
 import signal
 import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -424,3 +426,28 @@ def test_a_leader_that_was_stopped_writes_nothing_when_it_continues(
         assert double.get(LEASE)["spec"]["holderIdentity"] == other
     every = sorted(f"{job}-{stage.short}-1" for job in jobs for stage in Stage)
     assert jobsets(double, namespace) == every
+
+
+def test_edits_without_end_keep_no_status_from_being_written(training: LocalCluster, namespace: str) -> None:
+    """Usage is known from statuses alone: a job without one would use chips that no budget counts."""
+    path, ended = job_path(namespace, "job"), threading.Event()
+    training.apply(fake_trainer.job(namespace, "job", PROFILE))
+
+    def edit() -> None:
+        for number in itertools.count():
+            training.patch(path, {"metadata": {"annotations": {"example.com/number": str(number)}}})
+            if ended.is_set():
+                return
+
+    with ThreadPoolExecutor() as pool:
+        edits = [pool.submit(edit) for _ in range(3)]
+        try:
+            training.wait(
+                path,
+                lambda job: phase("Running")(job) and "chipHours" in job["status"].get("cost", {}),
+                seconds=120,
+            )
+        finally:
+            ended.set()
+        for done in edits:
+            done.result()

@@ -28,6 +28,7 @@ from finetune_operator.cluster.port import (
     NotFound,
     Object,
     Rejected,
+    Unavailable,
 )
 from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
 from finetune_operator.lifecycle.accounting.transitions import Transitions, transitions
@@ -52,8 +53,6 @@ from finetune_operator.reconcile.watch_cache import WatchCache
 log = logging.getLogger(__name__)
 
 COMPONENT = "finetune-operator"
-#: Number of attempts to store a status despite concurrent edits of the job, before JobSets are deleted.
-_EDITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +195,9 @@ class Applier:
     async def write_status(self, job: Object, status: FineTuneJobStatus) -> None:
         """Writes the status if it differs.
 
-        Raises Conflict if the job has changed since it was observed. If it was deleted, so is its plan, which may have
-        been stored after the deletion's event was handled.
+        An edit of the job since it was observed is reported by the next status. Raises Conflict if another client has
+        written the status, or the job was deleted; then so is its plan, which may have been stored after the deletion's
+        event was handled.
         """
         document = status.to_document()
         if job.get("status") == document:
@@ -205,9 +205,18 @@ class Applier:
         metadata = job["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         try:
-            written = await self._cluster.patch_status(
-                JOBS, namespace, name, document, resource_version=metadata["resourceVersion"]
-            )
+            try:
+                written = await self._cluster.patch_status(
+                    JOBS, namespace, name, document, resource_version=metadata["resourceVersion"]
+                )
+            except Conflict:
+                edited = await self._cluster.get(JOBS, namespace, name)
+                if edited["metadata"]["uid"] != metadata["uid"] or edited.get("status") != job.get("status"):
+                    raise
+                # Who edits the job all the time must not keep what it has used from being known.
+                written = await self._cluster.patch_status(
+                    JOBS, namespace, name, document, resource_version=None, before=edited
+                )
         except NotFound as error:
             await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
             raise Conflict(f"{error}: deleted since it was observed", status=error.status) from error
@@ -235,32 +244,14 @@ class Applier:
     ) -> None:
         """Stores the status before deleting the objects that it is derived from.
 
-        JobSets are deleted even if the API server rejects the status or the user keeps editing the job; the error is
-        raised afterwards. Raises Conflict without deleting anything if another client has written the status.
+        JobSets are deleted even if the API server does not take the status; the error is raised afterwards. Raises
+        Conflict without deleting anything if another client has written the status, or the job is deleted.
         """
-        for edits_left in reversed(range(_EDITS)):
-            try:
-                await self.write_status(job, status)
-                break
-            except Rejected:
-                await self._delete(job, deletions)
-                raise
-            except Conflict as conflict:
-                try:
-                    edited = await self._cluster.get(
-                        JOBS, job["metadata"]["namespace"], job["metadata"]["name"]
-                    )
-                except NotFound:
-                    # Deleted meanwhile, and its JobSets with it.
-                    raise conflict from None
-                if edited["metadata"]["uid"] != job["metadata"]["uid"] or edited.get("status") != job.get(
-                    "status"
-                ):
-                    raise
-                if not edits_left:
-                    await self._delete(job, deletions)
-                    raise
-                job = edited
+        try:
+            await self.write_status(job, status)
+        except (Rejected, Unavailable):
+            await self._delete(job, deletions)
+            raise
         await self._delete(job, deletions)
 
     async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:
