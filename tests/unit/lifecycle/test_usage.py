@@ -208,6 +208,23 @@ def test_an_evaluation_without_steps_counts_while_it_runs() -> None:
     assert hours(world) - before == pytest.approx(CHIPS, rel=0.05)
 
 
+@pytest.mark.parametrize("limits", [{"activeDeadlineSeconds": 2 * HOUR}, {"budget": {"maxChipHours": 8}}])
+def test_a_pod_on_a_node_that_has_died_is_counted_until_its_grace_period_ends(limits: Any) -> None:
+    """Nobody deletes the node for a day. JobSet has restarted meanwhile, and waits for the pod to go."""
+    world = World(job=job(**limits), profiles=[profile()])
+    name = world.until(Stage.TRAIN)
+    world.train(name, 1)
+    world.wait(600)
+    (pod,) = world.pods_of(name)
+    pod["metadata"]["deletionTimestamp"] = stamp(world.now + timedelta(seconds=300))
+    world.jobsets[name]["status"] = {"restarts": 1, "restartsCountTowardsMax": 0}
+    for _ in range(48):
+        world.wait(HOUR / 2)
+        world.reconcile()
+    assert hours(world) == pytest.approx(CHIPS * 900 / HOUR, rel=0.1)
+    assert world.status["phase"] not in ("Failed", "Suspended")
+
+
 def test_usage_never_decreases_when_pods_records_or_jobsets_are_deleted() -> None:
     world = World()
     name = world.until(Stage.TRAIN)

@@ -19,7 +19,8 @@ def oldest_wait(pods: Iterable[Pod]) -> datetime | None:
 def running_span(pods: Iterable[Pod]) -> tuple[datetime, datetime | None] | None:
     """Returns when all indices of the slice had a process, and when the last process ended, None while one runs.
 
-    None if no process has started. A pod or container that replaces another does not start a new span.
+    None if no process has started. A pod or container that replaces another does not start a new span. The process of a
+    deleted pod ends with its grace period: a node that has died reports no end, and keeps the pod for any time.
     """
     every = list(pods)
     first: dict[PodIndex, datetime] = {}
@@ -29,9 +30,11 @@ def running_span(pods: Iterable[Pod]) -> tuple[datetime, datetime | None] | None
     if not first:
         return None
     begin = max(first.values())
-    if any(state.running for state in _states(every)):
+    running = [pod.deletion_timestamp for pod in every if any(state.running for state in _states([pod]))]
+    if None in running:
         return begin, None
-    return begin, max([begin, *(end for pod in every if (end := pod.finished_at))])
+    ends = (*running, *(pod.finished_at for pod in every))
+    return begin, max([begin, *(end for end in ends if end)])
 
 
 def all_scheduled_at(pods: Iterable[Pod]) -> datetime | None:
