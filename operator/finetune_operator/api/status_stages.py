@@ -288,6 +288,8 @@ class ActiveTime(ApiModel):
     """Seconds in which processes of any stage ran, over all attempts, without suspended and waiting time."""
     as_of: Timestamp
     """Time at which this and cost were computed."""
+    chips: NonNegative | None = None
+    """TPU chips that the running attempt holds. An edit of spec.resources changes those of the next attempt."""
 
 
 class CostStatus(ApiModel):

@@ -8,7 +8,7 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api.timestamps import parse
 from finetune_operator.ledger.month import Month
-from finetune_operator.lifecycle.accounting.job_usage import counted_on
+from finetune_operator.lifecycle.accounting.job_usage import counted_on, job_usage
 from finetune_operator.lifecycle.accounting.month_usage import MonthUsage
 from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.status.profile import profile_status
@@ -75,6 +75,17 @@ def test_a_job_that_held_no_chips_uses_none() -> None:
     world.unobserved_until = world.now
     world.reconcile()
     assert float(world.status.get("cost", {}).get("chipHours", 0)) == 0
+
+
+def test_an_edit_to_a_smaller_slice_leaves_the_chips_of_the_running_attempt_at_work() -> None:
+    world, name = training(resources={"tpu": "v6e-8", "chipsPerHost": 4})
+    world.edit(resources={"tpu": "v6e-4"})
+    world.train(name, 20)
+    world.reconcile()
+    assert world.status["resolved"]["resources"]["chips"] == 4
+    used = job_usage(stored(world))
+    assert used is not None
+    assert used.chips == 8
 
 
 def test_without_a_loss_nothing_is_added() -> None:

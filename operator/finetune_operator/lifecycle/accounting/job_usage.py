@@ -64,7 +64,8 @@ def job_usage(job: Object) -> JobUsage | None:
         return None
     cost = status.get("cost") or {}
     used, recorded = Amounts.of_document(cost), Amounts.of_document(ledger)
-    chips = int((resolved.get("resources") or {}).get("chips") or 0) if _runs_on_tpu(status) else 0
+    planned = (resolved.get("resources") or {}).get("chips")
+    chips = int(status["activeTime"].get("chips") or planned or 0) if _runs_on_tpu(status) else 0
     if not chips and not used - recorded:
         return None
     metadata, as_of = job["metadata"], whole_second(parse(reported))

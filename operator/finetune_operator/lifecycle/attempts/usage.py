@@ -117,12 +117,12 @@ def _seconds_since(begin: datetime | None, now: datetime) -> float:
     return max(0.0, (now - begin).total_seconds()) if begin else inf
 
 
-def active_time(used: Usage, now: datetime) -> ActiveTime:
+def active_time(used: Usage, now: datetime, chips: int | None = None) -> ActiveTime:
     """Returns ``status.activeTime``, to which the next reconcile adds what has run since ``as_of``.
 
-    ``used``: the usage until ``now``.
+    ``used``: the usage until ``now``. ``chips``: those of the running attempt; None: none runs on chips.
     """
-    return ActiveTime.model_construct(seconds=int(used.seconds), as_of=whole_second(now))
+    return ActiveTime.model_construct(seconds=int(used.seconds), as_of=whole_second(now), chips=chips)
 
 
 def run_seconds(attempt: Attempt, now: datetime) -> float:

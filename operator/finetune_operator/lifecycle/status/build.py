@@ -13,7 +13,7 @@ from finetune_operator.api.status_stages import (
     StageStatus,
 )
 from finetune_operator.api.timestamps import whole_second
-from finetune_operator.lifecycle.attempts.usage import active_time
+from finetune_operator.lifecycle.attempts.usage import active_time, rate_of
 from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
 from finetune_operator.lifecycle.job_state import PAUSED, JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
@@ -217,7 +217,9 @@ def _usage(
         return elapsed, cost
     if cost or any(attempt.key.stage.on_tpu for attempt in stages.attempts):
         cost = cost_status(stages.plan, stages.used)
-    return active_time(stages.used, observation.now), cost
+    live = stages.live
+    chips = rate_of(live, stages.plan).chips if live and live.running else None
+    return active_time(stages.used, observation.now, chips or None), cost
 
 
 def usage_is_old(observation: Observation, stages: JobStages) -> bool:
