@@ -81,7 +81,7 @@ class BlindMachine(Machine):
             case "deadline":
                 self.world.edit(activeDeadlineSeconds=hours * HOUR)
             case "budget":
-                self.world.edit(budget={"maxChipHours": str(hours)})
+                self.world.edit(budget={"maxChipHours": hours})
             case "blind":
                 hang = {**self.world.job["spec"]["hangPolicy"], "blindSeconds": hours * HOUR}
                 self.world.edit(hangPolicy=hang)

@@ -70,6 +70,8 @@ class WatchedWorld(World):
         """Attempts that the operator has ended because they made no progress."""
         self.unplaced: set[AttemptKey] = set()
         """Attempts that the operator has ended because there were no nodes."""
+        self.judged: set[tuple[AttemptKey, str]] = set()
+        """Reasons of the records that :meth:`judge` has checked."""
         self.purposes: dict[str, str] = {}
         """Why the operator has deleted a JobSet, by name."""
         self.foreign_jobsets: list[Any] = []
@@ -149,28 +151,35 @@ class WatchedWorld(World):
         return (name, self.restarts(name)) in self.ran and len(self.pods_of(name)) < expected
 
     def _record(self, key: AttemptKey, failure: Failure) -> None:
-        before = self.attempts[key].failure if key in self.attempts else None
         super()._record(key, failure)
-        name = f"support-bot-{key.stage.short}-{key.number}"
-        moved = self.ran.get((name, key.restart))
-        if before is not None and before.reason == failure.reason:
-            return
         if failure.reason == NO_CAPACITY:
-            assert moved is None, f"{name} has run and does not wait for capacity"
             self.unplaced.add(key)
-        if failure.reason == POD_NOT_STARTED:
-            assert moved is None, f"{name} has run"
+        if failure.reason in (*SILENCE, STAGE_TIMEOUT, POD_NOT_STARTED, PODS_MISSING):
             self.silent.add(key)
-        if failure.reason == PODS_MISSING:
-            self.silent.add(key)
-            assert not self.pods_of(name)
-        if failure.reason in (*SILENCE, STAGE_TIMEOUT):
-            self.silent.add(key)
-            limit = SILENCE.get(failure.reason, EVALUATE_SECONDS if key.stage in TPU else CPU_STAGE_SECONDS)
-            assert moved is not None, f"{name} has never run and does not hang"
-            assert (self.now - moved).total_seconds() > limit, f"{name} made progress a moment ago"
+
+    def judge(self, decision: Decision) -> None:
+        """Checks the records of a decision when it is made: much may happen until they are written."""
+        for key, failure in (*pending_records(decision.status), *writes(decision).records):
+            files = self.attempts.get(key)
+            if (key, failure.reason) in self.judged or (
+                files and files.failure and files.failure.reason == failure.reason
+            ):
+                continue
+            self.judged.add((key, failure.reason))
+            name = f"support-bot-{key.stage.short}-{key.number}"
+            moved = self.ran.get((name, key.restart))
+            if failure.reason in (NO_CAPACITY, POD_NOT_STARTED):
+                assert moved is None, f"{name} has run and does not wait: {failure.reason}"
+            if failure.reason == PODS_MISSING:
+                assert not self.pods_of(name)
+            if failure.reason in (*SILENCE, STAGE_TIMEOUT):
+                usual = EVALUATE_SECONDS if key.stage in TPU else CPU_STAGE_SECONDS
+                assert moved is not None, f"{name} has never run and does not hang"
+                passed = (self.now - moved).total_seconds()
+                assert passed > SILENCE.get(failure.reason, usual), f"{name} made progress a moment ago"
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
+        self.judge(decision)
         records = (*pending_records(decision.status), *writes(decision).records)
         recorded = {key: failure.reason for key, failure in records}
         status = decision.status.to_document()
@@ -242,8 +251,8 @@ class WatchedWorld(World):
         self.workload(name, RESERVED, ADMITTED, **kept)
         self.hold(name, held=False)
 
-    def evict(self, name: str, reason: str = "Preempted") -> None:
-        """Kueue revokes the quota; a running trainer saves and writes its record."""
+    def evict(self, name: str, reason: str = "Preempted", *, saves: bool = True) -> None:
+        """Kueue revokes the quota; a running trainer saves and writes its record, or is killed before."""
         before = Workload.parse((self.workloads or {}).get(name, {}))
         times = len(before.evictions) + 1
         stats = {"evictions": [{"reason": reason, "underlyingCause": "", "count": times}]}
@@ -254,7 +263,7 @@ class WatchedWorld(World):
         waits = ("QuotaReserved", "False", "Pending", "insufficient unused quota, 4 more needed")
         evicted = ("Evicted", "True", reason, "it gave way")
         self.workload(name, waits, evicted, schedulingStats=stats, **{PAST: int(past.total_seconds())})
-        if any(self._runs(pod) for pod in self.pods_of(name)):
+        if saves and any(self._runs(pod) for pod in self.pods_of(name)):
             self.save(name)
         self.hold(name, held=True)
 
@@ -338,7 +347,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.taken is None)
     @rule()
     def observe_and_decide(self) -> None:
-        self.taken = (self.version, decide(self.world.observe()))
+        decision = decide(self.world.observe())
+        self.world.judge(decision)
+        self.taken = (self.version, decision)
 
     @property
     def version(self) -> object:
@@ -557,11 +568,13 @@ class Machine(RuleBasedStateMachine):
             self.world.stop(name)
 
     @precondition(any_live)
-    @rule(data=st.data())
-    def kueue_revokes_the_quota(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), saves=st.booleans())
+    def kueue_revokes_the_quota(self, data: st.DataObject, saves: bool) -> None:
+        """Of a JobSet that runs, or waits for nodes."""
         name = self.pick(data)
-        if self.running(name) and not self.recorded(name) and "queue" in self.profile["spec"]:
-            self.world.evict(name)
+        suspended = self.world.jobsets[name]["spec"]["suspend"]
+        if not suspended and not self.recorded(name) and "queue" in self.profile["spec"]:
+            self.world.evict(name, saves=saves)
 
     @precondition(any_live)
     @rule(data=st.data())

@@ -411,6 +411,28 @@ def test_a_run_after_an_eviction_ignores_records_of_the_run_before() -> None:
     assert world.status["attempts"]["history"][-1]["reason"] == "NodeOutOfMemory"
 
 
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("late", [0, 20])
+def test_a_run_without_pods_does_not_hang_though_an_earlier_one_steps_late(late: int, saved: bool) -> None:
+    """Kueue assigns the quota again while the evicted trainer still saves, and reports its last step."""
+    world, name = evicted()
+    world.hold(name, held=False)
+    world.workload(name, RESERVED, ADMITTED, BACK)
+    world.wait(late)
+    world.train(name, 50)
+    key = world.key_of(name)
+    before = world.attempts[key].result
+    assert before is not None
+    result = before.model_copy(update={"finished": world.now}) if saved else None
+    world.attempts[key] = replace(world.attempts[key], result=result)
+    for _ in range(12):
+        world.wait(100)
+        world.reconcile()
+    record = world.attempts[key].failure
+    assert record is not None
+    assert record.reason == ("Evicted" if saved else "PodsMissing")
+
+
 def test_a_restart_of_a_jobset_that_lost_its_quota_is_not_charged() -> None:
     """If the Job controller counts the pods that it deletes for a suspension, the Job fails, and JobSet restarts
     all pods after the resumption."""

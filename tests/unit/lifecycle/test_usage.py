@@ -11,7 +11,7 @@ from finetune_operator.lifecycle import AttemptFiles
 from tests.unit.lifecycle.test_endings import DISRUPTED
 from tests.unit.lifecycle.test_limits import flavors, until_placed, wait_step_by_step
 from tests.unit.lifecycle.test_queueing import ADMITTED, BACK, EVICTED, RESERVED, evict, resume
-from tests.unit.lifecycle.world import World, job, profile
+from tests.unit.lifecycle.world import Crash, World, job, profile
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +148,52 @@ def test_a_run_with_several_records_and_pods_counts_once() -> None:
     assert hours(world) == pytest.approx((HOUR + 300) * CHIPS / HOUR, rel=1e-3)
     work(world, name, HOUR)
     assert hours(world) == pytest.approx((2 * HOUR + 300) * CHIPS / HOUR, rel=1e-2)
+
+
+@pytest.mark.parametrize("wiped", [False, True], ids=["", "the status is lost"])
+@pytest.mark.parametrize("second", [0, 1, 12], ids=lambda second: f"{second} hours")
+@pytest.mark.parametrize("end", ["suspended", "evicted", "evicted and resumed", "restarted"])
+def test_a_result_counts_once_though_the_next_run_has_left_none(end: str, second: int, wiped: bool) -> None:
+    """A run of eight hours saves. The next one waits for nodes or runs, and is killed without a result."""
+    world, name = in_queue()
+    work(world, name, 8 * HOUR)
+    evict(world, name, 1)
+    resume(world, name)
+    if second:
+        work(world, name, second * HOUR, step=20)
+    else:
+        for pod in world.pods_of(name):
+            pod["status"] = {"phase": "Pending"}
+    world.wait(10)
+    match end:
+        case "suspended":
+            world.edit(suspend=True)
+            world.reconcile()
+            world.lose(name)
+        case "evicted" | "evicted and resumed":
+            stats = {"evictions": [{"reason": "Preempted", "underlyingCause": "", "count": 2}]}
+            world.workload(name, RESERVED, ADMITTED, EVICTED, schedulingStats=stats)
+            world.jobsets[name]["spec"]["suspend"] = True
+            world.reconcile()
+            world.hold(name, held=True)
+        case "restarted":
+            # The operator wrote a record, and ended before it could delete the JobSet.
+            world.edit(suspend=True)
+            with pytest.raises(Crash):
+                world.reconcile(crash_after=1)
+            world.edit(suspend=False)
+            world.restart(name)
+    world.wait(20 * HOUR)
+    for _ in range(2):
+        if wiped:
+            world.job["status"] = {"observedGeneration": -1}
+        world.reconcile()
+        assert hours(world) == pytest.approx((8 + second) * CHIPS, abs=0.1)
+    if end == "evicted and resumed":
+        resume(world, name)
+        assert hours(world) == pytest.approx((8 + second) * CHIPS, abs=0.1)
+        work(world, name, HOUR, step=30)
+        assert hours(world) == pytest.approx((9 + second) * CHIPS, abs=0.1)
 
 
 @pytest.mark.parametrize("saved", [True, False])

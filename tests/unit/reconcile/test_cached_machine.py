@@ -183,15 +183,15 @@ class CachedMachine(Machine):
             self.wiped -= 1
 
 
-def begun(*, prompts: bool) -> CachedMachine:
-    """Returns a machine whose job trains."""
+def begun(*, prompts: bool, queued: bool = False, reached: Stage = Stage.TRAIN) -> CachedMachine:
+    """Returns a machine whose job trains, or has reached another stage."""
     machine = CachedMachine()
     machine.start(
         hosts="v6e-4",
         hit=False,
         prompts=prompts,
-        reached=Stage.TRAIN,
-        queued=False,
+        reached=reached,
+        queued=queued,
         kinds=["OnDemand"],
         stalled=None,
         gives_up=False,
@@ -223,6 +223,36 @@ def test_no_slice_is_created_again_while_pods_exist_whose_jobset_has_vanished() 
     machine.reconcile(delivered=frozenset({"jobsets"}))
     assert world.pods_of(name)
     assert not world.live()
+
+
+def test_a_resumed_run_does_not_hang_by_the_last_step_of_the_run_before() -> None:
+    """Kueue withdraws the quota and assigns it again in the second of the step; no pod of the new run exists yet."""
+    machine = begun(prompts=False, queued=True)
+    world, name = machine.world, "support-bot-train-1"
+    world.wait(60)
+    world.train(name, 5)
+    world.evict(name)
+    world.admit(name)
+    machine.reconcile(delivered=frozenset(KINDS))
+    world.wait(3600)
+    machine.reconcile(delivered=frozenset(KINDS))
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"]
+
+
+def test_a_timeout_without_the_store_stands_though_kueue_then_ends_the_run() -> None:
+    machine = begun(prompts=True, queued=True, reached=Stage.EVALUATE)
+    world, name = machine.world, "support-bot-eval-1"
+    key = world.key_of(name)
+    world.unreadable = "gs://artifacts: timed out"
+    world.wait(24 * 3600)
+    machine.reconcile(delivered=frozenset(KINDS))
+    assert world.status["pending"][0]["reason"] == "StageTimeout"
+    world.evict(name)
+    world.unreadable = None
+    machine.reconcile(delivered=frozenset(KINDS))
+    failure = world.attempts[key].failure
+    assert failure is not None
+    assert failure.reason == "StageTimeout"
 
 
 TestCachedMachine = CachedMachine.TestCase

@@ -205,6 +205,10 @@ def stepped(attempt: Attempt, progress: Progress | None) -> bool:
         return False
     resumed = attempt.jobset.resumed_at if attempt.jobset else None
     fresh = resumed is None or progress.updated >= resumed
+    earlier = attempt.written and attempt.files and not attempt.files.result and attempt.written.result
+    if earlier and progress.updated <= earlier.finished:
+        # A trainer that Kueue stops may report and save after the JobSet was resumed.
+        return False
     return fresh and (progress.attempt, progress.restart) == (attempt.key.number, attempt.key.restart)
 
 
@@ -230,8 +234,6 @@ def _silent(
             reason=PREEMPTED,
             message=f"Training has made no progress for {limit} s since: {taken.message}"[:1024],
         )
-    if progress and _steps_in_this_run(attempt, progress):
-        return _hung(limits, progress)
     if running_span(attempt.pods) is None:
         return Failure(
             code=ExitCode.UNAVAILABLE,
@@ -239,6 +241,8 @@ def _silent(
             message=f"{stage} has no pods, and JobSet has not created them again.",
             fix="Check the JobSet's Events, and that the JobSet controller runs.",
         )
+    if progress and _steps_in_this_run(attempt, progress):
+        return _hung(limits, progress)
     if stage is Stage.TRAIN:
         return Failure(
             code=ExitCode.UNAVAILABLE,

@@ -144,13 +144,24 @@ def earlier_run_seconds(attempt: Attempt) -> float:
     last, _ = _last(attempt)
     base = (last.seconds_before or 0.0) if last else 0.0
     seconds = (record.seconds or 0.0) if record else 0.0
-    if result is not None:
-        length = max(0.0, (result.finished - result.started).total_seconds())
-        same = record is not None and record.at is not None and record.at >= result.started
-        seconds = (
-            max(seconds, (record.seconds_before or 0.0) + length) if same and record else seconds + length
-        )
+    if result is not None and record is not None and record.at is not None and record.at >= result.started:
+        if not _contains(record, result):
+            seconds = max(seconds, (record.seconds_before or 0.0) + _length(result))
+    elif result is not None:
+        seconds += _length(result)
     return min(max(base, seconds), MOST_SECONDS)
+
+
+def _contains(record: Failure, result: StageResult) -> bool:
+    """Whether the record's ``seconds_before`` may contain the result: a killed run leaves the result of an earlier one.
+
+    If they are of one run, ``seconds`` contain it, except for what the run used after the record was written.
+    """
+    return (record.seconds_before or 0.0) >= _length(result)
+
+
+def _length(result: StageResult) -> float:
+    return max(0.0, (result.finished - result.started).total_seconds())
 
 
 def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
@@ -261,17 +272,18 @@ def _resumed(attempt: Attempt) -> datetime | None:
 
 
 def _ran_now(attempt: Attempt, now: datetime) -> float:
-    lengths = [(end - begin).total_seconds() for begin, end in _intervals(attempt, now)]
-    record, _ = _last(attempt)
+    record, result = _last(attempt)
+    if record and result and _resumed(attempt) is None and _contains(record, result):
+        result = None
+    lengths = [(end - begin).total_seconds() for begin, end in _intervals(attempt, now, result)]
     if record and record.seconds:
         lengths.append(record.seconds - (record.seconds_before or 0.0))
     return max([0.0, *lengths])
 
 
-def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
-    """Returns the begin and end of the current run by the trainer's result and by the pods, if they are known."""
+def _intervals(attempt: Attempt, now: datetime, result: StageResult | None) -> list[Interval]:
+    """Returns the begin and end of the current run by its result and by the pods, if they are known."""
     found: list[Interval] = []
-    _, result = _last(attempt)
     if result is not None:
         found.append((result.started, result.finished))
     if span := running_span(attempt.pods):
@@ -283,7 +295,7 @@ def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
 
 def run_seconds_since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
     """Returns the seconds of the attempt's runs from ``as_of`` until ``now``."""
-    present = [_overlap(each, as_of, now) for each in _intervals(attempt, now)]
+    present = [_overlap(each, as_of, now) for each in _intervals(attempt, now, _last(attempt)[1])]
     _, result = _earlier(attempt)
     before = _overlap((result.started, result.finished), as_of, now) if result else 0.0
     return before + max([0.0, *present])
