@@ -324,12 +324,15 @@ def test_the_usage_of_a_killed_attempt_is_that_of_its_end() -> None:
 # --- clocks --------------------------------------------------------------------------------------------------
 
 
-def skewed(world: World, name: str, ahead: int) -> None:
-    """The pods' node has a clock that is that many seconds ahead."""
+def skewed(world: World, name: str, ahead: int, *, starting: int = 0, set_right: bool = False) -> None:
+    """The pods' node has a clock that is that many seconds ahead when the kubelet accepts the pod, and the container
+    starts after that many seconds, before which the clock may be set right."""
     for pod in world.pods_of(name):
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world)}
         pod["status"] |= {"startTime": stamped(world, -ahead), "conditions": [scheduled]}
-        pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = stamped(world, -ahead)
+        begun = stamped(world, -starting - (0 if set_right else ahead))
+        pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = begun
+    world.wait(starting)
 
 
 @pytest.mark.parametrize("ahead", [7200, -7200, 0])
@@ -372,3 +375,79 @@ def test_a_nodes_clock_changes_no_usage(ahead: int) -> None:
         world.train(name, step)
         world.reconcile()
     assert float(world.status["cost"]["chipHours"]) == pytest.approx(4.0, abs=0.01)
+
+
+@pytest.mark.parametrize("ahead", [7200, -7200, 900, -900])
+def test_a_clock_that_is_set_right_before_the_container_starts_hides_no_hang(ahead: int) -> None:
+    world = World(job=job(hangPolicy={"noStepSeconds": 120, "startupSeconds": 600}))
+    name = world.until(Stage.TRAIN)
+    world.wait(7000)
+    skewed(world, name, ahead, starting=60, set_right=True)
+    for step in range(1, 5):
+        world.wait(60)
+        world.train(name, step)
+        world.reconcile()
+        assert world.live() == [name], world.status["summary"]
+    world.wait(130)
+    world.reconcile()
+    assert world.attempts[world.key_of(name)].failure.reason == "Hung"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ahead", [7200, -7200, 900, -900])
+def test_a_clock_that_is_set_right_before_the_container_starts_neither_hides_a_stuck_start_nor_ends_one(
+    ahead: int,
+) -> None:
+    world = World(job=job(hangPolicy={"startupSeconds": 600}))
+    name = world.until(Stage.TRAIN)
+    world.wait(7000)
+    skewed(world, name, ahead, starting=60, set_right=True)
+    world.wait(590)
+    world.reconcile()
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"]
+    world.wait(20)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+@pytest.mark.parametrize("ran", [1800, 36_000])
+@pytest.mark.parametrize("later", [False, True], ids=["before-the-start", "while-it-runs"])
+@pytest.mark.parametrize("ahead", [7200, -7200])
+def test_a_clock_that_is_set_right_changes_neither_usage_nor_the_time_of_others(
+    ahead: int, later: bool, ran: int
+) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    skewed(world, name, ahead, set_right=not later)
+    world.wait(ran)
+    world.write_success(name)
+    result = world.attempts[world.key_of(name)].result
+    assert result is not None
+    injected(world, name, 0)
+    world.wait(20)
+    world.reconcile()
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"], "others end by themselves"
+    world.wait(30)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(4 * ran / 3600, abs=0.01)
+
+
+@pytest.mark.parametrize("stays_wrong", [False, True])
+@pytest.mark.parametrize("ahead", [7200, -7200])
+def test_the_usage_of_what_has_ended_stays_the_same(ahead: int, stays_wrong: bool) -> None:
+    """While others of the job's stages run."""
+    world = World()
+    name = world.until(Stage.TRAIN)
+    skewed(world, name, ahead)
+    world.wait(3600)
+    world.kill(name, 7)
+    (pod,) = world.pods_of(name)
+    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended["finishedAt"] = stamped(world, -ahead if stays_wrong else 0)
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world, 3600)}
+    pod["status"] |= {"startTime": stamped(world, 3600 - ahead), "conditions": [scheduled]}
+    for _ in range(30):
+        world.reconcile()
+        assert float(world.status["cost"]["chipHours"]) == pytest.approx(4, abs=0.01)
+        world.wait(600)
+        world.attempts = {}

@@ -233,7 +233,7 @@ class World:
             snapshot=answered(self.config_map),
             first_format=answered(self.first_format),
             jobsets=jobsets,
-            pods=own_pods(self.job, pods, jobsets),
+            pods=own_pods(self.job, pods, jobsets, self.now),
             folder=self._view(),
             source=answered(self.source),
             quotas=()

@@ -7,6 +7,7 @@ job that it claims to belong to, in the namespace of the tenant who forged it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from finetune_contract import Stage
@@ -36,7 +37,9 @@ def own_jobsets(job: Object, jobsets: Iterable[Object], plan: Object | None) -> 
     return tuple(each for each in own if _has_plan(each, plan, reported))
 
 
-def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet]) -> tuple[Pod, ...]:
+def own_pods(
+    job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet], now: datetime
+) -> tuple[Pod, ...]:
     """Returns the job's pods among those with its label.
 
     A pod of an existing JobSet has at most the restart that ``status.restarts`` counts, or the next one: the JobSet
@@ -46,15 +49,17 @@ def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet]) -> 
         job: the FineTuneJob.
         pods: plain objects, which may be reduced (:mod:`.projection`).
         jobsets: the job's JobSets.
+        now: the time of the observation.
     """
-    restarts = {each.key.jobset: each.restarts for each in jobsets if each.key}
-    return tuple(
-        pod
-        for each in pods
-        if (pod := Pod.parse(each)).key
-        and _controlled_by_jobset(job, each, pod.key)
-        and pod.key.restart <= restarts.get(pod.key.jobset, MAX_RESTART) + 1
-    )
+    made = {each.key.jobset: each for each in jobsets if each.key}
+    found = []
+    for each in pods:
+        key = AttemptKey.of(each)
+        jobset = made.get(key.jobset) if key else None
+        most = jobset.restarts + 1 if jobset else MAX_RESTART
+        if key and key.restart <= most and _controlled_by_jobset(job, each, key):
+            found.append(Pod.parse(each, (jobset.end_time if jobset else None) or now))
+    return tuple(found)
 
 
 def may_be_jobset_of(job: Object, jobset: Object) -> bool:
