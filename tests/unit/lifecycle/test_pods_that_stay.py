@@ -1,5 +1,6 @@
 """Pods that outlive their trainer, pods that do not go, and children that go too early."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -236,36 +237,100 @@ def test_a_stage_that_has_stopped_is_not_called_saving() -> None:
 # --- machines ------------------------------------------------------------------------------------------------
 
 
-def node(created: str, ready_since: str) -> Object:
-    ready = {"type": "Ready", "status": "True", "lastTransitionTime": ready_since}
+def node(created: str, ready_since: str, heartbeat: str) -> Object:
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "lastTransitionTime": ready_since,
+        "lastHeartbeatTime": heartbeat,
+    }
     return {
         "metadata": {"name": "tpu-7", "creationTimestamp": created, "labels": {}},
         "status": {"conditions": [ready]},
     }
 
 
-@pytest.mark.parametrize(
+def crashed(world: World, made: Object, accepted: int = 0) -> None:
+    """A pod that its kubelet accepted 600 s ago, by a clock that was that many seconds ahead, has crashed."""
+    name = world.until(Stage.TRAIN)
+    world.nodes = {"tpu-7": made}
+    world.end_pods(name, 137)
+    for pod in world.pods_of(name):
+        pod["spec"] = {**pod["spec"], "nodeName": "tpu-7"}
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world, 600)}
+        pod["status"] |= {"startTime": stamped(world, 600 - accepted), "conditions": [scheduled]}
+    world.end_jobset(name, "Failed")
+    world.reconcile()
+
+
+def taken(world: World) -> bool:
+    """Whether the crash is charged to the machine that was lost, and not to the platform."""
+    charged = world.status["attempts"]
+    assert (charged["preemption"], charged["infrastructure"]) in ((1, 0), (0, 1))
+    return bool(charged["preemption"])
+
+
+MACHINES = pytest.mark.parametrize(
     ("created", "ready", "lost"),
     [(900, 800, False), (10, 10, True), (900, 10, True), (900, 400, False)],
     ids=["older", "created-again", "restarted", "unready-long-before"],
 )
-def test_a_machine_that_came_back_under_its_name_is_a_lost_node(created: int, ready: int, lost: bool) -> None:
-    """Times are seconds before the crash's observation; the pod was started 600 s before it."""
+
+
+@MACHINES
+@pytest.mark.parametrize("ahead", [0, 7200, -7200, 400, -400])
+def test_a_machine_that_came_back_under_its_name_is_a_lost_node(
+    created: int, ready: int, lost: bool, ahead: int
+) -> None:
+    """Times are seconds before the crash's observation, 600 s after the pod was started. The node's clock is wrong."""
+    world = World()
+    world.until(Stage.TRAIN)
+    world.wait(600)
+    made = node(stamped(world, created), stamped(world, ready - ahead), stamped(world, 5 - ahead))
+    crashed(world, made, ahead)
+    assert taken(world) is lost
+
+
+@pytest.mark.parametrize("ahead", [0, 7200, -7200])
+def test_a_lost_node_is_found_whatever_time_the_trainer_has_recorded(ahead: int) -> None:
     world = World()
     name = world.until(Stage.TRAIN)
+    world.wait(600)
+    world.now -= timedelta(seconds=-ahead)
+    world.fail(name, ExitCode.UNAVAILABLE)
+    world.now += timedelta(seconds=-ahead)
     for pod in world.pods_of(name):
         pod["spec"] = {**pod["spec"], "nodeName": "tpu-7"}
-        pod["status"]["startTime"] = stamped(world)
-    world.wait(600)
-    world.nodes = {"tpu-7": node(stamped(world, created), stamped(world, ready))}
-    started = {pod["metadata"]["name"]: pod["status"]["startTime"] for pod in world.pods_of(name)}
-    world.end_pods(name, 137)
-    for pod in world.pods_of(name):
-        pod["status"]["startTime"] = started[pod["metadata"]["name"]]
-    world.end_jobset(name, "Failed")
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world, 600)}
+        pod["status"] |= {"startTime": stamped(world, 600 - ahead), "conditions": [scheduled]}
+    world.jobsets[name]["status"]["conditions"][-1]["lastTransitionTime"] = stamped(world)
+    world.nodes = {}
     world.reconcile()
-    charged = world.status["attempts"]
-    assert (charged["preemption"], charged["infrastructure"]) == ((1, 0) if lost else (0, 1))
+    assert taken(world)
+
+
+@pytest.mark.parametrize("ready", [10, 800])
+@pytest.mark.parametrize("ahead", [7200, -7200])
+def test_a_machine_that_came_back_with_a_clock_that_is_right_is_a_lost_node(ahead: int, ready: int) -> None:
+    world = World()
+    world.until(Stage.TRAIN)
+    world.wait(600)
+    # The machine that was ready before the pod has set its clock right since.
+    wrong = ahead if ready > 600 else 0
+    crashed(world, node(stamped(world, 900), stamped(world, ready - wrong), stamped(world)), ahead)
+    assert taken(world) is (ready < 600)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_node_that_was_ready_in_the_future_has_set_its_clock_right_or_came_back(comes_back: bool) -> None:
+    """Its clock was right when the kubelet accepted the pod."""
+    world = World()
+    world.until(Stage.TRAIN)
+    world.wait(600)
+    ready = 10 if comes_back else 610
+    heartbeat = stamped(world, 8 - 7200) if comes_back else stamped(world, 8)
+    crashed(world, node(stamped(world, 900), stamped(world, ready - 7200), heartbeat))
+    assert taken(world) is comes_back
 
 
 # --- what goes too early -------------------------------------------------------------------------------------

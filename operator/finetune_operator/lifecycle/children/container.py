@@ -7,8 +7,8 @@ from finetune_contract.log_line import readable
 from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
 
-#: Two clocks that are right differ by less.
-_TOLERANCE = timedelta(seconds=10)
+#: Seconds: two clocks that are right differ by less.
+CLOCKS_DIFFER = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +29,15 @@ class NodeClock:
         """
         if written is None or not self.ahead:
             return written
-        times = (each for each in self._possible(written) if each - self.placed >= -_TOLERANCE)
+        times = (each for each in self._possible(written) if each >= after(self.placed, -CLOCKS_DIFFER))
         return min(times, default=self.placed)
 
     def end(self, written: datetime | None, begun: datetime | None) -> datetime | None:
         """Returns when a container ended that started at ``begun``: of the possible times the last that has passed."""
         if written is None or not self.ahead:
             return written
-        first = begun or self.placed
-        times = (each for each in self._possible(written) if first <= each and each - self.latest <= _TOLERANCE)
+        first, last = begun or self.placed, after(self.latest, CLOCKS_DIFFER)
+        times = (each for each in self._possible(written) if first <= each <= last)
         return max(times, default=min(self.latest, self._possible(written)[1]))
 
     def _possible(self, written: datetime) -> tuple[datetime, datetime]:

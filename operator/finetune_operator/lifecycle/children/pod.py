@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.container import (
+    CLOCKS_DIFFER,
     ContainerStatus,
     ContainerTermination,
     NodeClock,
@@ -29,7 +30,7 @@ type SliceKind = tuple[tuple[str, str], ...]
 
 #: A kubelet accepts a pod within seconds after it was scheduled, and one that is down for longer loses its pods. Any
 #: other time is an error of the node's clock.
-_ACCEPTANCE = timedelta(seconds=-10), timedelta(minutes=5)
+_ACCEPTANCE = timedelta(seconds=-CLOCKS_DIFFER), timedelta(minutes=5)
 SLICE_KIND_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 
 
