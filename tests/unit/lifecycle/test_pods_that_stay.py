@@ -1,5 +1,6 @@
 """Pods that outlive their trainer, pods that do not go, and children that go too early."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -99,6 +100,70 @@ def test_one_failed_process_of_a_slice_ends_the_attempt_and_is_judged_as_ever() 
     world.reconcile()
     assert world.status["failure"]["reason"] == "HostOutOfMemory"
     assert world.status["failure"]["class"] == "User"
+
+
+def ends(world: World) -> int:
+    """Returns how many attempts are reported to have ended."""
+    return len(world.status["attempts"]["history"])
+
+
+def until(world: World, reached: Callable[[], bool]) -> float:
+    """Reconciles as often as the operator asks for, and returns the seconds until something is reached."""
+    begun = world.now
+    world.reconcile()
+    while not reached() and world.now - begun < timedelta(minutes=10):
+        world.wait(world.requeue_after or 600)
+        world.reconcile()
+    return (world.now - begun).total_seconds()
+
+
+def started_saving(world: World, name: str) -> None:
+    """The pods that still run have got SIGTERM, with a grace period of five minutes."""
+    for pod in world.pods_of(name):
+        pod["metadata"]["deletionTimestamp"] = stamped(world, -300)
+
+
+@pytest.mark.parametrize("code", [139, 137, int(ExitCode.STOPPED), int(ExitCode.BAD_REQUEST)])
+def test_hosts_that_still_save_get_their_grace_period_after_one_has_failed(code: int) -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    world.train(name, 15)
+    injected(world, name, code, pods=1)
+    assert until(world, lambda: "deletionTimestamp" in world.jobsets[name]["metadata"]) <= 60
+    started_saving(world, name)
+    for _ in range(25):
+        world.wait(10)
+        world.reconcile()
+        assert stage(world, "Train")["phase"] in ("Running", "Waiting"), "the second host saves"
+        assert ends(world) == 2
+    (_, second) = world.pods_of(name)
+    (trainer,) = second["status"]["containerStatuses"]
+    begun = trainer["state"]["running"]["startedAt"]
+    trainer["state"] = {"terminated": {"exitCode": 75, "startedAt": begun, "finishedAt": stamped(world)}}
+    world.save(name)
+    assert until(world, lambda: ends(world) > 2) <= 60, "the first pod's other container runs on"
+    assert world.created[-1] == name, "no other attempt starts before the pods are gone"
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"cancel": True}])
+def test_a_slice_that_is_stopped_is_saving_until_its_last_host_has_saved(spec: Object) -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    world.train(name, 15)
+    world.edit(**spec)
+    world.reconcile()
+    started_saving(world, name)
+    first, _ = world.pods_of(name)
+    ended = {"exitCode": 75, "finishedAt": stamped(world)}
+    first["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+    for _ in range(25):
+        world.wait(10)
+        world.reconcile()
+        assert "Train is saving and stopping" in world.status["summary"]
+    world.save(name)
+    world.lose(name)
+    world.reconcile()
+    assert world.status["phase"] == ("Suspended" if "suspend" in spec else "Failed")
 
 
 def test_a_slice_continues_while_one_of_its_trainers_runs() -> None:

@@ -72,7 +72,10 @@ def disruption(
         )
     if nodes is not None and (ended is None or now - ended <= WINDOW):
         hosts = attempt.jobset.hosts_per_slice if attempt.jobset else 1
-        for message in (*_nodes_lost(attempt.pods, nodes, end, now), *_slices_broken(attempt.pods, nodes, hosts)):
+        for message in (
+            *_nodes_lost(attempt.pods, nodes, end, now),
+            *_slices_broken(attempt.pods, nodes, hosts),
+        ):
             return Disruption(reason=PREEMPTED, message=message)
     if attempt.restarted:
         return Disruption(reason=PREEMPTED, message="A pod was disrupted, and JobSet restarted all pods.")
