@@ -164,12 +164,7 @@ def classify(  # noqa: PLR0911  one per case
     files = attempt.files
     result = files.result if files else None
     recorded = files.failure if files else None
-    end_of_jobset = attempt.jobset.end_time if attempt.jobset and not attempt.restarted else None
-    # The trainer's time is by its node's clock. The JobSet's is the control plane's, the pods' times are corrected.
-    told = result.finished if result else None
-    if told and any(pod.clock_ahead for pod in attempt.pods):
-        told = ended_at(attempt, None) or told
-    finished = min((time for time in (told, end_of_jobset) if time), default=None)
+    finished = _finished(attempt, result)
     if result and result.outcome is Outcome.SUCCEEDED:
         wrong = _incomplete(attempt, result)
         if wrong is None:
@@ -199,6 +194,15 @@ def classify(  # noqa: PLR0911  one per case
     else:
         failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
+
+
+def _finished(attempt: Attempt, result: StageResult | None) -> datetime | None:
+    """The trainer's time is by its node's clock. The JobSet's is the control plane's, the pods' times are corrected."""
+    told = result.finished if result else None
+    if told and any(pod.clock_ahead for pod in attempt.pods):
+        told = ended_at(attempt, None) or told
+    end_of_jobset = attempt.jobset.end_time if attempt.jobset and not attempt.restarted else None
+    return min((time for time in (told, end_of_jobset) if time), default=None)
 
 
 def _unrecorded_eviction(attempt: Attempt) -> Failure | None:

@@ -9,17 +9,18 @@ from finetune_operator.lifecycle.children.fields import Object, items, number, s
 
 #: Seconds: two clocks that are right differ by less.
 CLOCKS_DIFFER = 10.0
+UNKNOWN = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClock:
     """The clock of a pod's node. It was wrong when the kubelet accepted the pod, and may have been set right since."""
 
-    ahead: timedelta = timedelta()
+    ahead: timedelta
     """How far it was ahead. Negative: it was behind. 0: no error is evident."""
-    placed: datetime = datetime.min.replace(tzinfo=UTC)
+    placed: datetime
     """When the pod was scheduled, by the control plane's clock."""
-    latest: datetime = datetime.max.replace(tzinfo=UTC)
+    latest: datetime
     """A time of the control plane's clock: what has ended had ended by then."""
 
     def start(self, written: datetime | None) -> datetime | None:

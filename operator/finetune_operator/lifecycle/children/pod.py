@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.container import (
     CLOCKS_DIFFER,
+    UNKNOWN,
     ContainerStatus,
     ContainerTermination,
     NodeClock,
@@ -82,7 +83,7 @@ class Pod:
     """Names of the containers without a memory limit."""
 
     @classmethod
-    def parse(cls, found: Object, latest: datetime = datetime.max.replace(tzinfo=UTC)) -> "Pod":
+    def parse(cls, found: Object, latest: datetime = UNKNOWN) -> "Pod":
         """Never raises on an object that an API server may hold. ``latest``: see :class:`NodeClock`."""
         metadata, spec, status = section(found, "metadata"), section(found, "spec"), section(found, "status")
         labels = section(metadata, "labels")
@@ -196,7 +197,7 @@ def _corrected_start(
     placed = scheduled.last_transition_time if scheduled else None
     ahead = accepted - placed if accepted and placed else timedelta()
     if placed is None or _ACCEPTANCE[0] <= ahead <= _ACCEPTANCE[1]:
-        return accepted, NodeClock()
+        return accepted, NodeClock(ahead=timedelta(), placed=latest, latest=latest)
     return placed, NodeClock(ahead=ahead, placed=placed, latest=latest)
 
 
