@@ -59,10 +59,8 @@ class Attempt:
     @property
     def trainer_ended(self) -> bool:
         """Whether processes have ended and none runs or is about to, of the pods that exist."""
-        trainers = [pod for pod in self.pods if pod.runs_trainer]
-        return any(pod.terminations for pod in trainers) and all(
-            pod.terminations or not pod.live for pod in trainers
-        )
+        found = [(pod.live, pod.terminations) for pod in self.pods if pod.runs_trainer]
+        return any(ends for _, ends in found) and all(ends or not live for live, ends in found)
 
     @property
     def running(self) -> bool:
@@ -121,11 +119,7 @@ def seconds_beside_others(attempt: Attempt, now: datetime) -> float | None:
     whole = ended and len(attempt.pods) >= jobset.pods_expected
     if not (ended if jobset.deleting else kept) or not (failed or whole):
         return None
-    since = (
-        max(end.finished_at or now for end in ends)
-        if ended
-        else min(end.finished_at or now for end in failed)
-    )
+    since = (max if ended else min)([end.finished_at or now for end in (ends if ended else failed)])
     passed = (now - since).total_seconds()
     # A clock that is a little ahead takes nothing from the others' time.
     return OTHERS_SECONDS - max(0.0, passed) if -OTHERS_SECONDS < passed < OTHERS_SECONDS else 0.0

@@ -72,10 +72,8 @@ def disruption(
         )
     if nodes is not None and (ended is None or now - ended <= WINDOW):
         hosts = attempt.jobset.hosts_per_slice if attempt.jobset else 1
-        for message in (
-            *_nodes_lost(attempt.pods, nodes, end, now),
-            *_slices_broken(attempt.pods, nodes, hosts),
-        ):
+        lost = _nodes_lost(attempt.pods, nodes, end, now)
+        for message in (*lost, *_slices_broken(attempt.pods, nodes, hosts)):
             return Disruption(reason=PREEMPTED, message=message)
     if attempt.restarted:
         return Disruption(reason=PREEMPTED, message="A pod was disrupted, and JobSet restarted all pods.")
@@ -126,9 +124,8 @@ def _began_anew(node: SliceNode, pod: Pod, ended: datetime | None, now: datetime
     """Whether the node's machine began after the pod, which was scheduled to a node that was ready.
 
     A machine that is created again under the same name may find the node's object, and becomes ready with it. A node
-    that was not ready for a while long before the end explains nothing.
-
-    The node's clock may be wrong now, or was when the pod began and may have been set right before the node was ready.
+    that was not ready for a while long before the end explains nothing. Its clock may be wrong now, or was when the pod
+    began and may have been set right before the node was ready.
     """
     begun, since = pod.start_time, node.ready_since
     if begun is None or since is None or (node.created and node.created > begun):

@@ -18,26 +18,24 @@ class NodeClock:
 
     ahead: timedelta
     """How far it was ahead. Negative: it was behind. 0: no error is evident."""
-    placed: datetime
-    """When the pod was scheduled, by the control plane's clock."""
+    placed: datetime | None
+    """When it accepted the pod, by the control plane's clock."""
     latest: datetime
-    """A time of the control plane's clock: what has ended had ended by then."""
+    """What has ended had ended by then, by the control plane's clock."""
 
     def start(self, written: datetime | None) -> datetime | None:
-        """Returns when a container started: of the possible times the first after the pod was scheduled.
-
-        It is never later than the true one, and earlier by no more than the container took to start.
-        """
-        if written is None or not self.ahead:
+        """Returns when a container started: the first possible time after the pod was accepted. It is never later than
+        the true one, and earlier by no more than the container took to start."""
+        if written is None or self.placed is None or not self.ahead:
             return written
         times = (each for each in self._possible(written) if each >= after(self.placed, -CLOCKS_DIFFER))
         return min(times, default=self.placed)
 
     def end(self, written: datetime | None, begun: datetime | None) -> datetime | None:
-        """Returns when a container ended that started at ``begun``: of the possible times the last that has passed."""
+        """Returns when a container ended that started at ``begun``: the last possible time that has passed."""
         if written is None or not self.ahead:
             return written
-        first, last = begun or self.placed, after(self.latest, CLOCKS_DIFFER)
+        first, last = begun or self.placed or written, after(self.latest, CLOCKS_DIFFER)
         times = (each for each in self._possible(written) if first <= each <= last)
         return max(times, default=min(self.latest, self._possible(written)[1]))
 

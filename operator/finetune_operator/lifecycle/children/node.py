@@ -44,7 +44,5 @@ class SliceNode:
             ready=ready is not None,
             created=time(metadata, "creationTimestamp"),
             ready_since=ready.last_transition_time if ready else None,
-            heartbeat=max(
-                filter(None, (time(each, "lastHeartbeatTime") for each in conditions)), default=None
-            ),
+            heartbeat=next((time(each, "lastHeartbeatTime") for each in conditions), None),
         )

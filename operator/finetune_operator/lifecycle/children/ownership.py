@@ -16,7 +16,7 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.fields import time
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.rendering import MAX_RESTART, jobset_name
+from finetune_operator.rendering import jobset_name
 from finetune_operator.rendering.labels import job_of_jobset
 
 type Object = Mapping[str, Any]
@@ -52,13 +52,14 @@ def own_pods(
         now: the time of the observation.
     """
     made = {each.key.jobset: each for each in jobsets if each.key}
-    found = []
+    found: list[Pod] = []
     for each in pods:
         key = AttemptKey.of(each)
-        jobset = made.get(key.jobset) if key else None
-        most = jobset.restarts + 1 if jobset else MAX_RESTART
-        if key and key.restart <= most and _controlled_by_jobset(job, each, key):
-            found.append(Pod.parse(each, (jobset.end_time if jobset else None) or now))
+        if key and _controlled_by_jobset(job, each, key):
+            jobset = made.get(key.jobset)
+            pod = Pod.parse(each, (jobset and jobset.end_time) or now)
+            if jobset is None or key.restart <= jobset.restarts + 1:
+                found.append(pod)
     return tuple(found)
 
 

@@ -65,8 +65,7 @@ class Pod:
     start_time: datetime | None
     """When the kubelet accepted the pod."""
     clock_ahead: timedelta
-    """How far the node's clock was ahead when the kubelet accepted the pod, see :class:`NodeClock`. ``start_time`` and
-    the containers' times are corrected."""
+    """See :class:`NodeClock`, by which ``start_time`` and the containers' times are corrected."""
     unscheduled: ObjectCondition | None
     """PodScheduled if it is False: the scheduler found no node."""
     disruption_target: ObjectCondition | None
@@ -90,7 +89,7 @@ class Pod:
         conditions = items(status, "conditions")
         created, deleted = time(metadata, "creationTimestamp"), time(metadata, "deletionTimestamp")
         phase = text(status, "phase") or "Pending"
-        started, clock = _corrected_start(status, conditions, latest)
+        clock = _clock(status, conditions, latest)
         return cls(
             name=text(metadata, "name") or "",
             key=AttemptKey.of(found),
@@ -104,7 +103,7 @@ class Pod:
             slice_kind=slice_kind(spec),
             termination_grace_period_seconds=number(spec, "terminationGracePeriodSeconds"),
             phase=phase,
-            start_time=started,
+            start_time=clock.placed,
             clock_ahead=clock.ahead,
             unscheduled=parse_condition(conditions, "PodScheduled", "False"),
             disruption_target=parse_condition(conditions, "DisruptionTarget", "True"),
@@ -186,19 +185,14 @@ class Pod:
         return any(each.name in self.unlimited for each in self.containers if each.state.terminated is end)
 
 
-def _corrected_start(
-    status: Object, conditions: Iterable[Object], latest: datetime
-) -> tuple[datetime | None, NodeClock]:
-    """Returns when the kubelet accepted the pod, and its clock.
-
-    The API server writes when the pod was scheduled, the kubelet when it accepted it.
-    """
+def _clock(status: Object, conditions: Iterable[Object], latest: datetime) -> NodeClock:
+    """The API server writes when the pod was scheduled, the kubelet when it accepted it."""
     accepted, scheduled = time(status, "startTime"), parse_condition(conditions, "PodScheduled", "True")
     placed = scheduled.last_transition_time if scheduled else None
     ahead = accepted - placed if accepted and placed else timedelta()
     if placed is None or _ACCEPTANCE[0] <= ahead <= _ACCEPTANCE[1]:
-        return accepted, NodeClock(ahead=timedelta(), placed=latest, latest=latest)
-    return placed, NodeClock(ahead=ahead, placed=placed, latest=latest)
+        return NodeClock(ahead=timedelta(), placed=accepted, latest=latest)
+    return NodeClock(ahead=ahead, placed=placed, latest=latest)
 
 
 def _latest(
