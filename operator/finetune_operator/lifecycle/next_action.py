@@ -60,7 +60,8 @@ def next_action(
     if observation.folder.unreadable:
         return without_run_folder(observation, plan, attempts, observation.folder.unreadable, refused)
     attempts = tuple(
-        replace(attempt, over=seconds_beside_others(attempt, observation.now) == 0) for attempt in attempts
+        replace(each, over=each.trainer_ended and seconds_beside_others(each, observation.now) == 0)
+        for each in attempts
     )
     stages = derive_stages(observation, plan, attempts, stop=stop)
     step = _next(observation, stages, refused, stop)

@@ -147,7 +147,7 @@ class Observer:
             snapshot, found = await self._children.live(job, room)
         status = read_status(job.get("status"))
         jobsets = own_jobsets(job, found.jobsets)
-        pods = own_pods(job, found.pods, jobsets)
+        pods = own_pods(job, found.pods, jobsets, self._utc_now())
         workloads = own_workloads(found.workloads, jobsets)
         excess = found.excess
         # Releases objects that are not the job's.

@@ -1,5 +1,7 @@
 """Pods that outlive their trainer, pods that do not go, and children that go too early."""
 
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -98,6 +100,70 @@ def test_one_failed_process_of_a_slice_ends_the_attempt_and_is_judged_as_ever() 
     world.reconcile()
     assert world.status["failure"]["reason"] == "HostOutOfMemory"
     assert world.status["failure"]["class"] == "User"
+
+
+def ends(world: World) -> int:
+    """Returns how many attempts are reported to have ended."""
+    return len(world.status["attempts"]["history"])
+
+
+def until(world: World, reached: Callable[[], bool]) -> float:
+    """Reconciles as often as the operator asks for, and returns the seconds until something is reached."""
+    begun = world.now
+    world.reconcile()
+    while not reached() and world.now - begun < timedelta(minutes=10):
+        world.wait(world.requeue_after or 600)
+        world.reconcile()
+    return (world.now - begun).total_seconds()
+
+
+def started_saving(world: World, name: str) -> None:
+    """The pods that still run have got SIGTERM, with a grace period of five minutes."""
+    for pod in world.pods_of(name):
+        pod["metadata"]["deletionTimestamp"] = stamped(world, -300)
+
+
+@pytest.mark.parametrize("code", [139, 137, int(ExitCode.STOPPED), int(ExitCode.BAD_REQUEST)])
+def test_hosts_that_still_save_get_their_grace_period_after_one_has_failed(code: int) -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    world.train(name, 15)
+    injected(world, name, code, pods=1)
+    assert until(world, lambda: "deletionTimestamp" in world.jobsets[name]["metadata"]) <= 60
+    started_saving(world, name)
+    for _ in range(25):
+        world.wait(10)
+        world.reconcile()
+        assert stage(world, "Train")["phase"] in ("Running", "Waiting"), "the second host saves"
+        assert ends(world) == 2
+    (_, second) = world.pods_of(name)
+    (trainer,) = second["status"]["containerStatuses"]
+    begun = trainer["state"]["running"]["startedAt"]
+    trainer["state"] = {"terminated": {"exitCode": 75, "startedAt": begun, "finishedAt": stamped(world)}}
+    world.save(name)
+    assert until(world, lambda: ends(world) > 2) <= 60, "the first pod's other container runs on"
+    assert world.created[-1] == name, "no other attempt starts before the pods are gone"
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"cancel": True}])
+def test_a_slice_that_is_stopped_is_saving_until_its_last_host_has_saved(spec: Object) -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    world.train(name, 15)
+    world.edit(**spec)
+    world.reconcile()
+    started_saving(world, name)
+    first, _ = world.pods_of(name)
+    ended = {"exitCode": 75, "finishedAt": stamped(world)}
+    first["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+    for _ in range(25):
+        world.wait(10)
+        world.reconcile()
+        assert "Train is saving and stopping" in world.status["summary"]
+    world.save(name)
+    world.lose(name)
+    world.reconcile()
+    assert world.status["phase"] == ("Suspended" if "suspend" in spec else "Failed")
 
 
 def test_a_slice_continues_while_one_of_its_trainers_runs() -> None:
@@ -236,36 +302,100 @@ def test_a_stage_that_has_stopped_is_not_called_saving() -> None:
 # --- machines ------------------------------------------------------------------------------------------------
 
 
-def node(created: str, ready_since: str) -> Object:
-    ready = {"type": "Ready", "status": "True", "lastTransitionTime": ready_since}
+def node(created: str, ready_since: str, heartbeat: str) -> Object:
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "lastTransitionTime": ready_since,
+        "lastHeartbeatTime": heartbeat,
+    }
     return {
         "metadata": {"name": "tpu-7", "creationTimestamp": created, "labels": {}},
         "status": {"conditions": [ready]},
     }
 
 
-@pytest.mark.parametrize(
+def crashed(world: World, made: Object, accepted: int = 0) -> None:
+    """A pod that its kubelet accepted 600 s ago, by a clock that was that many seconds ahead, has crashed."""
+    name = world.until(Stage.TRAIN)
+    world.nodes = {"tpu-7": made}
+    world.end_pods(name, 137)
+    for pod in world.pods_of(name):
+        pod["spec"] = {**pod["spec"], "nodeName": "tpu-7"}
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world, 600)}
+        pod["status"] |= {"startTime": stamped(world, 600 - accepted), "conditions": [scheduled]}
+    world.end_jobset(name, "Failed")
+    world.reconcile()
+
+
+def taken(world: World) -> bool:
+    """Whether the crash is charged to the machine that was lost, and not to the platform."""
+    charged = world.status["attempts"]
+    assert (charged["preemption"], charged["infrastructure"]) in ((1, 0), (0, 1))
+    return bool(charged["preemption"])
+
+
+MACHINES = pytest.mark.parametrize(
     ("created", "ready", "lost"),
     [(900, 800, False), (10, 10, True), (900, 10, True), (900, 400, False)],
     ids=["older", "created-again", "restarted", "unready-long-before"],
 )
-def test_a_machine_that_came_back_under_its_name_is_a_lost_node(created: int, ready: int, lost: bool) -> None:
-    """Times are seconds before the crash's observation; the pod was started 600 s before it."""
+
+
+@MACHINES
+@pytest.mark.parametrize("ahead", [0, 7200, -7200, 400, -400])
+def test_a_machine_that_came_back_under_its_name_is_a_lost_node(
+    created: int, ready: int, lost: bool, ahead: int
+) -> None:
+    """Times are seconds before the crash's observation, 600 s after the pod was started. The node's clock is wrong."""
+    world = World()
+    world.until(Stage.TRAIN)
+    world.wait(600)
+    made = node(stamped(world, created), stamped(world, ready - ahead), stamped(world, 5 - ahead))
+    crashed(world, made, ahead)
+    assert taken(world) is lost
+
+
+@pytest.mark.parametrize("ahead", [0, 7200, -7200])
+def test_a_lost_node_is_found_whatever_time_the_trainer_has_recorded(ahead: int) -> None:
     world = World()
     name = world.until(Stage.TRAIN)
+    world.wait(600)
+    world.now -= timedelta(seconds=-ahead)
+    world.fail(name, ExitCode.UNAVAILABLE)
+    world.now += timedelta(seconds=-ahead)
     for pod in world.pods_of(name):
         pod["spec"] = {**pod["spec"], "nodeName": "tpu-7"}
-        pod["status"]["startTime"] = stamped(world)
-    world.wait(600)
-    world.nodes = {"tpu-7": node(stamped(world, created), stamped(world, ready))}
-    started = {pod["metadata"]["name"]: pod["status"]["startTime"] for pod in world.pods_of(name)}
-    world.end_pods(name, 137)
-    for pod in world.pods_of(name):
-        pod["status"]["startTime"] = started[pod["metadata"]["name"]]
-    world.end_jobset(name, "Failed")
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world, 600)}
+        pod["status"] |= {"startTime": stamped(world, 600 - ahead), "conditions": [scheduled]}
+    world.jobsets[name]["status"]["conditions"][-1]["lastTransitionTime"] = stamped(world)
+    world.nodes = {}
     world.reconcile()
-    charged = world.status["attempts"]
-    assert (charged["preemption"], charged["infrastructure"]) == ((1, 0) if lost else (0, 1))
+    assert taken(world)
+
+
+@pytest.mark.parametrize("ready", [10, 800])
+@pytest.mark.parametrize("ahead", [7200, -7200])
+def test_a_machine_that_came_back_with_a_clock_that_is_right_is_a_lost_node(ahead: int, ready: int) -> None:
+    world = World()
+    world.until(Stage.TRAIN)
+    world.wait(600)
+    # The machine that was ready before the pod has set its clock right since.
+    wrong = ahead if ready > 600 else 0
+    crashed(world, node(stamped(world, 900), stamped(world, ready - wrong), stamped(world)), ahead)
+    assert taken(world) is (ready < 600)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_node_that_was_ready_in_the_future_has_set_its_clock_right_or_came_back(comes_back: bool) -> None:
+    """Its clock was right when the kubelet accepted the pod."""
+    world = World()
+    world.until(Stage.TRAIN)
+    world.wait(600)
+    ready = 10 if comes_back else 610
+    heartbeat = stamped(world, 8 - 7200) if comes_back else stamped(world, 8)
+    crashed(world, node(stamped(world, 900), stamped(world, ready - 7200), heartbeat))
+    assert taken(world) is comes_back
 
 
 # --- what goes too early -------------------------------------------------------------------------------------
@@ -324,12 +454,15 @@ def test_the_usage_of_a_killed_attempt_is_that_of_its_end() -> None:
 # --- clocks --------------------------------------------------------------------------------------------------
 
 
-def skewed(world: World, name: str, ahead: int) -> None:
-    """The pods' node has a clock that is that many seconds ahead."""
+def skewed(world: World, name: str, ahead: int, *, starting: int = 0, set_right: bool = False) -> None:
+    """The pods' node has a clock that is that many seconds ahead when the kubelet accepts the pod, and the container
+    starts after that many seconds, before which the clock may be set right."""
     for pod in world.pods_of(name):
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world)}
         pod["status"] |= {"startTime": stamped(world, -ahead), "conditions": [scheduled]}
-        pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = stamped(world, -ahead)
+        begun = stamped(world, -starting - (0 if set_right else ahead))
+        pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = begun
+    world.wait(starting)
 
 
 @pytest.mark.parametrize("ahead", [7200, -7200, 0])
@@ -372,3 +505,79 @@ def test_a_nodes_clock_changes_no_usage(ahead: int) -> None:
         world.train(name, step)
         world.reconcile()
     assert float(world.status["cost"]["chipHours"]) == pytest.approx(4.0, abs=0.01)
+
+
+@pytest.mark.parametrize("ahead", [7200, -7200, 900, -900])
+def test_a_clock_that_is_set_right_before_the_container_starts_hides_no_hang(ahead: int) -> None:
+    world = World(job=job(hangPolicy={"noStepSeconds": 120, "startupSeconds": 600}))
+    name = world.until(Stage.TRAIN)
+    world.wait(7000)
+    skewed(world, name, ahead, starting=60, set_right=True)
+    for step in range(1, 5):
+        world.wait(60)
+        world.train(name, step)
+        world.reconcile()
+        assert world.live() == [name], world.status["summary"]
+    world.wait(130)
+    world.reconcile()
+    assert world.attempts[world.key_of(name)].failure.reason == "Hung"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ahead", [7200, -7200, 900, -900])
+def test_a_clock_that_is_set_right_before_the_container_starts_neither_hides_a_stuck_start_nor_ends_one(
+    ahead: int,
+) -> None:
+    world = World(job=job(hangPolicy={"startupSeconds": 600}))
+    name = world.until(Stage.TRAIN)
+    world.wait(7000)
+    skewed(world, name, ahead, starting=60, set_right=True)
+    world.wait(590)
+    world.reconcile()
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"]
+    world.wait(20)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+@pytest.mark.parametrize("ran", [1800, 36_000])
+@pytest.mark.parametrize("later", [False, True], ids=["before-the-start", "while-it-runs"])
+@pytest.mark.parametrize("ahead", [7200, -7200])
+def test_a_clock_that_is_set_right_changes_neither_usage_nor_the_time_of_others(
+    ahead: int, later: bool, ran: int
+) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    skewed(world, name, ahead, set_right=not later)
+    world.wait(ran)
+    world.write_success(name)
+    result = world.attempts[world.key_of(name)].result
+    assert result is not None
+    injected(world, name, 0)
+    world.wait(20)
+    world.reconcile()
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"], "others end by themselves"
+    world.wait(30)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(4 * ran / 3600, abs=0.01)
+
+
+@pytest.mark.parametrize("stays_wrong", [False, True])
+@pytest.mark.parametrize("ahead", [7200, -7200])
+def test_the_usage_of_what_has_ended_stays_the_same(ahead: int, stays_wrong: bool) -> None:
+    """While others of the job's stages run."""
+    world = World()
+    name = world.until(Stage.TRAIN)
+    skewed(world, name, ahead)
+    world.wait(3600)
+    world.kill(name, 7)
+    (pod,) = world.pods_of(name)
+    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended["finishedAt"] = stamped(world, -ahead if stays_wrong else 0)
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamped(world, 3600)}
+    pod["status"] |= {"startTime": stamped(world, 3600 - ahead), "conditions": [scheduled]}
+    for _ in range(30):
+        world.reconcile()
+        assert float(world.status["cost"]["chipHours"]) == pytest.approx(4, abs=0.01)
+        world.wait(600)
+        world.attempts = {}

@@ -230,7 +230,7 @@ class World:
             profiles=tuple(answered(self.profiles)),
             snapshot=answered(self.config_map),
             jobsets=jobsets,
-            pods=own_pods(self.job, pods, jobsets),
+            pods=own_pods(self.job, pods, jobsets, self.now),
             folder=self._view(),
             source=answered(self.source),
             quotas=()

@@ -121,7 +121,7 @@ class FolderWorld(World):
             job=self.job,
             status=read_status(self.job.get("status")),
             jobsets=jobsets,
-            pods=own_pods(self.job, list(self.pods.values()), jobsets),
+            pods=own_pods(self.job, list(self.pods.values()), jobsets, self.now),
         )
         retry = self.job["spec"].get("retry", {}).get("generation", 0)
         self.view = _RUNNER.run(self.reader.view(self.folders, of=_JOB, own=own, retry=retry))

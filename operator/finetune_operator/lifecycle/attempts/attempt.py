@@ -57,6 +57,12 @@ class Attempt:
         return jobset_live or any(pod.live for pod in self.pods)
 
     @property
+    def trainer_ended(self) -> bool:
+        """Whether processes have ended and none runs or is about to, of the pods that exist."""
+        found = [(pod.live, pod.terminations) for pod in self.pods if pod.runs_trainer]
+        return any(ends for _, ends in found) and all(ends or not live for live, ends in found)
+
+    @property
     def running(self) -> bool:
         """Whether all expected pods exist and were started."""
         # JobSet creates the other pods of a slice once the first one has a node.
@@ -97,24 +103,23 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
 
 
 def seconds_beside_others(attempt: Attempt, now: datetime) -> float | None:
-    """Returns the seconds until the attempt is over although Kubernetes keeps its pods, and so its JobSet, for other
-    containers; 0 if it is. None: the trainer has not ended, or Kubernetes ends the attempt.
+    """Returns the seconds until an attempt is ended whose pods, and so whose JobSet, Kubernetes keeps for containers
+    that others have added; 0 if it is due. None: nothing has ended, or Kubernetes ends the attempt.
 
-    The trainer as a whole has ended when one process has failed or all have ended. Other containers then get a while to
-    end by themselves; a node's clock does not prolong it.
+    Once one process has failed, the others get their grace period, since they may save. Once all have ended, the
+    attempt is over. Other containers first get a while to end by themselves; a node's clock does not prolong it.
     """
-    jobset = attempt.jobset
+    jobset, ended = attempt.jobset, attempt.trainer_ended
     if jobset is None or attempt.restarted or jobset.ended or jobset.suspended:
         return None
     # What is being deleted ends by itself. What the operator has deleted for this reason stays over.
     kept = any(pod.outlives_trainer and pod.deletion_timestamp is None for pod in attempt.pods)
-    trainers = [pod for pod in attempt.pods if pod.runs_trainer]
-    ends = [end for pod in trainers for end in pod.terminations]
+    ends = [end for pod in attempt.pods if pod.runs_trainer for end in pod.terminations]
     failed = [end for end in ends if end.exit_code]
-    whole = len(ends) >= len(trainers) and len(attempt.pods) >= jobset.pods_expected
-    if not (kept or jobset.deleting) or not (failed or (ends and whole)):
+    whole = ended and len(attempt.pods) >= jobset.pods_expected
+    if not (ended if jobset.deleting else kept) or not (failed or whole):
         return None
-    since = (min if failed else max)([end.finished_at or now for end in failed or ends])
+    since = (max if ended else min)([end.finished_at or now for end in (ends if ended else failed)])
     passed = (now - since).total_seconds()
     # A clock that is a little ahead takes nothing from the others' time.
     return OTHERS_SECONDS - max(0.0, passed) if -OTHERS_SECONDS < passed < OTHERS_SECONDS else 0.0

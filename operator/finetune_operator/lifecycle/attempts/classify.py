@@ -36,6 +36,7 @@ from finetune_operator.lifecycle.attempts.disruption import (
     PRESSURES,
     Disruption,
     disruption,
+    ended_at,
     pressure,
 )
 from finetune_operator.lifecycle.attempts.multikueue import MULTIKUEUE_UNSUPPORTED
@@ -163,9 +164,7 @@ def classify(  # noqa: PLR0911  one per case
     files = attempt.files
     result = files.result if files else None
     recorded = files.failure if files else None
-    end_of_jobset = attempt.jobset.end_time if attempt.jobset and not attempt.restarted else None
-    # A node's clock may be fast; the JobSet's end time is the control plane's.
-    finished = min((time for time in (result and result.finished, end_of_jobset) if time), default=None)
+    finished = _finished(attempt, result)
     if result and result.outcome is Outcome.SUCCEEDED:
         wrong = _incomplete(attempt, result)
         if wrong is None:
@@ -195,6 +194,15 @@ def classify(  # noqa: PLR0911  one per case
     else:
         failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
+
+
+def _finished(attempt: Attempt, result: StageResult | None) -> datetime | None:
+    """The trainer's time is by its node's clock. The JobSet's is the control plane's, the pods' times are corrected."""
+    told = result.finished if result else None
+    if told and any(pod.clock_ahead for pod in attempt.pods):
+        told = ended_at(attempt, None) or told
+    end_of_jobset = attempt.jobset.end_time if attempt.jobset and not attempt.restarted else None
+    return min((time for time in (told, end_of_jobset) if time), default=None)
 
 
 def _unrecorded_eviction(attempt: Attempt) -> Failure | None:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from finetune_contract import ExitCode, Failure
 from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.children.container import CLOCKS_DIFFER
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_condition import ObjectCondition
 from finetune_operator.lifecycle.children.pod import Pod
@@ -71,7 +72,8 @@ def disruption(
         )
     if nodes is not None and (ended is None or now - ended <= WINDOW):
         hosts = attempt.jobset.hosts_per_slice if attempt.jobset else 1
-        for message in (*_nodes_lost(attempt.pods, nodes, end), *_slices_broken(attempt.pods, nodes, hosts)):
+        lost = _nodes_lost(attempt.pods, nodes, end, now)
+        for message in (*lost, *_slices_broken(attempt.pods, nodes, hosts)):
             return Disruption(reason=PREEMPTED, message=message)
     if attempt.restarted:
         return Disruption(reason=PREEMPTED, message="A pod was disrupted, and JobSet restarted all pods.")
@@ -101,7 +103,9 @@ def disruption_target(pod: Pod, ended: datetime | None) -> ObjectCondition | Non
     return found if after(taken, saved + window) >= ended else None
 
 
-def _nodes_lost(pods: Iterable[Pod], nodes: Mapping[str, SliceNode], ended: datetime | None) -> Iterator[str]:
+def _nodes_lost(
+    pods: Iterable[Pod], nodes: Mapping[str, SliceNode], ended: datetime | None, now: datetime
+) -> Iterator[str]:
     for pod in pods:
         name = pod.node_name
         # Only nodes of slices were read.
@@ -112,21 +116,25 @@ def _nodes_lost(pods: Iterable[Pod], nodes: Mapping[str, SliceNode], ended: date
             yield f"Node {name} {of_pod} is gone."
         elif wrong := _wrong(nodes[name]):
             yield f"Node {name} {of_pod} is {wrong}."
-        elif _began_anew(nodes[name], pod, ended):
+        elif _began_anew(nodes[name], pod, ended, now):
             yield f"Node {name} {of_pod} was lost: another machine, or the same one after a restart, has its name."
 
 
-def _began_anew(node: SliceNode, pod: Pod, ended: datetime | None) -> bool:
+def _began_anew(node: SliceNode, pod: Pod, ended: datetime | None, now: datetime) -> bool:
     """Whether the node's machine began after the pod, which was scheduled to a node that was ready.
 
     A machine that is created again under the same name may find the node's object, and becomes ready with it. A node
-    that was not ready for a while long before the end explains nothing.
+    that was not ready for a while long before the end explains nothing. Its clock may be wrong now, or was when the pod
+    began and may have been set right before the node was ready.
     """
     begun, since = pod.start_time, node.ready_since
-    if begun is None or (node.created and node.created > begun):
-        return begun is not None
-    by_node = after(begun, pod.clock_ahead.total_seconds())
-    return bool(since and since > by_node and (not ended or after(since, WINDOW.total_seconds()) >= ended))
+    if begun is None or since is None or (node.created and node.created > begun):
+        return bool(begun and node.created and node.created > begun)
+    fast = ((node.heartbeat or since) - now).total_seconds()
+    ahead = pod.clock_ahead.total_seconds()
+    times = (after(since, -max(ahead, fast)),) if fast > CLOCKS_DIFFER else (since, after(since, -ahead))
+    explaining = after(ended, -WINDOW.total_seconds()) if ended else begun
+    return any(begun < each <= after(now, CLOCKS_DIFFER) and each >= explaining for each in times)
 
 
 def _slices_broken(pods: Iterable[Pod], nodes: Mapping[str, SliceNode], hosts: int) -> Iterator[str]:

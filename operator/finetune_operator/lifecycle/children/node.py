@@ -25,13 +25,16 @@ class SliceNode:
     """When the node's object was created."""
     ready_since: datetime | None
     """By the node's clock; None if it is not ready, or the time is unknown."""
+    heartbeat: datetime | None = None
+    """When the node last reported that it is ready, by its clock."""
 
     @classmethod
     def parse(cls, found: Object) -> "SliceNode":
         """Never raises on an object that an API server may hold."""
         metadata = section(found, "metadata")
         labels = section(metadata, "labels")
-        ready = parse_condition(items(section(found, "status"), "conditions"), "Ready", "True")
+        conditions = items(section(found, "status"), "conditions")
+        ready = parse_condition(conditions, "Ready", "True")
         maintenance = text(labels, MAINTENANCE_LABEL) or "false"
         return cls(
             name=text(metadata, "name") or "",
@@ -41,4 +44,5 @@ class SliceNode:
             ready=ready is not None,
             created=time(metadata, "creationTimestamp"),
             ready_since=ready.last_transition_time if ready else None,
+            heartbeat=next((time(each, "lastHeartbeatTime") for each in conditions), None),
         )

@@ -7,6 +7,7 @@ all of this is forged affects at most the job that it claims to belong to, in th
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from finetune_contract import Stage
@@ -14,7 +15,7 @@ from finetune_operator.api import API_VERSION
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.rendering import MAX_RESTART, jobset_name
+from finetune_operator.rendering import jobset_name
 from finetune_operator.rendering.labels import job_of_jobset
 
 type Object = Mapping[str, Any]
@@ -32,7 +33,9 @@ def own_jobsets(job: Object, jobsets: Iterable[Object]) -> tuple[JobSet, ...]:
     return tuple(JobSet.parse(each) for each in jobsets if may_be_jobset_of(job, each))
 
 
-def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet]) -> tuple[Pod, ...]:
+def own_pods(
+    job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet], now: datetime
+) -> tuple[Pod, ...]:
     """Returns the job's pods among those with its label.
 
     A pod of an existing JobSet has at most the restart that ``status.restarts`` counts, or the next one: the JobSet
@@ -42,15 +45,18 @@ def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet]) -> 
         job: the FineTuneJob.
         pods: plain objects, which may be reduced (:mod:`.projection`).
         jobsets: the job's JobSets.
+        now: the time of the observation.
     """
-    restarts = {each.key.jobset: each.restarts for each in jobsets if each.key}
-    return tuple(
-        pod
-        for each in pods
-        if (pod := Pod.parse(each)).key
-        and _controlled_by_jobset(job, each, pod.key)
-        and pod.key.restart <= restarts.get(pod.key.jobset, MAX_RESTART) + 1
-    )
+    made = {each.key.jobset: each for each in jobsets if each.key}
+    found: list[Pod] = []
+    for each in pods:
+        key = AttemptKey.of(each)
+        if key and _controlled_by_jobset(job, each, key):
+            jobset = made.get(key.jobset)
+            pod = Pod.parse(each, (jobset and jobset.end_time) or now)
+            if jobset is None or key.restart <= jobset.restarts + 1:
+                found.append(pod)
+    return tuple(found)
 
 
 def may_be_jobset_of(job: Object, jobset: Object) -> bool:

@@ -6,8 +6,11 @@ from datetime import datetime, timedelta
 
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.container import (
+    CLOCKS_DIFFER,
+    UNKNOWN,
     ContainerStatus,
     ContainerTermination,
+    NodeClock,
     parse_containers,
 )
 from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
@@ -28,7 +31,7 @@ type SliceKind = tuple[tuple[str, str], ...]
 
 #: A kubelet accepts a pod within seconds after it was scheduled, and one that is down for longer loses its pods. Any
 #: other time is an error of the node's clock.
-_ACCEPTANCE = timedelta(seconds=-10), timedelta(minutes=5)
+_ACCEPTANCE = timedelta(seconds=-CLOCKS_DIFFER), timedelta(minutes=5)
 SLICE_KIND_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 
 
@@ -62,8 +65,7 @@ class Pod:
     start_time: datetime | None
     """When the kubelet accepted the pod."""
     clock_ahead: timedelta
-    """How far the node's clock was ahead of the control plane's when the kubelet accepted the pod, by which
-    ``start_time`` and the containers' times are corrected. Negative: it was behind. 0: no error is evident."""
+    """See :class:`NodeClock`, by which ``start_time`` and the containers' times are corrected."""
     unscheduled: ObjectCondition | None
     """PodScheduled if it is False: the scheduler found no node."""
     disruption_target: ObjectCondition | None
@@ -80,14 +82,14 @@ class Pod:
     """Names of the containers without a memory limit."""
 
     @classmethod
-    def parse(cls, found: Object) -> "Pod":
-        """Never raises on an object that an API server may hold."""
+    def parse(cls, found: Object, latest: datetime = UNKNOWN) -> "Pod":
+        """Never raises on an object that an API server may hold. ``latest``: see :class:`NodeClock`."""
         metadata, spec, status = section(found, "metadata"), section(found, "spec"), section(found, "status")
         labels = section(metadata, "labels")
         conditions = items(status, "conditions")
         created, deleted = time(metadata, "creationTimestamp"), time(metadata, "deletionTimestamp")
         phase = text(status, "phase") or "Pending"
-        started, ahead = _corrected_start(status, conditions)
+        clock = _clock(status, conditions, latest)
         return cls(
             name=text(metadata, "name") or "",
             key=AttemptKey.of(found),
@@ -101,15 +103,15 @@ class Pod:
             slice_kind=slice_kind(spec),
             termination_grace_period_seconds=number(spec, "terminationGracePeriodSeconds"),
             phase=phase,
-            start_time=started,
-            clock_ahead=ahead,
+            start_time=clock.placed,
+            clock_ahead=clock.ahead,
             unscheduled=parse_condition(conditions, "PodScheduled", "False"),
             disruption_target=parse_condition(conditions, "DisruptionTarget", "True"),
             failure_reason=text(status, "reason") if phase == "Failed" else None,
             failure_message=text(status, "message") if phase == "Failed" else None,
             last_change=_latest(created, deleted, conditions) if phase == "Failed" else None,
-            containers=parse_containers(status, "containerStatuses", ahead),
-            init_containers=parse_containers(status, "initContainerStatuses", ahead),
+            containers=parse_containers(status, "containerStatuses", clock),
+            init_containers=parse_containers(status, "initContainerStatuses", clock),
             unlimited=frozenset(
                 text(each, "name") or ""
                 for each in items(spec, "containers")
@@ -183,17 +185,14 @@ class Pod:
         return any(each.name in self.unlimited for each in self.containers if each.state.terminated is end)
 
 
-def _corrected_start(status: Object, conditions: Iterable[Object]) -> tuple[datetime | None, timedelta]:
-    """Returns when the kubelet accepted the pod, and how far its clock was ahead.
-
-    The API server writes when the pod was scheduled, the kubelet when it accepted it.
-    """
+def _clock(status: Object, conditions: Iterable[Object], latest: datetime) -> NodeClock:
+    """The API server writes when the pod was scheduled, the kubelet when it accepted it."""
     accepted, scheduled = time(status, "startTime"), parse_condition(conditions, "PodScheduled", "True")
     placed = scheduled.last_transition_time if scheduled else None
     ahead = accepted - placed if accepted and placed else timedelta()
-    if _ACCEPTANCE[0] <= ahead <= _ACCEPTANCE[1]:
-        return accepted, timedelta()
-    return placed, ahead
+    if placed is None or _ACCEPTANCE[0] <= ahead <= _ACCEPTANCE[1]:
+        return NodeClock(ahead=timedelta(), placed=accepted, latest=latest)
+    return NodeClock(ahead=ahead, placed=placed, latest=latest)
 
 
 def _latest(

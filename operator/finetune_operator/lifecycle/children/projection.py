@@ -157,7 +157,7 @@ _NODE: Shape = {
     "spec": {"taints": _Each(of=_texts("key"))},
     "status": {
         "conditions": _Each(
-            of=_texts("type", "status", "lastTransitionTime"),
+            of=_texts("type", "status", "lastTransitionTime", "lastHeartbeatTime"),
             wanted=lambda each: each.get("type") == "Ready",
         )
     },
