@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
-from finetune_operator.api.conditions import ProfileConditionType
 from finetune_operator.cli.doctor_finding import Finding, Findings, State
 from finetune_operator.cli.doctor_nodes import check_nodes
 from finetune_operator.cli.doctor_setup import Setup
@@ -64,11 +63,8 @@ def _served_namespace(setup: Setup) -> Findings:
         )
         return
     served = {each for role in setup.operator_roles for each in served_namespaces(role)}
-    conditions = [
-        each for profile in setup.serving for each in (profile.get("status") or {}).get("conditions") or ()
-    ]
-    lost = [each for each in conditions if each["type"] == ProfileConditionType.NAMESPACE_LOST]
-    if any(f" {namespace} (" in each["message"] for each in lost):
+    statuses = (profile.get("status") or {} for profile in setup.serving)
+    if any(namespace in (status.get("lostNamespaces") or ()) for status in statuses):
         fix = f"give the operator its Role and RoleBinding again: {_install(setup.operator_namespace)}"
         yield Finding(
             name,

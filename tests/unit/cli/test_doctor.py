@@ -92,10 +92,9 @@ def serving(namespaces: str) -> dict[str, Any]:
     return {"metadata": {"name": "finetune-operator", "annotations": {SERVES: namespaces}}}
 
 
-def lost(message: str) -> dict[str, Any]:
-    """The profile while the operator may not watch a namespace."""
-    condition = {"type": "NamespaceLost", "status": "True", "message": message}
-    return {"profiles": [{**profile(), "status": {"conditions": [condition]}}]}
+def lost(*namespaces: str) -> dict[str, Any]:
+    """The profile while the operator may not watch those namespaces."""
+    return {"profiles": [{**profile(), "status": {"lostNamespaces": list(namespaces)}}]}
 
 
 def without(*kinds: Any) -> dict[str, Any]:
@@ -139,8 +138,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
         {"operator_roles": [serving("team-b")]}, "operator", "No operator serves team-a; served: team-b", "TEAMS",
     ),
     "an operator that may not watch": (
-        lost("Release x cannot watch team-b (0 chips were at work), team-a (8 chips were at work)."),
-        "operator", "may not watch team-a", "Role and RoleBinding",
+        lost("team-b", "team-a"), "operator", "may not watch team-a", "Role and RoleBinding",
     ),
     "no JobSet": (without(JOBSETS), "jobset", "jobsets.jobset.x-k8s.io/v1alpha2", "kubectl apply --server-side"),
     "no profile": ({"profiles": []}, "profiles", "No profile serves namespace team-a", "kubectl edit finetuneprofile"),
@@ -315,6 +313,10 @@ def test_the_head_of_pathways_is_a_pod_and_a_job_of_the_quota() -> None:
         setup = dataclasses.replace(healthy(), **heads, **quota({resource: "1"}, {}))
         (found,) = of(setup, State.MISSING)
         assert f"allows 1 of {resource}, and v6e-4 needs 2" in found.message
+
+
+def test_the_loss_of_another_namespace_is_none_of_this_one() -> None:
+    assert of(dataclasses.replace(healthy(), **lost("team-b", "team-a-2")), State.MISSING) == []
 
 
 @pytest.mark.parametrize("served", ["*", "team-a", "team-b,team-a"])

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import CONFIG_MAPS, Rejected, Unavailable
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Rejected, Unavailable
 from finetune_operator.lifecycle.accounting.job_usage import counted_on, job_usage
 from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.reconcile import at_work as module
 from finetune_operator.reconcile.at_work import AtWork
 from tests.unit.lifecycle.test_lost_namespace import CHIPS, stored, training
 from tests.unit.reconcile.fakes import OWN, FakeCluster
+from tests.unit.reconcile.watched import Watched, at
 
 NAME = "finetune-operator-at-work"
 
@@ -81,6 +82,24 @@ async def test_the_next_leader_can_record_a_job_that_was_deleted_unseen(
     recorded = [closing_records(counted_on(each, later), later) for each in (report, running)]
     assert recorded[0] == recorded[1]
     assert sum(each.chip_hours for each in recorded[0]) >= 100 * CHIPS
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_a_reported_job_is_found_deleted_when_its_namespace_is_back(
+    cluster: FakeCluster, running: dict[str, Any], deleted: bool
+) -> None:
+    running = at(50, running)
+    async with leader(cluster) as (one, _):
+        one.job(running)
+        await until(lambda: uids(cluster))
+    watched = Watched(["team-a", "team-b"])
+    async with leader(cluster) as (_, taken):
+        await until(lambda: taken)
+    watched.cache.adopt(taken[0])
+    watched.listed(JOBS, namespace="team-b")
+    assert watched.missed == []
+    watched.listed(JOBS, *([] if deleted else [at(90, running)]), namespace="team-a")
+    assert [job_usage(each) for each in watched.missed] == [job_usage(running)] * deleted
 
 
 async def test_only_jobs_on_chips_are_kept(cluster: FakeCluster, running: dict[str, Any]) -> None:
