@@ -63,10 +63,10 @@ No Secret is ever read: pods get them by reference.
   verbs: [get, list, create, delete]
 {{- end }}
 
-{{/* The record of delivered notices. It is created with the rights above. */}}
-{{- define "finetune-operator.notificationRules" -}}
+{{/* The records of delivered notices and of jobs on chips. They are created with the rights above. */}}
+{{- define "finetune-operator.recordRules" -}}
 - apiGroups: [""]
   resources: [configmaps]
-  resourceNames: [{{ include "finetune-operator.fullname" . }}-notifications]
+  resourceNames: [{{ include "finetune-operator.fullname" . }}-notifications, {{ include "finetune-operator.fullname" . }}-at-work]
   verbs: [patch]
 {{- end }}

@@ -246,6 +246,8 @@ class FineTuneProfileStatus(ApiModel):
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8), *list_map("type")] | None = None
     """Valid: all paths, keys and topologies of the spec are known. Stalled: the opposite, for kstatus. NamespaceLost:
     only while the operator may not watch a namespace that it serves and that may use the profile."""
+    lost_namespaces: Annotated[tuple[NamespaceName, ...], Field(max_length=256)] | None = None
+    """The namespaces that NamespaceLost is about, at most 256."""
     used_by: NonNegative | None = None
     """Number of unfinished jobs that run under the profile. Absent if the operator serves only some namespaces."""
 

@@ -1,22 +1,22 @@
 """The checks of ``finetune doctor``: a :class:`Setup` in, findings out. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from finetune_contract.tpu import chips_of_topology
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
-from finetune_operator.api.conditions import ProfileConditionType
 from finetune_operator.cli.doctor_finding import Finding, Findings, State
 from finetune_operator.cli.doctor_nodes import check_nodes
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
 from finetune_operator.cluster.releases import EVERY, served_namespaces
-from finetune_operator.lifecycle.children.quotas import applies_to_all_pods
+from finetune_operator.lifecycle.children.quotas import Quota, applies_to_all_pods, needs
 from finetune_operator.planning import Refused, check_profile_object, default_profile
+from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.policy.profile_checks import image_remarks
+from finetune_operator.planning.slices.choice import slice_label
+from finetune_operator.planning.slices.topology import offered_shapes
 from finetune_operator.rendering import quantities
 
-_CHIPS = ("requests.google.com/tpu", "google.com/tpu")
 _JOB_COUNT = "count/finetunejobs.tpu-finetune.dev"
 _GOOGLE_ACCOUNT = "iam.gke.io/gcp-service-account"
 
@@ -63,11 +63,8 @@ def _served_namespace(setup: Setup) -> Findings:
         )
         return
     served = {each for role in setup.operator_roles for each in served_namespaces(role)}
-    conditions = [
-        each for profile in setup.serving for each in (profile.get("status") or {}).get("conditions") or ()
-    ]
-    lost = [each for each in conditions if each["type"] == ProfileConditionType.NAMESPACE_LOST]
-    if any(f" {namespace} (" in each["message"] for each in lost):
+    statuses = (profile.get("status") or {} for profile in setup.serving)
+    if any(namespace in (status.get("lostNamespaces") or ()) for status in statuses):
         fix = f"give the operator its Role and RoleBinding again: {_install(setup.operator_namespace)}"
         yield Finding(
             name,
@@ -226,16 +223,17 @@ def _quotas(setup: Setup) -> Findings:
     if setup.quotas is None:
         yield Finding(name, State.UNKNOWN, f"You may not read ResourceQuotas in {setup.namespace}.")
         return
-    slices = sorted({chips for profile in setup.serving for chips in _slices(profile)})
+    slices = dict(each for profile in setup.serving for each in _slices(profile))
+    ordered = sorted(slices.items(), key=lambda each: tuple(each[1].values()))
     for quota in filter(applies_to_all_pods, setup.quotas):
         own, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = quota["spec"].get("hard") or {}, status.get("used") or {}
         edit = f"kubectl edit resourcequota {own} --namespace {setup.namespace}"
-        chips = next((_number(hard[key]) for key in _CHIPS if key in hard), None)
+        limits = Quota.parse(quota)
+        short = [lack for what, needed in ordered if limits and (lack := limits.shortage(what, needed))]
         jobs = _number(hard[_JOB_COUNT]) if _JOB_COUNT in hard else None
-        fitting = [each for each in slices if chips is None or each <= chips]
-        if slices and not fitting:
-            message = f"ResourceQuota {own} allows {chips} chips, and the smallest slice has {slices[0]}."
+        if short and len(short) == len(slices):
+            message = f"ResourceQuota {own} {short[0]}; no slice of the profiles needs less."
             yield Finding(name, State.MISSING, message, edit)
         elif jobs is not None and _JOB_COUNT not in used:
             # After the CRD is installed it may take the quota controller five minutes to find the kind.
@@ -250,21 +248,26 @@ def _quotas(setup: Setup) -> Findings:
                 f"ResourceQuota {own} allows {jobs} FineTuneJobs, and as many exist.",
                 fix,
             )
-        elif len(fitting) < len(slices):
+        elif short:
             # Jobs may be meant to take only those that fit.
-            message = f"ResourceQuota {own} allows {chips} chips: slices of up to {fitting[-1]}, not of {slices[-1]}."
+            message = f"ResourceQuota {own} {short[-1]}; smaller slices have room."
             yield Finding(name, State.UNKNOWN, message, edit)
         else:
             yield Finding(name, State.OK, f"ResourceQuota {own} leaves room for a job.")
 
 
-def _slices(profile: Object) -> Iterator[int]:
-    """Yields the chips of the slices of a valid profile."""
+def _slices(profile: Object) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Yields one slice of each kind of a valid profile, and as many as a job may have, with what they need."""
     try:
         flavors = check_profile_object(profile).flavors
     except Refused:
         return
-    yield from (chips_of_topology(topology) for flavor in flavors for topology in flavor.topologies)
+    heads = int(lookup(profile["spec"], "defaults.resources.controller") == "Pathways")
+    for flavor in flavors:
+        for shape in offered_shapes(flavor):
+            for slices in (1, flavor.max_slices):
+                needed = needs(slices=slices, hosts=shape.hosts, chips=shape.chips_per_host, heads=heads)
+                yield slice_label(shape.name, slices), needed
 
 
 def _number(quantity: object) -> int:

@@ -11,7 +11,7 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.capacity import flavors_tried
 from finetune_operator.lifecycle.children.quotas import check_quotas
-from finetune_operator.lifecycle.decision import Admit, NextStep
+from finetune_operator.lifecycle.decision import Admit, EventType, JobEvent, NextStep
 from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.derive import preflight_found
@@ -43,7 +43,11 @@ def admit_job(observation: Observation) -> NextStep:
     The next decision follows at once and reports the admission. The plan may be that of a job that has run for days.
     Raises Refused.
     """
-    return NextStep(action=Admit(write=render_stored_plan(plan_to_store(observation))), requeue_after=0.0)
+    snapshot, remark = plan_to_store(observation)
+    events = (
+        (JobEvent(type=EventType.WARNING, reason=Reason.QUOTA_TOO_SMALL, message=remark),) if remark else ()
+    )
+    return NextStep(action=Admit(write=render_stored_plan(snapshot)), events=events, requeue_after=0.0)
 
 
 def current_plan(
@@ -121,8 +125,8 @@ def stored_plan(observation: Observation) -> StoredPlan | None:
     return snapshot
 
 
-def plan_to_store(observation: Observation) -> StoredPlan:
-    """Returns the plan to store for a job that has none. Raises Refused.
+def plan_to_store(observation: Observation) -> tuple[StoredPlan, str | None]:
+    """Returns the plan to store for a job that has none, and a remark on quotas. Raises Refused.
 
     A lost plan is made again only if it has the digest that the job's JobSets and status name: under another plan the
     job would silently get another image, slice or folder in the middle of its run.
@@ -136,10 +140,10 @@ def plan_to_store(observation: Observation) -> StoredPlan:
         check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
     named = _named(observation)
     if not named:
-        if observation.quotas and not admission.plan.plan_only:
-            with naming_contact(snapshot.profile):
-                check_quotas(admission.plan, observation.quotas)
-        return snapshot
+        if admission.plan.plan_only:
+            return snapshot, None
+        with naming_contact(snapshot.profile):
+            return snapshot, check_quotas(admission.plan, observation.quotas)
     if named != {snapshot.digest}:
         raise Refused(
             Reason.PLAN_MISSING,
@@ -148,7 +152,7 @@ def plan_to_store(observation: Observation) -> StoredPlan:
             "ConfigMap or undo the change; or create the job again: spec.resumeFrom continues from its last "
             "checkpoint.",
         )
-    return snapshot
+    return snapshot, None
 
 
 def _named(observation: Observation) -> set[str]:

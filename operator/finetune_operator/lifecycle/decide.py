@@ -82,7 +82,7 @@ def _decide(observation: Observation) -> Decision:
         action=step.action,
         status=status,
         ledger=ledger,
-        events=job_events(observation.status, status),
+        events=job_events(observation.status, status) + step.events,
         obsolete=step.obsolete,
         requeue_after=step.requeue_after,
         details=step.details,

@@ -101,6 +101,23 @@ class DetailRequest:
     """Object whose ``Observation.events`` are requested."""
 
 
+class EventType(StrEnum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """One Kubernetes Event about the job, for one transition."""
+
+    type: EventType
+    reason: str
+    message: str
+    since: str = ""
+    """Time since which the state held that the transition ended. It distinguishes two transitions with the same
+    message; a transition that is decided again after a crash has the same time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextStep:
     """An action with the state of the job that leads to it. The status is built from it."""
@@ -124,23 +141,8 @@ class NextStep:
     """Replaces the summary that follows from the state."""
     details: DetailRequest | None = None
     """If set, these details are read and the decision is taken again; this one stands if there are none."""
-
-
-class EventType(StrEnum):
-    NORMAL = "Normal"
-    WARNING = "Warning"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEvent:
-    """One Kubernetes Event about the job, for one transition."""
-
-    type: EventType
-    reason: str
-    message: str
-    since: str = ""
-    """Time since which the state held that the transition ended. It distinguishes two transitions with the same
-    message; a transition that is decided again after a crash has the same time."""
+    events: tuple[JobEvent, ...] = ()
+    """Those that do not follow from the status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, Profi
 from finetune_operator.planning import Refused, read_stored_plan
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.merge import lookup
+from finetune_operator.reconcile.at_work import AtWork
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 from finetune_operator.reconcile.training_times import TrainingTimes
 
@@ -42,6 +43,7 @@ class Budgets:
         utc_now: the wall clock.
         times: takes the records of past trainings; None: they are not read.
         unobserved_until: returns the end of the time in which a namespace could not be observed; None: there was none.
+        at_work: takes the jobs on chips for later leaders; None: none needs them.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Budgets:
         utc_now: Callable[[], datetime],
         times: TrainingTimes | None = None,
         unobserved_until: Callable[[str], datetime | None] = lambda _: None,
+        at_work: AtWork | None = None,
     ) -> None:
+        self._at_work = at_work
         self._unobserved_until = unobserved_until
         self._store = store
         self._uri = uri
@@ -82,10 +86,14 @@ class Budgets:
             self._namespaces[namespace] = True
             self._found.put_nowait(namespace)
         self._usage.job(job)
+        if self._at_work is not None:
+            self._at_work.job(job)
 
     def gone(self, namespace: str, uid: str) -> None:
         """Takes note that a job is deleted."""
         self._usage.gone(namespace, uid, self._utc_now())
+        if self._at_work is not None:
+            self._at_work.gone(uid)
 
     def recorded(self, record: LedgerRecord) -> None:
         """Takes a record that is in the ledger, or waits to be written to it."""

@@ -6,14 +6,15 @@ later notices that were delivered. It is written some seconds after a delivery. 
 is delivered again after a crash, with the same id.
 
 The time follows complete listings of the jobs. A status is written at most :data:`WRITE_SECONDS` after the time that it
-contains, so a listing shows every transition that is that much older than its beginning.
+contains, so a listing shows every transition that is that much older than its beginning. Of a namespace that may not be
+listed, the time stays, and ids are kept until then: nothing is written there meanwhile.
 """
 
 import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -97,6 +98,9 @@ class Notifications:
         """Nothing older is left to deliver. None until the record is read."""
         self._delivered: dict[str, datetime] = {}
         """Times of delivered notices that are not older, by id."""
+        self._left_out: dict[str, tuple[datetime, datetime]] = {}
+        """Of namespaces that listings lack: the time before which nothing is left to deliver, and the latest time of a
+        transition that was delivered."""
         self._pending: dict[str, tuple[Notice, asyncio.Task[None]]] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -126,33 +130,37 @@ class Notifications:
         except ClusterError as error:
             log.warning("the record of notifications cannot be read; none is sent until it can: %s", error)
             return False
-        self._until, self._delivered = self._read(found)
+        self._until, self._delivered, self._left_out = self._read(found)
         # Jobs of a listing in progress have been ignored.
         self._listing = None
         self._changed.set()
         return True
 
-    def _read(self, found: Object) -> tuple[datetime, dict[str, datetime]]:
+    def _read(
+        self, found: Object
+    ) -> tuple[datetime, dict[str, datetime], dict[str, tuple[datetime, datetime]]]:
         now = self._utc_now().astimezone(UTC)
         if not found:
-            return now.replace(microsecond=0), {}
+            return now.replace(microsecond=0), {}, {}
         try:
             record = json.loads(found["data"][_KEY])
             delivered = {str(id_): parse(time) for id_, time in record["delivered"].items()}
-            return parse(record["until"]), delivered
+            left_out = {name: (parse(a), parse(b)) for name, (a, b) in record.get("leftOut", {}).items()}
+            return parse(record["until"]), delivered, left_out
         except (KeyError, TypeError, ValueError, AttributeError):
             log.error(
                 "ConfigMap %s/%s is damaged; the notices of the last %d h are sent again",
                 self._namespace, self._name, LONGEST_HOURS,
             )  # fmt: skip
-            return self._oldest(), {}
+            return self._oldest(), {}, {}
 
     def job(self, job: Object) -> None:
         """Takes a version of a job, and sends those of its notices that have not been sent."""
         if self._until is None:
             return
         namespace = job["metadata"]["namespace"]
-        for notice in notices(job, since=self._until):
+        since, _ = self._left_out.get(namespace, (self._until, None))
+        for notice in notices(job, since=since):
             if notice.id in self._delivered or notice.id in self._pending:
                 continue
             if len(self._pending) >= MOST_PENDING or self._waiting[namespace] >= MOST_OF_NAMESPACE:
@@ -166,14 +174,23 @@ class Notifications:
         """Called before the jobs are listed."""
         self._listing = self._utc_now()
 
-    def listed(self) -> None:
-        """Called after a complete listing, each page of which was passed to :meth:`job`."""
+    def listed(self, left_out: Collection[str] = ()) -> None:
+        """Called after a listing, each page of which was passed to :meth:`job`; ``left_out`` may not be listed."""
         if self._listing is None or self._until is None:
             return
         shown = self._listing - timedelta(seconds=WRITE_SECONDS)
         waiting = (notice.time for notice, _ in self._pending.values())
+        own = self._until, self._utc_now() + timedelta(seconds=WRITE_SECONDS)
+        # Those that are back, too, until what was late is delivered.
+        kept = {*left_out, *(name for name in self._left_out if self._waiting[name])}
+        self._left_out = {name: self._left_out.get(name, own) for name in kept}
         self._until = max(self._until, min([shown, *waiting]))
-        self._delivered = {id_: time for id_, time in self._delivered.items() if time >= self._until}
+        spans = [(self._until, datetime.max.replace(tzinfo=UTC)), *self._left_out.values()]
+        self._delivered = {
+            id_: time
+            for id_, time in self._delivered.items()
+            if any(begin <= time <= end for begin, end in spans)
+        }
         self._changed.set()
 
     async def run(self) -> None:
@@ -245,7 +262,11 @@ class Notifications:
             return
         self._changed.clear()
         newest = sorted(self._delivered.items(), key=lambda each: each[1])[-MOST_RECORDED:]
-        record = {"until": stamp(self._until), "delivered": {id_: stamp(time) for id_, time in newest}}
+        record = {
+            "until": stamp(self._until),
+            "delivered": {id_: stamp(time) for id_, time in newest},
+            "leftOut": {name: [stamp(time) for time in times] for name, times in self._left_out.items()},
+        }
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",

@@ -1,7 +1,7 @@
 """Maps watch events to the jobs and profiles to queue. Handles objects as plain dicts, without kopf or I/O."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
@@ -65,8 +65,8 @@ class VersionListener(Protocol):
     def listing(self) -> None:
         """Called before all jobs are listed."""
 
-    def listed(self) -> None:
-        """Called after each job of a complete listing."""
+    def listed(self, left_out: Collection[str]) -> None:
+        """Called after each job of a listing of all served namespaces but those."""
 
 
 @dataclass(slots=True)
@@ -291,17 +291,17 @@ class EventHandlers:
             if not seen.finished:
                 self._add(_key(job), 0.0)
 
-    def gone(self, keys: Iterable[JobKey], *, complete: bool = True) -> None:
+    def gone(self, keys: Iterable[JobKey], *, left_out: Collection[str] = ()) -> None:
         """Forgets jobs that are missing from a live listing: their deletion was missed.
 
-        ``complete``: whether all served namespaces were listed.
+        ``left_out``: the served namespaces that could not be listed.
         """
         for key in keys:
             self._forget(key)
             # Queued in case a job of that name has been created again in the meantime.
             self._add(key, 0.0)
-        if self._versions is not None and complete:
-            self._versions.listed()
+        if self._versions is not None:
+            self._versions.listed(left_out)
 
     def _add_child(self, key: JobKey, event_type: str | None, after: float = 0.0) -> None:
         # A listing of children accompanies a listing of jobs, which queues the jobs.

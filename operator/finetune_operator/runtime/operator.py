@@ -16,6 +16,7 @@ from finetune_operator.cluster.lease import CannotLead, LeaderElection, LeaseSet
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, Object, WatchStream
 from finetune_operator.lifecycle.accounting.job_usage import counted_on
 from finetune_operator.reconcile.apply import Applier, JobSetCreated
+from finetune_operator.reconcile.at_work import AtWork
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import LEDGER_ADVICE, Ledger
 from finetune_operator.reconcile.notifications import Notifications
@@ -180,12 +181,14 @@ class Operator:
         records = SchemeRouter(store_factories(may_write=lambda: election.leading, advice=LEDGER_ADVICE))
         # Apart from the store for writing, which the records of a month must not delay.
         months = SchemeRouter(store_factories(may_write=lambda: False, advice=LEDGER_ADVICE))
+        at_work = self._at_work(cluster)
         budgets = Budgets(
             months,
             settings.ledger,
             utc_now=self._clock.now,
             times=TrainingTimes(),
             unobserved_until=served.unobserved_until,
+            at_work=at_work,
         )
         ledger = (
             Ledger(
@@ -209,6 +212,7 @@ class Operator:
         ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
         cache = WatchCache(wanted, missed=close)
+        reported = partial(self._reported, cache, intake)
         store = SchemeRouter(
             store_factories(may_write=lambda: election.leading),
             requested=self._metrics.storage_requested,
@@ -252,6 +256,7 @@ class Operator:
             ),
             asyncio.create_task(self._stop.wait(), name="stop"),
             *([asyncio.create_task(ledger.run(), name="ledger")] if ledger else []),
+            *([asyncio.create_task(at_work.run(reported), name="at-work")] if at_work else []),
             asyncio.create_task(budgets.run(intake.usage_known), name="budgets"),
             *([asyncio.create_task(notifications.run(), name="notifications")] if notifications else []),
         }
@@ -284,6 +289,20 @@ class Operator:
             budgets.job(counted)
         if ledger is not None:
             ledger.close(counted)
+
+    def _at_work(self, cluster: KubernetesClient) -> AtWork | None:
+        """Without a list of namespaces none is ever lost."""
+        name = f"{self._settings.lease_name}-at-work"
+        return AtWork(cluster, self._namespace(), name) if self._settings.namespaces else None
+
+    def _reported(self, cache: WatchCache, intake: EventHandlers, job: Object) -> None:
+        """Takes a job as an earlier leader has observed it last: nothing else is known of it in a lost namespace."""
+        if job["metadata"]["namespace"] in self._served.lost():
+            log.warning(
+                "%(namespace)s/%(name)s counts on: it was on chips when last observed", job["metadata"]
+            )
+            cache.adopt(job)
+            intake.listed([job])
 
     def _notifications(self, cluster: KubernetesClient) -> Notifications | None:
         if self._webhook is None:

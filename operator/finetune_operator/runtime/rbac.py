@@ -52,5 +52,5 @@ OWN_RULES = (
     # The plans of jobs: written once, read by name, deleted after the job is deleted.
     _rule("", "configmaps", "get", "list", "create", "delete"),
 )
-#: Rule for one ConfigMap of that namespace, which records delivered notices; only with a webhook.
-NOTIFICATION_RULES = (_rule("", "configmaps", "patch"),)
+#: Rule for two ConfigMaps of that namespace: the record of delivered notices, and that of jobs on chips.
+RECORD_RULES = (_rule("", "configmaps", "patch"),)

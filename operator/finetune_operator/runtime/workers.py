@@ -225,7 +225,7 @@ async def _resync(
                 raise
             log.warning("the resync leaves out namespace %s: %s", scope, error)
             refused.add(scope)
-    intake.gone({key for key in known - keys if key.namespace not in refused}, complete=not refused)
+    intake.gone({key for key in known - keys if key.namespace not in refused}, left_out=refused)
     for plan in stored:
         if plan.uid not in uids and plan.namespace not in refused:
             add(plan)

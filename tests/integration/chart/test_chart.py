@@ -320,7 +320,7 @@ def test_with_namespaces_only_profiles_nodes_and_roles_are_read_cluster_wide(ren
     objects = render("namespaces={team-a,team-b}")
     assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.CLUSTER_RULES}}
     assert roles(objects, "Role") == {
-        ("finetune-system", "finetune-operator-own"): {*rbac.OWN_RULES},
+        ("finetune-system", "finetune-operator-own"): {*rbac.OWN_RULES, *rbac.RECORD_RULES},
         ("team-a", "finetune-operator"): {*rbac.JOB_RULES},
         ("team-b", "finetune-operator"): {*rbac.JOB_RULES},
     }

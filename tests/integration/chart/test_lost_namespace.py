@@ -4,6 +4,7 @@ Two processes run as the pods of the chart's Deployment, behind a proxy that res
 ends a watch only after two minutes.
 """
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -162,7 +163,7 @@ def test_a_lost_namespace_concerns_itself_alone_and_is_no_way_out_of_a_budget(re
     cluster.wait(job_path(a, "first"), phase("Planned"), seconds=60)
     one.process.kill()
     release.leads("two")
-    await_lost(two, {b: 0})
+    await_lost(two, {b: chips})
     cluster.apply(fake_trainer.job(a, "second", PROFILE, planOnly=True))
     cluster.wait(job_path(a, "second"), phase("Planned"), seconds=60)
     cluster.get(plan)
@@ -179,6 +180,41 @@ def test_a_lost_namespace_concerns_itself_alone_and_is_no_way_out_of_a_budget(re
         lambda profile: not lost_by(profile),
     )
     assert two.terminated() == 0
+
+
+def test_what_runs_in_a_namespace_that_is_lost_while_no_operator_runs_counts(release: Release) -> None:
+    """The tenant deletes the job, too: the next leader knows it from the record of the last one alone."""
+    cluster, (_, b) = release.cluster, release.served
+    one = release.pod("one")
+    release.leads("one")
+    cluster.apply(fake_trainer.job(b, "unseen", PROFILE))
+    running = cluster.wait(
+        job_path(b, "unseen"),
+        lambda job: condition(job, "Running") == "True" and job["status"]["stage"] == "Train",
+        seconds=120,
+    )
+    chips, uid = running["status"]["resolved"]["resources"]["chips"], running["metadata"]["uid"]
+    cluster.wait(
+        f"/api/v1/namespaces/{release.own}/configmaps/{release.name}-at-work",
+        lambda record: uid in record["data"]["jobs.json"],
+        seconds=30,
+    )
+    last = time.time()
+    one.process.kill()
+    one.process.wait()
+    release.lose(b)
+    two = release.pod("two")
+    release.leads("two")
+    await_lost(two, {b: chips})
+    cluster.wait(PROFILE_PATH, lambda profile: f"{b} ({chips} chips were at work)" in lost_by(profile))
+    cluster.delete(job_path(b, "unseen"))
+    cluster.wait_gone(job_path(b, "unseen"))
+    least = chips * (time.time() - last) / 3600
+    release.upgraded()
+    await_lost(two, {})
+    assert two.terminated() == 0
+    records = [json.loads(path.read_text()) for path in (release.folder / "ledger").rglob(f"{uid}/*.json")]
+    assert sum(float(each["chipHours"]) for each in records) >= least, records
 
 
 def test_without_any_namespace_no_process_takes_the_lease_and_none_has_to_be_restarted(

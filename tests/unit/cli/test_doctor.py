@@ -92,10 +92,9 @@ def serving(namespaces: str) -> dict[str, Any]:
     return {"metadata": {"name": "finetune-operator", "annotations": {SERVES: namespaces}}}
 
 
-def lost(message: str) -> dict[str, Any]:
-    """The profile while the operator may not watch a namespace."""
-    condition = {"type": "NamespaceLost", "status": "True", "message": message}
-    return {"profiles": [{**profile(), "status": {"conditions": [condition]}}]}
+def lost(*namespaces: str) -> dict[str, Any]:
+    """The profile while the operator may not watch those namespaces."""
+    return {"profiles": [{**profile(), "status": {"lostNamespaces": list(namespaces)}}]}
 
 
 def without(*kinds: Any) -> dict[str, Any]:
@@ -139,8 +138,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
         {"operator_roles": [serving("team-b")]}, "operator", "No operator serves team-a; served: team-b", "TEAMS",
     ),
     "an operator that may not watch": (
-        lost("Release x cannot watch team-b (0 chips were at work), team-a (8 chips were at work)."),
-        "operator", "may not watch team-a", "Role and RoleBinding",
+        lost("team-b", "team-a"), "operator", "may not watch team-a", "Role and RoleBinding",
     ),
     "no JobSet": (without(JOBSETS), "jobset", "jobsets.jobset.x-k8s.io/v1alpha2", "kubectl apply --server-side"),
     "no profile": ({"profiles": []}, "profiles", "No profile serves namespace team-a", "kubectl edit finetuneprofile"),
@@ -167,9 +165,17 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "queues", "not active: gone", "kubectl describe localqueue",
     ),
     "a node without identity": (unlabelled(), "nodes", "cpu", "node-pools update finetune-cpu"),
-    "too few chips": (quota({"requests.google.com/tpu": "3"}, {}), "quotas", "3 chips", "kubectl edit resourcequota"),
+    "too few chips": (
+        quota({"requests.google.com/tpu": "3"}, {}), "quotas",
+        "allows 3 of requests.google.com/tpu, and v6e-4 needs 4", "kubectl edit resourcequota",
+    ),
+    "no pods": (quota({"pods": "0"}, {}), "quotas", "0 of pods, and v6e-4 needs 1", "kubectl edit resourcequota"),
+    "no Jobs": (quota({"count/jobs.batch": "0"}, {}), "quotas", "0 of count/jobs.batch", "kubectl edit resourcequota"),
+    "no JobSets": (
+        quota({"count/jobsets.jobset.x-k8s.io": "0"}, {}), "quotas", "0 of count/jobsets", "kubectl edit resourcequota",
+    ),
     "a quota of zero": (
-        quota({"requests.google.com/tpu": "0"}, {}), "quotas", "allows 0 chips", "kubectl edit resourcequota",
+        quota({"requests.google.com/tpu": "0"}, {}), "quotas", "allows 0 of requests", "kubectl edit resourcequota",
     ),
     "no more jobs": (quota({JOB_COUNT: "2"}, {JOB_COUNT: "2"}), "quotas", "2 FineTuneJobs", "kubectl delete"),
     "jobs that are not counted yet": (quota({JOB_COUNT: "2"}, {}), "quotas", "has not counted", "--watch"),
@@ -279,12 +285,38 @@ def test_quotas_of_many_jobs_are_read_as_the_api_server_writes_them(hard: str, u
     assert of(setup, State.MISSING) == []
 
 
-def test_a_quota_below_the_largest_slice_is_unknown_and_names_both() -> None:
-    setup = dataclasses.replace(healthy(), **quota({"requests.google.com/tpu": "4"}, {}))
+@pytest.mark.parametrize(
+    ("resource", "limit", "most", "message"),
+    [
+        ("requests.google.com/tpu", "4", 1, "4 of requests.google.com/tpu, and v6e-8 needs 8"),
+        ("pods", "1", 1, "1 of pods, and v6e-8 needs 2"),
+        ("count/pods", "1", 1, "1 of count/pods, and v6e-8 needs 2"),
+        ("requests.google.com/tpu", "16", 3, "16 of requests.google.com/tpu, and 3 x v6e-8 needs 24"),
+        ("pods", "5", 3, "5 of pods, and 3 x v6e-8 needs 6"),
+        ("count/jobs.batch", "2", 3, "2 of count/jobs.batch, and 3 x v6e-8 needs 3"),
+    ],
+)
+def test_a_quota_below_the_largest_slice_is_unknown_and_names_both(
+    resource: str, limit: str, most: int, message: str
+) -> None:
+    slices = changed(lambda spec: spec["flavors"][1].update(maxSlices=most))
+    setup = dataclasses.replace(healthy(), **slices, **quota({resource: limit}, {}))
     assert of(setup, State.MISSING) == []
     (found,) = of(setup, State.UNKNOWN)
-    assert found.message == "ResourceQuota jobs allows 4 chips: slices of up to 4, not of 8."
+    assert found.message == f"ResourceQuota jobs allows {message}; smaller slices have room."
     assert found.fix == "kubectl edit resourcequota jobs --namespace team-a"
+
+
+def test_the_head_of_pathways_is_a_pod_and_a_job_of_the_quota() -> None:
+    heads = changed(lambda spec: spec.update(defaults={"resources": {"controller": "Pathways"}}))
+    for resource in ("pods", "count/jobs.batch"):
+        setup = dataclasses.replace(healthy(), **heads, **quota({resource: "1"}, {}))
+        (found,) = of(setup, State.MISSING)
+        assert f"allows 1 of {resource}, and v6e-4 needs 2" in found.message
+
+
+def test_the_loss_of_another_namespace_is_none_of_this_one() -> None:
+    assert of(dataclasses.replace(healthy(), **lost("team-b", "team-a-2")), State.MISSING) == []
 
 
 @pytest.mark.parametrize("served", ["*", "team-a", "team-b,team-a"])

@@ -129,9 +129,14 @@ def test_profiles_of_the_namespace_report_its_loss() -> None:
     message = condition(told(mine, {"team-b": 16, "team-c": 0}))
     assert "ft/one cannot watch team-b (16 chips were at work)." in message
     assert "team-c" not in message
+    assert told(mine, {"team-b": 16, "team-c": 0}).lost_namespaces == ("team-b",)
     assert condition(told(other, {"team-b": 16})) == ""
     assert "team-b" in condition(told(profile(), {"team-b": 16}))
     # A release that has lost nothing removes its own report, and leaves that of another one.
     mine["status"] = told(mine, {"team-b": 16}).to_document()
     assert condition(told(mine, {}, "ft/two")) == message
-    assert condition(told(mine, {})) == ""
+    assert told(mine, {}, "ft/two").lost_namespaces == ("team-b",)
+    assert (condition(told(mine, {})), told(mine, {}).lost_namespaces) == ("", None)
+    # The message is cut, the list is not.
+    names = {f"team-{number}-{'x' * 40}": 1 for number in range(100)}
+    assert told(profile(), names).lost_namespaces == tuple(names)

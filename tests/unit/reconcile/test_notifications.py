@@ -259,6 +259,71 @@ async def test_a_record_that_is_read_during_a_listing_leaves_its_first_jobs_to_t
     assert world.received == ["demo"]
 
 
+def of_b(name: str, seconds: float) -> dict[str, Any]:
+    """A job that has ended in the namespace that is lost."""
+    found = ended(name, seconds)
+    found["metadata"]["namespace"] = "team-b"
+    return found
+
+
+async def listed(world: World, notifications: Notifications, *jobs: dict[str, Any], **lost: Any) -> None:
+    """A resync some time after the last one."""
+    world.now += timedelta(minutes=10)
+    notifications.listing()
+    for job in jobs:
+        notifications.job(job)
+    notifications.listed(**lost)
+    await settled(notifications)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_after_a_long_loss_of_a_namespace_nothing_is_sent_twice_and_nothing_is_missing(
+    world: World, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """What has ended elsewhere meanwhile is more than the record holds."""
+    monkeypatch.setattr(module, "MOST_RECORDED", 10)
+    elsewhere, known, lost = list[dict[str, Any]](), of_b("known", 601), ["team-b"]
+    async with world.operator() as notifications:
+        await listed(world, notifications)
+        notifications.job(known)
+        await settled(notifications)
+        for number in range(40):
+            elsewhere.append(ended(f"job-{number}", seconds=600 + number * 600))
+            await listed(world, notifications, *elsewhere, left_out=lost)
+        assert len(notifications._delivered) <= 5
+        if not restarted:
+            # Written just before the loss, which hid it; and after it.
+            back = [of_b("hidden", 602), of_b("later", (world.now - NOW).total_seconds())]
+            await listed(world, notifications, *elsewhere, known, *back)
+    async with world.operator() as notifications:
+        await listed(world, notifications, *elsewhere, left_out=lost)
+        back = [of_b("hidden", 602), of_b("later", (world.now - NOW).total_seconds())][
+            : 2 if restarted else 1
+        ]
+        await listed(world, notifications, *elsewhere, known, *back)
+        await listed(world, notifications, *elsewhere, known, *back)
+        assert notifications._left_out == {}
+    names = [*(f"job-{number}" for number in range(40)), "known", "hidden", "later"]
+    assert sorted(world.received) == sorted(names)
+
+
+async def test_a_late_notice_outlives_a_restart_after_its_namespace_is_back(world: World) -> None:
+    async with world.operator() as notifications:
+        await listed(world, notifications)
+        for _ in range(3):
+            await listed(world, notifications, left_out=["team-b"])
+        world.refuses = {"*"}
+        notifications.job(of_b("late", 602))
+        for _ in range(2):
+            world.now += timedelta(minutes=10)
+            notifications.listing()
+            notifications.listed()
+    world.refuses = set()
+    async with world.operator() as notifications:
+        await listed(world, notifications, of_b("late", 602))
+    assert world.received == ["late"]
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"until": 1, "delivered": {}}', '{"until": "x"}'])
 async def test_a_damaged_record_leads_to_repeated_notices_not_to_lost_ones(
     world: World, content: str, caplog: pytest.LogCaptureFixture

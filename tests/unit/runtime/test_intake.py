@@ -510,8 +510,8 @@ class Versions:
     def listing(self) -> None:
         self.reported.append("listing")
 
-    def listed(self) -> None:
-        self.reported.append("listed")
+    def listed(self, left_out: Any) -> None:
+        self.reported.append(f"listed without {sorted(left_out)}")
 
 
 def test_every_version_of_a_job_and_each_complete_listing_are_reported() -> None:
@@ -522,4 +522,6 @@ def test_every_version_of_a_job_and_each_complete_listing_are_reported() -> None
     handlers.listing()
     handlers.listed([job("new", generation=2), job("missed", Finished="True")])
     handlers.gone([])
-    assert versions.reported == ["old", "new", "listing", "new", "missed", "listed"]
+    handlers.gone([], left_out={"lost"})
+    listed = ["listed without []", "listed without ['lost']"]
+    assert versions.reported == ["old", "new", "listing", "new", "missed", *listed]

@@ -9,8 +9,8 @@ import yaml
 from finetune_operator.runtime.rbac import (
     CLUSTER_RULES,
     JOB_RULES,
-    NOTIFICATION_RULES,
     OWN_RULES,
+    RECORD_RULES,
     PolicyRule,
 )
 
@@ -37,7 +37,7 @@ def granted(template: str) -> set[PolicyRule]:
         ("jobRules", JOB_RULES),
         ("clusterRules", CLUSTER_RULES),
         ("ownRules", OWN_RULES),
-        ("notificationRules", NOTIFICATION_RULES),
+        ("recordRules", RECORD_RULES),
     ],
 )
 def test_the_charts_role_is_what_the_operator_uses(template: str, rules: tuple[PolicyRule, ...]) -> None:

@@ -161,8 +161,8 @@ class Ears:
     def listed(self, jobs: Sequence[Object]) -> None:
         self.heard += [each["metadata"]["namespace"] for each in jobs]
 
-    def gone(self, keys: frozenset[JobKey], *, complete: bool) -> None:
-        self.complete = complete
+    def gone(self, keys: frozenset[JobKey], *, left_out: set[str]) -> None:
+        self.left_out = left_out
         self.forgotten.put_nowait(sorted(keys))
 
 
@@ -228,7 +228,7 @@ async def test_of_a_namespace_that_may_not_be_listed_nothing_is_taken_for_gone()
     ears = Ears(frozenset({JobKey("a", "gone"), JobKey("b", "there")}))
     gone, plans = await resynced(cluster, ears, ["b", "a"])
     assert (gone, [plan.namespace for plan in plans]) == ([JobKey("a", "gone")], ["a"])
-    assert not ears.complete
+    assert ears.left_out == {"b"}
 
 
 async def test_plans_of_jobs_that_are_gone_are_put_on_the_queue() -> None:

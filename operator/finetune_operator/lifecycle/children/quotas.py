@@ -1,4 +1,4 @@
-"""ResourceQuotas of a namespace, compared with the slices that a job may take."""
+"""ResourceQuotas of a namespace, compared with what a job needs on the slices that it may take."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,9 +8,31 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle.children.fields import Object, section, text
 from finetune_operator.lifecycle.children.jobset import quantity
 from finetune_operator.planning import Plan, Refused
+from finetune_operator.planning.slices.choice import slice_label
 
 _CHIPS = "requests.google.com/tpu"
-_PODS = ("pods", "count/pods")
+
+
+def needs(*, slices: int, hosts: int, chips: int, heads: int) -> Mapping[str, int]:
+    """Returns what a JobSet on slices counts as in a quota, by resource.
+
+    Args:
+        slices: number of slices.
+        hosts: hosts of one slice.
+        chips: chips of one host.
+        heads: heads of Pathways.
+    """
+    pods = slices * hosts + heads
+    return {
+        _CHIPS: slices * hosts * chips,
+        "pods": pods,
+        "count/pods": pods,
+        "count/jobs.batch": slices + heads,
+        "count/jobsets.jobset.x-k8s.io": 1,
+    }
+
+
+_RESOURCES = tuple(needs(slices=1, hosts=1, chips=1, heads=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +41,7 @@ class Quota:
 
     name: str
     hard: Mapping[str, int]
-    """Limits of chips and pods, by resource."""
+    """Limits of what :func:`needs` counts, by resource."""
 
     @classmethod
     def parse(cls, found: Object) -> Self | None:
@@ -27,10 +49,21 @@ class Quota:
         if not applies_to_all_pods(found):
             return None
         hard = section(section(found, "spec"), "hard")
-        limits = {key: quantity(hard[key]) for key in (_CHIPS, *_PODS) if key in hard}
+        limits = {key: quantity(hard[key]) for key in _RESOURCES if key in hard}
         return cls(
             name=text(section(found, "metadata"), "name") or "",
             hard={key: limit for key, limit in limits.items() if limit is not None},
+        )
+
+    def shortage(self, what: str, needed: Mapping[str, int]) -> str | None:
+        """Returns which limit is too low for what needs that, even if nothing is used; None: all have room."""
+        return next(
+            (
+                f"allows {limit} of {resource}, and {what} needs {needed[resource]}"
+                for resource, limit in self.hard.items()
+                if needed[resource] > limit
+            ),
+            None,
         )
 
 
@@ -47,26 +80,29 @@ def reduced_quota(found: Object) -> Object | None:
     hard = section(section(found, "spec"), "hard")
     return {
         "metadata": {"name": text(section(found, "metadata"), "name") or ""},
-        "spec": {"hard": {key: hard[key] for key in (_CHIPS, *_PODS) if key in hard}},
+        "spec": {"hard": {key: hard[key] for key in _RESOURCES if key in hard}},
     }
 
 
-def check_quotas(plan: Plan, quotas: Iterable[Quota]) -> None:
-    """Raises Refused if a quota, even unused, has no room for any slice that the job may take."""
+def check_quotas(plan: Plan, quotas: Iterable[Quota]) -> str | None:
+    """Returns a remark if quotas, even unused, have no room for some slice that the job may take; None if for all.
+
+    Raises Refused if they have room for none.
+    """
     others = plan.memory.candidates if plan.memory else []
-    slices = {plan.placement.shape.name: plan.mesh} | {each.slice.name: each.mesh for each in others}
-    chips = {name: mesh.slices * mesh.hosts * mesh.chips_per_host for name, mesh in slices.items()}
-    head = 0 if plan.pathways is None else 1
-    pods = {name: mesh.slices * mesh.hosts + head for name, mesh in slices.items()}
-    for quota in quotas:
-        for resource, limit in quota.hard.items():
-            needs = chips if resource == _CHIPS else pods
-            name = min(needs, key=lambda each: needs[each])
-            if needs[name] > limit:
-                what = name if len(slices) == 1 else f"even {name}, the smallest slice that the job may take,"
-                raise Refused(
-                    Reason.QUOTA_TOO_SMALL,
-                    f"ResourceQuota {quota.name} of namespace {plan.job.namespace} allows {limit} of {resource}, and "
-                    f"{what} needs {needs[name]}. Ask the platform team for a larger quota, or name a smaller slice "
-                    "in spec.resources; the job continues automatically.",
-                )
+    meshes = {plan.placement.shape.name: plan.mesh} | {each.slice.name: each.mesh for each in others}
+    heads, short = 0 if plan.pathways is None else 1, list[str]()
+    for number, (name, mesh) in enumerate(sorted(meshes.items(), key=lambda each: each[1].devices)):
+        what = slice_label(name, mesh.slices)
+        if len(meshes) > 1 and number == 0:
+            what = f"even {what}, the smallest slice that the job may take,"
+        needed = needs(slices=mesh.slices, hosts=mesh.hosts, chips=mesh.chips_per_host, heads=heads)
+        lacks = ((quota.name, lack) for quota in quotas if (lack := quota.shortage(what, needed)))
+        short += [f"ResourceQuota {own} of namespace {plan.job.namespace} {lack}." for own, lack in lacks][:1]
+    if len(short) < len(meshes):
+        return f"{short[-1]} Training can start only on a smaller slice." if short else None
+    raise Refused(
+        Reason.QUOTA_TOO_SMALL,
+        f"{short[0]} Ask the platform team for a larger quota, or name a smaller slice in spec.resources; the job "
+        "continues automatically.",
+    )

@@ -15,6 +15,8 @@ type Object = Mapping[str, Any]
 
 #: Maximum length of a condition's message.
 _MESSAGE = 1024
+#: Maximum number of lost namespaces.
+_MOST_LOST = 256
 
 
 def profile_status(
@@ -37,16 +39,22 @@ def profile_status(
         release: the operator's release.
     """
     generation = profile["metadata"].get("generation", 1)
-    previous = read_profile_status(profile.get("status")).conditions or ()
+    stored = read_profile_status(profile.get("status"))
+    previous = stored.conditions or ()
     conditions = as_conditions(_condition_states(profile, ledger), previous, generation=generation, now=now)
-    conditions |= _lost_condition(profile, previous, lost, release, generation=generation, now=now)
+    listed = profile["spec"].get("namespaces") or ("*",)
+    own = {name: chips for name, chips in lost.items() if {name, "*"} & set(listed)}
+    conditions |= _lost_condition(previous, own, release, generation=generation, now=now)
+    others = stored.lost_namespaces if ProfileConditionType.NAMESPACE_LOST in conditions else None
     return FineTuneProfileStatus(
-        observed_generation=generation, conditions=tuple(conditions.values()), used_by=used_by
+        observed_generation=generation,
+        conditions=tuple(conditions.values()),
+        lost_namespaces=tuple(own)[:_MOST_LOST] or others,
+        used_by=used_by,
     )
 
 
 def _lost_condition(
-    profile: Object,
     previous: Sequence[Condition],
     lost: Mapping[str, int],
     release: str,
@@ -55,16 +63,15 @@ def _lost_condition(
     now: datetime,
 ) -> dict[str, Condition]:
     """``NamespaceLost``, only while it is True. That of another release, which serves other namespaces, stays."""
-    listed, kind = profile["spec"].get("namespaces") or ("*",), ProfileConditionType.NAMESPACE_LOST
-    own, named = f"Release {release} cannot watch ", [name for name in lost if {name, "*"} & set(listed)]
-    if not named:
+    own, kind = f"Release {release} cannot watch ", ProfileConditionType.NAMESPACE_LOST
+    if not lost:
         return {
             last.type: last for last in previous if last.type == kind and not last.message.startswith(own)
         }
+    named = ", ".join(f"{name} ({chips} chips were at work)" for name, chips in lost.items())
     message = (
-        f"{own}{', '.join(f'{name} ({lost[name]} chips were at work)' for name in named)}. Nothing starts there, and "
-        "they count on. Give the operator its Role and RoleBinding there again (helm upgrade, setup.sh operator), "
-        "or take the namespace out of the release."
+        f"{own}{named}. Nothing starts there, and they count on. Give the operator its Role and RoleBinding there "
+        "again (helm upgrade, setup.sh operator), or take the namespace out of the release."
     )
     states = {kind: (TRUE, Reason.NAMESPACE_REFUSED, _cut(message))}
     return as_conditions(states, previous, generation=generation, now=now)
