@@ -21,6 +21,8 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
     ``formats`` are the columns that each format needs. Suggests the format with the fewest columns to rename.
     """
     found = [_likely(row, needs) for needs in formats]
+    if several := _several(row):
+        return several
     whole = [names for names, needs in zip(found, formats, strict=True) if len(names) == len(needs)]
     # A text beside others is rarely all that is to be trained.
     if sum(isinstance(value, str) and not is_empty(value) for value in row.values()) > 1:
@@ -33,6 +35,8 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
 def column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
     """Returns advice for columns that a format needs and the row does not have."""
     found = _likely(row, wanted)
+    if several := _several(row):
+        return several
     if len(found) == len(wanted):
         return _mapping(row, found)
     missing = ", ".join(f"{name}: …" for name in wanted if name not in found)
@@ -51,6 +55,19 @@ def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
                 found[ours] = name
                 break
     return found
+
+
+def _several(row: Mapping[str, Any]) -> str:
+    """Returns advice for a row with a list of answers, of which no choice is made for the user; '' for any other row."""
+    for name, value in row.items():
+        known = known_name("column", name) if isinstance(value, list) and len(value) > 1 else None
+        if known and known.way == "completion" and not _is_talk(value):
+            return (
+                f"{quoted(name)} has several answers. Write a row for each one to train on, with prompt and completion, "
+                "or for each pair, with prompt, and the better and the worse one as chosen and rejected (docs/data.md, "
+                "Several answers to one prompt)."
+            )
+    return ""
 
 
 def _is_talk(value: Any) -> bool:
