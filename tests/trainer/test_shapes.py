@@ -123,6 +123,9 @@ READ: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]]]] = [
     ("a prompt in messages", {"messages": [{"role": "system", "content": "Be brief."}, USER], "answer": "Lima.", "model": "x"},
      "PromptCompletion (messages and answer)", [BE_BRIEF, *ASKED]),
     ("Nemotron", {"input": [USER], "output": "Lima.", "category": "x"}, "PromptCompletion (input and output)", ASKED),
+    ("a history of roles and texts", {"query": "And Chile?", "response": "Santiago.", "history": [["human", "Capital of Peru?"], ["ai", "Lima."]]},
+     "PromptCompletion (ms-swift)", [*ASKED, ("user", "And Chile?"), ("Assistant", "Santiago.")]),
+    ("a response to messages", {"messages": [USER], "response": "Lima."}, "PromptCompletion (messages and response)", ASKED),
     ("null columns of other shapes", {"messages": None, "prompt": "Capital of Peru?", "completion": "Lima.", "images": [], "label": None},
      "PromptCompletion", ASKED),
     ("turns that are not trained", {"messages": [USER, {**LIMA, "content": "Cusco", "train": False}, USER, {**LIMA, "train": True}]}, "Messages",
@@ -179,8 +182,15 @@ CALLED = [{"type": "function", "function": CALL}]
             "conversations": [SHAREGPT[0], {"from": "function_call", "value": json.dumps(CALL)}],
             "tools": json.dumps([FUNCTION]),
         },
+        {
+            "messages": [
+                USER,
+                {"type": "ai", "content": "", "tool_calls": [{"name": "weather", "args": {"city": "Lima"}}]},
+            ],
+            "tools": [FUNCTION],
+        },
     ],
-    ids=["OpenAI", "OpenAI's functions", "OpenAI's functions as text", "LLaMA-Factory"],
+    ids=["OpenAI", "OpenAI's functions", "OpenAI's functions as text", "LLaMA-Factory", "LangChain"],
 )
 def test_calls_and_tools_are_the_same_in_every_form(value: Mapping[str, Any]) -> None:
     read = example(value)
@@ -475,8 +485,12 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
     ),
     ("an input beside messages", {"prompt": [USER], "completion": [LIMA], "input": "x"}, "has no place"),
     ("a system object", {"prompt": "x", "completion": "y", "system": {"a": 1}}, '"system" must be text'),
-    ("a history that is text", {"query": "x", "response": "y", "history": "x"}, "list of earlier turns"),
-    ("another history", {"query": "x", "response": "y", "history": [["a"]]}, "list of earlier turns"),
+    (
+        "a history that is text",
+        {"query": "x", "response": "y", "history": "x"},
+        '"history" must be a list of',
+    ),
+    ("another history", {"query": "x", "response": "y", "history": [["a"]]}, "is not an object"),
     (
         "a picture in a message",
         {"messages": [{**USER, "images": ["a"]}, LIMA]},
@@ -492,6 +506,11 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
         "a part without text",
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
         "type thinking",
+    ),
+    (
+        "messages that are pairs of texts",
+        {"messages": [["agent", "x"], ["client", "y"]]},
+        "message 1 is not an object",
     ),
     ("a part that is a number", {"messages": [{"role": "user", "content": [3]}]}, "content part"),
     ("messages that are text", {"messages": "[not JSON"}, "list of messages"),
@@ -944,7 +963,8 @@ def test_a_documented_row_is_read_as_its_shape(name: str, value: dict[str, Any])
 def test_every_shape_is_documented() -> None:
     names = " ".join(name for name, _ in documented())
     assert {str(shape) for shape in (*SHAPES, *PAIRS) if str(shape) not in names} == {
-        f"Preference ({prompt} and pair)" for prompt in ("query", "problem", "input", "messages")
+        *(f"Preference ({prompt} and pair)" for prompt in ("query", "problem", "input", "messages")),
+        "PromptCompletion (messages and response)", "PromptCompletion (messages and completion)",
     }  # fmt: skip
 
 

@@ -21,26 +21,25 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
     ``formats`` are the columns that each format needs. Suggests the format with the fewest columns to rename.
     """
     found = [_likely(row, needs) for needs in formats]
-    if several := _several(row):
-        return several
     whole = [names for names, needs in zip(found, formats, strict=True) if len(names) == len(needs)]
     # A text beside others is rarely all that is to be trained.
     if sum(isinstance(value, str) and not is_empty(value) for value in row.values()) > 1:
         whole = [names for names in whole if "text" not in names]
     if not whole:
-        return "Name the columns, for example: columns: {prompt: …, completion: …} or columns: {messages: …}."
+        return (
+            _several(row)
+            or "Name the columns, for example: columns: {prompt: …, completion: …} or columns: {messages: …}."
+        )
     return _mapping(row, min(whole, key=lambda names: sum(a != b.lower() for a, b in names.items())))
 
 
 def column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
     """Returns advice for columns that a format needs and the row does not have."""
     found = _likely(row, wanted)
-    if several := _several(row):
-        return several
     if len(found) == len(wanted):
         return _mapping(row, found)
     missing = ", ".join(f"{name}: …" for name in wanted if name not in found)
-    return f"Name the columns: columns: {{{missing}}}, or remove the row."
+    return _several(row) or f"Name the columns: columns: {{{missing}}}, or remove the row."
 
 
 def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
@@ -58,14 +57,13 @@ def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
 
 
 def _several(row: Mapping[str, Any]) -> str:
-    """Returns advice for a row with a list of answers, of which no choice is made for the user; '' for any other row."""
+    """Returns advice for a row with a list of answers, as the choice is the user's; '' for any other row."""
     for name, value in row.items():
         known = known_name("column", name) if isinstance(value, list) and len(value) > 1 else None
         if known and known.way == "completion" and not _is_talk(value):
             return (
-                f"{quoted(name)} has several answers. Write a row for each one to train on, with prompt and completion, "
-                "or for each pair, with prompt, and the better and the worse one as chosen and rejected (docs/data.md, "
-                "Several answers to one prompt)."
+                f"{quoted(name)} has several answers. Write a row for each to train on, with prompt and completion, or "
+                "for each pair, with prompt, and the better and the worse one as chosen and rejected (docs/data.md)."
             )
     return ""
 

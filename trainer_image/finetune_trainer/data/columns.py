@@ -300,11 +300,6 @@ def _turned(ours: str, theirs: str) -> str:
 
 def _bad_columns(source: DatasetSpec, what: str, actual: str, known: Sequence[str], fix: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST,
-        "UnknownColumn",
-        what,
-        where=f"{source.path}.columns",
-        actual=actual,
-        expected=f"one of {', '.join(known)}",
-        fix=fix,
-    )
+        ExitCode.BAD_REQUEST, "UnknownColumn", what, where=f"{source.path}.columns", actual=actual,
+        expected=f"one of {', '.join(known)}", fix=fix,
+    )  # fmt: skip

@@ -21,7 +21,7 @@ KEYS = "messages[]."
 ROLES = ("system", "user", "assistant", "tool")
 #: What a turn of the assistant is whose text is the JSON of a call.
 _CALL = "call"
-#: Keys of a role (OpenAI, ShareGPT, LangChain) and a content (also Gemini, Cohere, OpenAssistant). The first one counts.
+#: Keys of a role (OpenAI, ShareGPT, LangChain) and a content (also Gemini, Cohere, OASST). The first one counts.
 _ROLE = ("role", "from", "type")
 CONTENTS = ("content", "value", "parts", "message", "text")
 #: Roles by the names of OpenAI, ShareGPT, LLaMA-Factory, ms-swift, ToolBench, OpenAssistant, Gemini, Llama, LangChain
@@ -44,7 +44,7 @@ _KEYED = {"input": "user", "output": "assistant"} | {
 #: Types of content parts that are text, in OpenAI's Chat Completions and Responses.
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 #: Types of content parts with calls and their results, of Anthropic, Bedrock and Gemini.
-_CALL_PARTS = frozenset("tool_use tool_result toolUse toolResult functionCall functionResponse".split())
+_CALL_PARTS = {"tool_use", "tool_result", "toolUse", "toolResult", "functionCall", "functionResponse"}
 _READ = frozenset({"role", "content", "tool_calls", "function_call"})
 
 
@@ -81,10 +81,13 @@ class MessageReader:
         self._ignored = {name.removeprefix(KEYS) for name in ignored if name.startswith(KEYS)}
         self._keys = by_names(self._meaning)
 
-    def read(self, value: Any, column: str, place: RowLocation, *, first: int = 1) -> list[Message]:
+    def read(
+        self, value: Any, column: str, place: RowLocation, *, first: int = 1, pairs: bool = False
+    ) -> list[Message]:
         """Returns the messages of a column: a list of messages, or the same as JSON text.
 
-        ``first`` is the number of the first message, for errors. Raises ``StageError`` 65 with the row's location, the
+        ``first`` is the number of the first message, for errors; ``pairs``: whether two texts may be a turn of the user
+        and one of the assistant. Raises ``StageError`` 65 with the row's location, the
         value found and a suggested fix.
         """
         if isinstance(value, str) and value.lstrip()[:1] == "[":
@@ -96,7 +99,11 @@ class MessageReader:
                 "text.",
                 actual="an empty list" if value == [] else kind(value),
             )
-        if isinstance(value[0], dict) and _KEYED.keys() >= value[0].keys():
+        if (
+            isinstance(value[0], list)
+            if pairs
+            else isinstance(value[0], dict) and _KEYED.keys() >= value[0].keys()
+        ):
             value = [turn for message in value for turn in _turns(message)]
         return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
 
@@ -227,7 +234,12 @@ class MessageReader:
 
 
 def _turns(message: object) -> list[object]:
-    """Returns the messages of an object whose keys are roles (Capybara, BELLE), the user's first; any other itself."""
+    """Returns the messages of an object whose keys are roles (Capybara, BELLE), the user's first, or of two texts; any
+    other message itself.
+    """
+    if isinstance(message, list) and len(message) == 2:
+        names = ("role", "content") if str(message[0]).lower() in _ROLES else ("user", "assistant")
+        return _turns(dict(zip(names, message, strict=True)))
     if not isinstance(message, dict) or not message or not message.keys() <= _KEYED.keys():
         return [message]
     names = sorted(message, key=lambda name: ROLES.index(_KEYED[name]))

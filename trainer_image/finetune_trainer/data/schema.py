@@ -48,14 +48,10 @@ class DatasetSchema:
         for role in source.role_map.values():
             if role not in ROLES:
                 raise StageError(
-                    ExitCode.BAD_REQUEST,
-                    "UnknownRole",
-                    "roleMap maps the dataset's roles to the standard ones",
-                    where=f"{source.path}.roleMap",
-                    actual=role,
-                    expected=f"one of {', '.join(ROLES)}",
+                    ExitCode.BAD_REQUEST, "UnknownRole", "roleMap maps the dataset's roles to the standard ones",
+                    where=f"{source.path}.roleMap", actual=role, expected=f"one of {', '.join(ROLES)}",
                     fix="Swap them: the dataset's role first, then the standard one.",
-                )
+                )  # fmt: skip
         self._labelled = "label" in source.columns
         self._reasoning = next(filter(reads, REASONING), "")
         self.columns = ColumnReader(source, first, self.shapes, reasons=bool(self._reasoning))
@@ -130,10 +126,8 @@ class DatasetSchema:
         column, value = self.columns.optional(row, "system")
         if isinstance(value, Mapping) and value.keys() & set(CONTENTS):
             return self.messages.read([{**value, "role": "system"}], column, row.place)
-        if isinstance(value, list):
-            text = self.messages.joined(value, f'"{column}"', row.place)
-        else:
-            text = self.columns.optional_text(row, "system")
+        parts = value if isinstance(value, list) else [self.columns.optional_text(row, "system")]
+        text = self.messages.joined(parts, f'"{column}"', row.place)
         return [{"role": "system", "content": text}] if text else []
 
     def _thought(self, row: Row) -> Message:
@@ -153,27 +147,7 @@ class DatasetSchema:
     def _history(self, row: Row) -> list[Message]:
         """Returns earlier turns: pairs of texts, of the user and the assistant, or messages."""
         column, value = self.columns.optional(row, "history")
-        if isinstance(value, str):
-            value = from_json(value, row.place)
-        if value is None:
-            return []
-        if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
-            return self.messages.read(value, column, row.place)
-        pairs: list[Any] = value if isinstance(value, list) else [None]
-        if not all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-            for pair in pairs
-        ):
-            raise row.place.mismatch(
-                f'"{column}" must be a list of earlier turns',
-                'Write [["question", "answer"], …], or messages with role and content.',
-                actual=kind(value),
-            )
-        return [
-            {"role": role, "content": text}
-            for pair in pairs
-            for role, text in (("user", pair[0]), ("assistant", pair[1]))
-        ]
+        return [] if value is None else self.messages.read(value, column, row.place, pairs=True)
 
     def prompted(self, row: Row, prompt: Any, *completions: Any) -> list[Example]:
         """Returns an example of the prompt with each completion. They are texts, or lists of messages; a text beside a
@@ -262,13 +236,7 @@ class DatasetSchema:
         return read if is_list else value
 
     @staticmethod
-    def _talk(
-        row: Row,
-        messages: Sequence[Message],
-        tools: Tools,
-        *,
-        untrained: int = 0,
-    ) -> Conversation:
+    def _talk(row: Row, messages: Sequence[Message], tools: Tools, *, untrained: int = 0) -> Conversation:
         """Returns a conversation whose first ``untrained`` messages are not trained."""
         bare, trained, held_out = weighed(messages)
         return Conversation(
@@ -301,14 +269,9 @@ def open_rows[Schema: DatasetSchema](
     first = next(source.rows(), None)
     if first is None:
         raise StageError(
-            ExitCode.BAD_DATA,
-            "DatasetEmpty",
-            "the dataset is empty: it has no rows",
-            where=source.spec.path,
-            actual=source.uri,
-            expected="at least one row",
-            fix="Upload the data again.",
-        )
+            ExitCode.BAD_DATA, "DatasetEmpty", "the dataset is empty: it has no rows", where=source.spec.path,
+            actual=source.uri, expected="at least one row", fix="Upload the data again.",
+        )  # fmt: skip
     # Reads again from the first row.
     return open_schema(source.spec, first), itertools.islice(source.rows(), source.spec.max_examples)
 

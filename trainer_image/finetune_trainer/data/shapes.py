@@ -114,7 +114,7 @@ def _preference(name: str, chosen: str, rejected: str, **others: str) -> Shape:
 #: Shapes in the order in which they are tried: the API's own names first, except for prompts in ``messages``. A column
 #: ``text`` often repeats the others.
 SHAPES: Sequence[Shape] = (
-    _pair("messages and answer", "messages", "answer"),
+    *(_pair(f"messages and {answer}", "messages", answer) for answer in ("answer", "response", "completion")),
     *(Shape(format=format_) for format_ in FORMATS if format_ is not Format.TEXT),
     Shape(format=Format.MESSAGES, name="ShareGPT", columns={"messages": "conversations"}),
     Shape(format=Format.MESSAGES, name="conversation", columns={"messages": "conversation"}),

@@ -144,6 +144,9 @@ def calls_in(text: str, place: RowLocation) -> Mapping[str, Any] | None:
 
 def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[str, Any]:
     made = {name: value for name, value in call.items() if value is not None}
+    if {"name", "args"} <= made.keys() and "arguments" not in made:  # LangChain
+        function = {"name": made.pop("name"), "arguments": made.pop("args")}
+        made |= {"type": "function", "function": function}
     if isinstance(made.get("function"), dict):
         made["function"] = _call(made["function"], index, place)
     if "arguments" in made:

@@ -8,9 +8,6 @@ from typing import Any, BinaryIO
 from finetune_trainer.readers.opening import CHUNK, decoded, lines, opened
 from finetune_trainer.readers.row_location import MAX_ROW, DataFile
 
-#: Number of lines that tell whether a file is a table.
-_SEEN = 20
-
 
 def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields rows with one column, ``text``, numbered by their line, or by their piece if there is a separator."""
@@ -25,8 +22,8 @@ def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _refuse_table(file: DataFile, begin: bytes) -> None:
-    """Raises ``StageError`` 65 if every line that begins the file has as many tabs within it as the first one."""
-    tabs = [line.strip().count(b"\t") for line in begin.splitlines() if line.strip()][:_SEEN]
+    """Raises ``StageError`` 65 if each of the first 20 lines has as many tabs within it as the first one."""
+    tabs = [line.strip().count(b"\t") for line in begin.splitlines() if line.strip()][:20]
     if len(tabs) > 1 and tabs[0] and len(set(tabs)) == 1:
         raise file.unreadable(
             "the lines are fields between tabs, as in Excel's Unicode Text",
