@@ -87,8 +87,7 @@ class MessageReader:
         """Returns the messages of a column: a list of messages, or the same as JSON text.
 
         ``first`` is the number of the first message, for errors; ``pairs``: whether two texts may be a turn of the user
-        and one of the assistant. Raises ``StageError`` 65 with the row's location, the
-        value found and a suggested fix.
+        and one of the assistant. Raises ``StageError`` 65 with the row's location, the value found and a suggested fix.
         """
         if isinstance(value, str) and value.lstrip()[:1] == "[":
             value = from_json(value, place)
@@ -99,11 +98,7 @@ class MessageReader:
                 "text.",
                 actual="an empty list" if value == [] else kind(value),
             )
-        if (
-            isinstance(value[0], list)
-            if pairs
-            else isinstance(value[0], dict) and _KEYED.keys() >= value[0].keys()
-        ):
+        if pairs or (isinstance(value[0], dict) and _KEYED.keys() >= value[0].keys()):
             value = [turn for message in value for turn in _turns(message)]
         return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
 
@@ -238,8 +233,8 @@ def _turns(message: object) -> list[object]:
     other message itself.
     """
     if isinstance(message, list) and len(message) == 2:
-        names = ("role", "content") if str(message[0]).lower() in _ROLES else ("user", "assistant")
-        return _turns(dict(zip(names, message, strict=True)))
+        keys = ("role", "content") if str(message[0]).lower() in _ROLES else ("user", "assistant")
+        return _turns(dict(zip(keys, message, strict=True)))
     if not isinstance(message, dict) or not message or not message.keys() <= _KEYED.keys():
         return [message]
     names = sorted(message, key=lambda name: ROLES.index(_KEYED[name]))

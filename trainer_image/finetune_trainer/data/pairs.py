@@ -96,18 +96,11 @@ class PairSchema(DatasetSchema):
         """Returns the prompt, and the row with the tools of a prompt that is a request of OpenAI's API."""
         column, prompt = self.columns.optional(row, "prompt")
         if isinstance(prompt, Mapping) and "messages" in prompt:
-            more = {
-                name: value for name, value in prompt.items() if name != "messages" and not is_empty(value)
-            }
-            if twice := [
-                name
-                for name, value in more.items()
-                if not is_empty(now := row.value.get(name)) and now != value
-            ]:
-                raise row.place.mismatch(
-                    f"{quoted(twice[0])} is in {quoted(column)} and beside it, with another value",
-                    f"Write it once, in {quoted(column)} or beside it.",
-                )
+            more = {name: said for name, said in prompt.items() if name != "messages" and not is_empty(said)}
+            beside = {name: row.value[name] for name in more if not is_empty(row.value.get(name))}
+            if twice := [name for name, value in beside.items() if value != more[name]]:
+                what = f"{quoted(twice[0])} is in {quoted(column)} and beside it, with another value"
+                raise row.place.mismatch(what, f"Write it once, in {quoted(column)} or beside it.")
             return replace(row, value={**row.value, column: prompt["messages"], **more}), prompt["messages"]
         if prompt is None and isinstance(row.value.get(column), str):
             return row, ""  # a blank prompt is one, and none is taken from the answers
@@ -118,25 +111,20 @@ class PairSchema(DatasetSchema):
         """Returns prompt and answers without the prompt, which many datasets repeat in front of both answers."""
         if isinstance(prompt, str):
             asked = _turns_of(prompt)
-            asked = (
-                asked[:-1] if asked and not asked[-1]["content"] else asked
-            )  # "Assistant:" asks for the answer
-            (*before, _), (*others, _) = talks = [
-                _turns_of(answer) or [None] for answer in (chosen, rejected)
-            ]
+            if asked and not asked[-1]["content"]:
+                asked.pop()  # "Assistant:" asks for the answer
+            talks = _turns_of(chosen), _turns_of(rejected)
+            before = talks[0][:-1]
             said = [
-                str(turn.get("content", turn.get("value"))).strip()
-                for turn in before
-                if isinstance(turn, Mapping)
+                str(turn.get("content", turn.get("value"))) for turn in before if isinstance(turn, Mapping)
             ]
-            if before == others and before and (before == asked or prompt.strip() in said):
+            here = before == asked or prompt.strip() in map(str.strip, said)
+            if here and before == talks[1][:-1] != []:
                 return before, talks[0][-1:], talks[1][-1:]
             if isinstance(chosen, str) and isinstance(rejected, str):
-                size = len(prompt)
-                if size >= LONG and all(
-                    text.startswith(prompt) and len(text) > size for text in (chosen, rejected)
-                ):
-                    chosen, rejected = chosen[size:], rejected[size:]
+                rest = [text[len(prompt) :] for text in (chosen, rejected) if text.startswith(prompt)]
+                if len(prompt) >= LONG and len(rest) == 2 and all(rest):
+                    chosen, rejected = rest
                 return (asked, chosen.strip(), rejected.strip()) if asked else (prompt, chosen, rejected)
             prompt = asked or [{"role": "user", "content": prompt}]
         if isinstance(prompt, list):
@@ -151,10 +139,8 @@ class PairSchema(DatasetSchema):
             talks = _turns_of(chosen), _turns_of(rejected)
             if all(talks):
                 chosen, rejected = talks
-                if chosen[:-1] != rejected[:-1] or [turn["role"] for turn in chosen[-2:]] != [
-                    "user",
-                    "assistant",
-                ]:
+                last = [turn["role"] for turn in chosen[-2:]]
+                if chosen[:-1] != rejected[:-1] or last != ["user", "assistant"]:
                     return Unwanted(place=row.place, why=OTHER_PROMPTS)
                 return chosen[:-1], chosen[-1:], rejected[-1:]
             if prompts := self.columns.likely_prompts(row):
