@@ -129,7 +129,8 @@ class PairSchema(DatasetSchema):
             prompt = asked or [{"role": "user", "content": prompt}]
         if isinstance(prompt, list):
             chosen, rejected = (
-                answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer for answer in (chosen, rejected)
+                answer[len(prompt) :] if isinstance(answer, list) and answer[: len(prompt)] == prompt else answer
+                for answer in (chosen, rejected)
             )  # fmt: skip
         return prompt, chosen, rejected
 
