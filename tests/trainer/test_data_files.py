@@ -5,6 +5,7 @@ import datetime as dt
 import gzip
 import io
 import json
+import re
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -400,6 +401,24 @@ def test_runs_that_expand_enormously_are_refused(tmp_path: Path, monkeypatch: py
 def test_excels_line_about_the_separator_is_no_header(tmp_path: Path) -> None:
     content = b"\xef\xbb\xbfsep=;\r\nprompt; completion \r\na;b\r\n"
     assert read(tmp_path, "a.csv", content, separator=";") == [{"prompt": "a", "completion": "b"}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8"])
+def test_a_table_between_tabs_is_no_text(tmp_path: Path, encoding: str) -> None:
+    """Excel saves "Unicode Text" as .txt. Each way out that the refusal names is taken."""
+    text = 'prompt\tcompletion\r\nCapital of Peru?\tLima\r\n\r\nOf Chile?\t"Santiago"\r\n'
+    content = text.encode(encoding)
+    error = refusal(tmp_path, "a.txt", content)
+    assert "Excel's Unicode Text" in str(error)
+    assert "Name it .tsv" in error.fix
+    rows = read(tmp_path, "a.tsv", content)
+    assert rows[1] == {"prompt": "Of Chile?", "completion": "Santiago"}
+    separator = re.search(r"separator: (\".*\")", error.fix)
+    assert separator
+    lines = read(tmp_path, "a.txt", content, separator=json.loads(separator[1]))
+    assert lines[0] == {"text": "prompt\tcompletion"}
+    for plain in ("\tone\n\ttwo\n", "a\tb\nno tab\n", "a\tb\n"):
+        assert read(tmp_path, "a.txt", plain.encode(encoding))
 
 
 def test_lines_that_end_with_cr_are_found_without_a_list_of_them(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
     turns = chat("one", "first")["messages"]
     lines = [
         {"messages": turns, "note": EVIL, "id": 1, "images": ["a.png"]},
-        {"messages": turns, "id": 2, "images": []},
+        {"messages": turns, "id": 2, "images": [], "usefulness": 0.5},
         {"messages": chat("two", "second")["messages"], "persona": "x" * 300},
     ]
     (folder / "data/more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
@@ -244,10 +244,11 @@ def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
     found = check(folder, data=made, hyperparameters={"steps": 2})
     (details,) = found.train
     assert [(value.name, value.count, value.text, value.ignored) for value in details.unread] == [
-        ("note", 1, True, False), ("id", 2, False, False), ("images", 1, True, True), ("persona", 1, True, False),
+        ("note", 1, True, False), ("id", 2, False, False), ("images", 1, True, True), ("usefulness", 1, False, False), ("persona", 1, True, False),
     ]  # fmt: skip
     texts = [remark.text for remark in found.remarks]
     assert any("more: nothing reads the texts of note, persona. If one" in text for text in texts)
+    assert any("more: nothing reads the values of usefulness, which" in text for text in texts)
     assert any("columns.ignore lists audio, which does not occur" in text for text in texts)
     repeated = "equal to an earlier row of the training sources"
     assert details.report.drop_reasons == {repeated: 1}

@@ -106,6 +106,26 @@ READ: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]]]] = [
      "Messages", ASKED),
     ("UltraChat", {"prompt": "Capital of Peru?", "prompt_id": "a1", "messages": [USER, LIMA]}, "Messages", ASKED),
     ("NuminaMath", {"problem": "Capital of Peru?", "solution": "Lima.", "messages": [USER, LIMA], "source": "x"}, "Messages", ASKED),
+    ("Gemini", {"systemInstruction": {"role": "system", "parts": [{"text": "Be brief."}]},
+     "contents": [{"role": "user", "parts": [{"text": "Capital of Peru?"}]}, {"role": "model", "parts": [{"text": "Lima."}]}]},
+     "Messages (Gemini)", [BE_BRIEF, *ASKED]),
+    ("Bedrock", {"schemaVersion": "bedrock-conversation-2024", "system": [{"text": "Be brief."}],
+     "messages": [{"role": "user", "content": [{"text": "Capital of Peru?"}]}, {"role": "assistant", "content": [{"text": "Lima."}]}]},
+     "Messages", [BE_BRIEF, *ASKED]),
+    ("LangChain", {"messages": [{"type": "human", "content": "Capital of Peru?"}, {"type": "ai", "content": "Lima."}]}, "Messages", ASKED),
+    ("LangChain's data", {"messages": [{"type": "human", "data": {"content": "Capital of Peru?", "additional_kwargs": {}, "example": False}},
+     {"type": "ai", "data": {"content": "Lima.", "tool_calls": [], "type": "ai"}}]}, "Messages", ASKED),
+    ("Cohere", {"messages": [{"role": "User", "content": "Capital of Peru?"}, {"role": "Chatbot", "content": "Lima."}]}, "Messages", ASKED),
+    ("Cohere's history", {"messages": [{"role": "USER", "message": "Capital of Peru?"}, {"role": "CHATBOT", "message": "Lima."}]}, "Messages", ASKED),
+    ("texts of messages", {"messages": [{"role": "prompter", "text": "Capital of Peru?"}, {"role": "assistant", "text": "Lima."}]}, "Messages", ASKED),
+    ("Capybara", {"conversation": [{"input": "Capital of Peru?", "output": "Lima."}]}, "Messages (conversation)", ASKED),
+    ("BELLE", {"conversation": [{"assistant": "Lima.", "human": "Capital of Peru?"}] * 2}, "Messages (conversation)", ASKED * 2),
+    ("a prompt in messages", {"messages": [{"role": "system", "content": "Be brief."}, USER], "answer": "Lima.", "model": "x"},
+     "PromptCompletion (messages and answer)", [BE_BRIEF, *ASKED]),
+    ("Nemotron", {"input": [USER], "output": "Lima.", "category": "x"}, "PromptCompletion (input and output)", ASKED),
+    ("a history of roles and texts", {"query": "And Chile?", "response": "Santiago.", "history": [["human", "Capital of Peru?"], ["ai", "Lima."]]},
+     "PromptCompletion (ms-swift)", [*ASKED, ("user", "And Chile?"), ("Assistant", "Santiago.")]),
+    ("a response to messages", {"messages": [USER], "response": "Lima."}, "PromptCompletion (messages and response)", ASKED),
     ("null columns of other shapes", {"messages": None, "prompt": "Capital of Peru?", "completion": "Lima.", "images": [], "label": None},
      "PromptCompletion", ASKED),
     ("turns that are not trained", {"messages": [USER, {**LIMA, "content": "Cusco", "train": False}, USER, {**LIMA, "train": True}]}, "Messages",
@@ -162,8 +182,15 @@ CALLED = [{"type": "function", "function": CALL}]
             "conversations": [SHAREGPT[0], {"from": "function_call", "value": json.dumps(CALL)}],
             "tools": json.dumps([FUNCTION]),
         },
+        {
+            "messages": [
+                USER,
+                {"type": "ai", "content": "", "tool_calls": [{"name": "weather", "args": {"city": "Lima"}}]},
+            ],
+            "tools": [FUNCTION],
+        },
     ],
-    ids=["OpenAI", "OpenAI's functions", "OpenAI's functions as text", "LLaMA-Factory"],
+    ids=["OpenAI", "OpenAI's functions", "OpenAI's functions as text", "LLaMA-Factory", "LangChain"],
 )
 def test_calls_and_tools_are_the_same_in_every_form(value: Mapping[str, Any]) -> None:
     read = example(value)
@@ -239,6 +266,50 @@ def test_tools_of_anthropic_get_the_form_of_servers() -> None:
     assert read.tools == [
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
     ]
+
+
+REASONED: list[tuple[str, Mapping[str, Any], Mapping[str, str]]] = [
+    ("DeepSeek", {"prompt": "Capital of Peru?", "completion": "Lima.", "reasoning_content": "Peru…"}, {}),
+    ("another name", {"question": "Capital of Peru?", "answer": "Lima.", "long_cot": "Peru…"}, {"reasoning": "long_cot"}),
+    ("messages", {"prompt": [USER], "completion": [LIMA], "thinking": "Peru…"}, {"reasoning": "thinking"}),
+    ("dolphin-r1", {"messages": [USER], "reasoning": "Peru…", "answer": "Lima.", "model": "R1"}, {"reasoning": "reasoning"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    ("value", "columns"), [row[1:] for row in REASONED], ids=[row[0] for row in REASONED]
+)
+def test_reasoning_in_a_column_is_the_answers_where_the_template_reads_it(
+    value: Mapping[str, Any], columns: Mapping[str, str], key: str
+) -> None:
+    read = example(value, columns=columns, reads=lambda name: name == key)
+    assert isinstance(read, Conversation)
+    assert read.messages[-1] == {**LIMA, key: "Peru…"}
+    with pytest.raises(StageError, match=r"datasets.chatTemplate .*or leave it out on purpose"):
+        example(value, columns=columns)
+
+
+def test_reasoning_is_mapped_on_advice_alone() -> None:
+    value = {"prompt": "Capital of Peru?", "completion": "Lima.", "rationale": "Peru has one capital."}
+    with pytest.raises(StageError, match=r"Map it: columns: \{reasoning: rationale\}, or leave it out"):
+        example(value, reads=lambda name: name == "thinking")
+    with pytest.raises(StageError, match=r"Remove it from the rows, or leave it out"):
+        example({**value, "rationale": "on"}, reads=lambda name: name == "thinking")
+    assert told(example(value, ignore=["rationale"])) == ASKED
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"prompt": [USER], "completion": [{**LIMA, "reasoning_content": "x"}], "reasoning_content": "y"},
+        {"prompt": [USER], "completion": [LIMA, USER, LIMA], "reasoning_content": "y"},
+    ],
+)
+def test_reasoning_whose_answer_is_not_clear_is_refused(value: Mapping[str, Any]) -> None:
+    with pytest.raises(StageError, match="is the reasoning of one answer") as caught:
+        example(value, reads=lambda _: True)
+    assert "ignore: [reasoning_content]" in str(caught.value)
 
 
 QUOTED = "Paris is the capital of France, it says."
@@ -414,8 +485,12 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
     ),
     ("an input beside messages", {"prompt": [USER], "completion": [LIMA], "input": "x"}, "has no place"),
     ("a system object", {"prompt": "x", "completion": "y", "system": {"a": 1}}, '"system" must be text'),
-    ("a history that is text", {"query": "x", "response": "y", "history": "x"}, "list of earlier turns"),
-    ("another history", {"query": "x", "response": "y", "history": [["a"]]}, "list of earlier turns"),
+    (
+        "a history that is text",
+        {"query": "x", "response": "y", "history": "x"},
+        '"history" must be a list of',
+    ),
+    ("another history", {"query": "x", "response": "y", "history": [["a"]]}, "is not an object"),
     (
         "a picture in a message",
         {"messages": [{**USER, "images": ["a"]}, LIMA]},
@@ -431,6 +506,11 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
         "a part without text",
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
         "type thinking",
+    ),
+    (
+        "messages that are pairs of texts",
+        {"messages": [["agent", "x"], ["client", "y"]]},
+        "message 1 is not an object",
     ),
     ("a part that is a number", {"messages": [{"role": "user", "content": [3]}]}, "content part"),
     ("messages that are text", {"messages": "[not JSON"}, "list of messages"),
@@ -456,6 +536,17 @@ REFUSED += [
     ("an answer that is a number", {"prompt": "x", "completion": 12}, "Write two strings"),
     ("a class", {"prompt": "x", "completion": "y", "label": "sports"}, r"Remove it from the rows, or leave it out"),
     ("another way to train", {"prompt": "x", "completion": "y", "train_on_inputs": True}, r"ignore: \[train_on_inputs\]"),
+    ("a call in Gemini's parts", {"contents": [{"role": "model", "parts": [{"functionCall": {"name": "f", "args": {}}}]}]}, "Write tool_use as tool_calls"),
+    ("a thought in Gemini's parts", {"contents": [{"role": "user", "parts": [{"text": "x"}]}, {"role": "model", "parts": [{"text": "x", "thought": True}]}]},
+     r'ignore: \["messages\[\].thought"\]'),
+    ("what LangChain keeps beside a content", {"messages": [{"type": "ai", "content": "x", "additional_kwargs": {"function_call": CALL}}]},
+     r'ignore: \["messages\[\].additional_kwargs"\]'),
+    ("functions in Gemini's form", {"messages": [USER, LIMA], "tools": [{"functionDeclarations": [FUNCTION]}]}, "JSON schema of a function"),
+    ("functions in Bedrock's form", {"messages": [USER, LIMA], "tools": [{"toolSpec": FUNCTION}]}, "JSON schema of a function"),
+    ("an OpenAssistant message", {"message_id": "a", "parent_id": "b", "text": "x", "role": "prompter"}, "which message of a conversation"),
+    ("a system object without text", {"messages": [USER, LIMA], "system": {"parts": 3}}, "must be text"),
+    ("a prompt and an answer after an answer", {"prompt": [USER, LIMA], "completion": [LIMA]}, "ends with a turn of the assistant"),
+    ("a verdict", {"prompt": "x", "completion": "y", "overall_score": 1}, r"ignore: \[overall_score\]"),
     ("many names", {"text": "x"} | {f"score_{number}": 1 for number in range(30)}, r"score_7\]\}, and 22 more"),
 ]  # fmt: skip
 
@@ -695,6 +786,13 @@ PAIRED: list[tuple[str, Mapping[str, Any]]] = [
     ("OpenAI", {"input": {"messages": [USER]}, "preferred_output": [LIMA], "non_preferred_output": [RATHER]}),
     ("ms-swift", {"query": "Capital of Peru?", "response": "Lima.", "rejected_response": "No idea."}),
     ("a prompt of messages and texts", {"prompt": [USER], "chosen": "Lima.", "rejected": "No idea."}),
+    ("ms-swift's messages", {"messages": [USER, LIMA], "rejected_response": "No idea."}),
+    ("ms-swift's two conversations", {"messages": [USER, LIMA], "rejected_messages": [USER, RATHER]}),
+    ("full-hh-rlhf", {"prompt": HH, "response": " Lima.", "chosen": " Lima.", "rejected": " No idea."}),
+    ("HH-RLHF beside its prompt", {"prompt": HH, "chosen": f"{HH} Lima.", "rejected": f"{HH} No idea."}),
+    ("HH-RLHF beside a plain prompt", {"prompt": "Capital of Peru?", "chosen": f"{HH} Lima.", "rejected": f"{HH} No idea."}),
+    ("Tulu 3", {"id": "a", "source": "b", "prompt": "Capital of Peru?", "chosen": [USER, LIMA], "rejected": [USER, RATHER],
+                "chosen_model": "c", "rejected_model": "d", "chosen_rating": 5, "rejected_rating": 3}),
     ("JSON text", {"chosen": json.dumps([USER, LIMA]), "rejected": json.dumps([USER, RATHER])}),
 ]  # fmt: skip
 
@@ -770,6 +868,78 @@ def test_pairs_are_refused_by_name_too(value: Mapping[str, Any], error: str) -> 
         pair(value)
 
 
+ASK = "What is the capital of Peru, in one word?"
+
+
+@pytest.mark.parametrize("columns", [("prompt", "chosen", "rejected"), ("input", "chosen", "rejected")])
+def test_a_prompt_in_front_of_both_texts_is_read_once(columns: Sequence[str]) -> None:
+    read = pair(dict(zip(columns, (ASK, f"{ASK} Lima", f"{ASK} Cusco"), strict=True)))
+    assert not isinstance(read, Unwanted)
+    assert (told(read[0]), told(read[1])) == (
+        [("user", ASK), ("Assistant", " Lima")], [("user", ASK), ("Assistant", " Cusco")],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected"), [("Hi", "Hi there", "Hi!"), (ASK, f"{ASK} Lima", "Cusco"), (ASK, ASK, f"{ASK} Lima")]
+)  # fmt: skip
+def test_answers_that_only_begin_alike_stay_whole(prompt: str, chosen: str, rejected: str) -> None:
+    read = pair({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    assert not isinstance(read, Unwanted)
+    assert [told(each)[1][1] for each in read] == [chosen, rejected]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"prompt": [USER, LIMA], "chosen": [LIMA], "rejected": [RATHER]},
+        {"prompt": [USER, LIMA], "chosen": "Lima.", "rejected": "No idea."},
+        {"chosen": [USER, LIMA, LIMA], "rejected": [USER, LIMA, RATHER]},
+    ],
+)
+def test_a_prompt_that_ends_with_an_answer_is_refused(value: Mapping[str, Any]) -> None:
+    with pytest.raises(StageError, match=r"ends with a turn of the assistant.*Join the two turns"):
+        pair(value)
+    joined = {"prompt": [USER], "chosen": "Lima. Lima.", "rejected": "Lima. No idea."}
+    assert not isinstance(pair(joined), Unwanted)
+
+
+def test_tools_of_a_request_and_of_its_row_are_the_same_or_refused() -> None:
+    row = {"input": {"messages": [USER], "tools": [FUNCTION]}, "preferred_output": [LIMA], "non_preferred_output": [RATHER]}  # fmt: skip
+    assert not isinstance(pair({**row, "tools": [FUNCTION]}), Unwanted)
+    assert not isinstance(pair({**row, "tools": []}), Unwanted)
+    for other in ({"tools": [{**FUNCTION, "name": "f"}]}, {"functions": [{**FUNCTION, "name": "f"}]}):
+        with pytest.raises(StageError, match=r"tools.*(Write it once|both provide tools)"):
+            pair({**row, **other})
+
+
+ULTRAFEEDBACK = {
+    "source": "evol_instruct", "instruction": "Capital of Peru?", "models": ["a", "b"], "correct_answers": None,
+    "completions": [
+        {"model": "a", "response": "No idea.", "overall_score": 2.0, "annotations": {"helpfulness": {"Rating": "1"}}},
+        {"model": "b", "response": "Lima.", "overall_score": 9.0, "annotations": {"helpfulness": {"Rating": "5"}}},
+    ],
+}  # fmt: skip
+NECTAR = {
+    "prompt": HH, "turns": 1, "num_responses": 2, "source": ["x"], "good_natured": True,
+    "answers": [{"answer": "Lima.", "model": "a", "rank": 1.0}, {"answer": "No idea.", "model": "b", "rank": 2.0}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [ULTRAFEEDBACK, NECTAR], ids=["UltraFeedback", "Nectar"])
+def test_which_of_several_answers_make_a_pair_is_never_guessed(value: Mapping[str, Any]) -> None:
+    """What the error and the documentation say is done as they say it."""
+    for read in (pair, example):
+        with pytest.raises(StageError, match=r"has several answers.*as chosen and rejected"):
+            read(value)
+    code = (ROOT / "docs/data.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    chosen = pair(names["pair"](value))
+    assert not isinstance(chosen, Unwanted)
+    assert (told(chosen[0]), told(chosen[1])) == PAIR
+
+
 # --- the tables
 
 
@@ -793,7 +963,8 @@ def test_a_documented_row_is_read_as_its_shape(name: str, value: dict[str, Any])
 def test_every_shape_is_documented() -> None:
     names = " ".join(name for name, _ in documented())
     assert {str(shape) for shape in (*SHAPES, *PAIRS) if str(shape) not in names} == {
-        f"Preference ({prompt} and pair)" for prompt in ("query", "problem", "input", "messages")
+        *(f"Preference ({prompt} and pair)" for prompt in ("query", "problem", "input", "messages")),
+        "PromptCompletion (messages and response)", "PromptCompletion (messages and completion)",
     }  # fmt: skip
 
 

@@ -89,6 +89,8 @@ class Columns(ApiModel):
     tools: Column = None
     """JSON schemas of the functions that the assistant may call, as a list or as JSON text. Default: tools or
     functions."""
+    reasoning: Column = None
+    """Text of the reasoning before the answer, for chat templates that render it. Default: reasoning_content."""
     label: Column = None
     """Judgment of the answer: rows with true or 1 are trained, rows with false or 0 are dropped and counted. Default:
     none; a column named label is refused until it is mapped or ignored."""

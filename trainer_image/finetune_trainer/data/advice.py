@@ -26,7 +26,10 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
     if sum(isinstance(value, str) and not is_empty(value) for value in row.values()) > 1:
         whole = [names for names in whole if "text" not in names]
     if not whole:
-        return "Name the columns, for example: columns: {prompt: …, completion: …} or columns: {messages: …}."
+        return (
+            _several(row)
+            or "Name the columns, for example: columns: {prompt: …, completion: …} or columns: {messages: …}."
+        )
     return _mapping(row, min(whole, key=lambda names: sum(a != b.lower() for a, b in names.items())))
 
 
@@ -36,7 +39,7 @@ def column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
     if len(found) == len(wanted):
         return _mapping(row, found)
     missing = ", ".join(f"{name}: …" for name in wanted if name not in found)
-    return f"Name the columns: columns: {{{missing}}}, or remove the row."
+    return _several(row) or f"Name the columns: columns: {{{missing}}}, or remove the row."
 
 
 def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
@@ -51,6 +54,18 @@ def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
                 found[ours] = name
                 break
     return found
+
+
+def _several(row: Mapping[str, Any]) -> str:
+    """Returns advice for a row with a list of answers, as the choice is the user's; '' for any other row."""
+    for name, value in row.items():
+        known = known_name("column", name) if isinstance(value, list) and len(value) > 1 else None
+        if known and known.way == "completion" and not _is_talk(value):
+            return (
+                f"{quoted(name)} has several answers. Write a row for each to train on, with prompt and completion, or "
+                "for each pair, with prompt, and the better and the worse one as chosen and rejected (docs/data.md)."
+            )
+    return ""
 
 
 def _is_talk(value: Any) -> bool:

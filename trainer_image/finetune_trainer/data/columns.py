@@ -20,11 +20,13 @@ from finetune_trainer.readers.row_location import Row
 #: Meanings of columns that often repeat what others say. Any other column is not passed over, whatever its text.
 _REPEATING = frozenset({"prompt", "completion", "messages", "text", "chosen", "system", "input", "history"})
 #: Minimum number of characters of a text that counts as read because it is a part of one that is.
-_LONG = 20
+LONG = 20
 #: Maximum number of characters that are searched to find out whether a value repeats what was read.
 _SEARCHED = 2 * 10**7
 #: Columns of the API whose text a prompt has.
 _ASKING = frozenset({"prompt", "input", "history", "system"})
+#: What to do before reasoning is read.
+TEMPLATE_FIRST = "Set datasets.chatTemplate to one that renders reasoning_content. "
 #: Maximum number of columns that an error names.
 _SHOWN = 12
 
@@ -43,12 +45,14 @@ class _ColumnUse:
 class ColumnReader:
     """Reads the columns of one dataset. ``shapes`` are those to choose from, by the ``first`` row.
 
-    What nothing reads is counted in ``unread``. Raises ``StageError`` 64 for a mapping that names what does not exist,
-    65 for a row of unknown shape.
+    ``reasons`` says whether the chat template renders reasoning. What nothing reads is counted in ``unread``. Raises
+    ``StageError`` 64 for a mapping that names what does not exist, 65 for a row of unknown shape.
     """
 
-    def __init__(self, source: DatasetSpec, first: Row, shapes: Sequence[Shape]) -> None:
-        self._source, self._ignored = source, frozenset(source.ignore)
+    def __init__(
+        self, source: DatasetSpec, first: Row, shapes: Sequence[Shape], *, reasons: bool = True
+    ) -> None:
+        self._source, self._ignored, self._reasons = source, frozenset(source.ignore), reasons
         self.unread = UnreadValues()
         self.shape = _shape_of(source, first, shapes)
         self._names = FORMATS[self.shape.format]
@@ -98,20 +102,18 @@ class ColumnReader:
             )
         return (said[0], row.value[said[0]]) if said else (columns[0], None)
 
-    def optional_text(self, row: Row, name: str) -> tuple[str, str]:
-        """Returns the column of an optional text, and the text; '' if there is none."""
+    def optional_text(self, row: Row, name: str) -> str:
+        """Returns an optional text; '' if there is none."""
         column, value = self.optional(row, name)
         if value is None:
-            return column, ""
-        if name == "input" and isinstance(value, list) and all(isinstance(text, str) for text in value):
-            value = "\n\n".join(value)
+            return ""
         if not isinstance(value, str):
             raise row.place.mismatch(
                 f'"{column}" must be text, as it provides {name}',
                 f"Write one string, or {leave_out(column)}.",
                 actual=kind(value),
             )
-        return column, value
+        return value
 
     def account(self, row: Row, asked: Sequence[str], answered: Sequence[str]) -> None:
         """Counts the columns of a row that nothing reads. The texts that were read from it are in its prompt, which is
@@ -143,10 +145,11 @@ class ColumnReader:
         value = row.value[name]
         if way == "text" and "input" in self._names.may and isinstance(value, str):
             way = "input"  # a passage that the question is about
-        if way == "label" and as_label(value) is None:
-            return ""  # a class of the row, not a judgment
+        if (way == "label" and as_label(value) is None) or (way == "reasoning" and not _is_prose(value)):
+            return ""  # a class of the row, not a judgment; a mode, not a thought
         if way in self._names.may:
-            return f"Map it: columns: {{{way}: {quoted(name)}}}"
+            before = TEMPLATE_FIRST if way == "reasoning" and not self._reasons else ""
+            return f"{before}Map it: columns: {{{way}: {quoted(name)}}}"
         now = self._columns.get(way)
         if now is None or type(value) is not type(row.value[now]):
             return ""
@@ -252,7 +255,7 @@ def _is_prose(value: Any) -> bool:
     """Whether a value is a text of several words, or a list of messages."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, Mapping) for item in value)
-    return isinstance(value, str) and len(value) >= _LONG and len(value.split(None, 3)) > 2
+    return isinstance(value, str) and len(value) >= LONG and len(value.split(None, 3)) > 2
 
 
 def _contains(text: str, parts: Sequence[str]) -> bool:
@@ -266,7 +269,7 @@ def _repeats(value: Any, texts: Sequence[str]) -> bool:
     if not parts:
         return False
     rest = set(parts).difference(texts)
-    return not rest or (min(map(len, rest)) >= _LONG and _contains("\0".join(texts), [*rest]))
+    return not rest or (min(map(len, rest)) >= LONG and _contains("\0".join(texts), [*rest]))
 
 
 def _texts_in(value: Any) -> list[str]:
@@ -297,11 +300,6 @@ def _turned(ours: str, theirs: str) -> str:
 
 def _bad_columns(source: DatasetSpec, what: str, actual: str, known: Sequence[str], fix: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST,
-        "UnknownColumn",
-        what,
-        where=f"{source.path}.columns",
-        actual=actual,
-        expected=f"one of {', '.join(known)}",
-        fix=fix,
-    )
+        ExitCode.BAD_REQUEST, "UnknownColumn", what, where=f"{source.path}.columns", actual=actual,
+        expected=f"one of {', '.join(known)}", fix=fix,
+    )  # fmt: skip

@@ -21,23 +21,30 @@ KEYS = "messages[]."
 ROLES = ("system", "user", "assistant", "tool")
 #: What a turn of the assistant is whose text is the JSON of a call.
 _CALL = "call"
-#: Roles by the names of OpenAI, ShareGPT, LLaMA-Factory, ms-swift, ToolBench, OpenAssistant, Gemini and Llama, in lower
-#: case and without separators.
+#: Keys of a role (OpenAI, ShareGPT, LangChain) and a content (also Gemini, Cohere, OASST). The first one counts.
+_ROLE = ("role", "from", "type")
+CONTENTS = ("content", "value", "parts", "message", "text")
+#: Roles by the names of OpenAI, ShareGPT, LLaMA-Factory, ms-swift, ToolBench, OpenAssistant, Gemini, Llama, LangChain
+#: and Cohere, in lower case and without separators.
 _ROLES = {
     name: role
     for role, names in (
         ("system", "system systemprompt developer"),
         ("user", "user human prompter"),
-        ("assistant", "assistant gpt chatgpt bard bing bot model"),
+        ("assistant", "assistant gpt chatgpt chatbot bard bing bot model ai"),
         ("tool", "tool function observation functionresponse toolresponse toolresult functionresult ipython"),
         (_CALL, "functioncall toolcall toolcalls"),
     )
     for name in names.split()
 }
+#: Roles by the keys of messages that have no key for the role.
+_KEYED = {"input": "user", "output": "assistant"} | {
+    name: role for name, role in _ROLES.items() if role != _CALL
+}
 #: Types of content parts that are text, in OpenAI's Chat Completions and Responses.
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-#: Types of content parts with calls and their results, as Anthropic writes them.
-_CALL_PARTS = frozenset({"tool_use", "tool_result"})
+#: Types of content parts with calls and their results, of Anthropic, Bedrock and Gemini.
+_CALL_PARTS = {"tool_use", "tool_result", "toolUse", "toolResult", "functionCall", "functionResponse"}
 _READ = frozenset({"role", "content", "tool_calls", "function_call"})
 
 
@@ -74,11 +81,13 @@ class MessageReader:
         self._ignored = {name.removeprefix(KEYS) for name in ignored if name.startswith(KEYS)}
         self._keys = by_names(self._meaning)
 
-    def read(self, value: Any, column: str, place: RowLocation, *, first: int = 1) -> list[Message]:
+    def read(
+        self, value: Any, column: str, place: RowLocation, *, first: int = 1, pairs: bool = False
+    ) -> list[Message]:
         """Returns the messages of a column: a list of messages, or the same as JSON text.
 
-        ``first`` is the number of the first message, for errors. Raises ``StageError`` 65 with the row's location, the
-        value found and a suggested fix.
+        ``first`` is the number of the first message, for errors; ``pairs``: whether two texts may be a turn of the user
+        and one of the assistant. Raises ``StageError`` 65 with the row's location, the value found and a suggested fix.
         """
         if isinstance(value, str) and value.lstrip()[:1] == "[":
             value = from_json(value, place)
@@ -89,6 +98,8 @@ class MessageReader:
                 "text.",
                 actual="an empty list" if value == [] else kind(value),
             )
+        if pairs or (isinstance(value[0], dict) and _KEYED.keys() >= value[0].keys()):
+            value = [turn for message in value for turn in _turns(message)]
         return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
 
     def _message(self, message: object, number: int, place: RowLocation) -> Message:
@@ -101,6 +112,8 @@ class MessageReader:
         content = message.get(keys.content)
         if keys.plain and isinstance(content, str) and role != _CALL:
             return {"role": role, "content": content}
+        if message.keys() == {"type", "data"} and isinstance(message["data"], dict):  # LangChain
+            return self._message({**message["data"], "type": message["type"]}, number, place)
         made = self._others(message, keys, KEYS, f"message {number}", place)
         weight = weight_of({name: message[name] for name in keys.flags}, role, number, place)
         if weight is not None:
@@ -140,8 +153,8 @@ class MessageReader:
         return made
 
     def _meaning(self, names: tuple[str, ...]) -> _Keys:
-        role = "role" if "role" in names or "from" not in names else "from"
-        content = "content" if "content" in names or "value" not in names else "value"
+        role = next((name for name in _ROLE if name in names), "role")
+        content = next((name for name in CONTENTS if name in names), "content")
         rest = [name for name in names if name not in _READ | {role, content}]
         known = {name: known_name("message", name) for name in rest if name not in self._ignored}
         kept = [
@@ -213,3 +226,16 @@ class MessageReader:
                     raise refused(flags, "message", f"a part of {where}", rest, place, prefix=KEYS)
                 self._others(rest, keys, f"{KEYS}content[].", f"a part of {where}", place)
         return "\n".join(texts)
+
+
+def _turns(message: object) -> list[object]:
+    """Returns the messages of an object whose keys are roles (Capybara, BELLE), the user's first, or of two texts; any
+    other message itself.
+    """
+    if isinstance(message, list) and len(message) == 2:
+        keys = ("role", "content") if str(message[0]).lower() in _ROLES else ("user", "assistant")
+        return _turns(dict(zip(keys, message, strict=True)))
+    if not isinstance(message, dict) or not message or not message.keys() <= _KEYED.keys():
+        return [message]
+    names = sorted(message, key=lambda name: ROLES.index(_KEYED[name]))
+    return [{"role": _KEYED[name], "content": message[name]} for name in names]

@@ -13,14 +13,16 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out, quoted
+from finetune_trainer.data.columns import LONG
 from finetune_trainer.data.schema import DatasetSchema, Unwanted
 from finetune_trainer.data.shapes import PAIRS, Shape
 from finetune_trainer.errors import StageError
+from finetune_trainer.readers.known_names import is_empty
 from finetune_trainer.readers.row_location import Row, shown
 from finetune_trainer.tokens.example import Conversation, Example, texts_of
 
 NO_PROMPT = "it has no prompt, and its answers begin differently"
-OTHER_PROMPTS = "its answers follow different prompts"
+OTHER_PROMPTS = "its answers do not follow one turn of the user"
 BETTER_REJECTED = "its scores say that the rejected answer is better"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -55,9 +57,10 @@ class PairSchema(DatasetSchema):
             if isinstance(divided, Unwanted):
                 return divided
             prompt, chosen, rejected = divided
-        elif isinstance(chosen, list) and isinstance(rejected, list):
+        else:
             prompt, chosen, rejected = self._without_prompt(prompt, chosen, rejected)
-            self._check_turns(row, chosen, rejected)
+            if isinstance(chosen, list) and isinstance(rejected, list):
+                self._check_turns(row, chosen, rejected)
         examples = self.prompted(row, prompt, chosen, rejected)
         better, worse = map(partial(self._only_answer, row), ("chosen", "rejected"), examples)
         (asked, answer), (_, other) = texts_of(better), texts_of(worse)
@@ -85,39 +88,49 @@ class PairSchema(DatasetSchema):
     def _answer(self, row: Row, name: str) -> Any:
         value = self._as_messages(self.columns.value(row, name), row.place)
         if value is None:
-            raise row.place.mismatch(
-                f'"{self.columns.column(name)}" must be an answer',
-                "Write both answers, or remove the row.",
-                actual="null",
-            )
-        return [value] if isinstance(value, Mapping) else value
+            what = f'"{self.columns.column(name)}" must be an answer'
+            raise row.place.mismatch(what, "Write both answers, or remove the row.", actual="null")
+        return value
 
     def _prompt(self, row: Row) -> tuple[Row, Any]:
         """Returns the prompt, and the row with the tools of a prompt that is a request of OpenAI's API."""
         column, prompt = self.columns.optional(row, "prompt")
         if isinstance(prompt, Mapping) and "messages" in prompt:
-            more = {name: value for name, value in prompt.items() if name != "messages"}
+            more = {name: said for name, said in prompt.items() if name != "messages" and not is_empty(said)}
+            beside = {name: row.value[name] for name in more if not is_empty(row.value.get(name))}
+            if twice := [name for name, value in beside.items() if value != more[name]]:
+                what = f"{quoted(twice[0])} is in {quoted(column)} and beside it, with another value"
+                raise row.place.mismatch(what, f"Write it once, in {quoted(column)} or beside it.")
             return replace(row, value={**row.value, column: prompt["messages"], **more}), prompt["messages"]
         if prompt is None and isinstance(row.value.get(column), str):
             return row, ""  # a blank prompt is one, and none is taken from the answers
         return row, self._as_messages(prompt, row.place)
 
     @staticmethod
-    def _without_prompt(
-        prompt: Any, chosen: list[Any], rejected: list[Any]
-    ) -> tuple[Any, list[Any], list[Any]]:
+    def _without_prompt(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
         """Returns prompt and answers without the prompt, which many datasets repeat in front of both answers."""
         if isinstance(prompt, str):
-            before = chosen[:-1]
+            asked = _turns_of(prompt)
+            if asked and not asked[-1]["content"]:
+                asked.pop()  # "Assistant:" asks for the answer
+            talks = _turns_of(chosen), _turns_of(rejected)
+            before = talks[0][:-1]
             said = [
                 str(turn.get("content", turn.get("value"))) for turn in before if isinstance(turn, Mapping)
             ]
-            if before == rejected[:-1] and prompt.strip() in map(str.strip, said):
-                return before, chosen[-1:], rejected[-1:]
-            prompt = [{"role": "user", "content": prompt}]
+            here = before == asked or prompt.strip() in map(str.strip, said)
+            if here and before == talks[1][:-1] != []:
+                return before, talks[0][-1:], talks[1][-1:]
+            if isinstance(chosen, str) and isinstance(rejected, str):
+                rest = [text[len(prompt) :] for text in (chosen, rejected) if text.startswith(prompt)]
+                if len(prompt) >= LONG and len(rest) == 2 and all(rest):
+                    chosen, rejected = rest
+                return (asked, chosen.strip(), rejected.strip()) if asked else (prompt, chosen, rejected)
+            prompt = asked or [{"role": "user", "content": prompt}]
         if isinstance(prompt, list):
             chosen, rejected = (
-                answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer for answer in (chosen, rejected)
+                answer[len(prompt) :] if isinstance(answer, list) and answer[: len(prompt)] == prompt else answer
+                for answer in (chosen, rejected)
             )  # fmt: skip
         return prompt, chosen, rejected
 
@@ -127,7 +140,8 @@ class PairSchema(DatasetSchema):
             talks = _turns_of(chosen), _turns_of(rejected)
             if all(talks):
                 chosen, rejected = talks
-                if chosen[:-1] != rejected[:-1] or chosen[-1]["role"] != "assistant":
+                last = [turn["role"] for turn in chosen[-2:]]
+                if chosen[:-1] != rejected[:-1] or last != ["user", "assistant"]:
                     return Unwanted(place=row.place, why=OTHER_PROMPTS)
                 return chosen[:-1], chosen[-1:], rejected[-1:]
             if prompts := self.columns.likely_prompts(row):
@@ -142,6 +156,8 @@ class PairSchema(DatasetSchema):
             if not prompt.strip():
                 return Unwanted(place=row.place, why=NO_PROMPT)
             return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
+        if isinstance(chosen, list) and isinstance(rejected, str):  # beside a whole conversation
+            rejected = [*chosen[:-1], {"role": "assistant", "content": rejected}]
         if isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] == rejected[:-1] != []:
             return chosen[:-1], chosen[-1:], rejected[-1:]
         raise row.place.mismatch(
@@ -175,8 +191,10 @@ class PairSchema(DatasetSchema):
         return replace(example, trained=[*[False] * (len(example.trained) - 1), True], held_out=False)
 
 
-def _turns_of(text: str) -> list[dict[str, Any]]:
-    """Returns the messages of a text in the form of HH-RLHF; none for any other text."""
+def _turns_of(text: Any) -> list[Any]:
+    """Returns the messages of a text in the form of HH-RLHF; a list unchanged, and none for any other value."""
+    if not isinstance(text, str):
+        return text if isinstance(text, list) else []
     before, *parts = _TURN.split(text if text.startswith("\n") else f"\n\n{text}")
     if before.strip() or not parts or parts[0] != "Human":
         return []

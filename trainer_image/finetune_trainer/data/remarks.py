@@ -159,6 +159,12 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
                 f"{name}: nothing reads the texts of {', '.join(texts[:_NAMES])}{more}. If one of them belongs to the "
                 "prompt or the answer, map it with columns."
             )
+        numbers = [value.name for value in details.unread if not value.text and not value.ignored]
+        if numbers := [number for number in numbers if number.lower() not in _ABOUT]:
+            yield note(
+                f"{name}: nothing reads the values of {', '.join(numbers[:_NAMES])}, which are no texts. If one judges "
+                "answers, remove the rows of bad ones."
+            )
         if details.unread_more:
             yield note(f"{name}: {details.unread_more:,} values under further names are not read.")
         seen = {value.name for value in details.unread if value.ignored}

@@ -8,16 +8,18 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out
-from finetune_trainer.data.columns import ColumnReader
-from finetune_trainer.data.messages import ROLES, MessageReader
+from finetune_trainer.data.columns import TEMPLATE_FIRST, ColumnReader
+from finetune_trainer.data.messages import CONTENTS, ROLES, MessageReader
 from finetune_trainer.data.shapes import SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
 from finetune_trainer.data.turn_keys import calls_in, from_json, tools_of, weighed
+from finetune_trainer.data.unread import refused
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.known_names import as_label
 from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.tokens.chat import Message, Tools
 from finetune_trainer.tokens.example import Conversation, Example, PlainText, TextPair, texts_of
+from finetune_trainer.tokens.notes import REASONING
 
 #: The beginning of an object, or of a list of objects, as text.
 _MESSAGES = re.compile(r"\s*(?:\[\s*)?\{")
@@ -46,16 +48,13 @@ class DatasetSchema:
         for role in source.role_map.values():
             if role not in ROLES:
                 raise StageError(
-                    ExitCode.BAD_REQUEST,
-                    "UnknownRole",
-                    "roleMap maps the dataset's roles to the standard ones",
-                    where=f"{source.path}.roleMap",
-                    actual=role,
-                    expected=f"one of {', '.join(ROLES)}",
+                    ExitCode.BAD_REQUEST, "UnknownRole", "roleMap maps the dataset's roles to the standard ones",
+                    where=f"{source.path}.roleMap", actual=role, expected=f"one of {', '.join(ROLES)}",
                     fix="Swap them: the dataset's role first, then the standard one.",
-                )
+                )  # fmt: skip
         self._labelled = "label" in source.columns
-        self.columns = ColumnReader(source, first, self.shapes)
+        self._reasoning = next(filter(reads, REASONING), "")
+        self.columns = ColumnReader(source, first, self.shapes, reasons=bool(self._reasoning))
         self.messages = MessageReader(source.role_map, frozenset(source.ignore), self.columns.unread, reads)
 
     @property
@@ -125,11 +124,21 @@ class DatasetSchema:
 
     def _system(self, row: Row) -> list[Message]:
         column, value = self.columns.optional(row, "system")
-        if isinstance(value, list):
-            text = self.messages.joined(value, f'"{column}"', row.place)
-        else:
-            _, text = self.columns.optional_text(row, "system")
+        if isinstance(value, Mapping) and value.keys() & set(CONTENTS):
+            return self.messages.read([{**value, "role": "system"}], column, row.place)
+        parts = value if isinstance(value, list) else [self.columns.optional_text(row, "system")]
+        text = self.messages.joined(parts, f'"{column}"', row.place)
         return [{"role": "system", "content": text}] if text else []
+
+    def _thought(self, row: Row) -> Message:
+        """Returns the reasoning before the answer under the key that the chat template reads; nothing without any."""
+        column, _ = self.columns.optional(row, "reasoning")
+        text = self.columns.optional_text(row, "reasoning")
+        if text and not self._reasoning:
+            raise refused(
+                [column], "column", "the row", row.value, row.place, mapped=TEMPLATE_FIRST.removesuffix(". ")
+            )
+        return {self._reasoning: text} if text else {}
 
     def _tools(self, row: Row) -> Tools:
         column, value = self.columns.optional(row, "tools")
@@ -138,27 +147,7 @@ class DatasetSchema:
     def _history(self, row: Row) -> list[Message]:
         """Returns earlier turns: pairs of texts, of the user and the assistant, or messages."""
         column, value = self.columns.optional(row, "history")
-        if isinstance(value, str):
-            value = from_json(value, row.place)
-        if value is None:
-            return []
-        if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
-            return self.messages.read(value, column, row.place)
-        pairs: list[Any] = value if isinstance(value, list) else [None]
-        if not all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-            for pair in pairs
-        ):
-            raise row.place.mismatch(
-                f'"{column}" must be a list of earlier turns',
-                'Write [["question", "answer"], …], or messages with role and content.',
-                actual=kind(value),
-            )
-        return [
-            {"role": role, "content": text}
-            for pair in pairs
-            for role, text in (("user", pair[0]), ("assistant", pair[1]))
-        ]
+        return [] if value is None else self.messages.read(value, column, row.place, pairs=True)
 
     def prompted(self, row: Row, prompt: Any, *completions: Any) -> list[Example]:
         """Returns an example of the prompt with each completion. They are texts, or lists of messages; a text beside a
@@ -200,18 +189,33 @@ class DatasetSchema:
             self.messages.read(_as_list(answer, "assistant"), "completion", row.place, first=first)
             for answer in completions
         ]
+        if before[-1]["role"] == "assistant" and "assistant" in [answer[0]["role"] for answer in answers]:
+            raise row.place.mismatch(
+                "the prompt ends with a turn of the assistant, and another one follows",
+                "Join the two turns into the answer, or end the prompt with the turn that is answered.",
+            )
+        if thought := self._thought(row):
+            if len(answers[0]) > 1 or set(REASONING) & answers[0][0].keys():
+                column, _ = self.columns.optional(row, "reasoning")
+                raise row.place.mismatch(
+                    f'"{column}" is the reasoning of one answer, and the completion is several turns or has its own',
+                    f"Write it into the message that it belongs to, as {self._reasoning}, or {leave_out(column)}.",
+                )
+            answers = [[{**answer[0], **thought}] for answer in answers]
         return [self._talk(row, [*before, *answer], tools, untrained=len(before)) for answer in answers]
 
     def _of_texts(self, row: Row, prompt: str, completions: Sequence[str]) -> list[Example]:
         tools, system, history = self._tools(row), self._system(row), self._history(row)
-        _, extra = self.columns.optional_text(row, "input")
+        thought, (_, extra) = self._thought(row), self.columns.optional(row, "input")
+        texts = isinstance(extra, list) and all(isinstance(text, str) for text in extra)
+        extra = "\n\n".join(extra) if texts else self.columns.optional_text(row, "input")
         if extra:
             prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
-        if not (system or history or tools):
+        if not (system or history or tools or thought):
             return [TextPair(place=row.place, prompt=prompt, completion=text) for text in completions]
         asked = [*system, *history, {"role": "user", "content": prompt}]
         answers = [
-            (tools and calls_in(text, row.place)) or {"role": "assistant", "content": text}
+            {**((tools and calls_in(text, row.place)) or {"role": "assistant", "content": text}), **thought}
             for text in completions
         ]
         return [self._talk(row, [*asked, answer], tools) for answer in answers]
@@ -221,7 +225,9 @@ class DatasetSchema:
         """Returns messages that are written as JSON text, as in CSV files, or as one object, as a list; any other value
         unchanged.
         """
-        read = from_json(value, place) if isinstance(value, str) and _MESSAGES.match(value) else value
+        if not isinstance(value, str) or not _MESSAGES.match(value):
+            return [value] if isinstance(value, Mapping) else value
+        read = from_json(value, place)
         read = [read] if isinstance(read, Mapping) else read
         is_list = isinstance(read, list) and all(
             isinstance(message, dict) and ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys())
@@ -230,13 +236,7 @@ class DatasetSchema:
         return read if is_list else value
 
     @staticmethod
-    def _talk(
-        row: Row,
-        messages: Sequence[Message],
-        tools: Tools,
-        *,
-        untrained: int = 0,
-    ) -> Conversation:
+    def _talk(row: Row, messages: Sequence[Message], tools: Tools, *, untrained: int = 0) -> Conversation:
         """Returns a conversation whose first ``untrained`` messages are not trained."""
         bare, trained, held_out = weighed(messages)
         return Conversation(
@@ -269,14 +269,9 @@ def open_rows[Schema: DatasetSchema](
     first = next(source.rows(), None)
     if first is None:
         raise StageError(
-            ExitCode.BAD_DATA,
-            "DatasetEmpty",
-            "the dataset is empty: it has no rows",
-            where=source.spec.path,
-            actual=source.uri,
-            expected="at least one row",
-            fix="Upload the data again.",
-        )
+            ExitCode.BAD_DATA, "DatasetEmpty", "the dataset is empty: it has no rows", where=source.spec.path,
+            actual=source.uri, expected="at least one row", fix="Upload the data again.",
+        )  # fmt: skip
     # Reads again from the first row.
     return open_schema(source.spec, first), itertools.islice(source.rows(), source.spec.max_examples)
 

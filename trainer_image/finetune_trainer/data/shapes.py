@@ -31,18 +31,15 @@ class FormatColumns:
         return [name for name in (*self.needs, *self.may) if not name.startswith("score_")]
 
 
+_BESIDE_PROMPTS = ("system", "input", "history", "tools", "reasoning", "label")
 FORMATS: Mapping[Format, FormatColumns] = {
     Format.MESSAGES: FormatColumns(needs=("messages",), may=("system", "tools", "label")),
-    Format.PROMPT_COMPLETION: FormatColumns(
-        needs=("prompt", "completion"), may=("system", "input", "history", "tools", "label")
-    ),
+    Format.PROMPT_COMPLETION: FormatColumns(needs=("prompt", "completion"), may=_BESIDE_PROMPTS),
     Format.PREFERENCE: FormatColumns(
         needs=("chosen", "rejected"),
         may=("prompt", "system", "input", "history", "tools", "score_chosen", "score_rejected"),
     ),
-    Format.QUESTION_ANSWER: FormatColumns(
-        needs=("question", "answer"), may=("system", "input", "history", "tools", "label")
-    ),
+    Format.QUESTION_ANSWER: FormatColumns(needs=("question", "answer"), may=_BESIDE_PROMPTS),
     Format.TEXT: FormatColumns(needs=("text",)),
 }
 #: Columns that the API maps.
@@ -84,15 +81,22 @@ class Shape:
         return replace(self, columns={**self.columns, **own}) if own else self
 
     def occurs(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row has all columns that the format needs."""
-        return all(column in row for column in self._needed())
+        """Whether the row has all columns that the format needs. Messages are a prompt if they end with the user's."""
+        asks = self.columns.get("prompt") == "messages" and self.format is Format.PROMPT_COMPLETION
+        return all(column in row for column in self._needed()) and (not asks or _asks(row["messages"]))
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether the row has all columns that the format needs, and each says something."""
-        return all(column in row and not is_empty(row[column]) for column in self._needed())
+        return self.occurs(row) and not any(is_empty(row[column]) for column in self._needed())
 
     def _needed(self) -> Sequence[str]:
         return [self.column(name) for name in FORMATS[self.format].needs] + list(self.columns.values())
+
+
+def _asks(messages: Any) -> bool:
+    """Whether the last of some messages is the user's."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, Mapping) and last.get("role", last.get("from")) in {"user", "human"}
 
 
 def _pair(name: str, prompt: str, completion: str) -> Shape:
@@ -107,11 +111,14 @@ def _preference(name: str, chosen: str, rejected: str, **others: str) -> Shape:
     )
 
 
-#: Shapes in the order in which they are tried: the API's own names first. A column ``text`` often repeats the others.
+#: Shapes in the order in which they are tried: the API's own names first, except for prompts in ``messages``. A column
+#: ``text`` often repeats the others.
 SHAPES: Sequence[Shape] = (
+    *(_pair(f"messages and {answer}", "messages", answer) for answer in ("answer", "response", "completion")),
     *(Shape(format=format_) for format_ in FORMATS if format_ is not Format.TEXT),
     Shape(format=Format.MESSAGES, name="ShareGPT", columns={"messages": "conversations"}),
     Shape(format=Format.MESSAGES, name="conversation", columns={"messages": "conversation"}),
+    Shape(format=Format.MESSAGES, name="Gemini", columns={"messages": "contents"}),
     _pair("Alpaca", "instruction", "output"),
     _pair("Dolly", "instruction", "response"),
     _pair("OpenOrca", "question", "response"),
@@ -135,4 +142,6 @@ PAIRS: Sequence[Shape] = (
     ),
     _preference("OpenAI", "preferred_output", "non_preferred_output", prompt="input"),
     _preference("ms-swift", "response", "rejected_response", prompt="query"),
+    _preference("ms-swift's messages", "messages", "rejected_response"),
+    _preference("two conversations", "messages", "rejected_messages"),
 )

@@ -11,6 +11,8 @@ from finetune_trainer.readers.row_location import RowLocation
 
 #: A list of messages as Python prints it, and pandas writes it into CSV files.
 _PYTHON = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
+#: What Gemini and Bedrock write around functions.
+_ENCLOSING = ("functionDeclarations", "function_declarations", "toolSpec")
 #: Key of a read message that says whether it is trained: 0 or 1. Absent if the dataset does not say.
 WEIGHT = "weight"
 
@@ -25,11 +27,13 @@ def tools_of(value: Any, column: str, place: RowLocation) -> Sequence[Mapping[st
         value = from_json(value, place)
     if not value:
         return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+    if not isinstance(value, list) or not all(
+        isinstance(tool, dict) and tool.keys().isdisjoint(_ENCLOSING) for tool in value
+    ):
         raise place.mismatch(
             f'"{column}" must be a list of objects, each the JSON schema of a function',
             'Write [{"type": "function", "function": {"name": "…", "parameters": {…}}}].',
-            actual=kind(value),
+            actual=f"a list with {str(value[0])[:40]}" if isinstance(value, list) else kind(value),
         )
     return [_tool(tool) for tool in value]
 
@@ -37,9 +41,8 @@ def tools_of(value: Any, column: str, place: RowLocation) -> Sequence[Mapping[st
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if "name" not in tool or {"type", "function"} & tool.keys():
         return tool
-    if "input_schema" in tool:  # Anthropic's name
-        tool = {"parameters" if name == "input_schema" else name: value for name, value in tool.items()}
-    return {"type": "function", "function": tool}
+    names = {"input_schema": "parameters", "inputSchema": "parameters"}  # of Anthropic and of MCP
+    return {"type": "function", "function": {names.get(name, name): value for name, value in tool.items()}}
 
 
 def weighed(
@@ -141,6 +144,9 @@ def calls_in(text: str, place: RowLocation) -> Mapping[str, Any] | None:
 
 def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[str, Any]:
     made = {name: value for name, value in call.items() if value is not None}
+    if {"name", "args"} <= made.keys() and "arguments" not in made:  # LangChain
+        function = {"name": made.pop("name"), "arguments": made.pop("args")}
+        made |= {"type": "function", "function": function}
     if isinstance(made.get("function"), dict):
         made["function"] = _call(made["function"], index, place)
     if "arguments" in made:

@@ -5,18 +5,30 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from finetune_trainer.readers.opening import decoded, lines, opened
+from finetune_trainer.readers.opening import CHUNK, decoded, lines, opened
 from finetune_trainer.readers.row_location import MAX_ROW, DataFile
 
 
 def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields rows with one column, ``text``, numbered by their line, or by their piece if there is a separator."""
     with opened(file, markup=True) as stream:
+        if file.separator is None:
+            _refuse_table(file, stream.peek(CHUNK)[:CHUNK])
         for number, text in _lines(file, stream) if file.separator is None else _pieces(file, stream):
             if "\0" in text:
                 raise file.has_nul(number)
             if text.strip():
                 yield number, {"text": text}
+
+
+def _refuse_table(file: DataFile, begin: bytes) -> None:
+    """Raises ``StageError`` 65 if each of the first 20 lines has as many tabs within it as the first one."""
+    tabs = [line.strip().count(b"\t") for line in begin.splitlines() if line.strip()][:20]
+    if len(tabs) > 1 and tabs[0] and len(set(tabs)) == 1:
+        raise file.unreadable(
+            "the lines are fields between tabs, as in Excel's Unicode Text",
+            f'Name it .tsv, if the first line names the columns. To train lines: set {file.dataset}.separator: "\\n".',
+        )
 
 
 def contains_separator(file: DataFile) -> bool:

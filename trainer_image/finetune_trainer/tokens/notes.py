@@ -111,7 +111,7 @@ class Note(StrEnum):
 ROOM = ", or lower maxPromptLength of the method if the prompts are short"
 
 #: Keys of a message under which datasets and templates store the assistant's reasoning, separately from its content.
-_REASONING = ("reasoning_content", "reasoning", "thinking")
+REASONING = ("reasoning_content", "reasoning", "thinking")
 _END_OF_REASONING = "</think>"
 #: Fraction of a part's words that must be missing for it to count as left out and not merely formatted differently.
 _LOST = 0.2
@@ -126,7 +126,7 @@ def leaves_out(message: Mapping[str, Any], shown: str) -> bool:
 
 
 def _parts(message: Mapping[str, Any]) -> Iterator[str]:
-    for name in _REASONING:
+    for name in REASONING:
         if isinstance(message.get(name), str):
             yield message[name]
     content = message.get("content")
