@@ -90,7 +90,7 @@ def _watch_pods(
     if refusal and refusal.until <= observation.now:
         late = refusal.record
     if seconds_beside_others(attempt, observation.now) == 0:
-        late = (attempt.files.failure if attempt.files else None) or died(attempt)
+        late = (attempt.files.failure if attempt.files else None) or died(attempt) or late
     silent = late and late.reason in deadlines.STANDING_STILL
     if late and not (silent and observation.folder.progress_unknown):
         return _end_late(observation, stages, attempt, late)
