@@ -94,6 +94,7 @@ class Applier:
         used: called after each write of a job's status, with what its usage has grown by.
         changed: called after each write of a job's status that shows that something has ended.
         pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
+        unwritten: called with a job and the status that the API server has not taken.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class Applier:
         used: Callable[[UsageIncrement], None] = _ignore_usage,
         changed: Callable[[Transitions], None] = _ignore_transitions,
         pruned: Callable[[], None] = _ignore_pruning,
+        unwritten: Callable[[Object], None] = lambda _: None,
     ) -> None:
+        self._unwritten = unwritten
         self._changed = changed
         self._pruned = pruned
         self._used = used
@@ -220,6 +223,9 @@ class Applier:
         except NotFound as error:
             await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
             raise Conflict(f"{error}: deleted since it was observed", status=error.status) from error
+        except (Rejected, Unavailable):
+            self._unwritten({**job, "status": document})
+            raise
         self._cache.wrote(JOBS, written)
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()

@@ -61,9 +61,15 @@ class Bench:
         self.cluster = FakeCluster()
         self.store = FakeStore()
         self.created: list[JobSetCreated] = []
+        self.unwritten: list[Object] = []
         self.cluster.put(JOBS, job())
         self.applier = Applier(
-            self.cluster, Plans(self.cluster, OWN), self.store, WatchCache(), created=self.created.append
+            self.cluster,
+            Plans(self.cluster, OWN),
+            self.store,
+            WatchCache(),
+            created=self.created.append,
+            unwritten=self.unwritten.append,
         )
 
     def observation(self) -> Observation:
@@ -302,6 +308,19 @@ async def test_a_status_that_the_api_server_does_not_take_does_not_keep_a_slice(
     with pytest.raises(type(error)):
         await bench.apply(decision)
     assert bench.cluster.of(JOBSETS) == []
+
+
+@pytest.mark.parametrize(
+    "error", [Rejected("invalid", status=422), Unavailable("etcdserver: request is too large", status=500)]
+)
+async def test_the_usage_in_a_status_that_the_api_server_does_not_take_is_kept(
+    bench: Bench, error: Rejected | Unavailable
+) -> None:
+    bench.cluster.fault = lambda moment, call: error if moment == "before" and "status" in call else None
+    with pytest.raises(type(error)):
+        await bench.apply(Decision(action=Wait(), status=STATUS))
+    (stored,) = bench.cluster.of(JOBS)
+    assert bench.unwritten == [{**stored, "status": STATUS.to_document()}]
 
 
 async def test_a_store_that_takes_no_record_does_not_keep_a_slice(bench: Bench) -> None:

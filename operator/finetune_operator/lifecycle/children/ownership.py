@@ -15,7 +15,7 @@ from finetune_operator.api import API_VERSION
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.rendering import jobset_name
+from finetune_operator.rendering import MAX_RESTART, jobset_name
 from finetune_operator.rendering.labels import job_of_jobset
 
 type Object = Mapping[str, Any]
@@ -54,7 +54,7 @@ def own_pods(
         if key and _controlled_by_jobset(job, each, key):
             jobset = made.get(key.jobset)
             pod = Pod.parse(each, (jobset and jobset.end_time) or now)
-            if jobset is None or key.restart <= jobset.restarts + 1:
+            if key.restart <= (jobset.restarts if jobset else MAX_RESTART) + 1:
                 found.append(pod)
     return tuple(found)
 
