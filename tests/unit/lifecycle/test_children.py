@@ -184,7 +184,8 @@ def test_a_pod_view_has_the_fields_that_decisions_read() -> None:
     # A container that the kubelet restarted has not ended.
     assert pod.finished_at is None
     assert pod.last_change is None
-    assert running_span([pod]) == (START + timedelta(seconds=20), None)
+    # It is being deleted, and its grace period has ended before.
+    assert running_span([pod]) == (START + timedelta(seconds=20), START + timedelta(seconds=20))
     assert first_start([pod]) == START + timedelta(seconds=60)
     assert last_start([pod]) == START + timedelta(seconds=20)
     assert all_scheduled_at([pod]) == START + timedelta(seconds=10)

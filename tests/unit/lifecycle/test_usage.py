@@ -256,7 +256,7 @@ def test_an_evaluation_without_steps_counts_while_it_runs() -> None:
 
 @pytest.mark.parametrize("limits", [{"activeDeadlineSeconds": 2 * HOUR}, {"budget": {"maxChipHours": 8}}])
 def test_a_pod_on_a_node_that_has_died_is_counted_until_its_grace_period_ends(limits: Any) -> None:
-    """Nobody deletes the node for a day. JobSet has restarted meanwhile, and waits for the pod to go."""
+    """The node is not deleted for a day. JobSet has restarted meanwhile, and waits for the pod to go."""
     world = World(job=job(**limits), profiles=[profile()])
     name = world.until(Stage.TRAIN)
     world.train(name, 1)

@@ -368,12 +368,16 @@ async def test_a_conflict_is_shown_only_when_it_stays(cluster: FakeCluster) -> N
     assert "does not belong to this job" in condition(cluster)["message"]
 
 
-@pytest.mark.parametrize("error", [Conflict("changed", status=409), Unavailable("down", status=503)])
+@pytest.mark.parametrize(
+    "errors",
+    [[Conflict("changed", status=409)] * 2, [Unavailable("down", status=503)]],
+    ids=["edits", "down"],
+)
 async def test_no_error_is_shown_between_an_event_and_its_status(
-    cluster: FakeCluster, error: ClusterError
+    cluster: FakeCluster, errors: Sequence[ClusterError]
 ) -> None:
     """The Event's name depends on the status before the transition: with another one it would be created again."""
-    faults = [error]
+    faults = [*errors]
     cluster.fault = lambda _, call: faults.pop() if faults and call == "patch finetunejobs/status" else None
     event = JobEvent(type=EventType.NORMAL, reason="Checked", message="The data were checked.")
     decision = Decision(status=RUNNING, action=Wait(), events=(event,))
