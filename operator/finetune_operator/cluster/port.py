@@ -169,12 +169,12 @@ class KubernetesClient(Protocol):
         status: Object,
         *,
         resource_version: str | None,
-        before: Object | None = None,
+        uid: str | None = None,
     ) -> Object:
         """Replaces the whole ``status`` (absent keys are removed).
 
-        Raises Conflict if the object has changed, by its ``resource_version``. Without that, only uid and status of
-        ``before`` are compared, and Rejected is raised: others who write the object all the time do not prevent it.
+        Raises Conflict if the object has changed, by its ``resource_version``. Without that only its ``uid`` is
+        compared, and Rejected is raised: others who write the object all the time do not prevent it.
         """
         ...
 

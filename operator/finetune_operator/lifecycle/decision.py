@@ -8,6 +8,7 @@ from typing import Any, Self
 from finetune_contract import Failure
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.lifecycle.attempts.usage import Usage
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.job_state import JobState
@@ -127,6 +128,8 @@ class NextStep:
     """None: the status stays as it is."""
     stages: JobStages | None = None
     """None: the job has no plan that can be used."""
+    used: Usage | None = None
+    """Usage of a job of which something runs although it has no plan that can be used."""
     requeue_after: float | None = None
     """Seconds until the job is observed again without a change; None: only after a change."""
     obsolete: tuple[Deletion, ...] = ()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from finetune_contract import Failure
 from finetune_operator.lifecycle.attempts import deadlines
-from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.attempt import Attempt, seconds_beside_others
+from finetune_operator.lifecycle.attempts.classify import died
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     SUSPENDED,
@@ -78,7 +79,7 @@ def planned_limits(
     )
 
 
-def stop_of(limits: Limits, attempt: Attempt) -> Stop | None:
+def stop_of(limits: Limits, attempt: Attempt) -> Stop | None:  # noqa: PLR0911  one per reason
     """Returns why the live ``attempt`` has to stop; None if nothing requires it. The first reason that applies decides.
 
     A job that is suspended or cancelled by its user does not fail for its deadline or its budget.
@@ -95,4 +96,7 @@ def stop_of(limits: Limits, attempt: Attempt) -> Stop | None:
     left = blind_left(observation, limits.blind, unknown)
     if unknown and left is not None and left <= 0:
         return Stop(record=unseen(limits.blind, unknown), over=halted(unknown))
+    if attempt.trainer_ended and seconds_beside_others(attempt, observation.now) == 0:
+        # Containers that others have added to its pods would hold the slice without end.
+        return Stop(record=died(attempt))
     return None

@@ -18,7 +18,7 @@ from finetune_operator.lifecycle.attempts.stop_records import requested_stop
 from finetune_operator.lifecycle.attempts.usage import Usage, run_seconds, run_seconds_since
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.cancellation import is_cancelled
-from finetune_operator.lifecycle.decision import NextStep, Record, Wait, stop, stoppable
+from finetune_operator.lifecycle.decision import NextStep, Wait, stop, stoppable
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.monthly_budget import month_exhausted
@@ -75,10 +75,25 @@ def without_plan(observation: Observation, attempts: Sequence[Attempt], refused:
     if refused.reason is Reason.RUN_FOLDER_TAKEN:
         # Of two jobs in one run folder, the one that has lost it stops writing, even records.
         return replace(step, action=stop(observation.jobsets))
-    records = dict(_stops(observation, attempts))
-    if not records:
+    live = [attempt for attempt in attempts if attempt.live and attempt.jobset]
+    if not live:
         return step
-    ended = {key.jobset for key in records}
+    name, profile = _profile(observation)
+    used = _used(observation, attempts, profile)
+    running = any(attempt.running for attempt in live)
+    step = replace(step, used=used, state=replace(state, running=running))
+    limits = _limits(observation, name, profile, used)
+    stops = [
+        (attempt, why)
+        for attempt in live
+        if attempt.jobset and stoppable(attempt.jobset) and (why := stop_of(limits, attempt))
+    ]
+    if not stops:
+        return step
+    records = {
+        attempt.key: _noted(attempt, why.record, observation, profile) for attempt, why in stops if why.record
+    }
+    ended = {attempt.key.jobset for attempt, _ in stops}
     requested = requested_stop(observation.job["spec"])
     return replace(
         step,
@@ -87,27 +102,13 @@ def without_plan(observation: Observation, attempts: Sequence[Attempt], refused:
             status_first=True,
         ),
         pending=tuple((records | dict(confirmed_records(observation))).items()),
-        summary=step.summary if requested else list(records.values())[-1].message,
+        summary=list(records.values())[-1].message if records and not requested else step.summary,
     )
 
 
-def _stops(observation: Observation, attempts: Sequence[Attempt]) -> Iterator[Record]:
-    """Yields the attempts that have to stop now, each with its record."""
-    live = [attempt for attempt in attempts if attempt.live and attempt.jobset and stoppable(attempt.jobset)]
-    if not live:
-        return
-    name, profile = _profile(observation)
-    limits = _limits(observation, attempts, name, profile)
-    for attempt in live:
-        why = stop_of(limits, attempt)
-        if why and why.record:
-            yield attempt.key, _noted(attempt, why.record, observation, profile)
-
-
-def _limits(observation: Observation, attempts: Sequence[Attempt], name: str, profile: Object) -> Limits:
+def _limits(observation: Observation, name: str, profile: Object, used: Usage) -> Limits:
     """Returns the limits in the present spec and profile; if the profile is deleted, too, those in the status."""
     spec = merge(profile.get("defaults") or {}, observation.job["spec"])
-    used = _used(observation, attempts, profile)
     deadline, month = _number(spec.get("activeDeadlineSeconds")), monthly_limit(observation, used)
     namespace, contact = observation.job["metadata"]["namespace"], whom_to_ask(profile.get("owner"))
     return Limits(

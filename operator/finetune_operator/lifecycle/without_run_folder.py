@@ -8,7 +8,7 @@ decided when the folder can be read again.
 
 from dataclasses import replace
 
-from finetune_contract import Failure, Stage
+from finetune_contract import Stage
 from finetune_operator.api import ConditionType, Reason, StagePhase, WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt
@@ -28,7 +28,7 @@ from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState
 from finetune_operator.lifecycle.stages.monthly_budget import seconds_to_limit
 from finetune_operator.lifecycle.stages.spending import seconds_left, used_up
-from finetune_operator.lifecycle.stops import planned_limits, stop_of
+from finetune_operator.lifecycle.stops import Stop, planned_limits, stop_of
 from finetune_operator.lifecycle.unknown_progress import blind_left, halted
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.rendering import jobset_name
@@ -67,13 +67,13 @@ def without_run_folder(
     live = next((_known(each, observation, plan) for each in reversed(attempts) if each.live), None)
     stages = _visible_stages(observation, plan, attempts, live)
     held = confirmed_records(observation)
-    failure, state = _state(observation, stages, why, newest_reason(held))
+    due, state = _state(observation, stages, why, newest_reason(held))
     records = held
-    if live and failure and live.key not in dict(held):
+    if live and due and due.record and live.key not in dict(held):
         seen = counted(live, plan, observation.now) | recorded_waits(live, observation.now)
-        records = (*held, (live.key, failure.model_copy(update=seen)))
+        records = (*held, (live.key, due.record.model_copy(update=seen)))
     return NextStep(
-        action=stop(observation.jobsets, status_first=True) if failure else Wait(),
+        action=stop(observation.jobsets, status_first=True) if due else Wait(),
         state=replace(state, refused=refused, unreadable=why),
         stages=stages,
         requeue_after=_requeue_after(observation, stages, why),
@@ -83,7 +83,7 @@ def without_run_folder(
 
 def _state(  # noqa: PLR0911  one per case
     observation: Observation, stages: JobStages, why: ReadFailure, stopped_for: str | None
-) -> tuple[Failure | None, JobState]:
+) -> tuple[Stop | None, JobState]:
     """Returns why the live attempt is stopped, if it is, and the state of the job."""
     live, over = stages.live, used_up(stages)
     what = "the job's pods are unknown" if why.excess else "the artifact store could not be read"
@@ -101,11 +101,11 @@ def _state(  # noqa: PLR0911  one per case
         return None, active
     if due := stop_of(planned_limits(observation, stages, over, why), live):
         stopping = JobState(phase=due.phase, running=live.running, over=due.over)
-        return due.record, active if due.phase is JobPhase.ACTIVE else stopping
+        return due, active if due.phase is JobPhase.ACTIVE else stopping
     late = deadlines.overdue(live, stages.plan, None, observation.now)
     if late and late.reason == deadlines.STAGE_TIMEOUT:
         # The only timeout that the pods alone show.
-        return late, active
+        return Stop(record=late), active
     queue = queue_status(
         live.jobset, live.workload, served=observation.workloads is not None, now=observation.now
     )

@@ -216,9 +216,10 @@ class Applier:
                 edited = await self._cluster.get(JOBS, namespace, name)
                 if edited["metadata"]["uid"] != metadata["uid"] or edited.get("status") != job.get("status"):
                     raise
-                # Who edits the job all the time must not keep what it has used from being known.
+                # Who edits the job all the time must not keep what it has used from being known. Only the holder of the
+                # Lease writes statuses.
                 written = await self._cluster.patch_status(
-                    JOBS, namespace, name, document, resource_version=None, before=edited
+                    JOBS, namespace, name, document, resource_version=None, uid=metadata["uid"]
                 )
         except NotFound as error:
             await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))

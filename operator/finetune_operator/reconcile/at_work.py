@@ -63,7 +63,9 @@ class AtWork:
         while True:
             try:
                 found = await self._cluster.get(CONFIG_MAPS, **self._metadata)
-                return list(json.loads(found["data"][_KEY]))
+                return [
+                    job for job in json.loads(found["data"][_KEY]) if isinstance(job, dict) and job_usage(job)
+                ]
             except NotFound:
                 return []
             except ClusterError as error:
@@ -101,7 +103,8 @@ def _report(job: Object) -> Object:
 
 
 def _chips(report: Object) -> int:
-    return int(report["status"]["resolved"]["resources"]["chips"])
+    used = job_usage(report)
+    return used.chips if used else 0
 
 
 def _recorded(report: Object | None) -> object:

@@ -23,6 +23,7 @@ from finetune_operator.planning.merge import lookup
 from finetune_operator.reconcile.at_work import AtWork
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 from finetune_operator.reconcile.training_times import TrainingTimes
+from finetune_operator.reconcile.unwritten import UnwrittenStatuses
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Budgets:
         """By existing profile; None: it sets none."""
         self._namespaces: dict[str, bool] = {}
         """Namespaces with jobs, and whether their records could be read when they were read last."""
+        self.unwritten = UnwrittenStatuses()
         self._found: asyncio.Queue[str] = asyncio.Queue()
         """Namespaces that are not followed yet."""
 
@@ -85,6 +87,7 @@ class Budgets:
         if namespace not in self._namespaces:
             self._namespaces[namespace] = True
             self._found.put_nowait(namespace)
+        job = self.unwritten.newest(job)
         self._usage.job(job)
         if self._at_work is not None:
             self._at_work.job(job)

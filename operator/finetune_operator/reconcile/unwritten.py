@@ -17,16 +17,17 @@ class UnwrittenStatuses:
         """By UID: the job with the status that could not be written last."""
 
     def keep(self, job: Object) -> None:
-        """Takes a job with a status that could not be written."""
-        self._jobs.pop(job["metadata"]["uid"], None)
-        self._jobs[job["metadata"]["uid"]] = job
+        """Takes a job with a status that could not be written. One that reports an error has no newer usage."""
+        uid = job["metadata"]["uid"]
+        if _reported_at(job) > _reported_at(self._jobs.get(uid, {})):
+            self._jobs[uid] = job
         if len(self._jobs) > _MOST:
             del self._jobs[next(iter(self._jobs))]
 
     def newest(self, job: Object) -> Object:
-        """Returns a job that was deleted, with the newer of the status that it had and one that could not be written.
-        That is then forgotten."""
-        return max(job, self._jobs.pop(job["metadata"]["uid"], job), key=_reported_at)
+        """Returns a job with the newer of its status and one that could not be written."""
+        # Of two with the same time, one reports an error and repeats the stored status.
+        return max(self._jobs.get(job["metadata"]["uid"], job), job, key=_reported_at)
 
 
 def _reported_at(job: Object) -> str:

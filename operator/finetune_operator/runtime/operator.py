@@ -27,7 +27,6 @@ from finetune_operator.reconcile.reconciler import Decide, ReconcileError, Recon
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.training_times import TrainingTimes
-from finetune_operator.reconcile.unwritten import UnwrittenStatuses
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.ending import FAULT_DRAIN_SECONDS, FAULT_SECONDS, STOP_SECONDS, end_within
 from finetune_operator.runtime.event_handlers import EventHandlers
@@ -91,7 +90,6 @@ class Operator:
         self._missing: tuple[str, ...] = ("the prerequisites have not been checked yet",)
         self._found = Prerequisites(())
         """Of the last check before this process took the Lease."""
-        self._unwritten = UnwrittenStatuses()
         self._served = ServedNamespaces(
             settings.namespaces, utc_now=self._clock.now, chips=self._metrics.chips
         )
@@ -286,7 +284,7 @@ class Operator:
 
     def _close(self, ledger: Ledger | None, budgets: Budgets, job: Object) -> None:
         """Takes a deleted job. What ran in a namespace that was lost counts until that was served again."""
-        newest = self._unwritten.newest(job)
+        newest = budgets.unwritten.newest(job)
         counted = counted_on(newest, self._served.unobserved_until(job["metadata"]["namespace"]))
         if counted is not job:
             budgets.job(counted)
@@ -353,7 +351,7 @@ class Operator:
             self._metrics.jobset_created(jobset)
 
         def unwritten(job: Object) -> None:
-            self._unwritten.keep(job)
+            budgets.unwritten.keep(job)
             budgets.job(job)
 
         applier = Applier(

@@ -121,14 +121,15 @@ def record(pairs: int, keep: Callable[[tuple[Object, Object]], None]) -> None:
     observe = World.observe
 
     def record_observation(world: World) -> Any:
+        # The machine may suppress an error once.
+        if len(kept) == pairs:
+            raise _EnoughError
         key = _WORLD.dump_json(Recorded.of(world)).decode()
         observation = observe(world)
         if key not in kept:
             kept.add(key)
             with patch.object(World, "observe", observe):
                 keep((json.loads(key), decided(_WORLD.validate_json(key).world())))
-            if len(kept) == pairs:
-                raise _EnoughError
         return observation
 
     examples = settings(

@@ -293,7 +293,7 @@ def test_a_replacement_pod_on_several_hosts_waits_for_a_node() -> None:
     assert recorded.reason == "NoCapacity"
 
 
-def test_training_with_reported_steps_hangs_instead_of_waiting_for_capacity() -> None:
+def test_training_with_reported_steps_that_has_no_pods_does_not_wait_for_capacity() -> None:
     world = World(job=job(resources={"tpu": "v6e-4"}))
     name = in_training(world)
     del world.attempts[world.key_of(name)]
@@ -301,7 +301,7 @@ def test_training_with_reported_steps_hangs_instead_of_waiting_for_capacity() ->
     until_deleted(world, name, 1200)
     recorded = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
     assert recorded is not None
-    assert recorded.reason == "Hung"
+    assert recorded.reason == "PodsMissing"
 
 
 def test_the_capacity_wait_of_unplaced_pathways_workers_ends() -> None:
@@ -729,7 +729,7 @@ def test_interrupted_training_that_jobset_never_restarts_is_ended() -> None:
     remove(world, f"{name}-0")
     pass_time(world, 2000)
     assert name not in world.live()
-    assert any(each["reason"] == "Hung" for each in world.status["attempts"]["history"])
+    assert any(each["reason"] == "PodsMissing" for each in world.status["attempts"]["history"])
 
 
 @pytest.mark.parametrize(("others", "seconds"), [(1, 5), (1_000_000, 15)])

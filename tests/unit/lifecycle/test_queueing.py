@@ -433,6 +433,24 @@ def test_a_run_without_pods_does_not_hang_though_an_earlier_one_steps_late(late:
     assert record.reason == ("Evicted" if saved else "PodsMissing")
 
 
+def test_a_resumed_run_steps_although_the_evicted_one_ended_by_a_fast_clock() -> None:
+    world, name = evicted()
+    key = world.key_of(name)
+    before = world.attempts[key].result
+    assert before is not None
+    result = before.model_copy(update={"finished": before.finished + timedelta(hours=3)})
+    world.attempts[key] = replace(world.attempts[key], result=result)
+    world.hold(name, held=False)
+    world.workload(name, RESERVED, ADMITTED, BACK)
+    world.wait(30)
+    world.run(name)
+    for step in range(42, 90):
+        world.wait(60)
+        world.train(name, step)
+        world.reconcile()
+    assert world.live() == [name]
+
+
 def test_a_restart_of_a_jobset_that_lost_its_quota_is_not_charged() -> None:
     """If the Job controller counts the pods that it deletes for a suspension, the Job fails, and JobSet restarts
     all pods after the resumption."""

@@ -8,6 +8,7 @@ import pytest
 
 from finetune_contract import CONTRACT_VERSION, ContractVersion, Failure, Stage
 from finetune_operator.api import Reason
+from finetune_operator.api.timestamps import stamp
 from finetune_operator.lifecycle import AttemptFiles, AttemptKey, ReadFailure, decide
 from finetune_operator.lifecycle.attempts.pending_records import pending_records
 from finetune_operator.planning import StoredPlan, read_stored_plan, render_stored_plan
@@ -109,6 +110,46 @@ def test_what_must_stop_stops(stop: str, plan: str, folder: str) -> None:
     # in the run folder, or in the status until that can take it
     records = dict(made.records) | dict(pending_records(decision.status))
     assert records[TRAIN].reason == reason
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "too many objects"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_stage_whose_trainer_has_ended_holds_no_slice_for_other_containers(
+    plan: str, folder: str, code: int
+) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 1)
+    world.reconcile()
+    PLANS[plan](world)
+    FOLDERS[folder](world)
+    (pod,) = world.pods_of(name)
+    end = {"exitCode": code, "reason": "Error", "startedAt": stamp(world.now), "finishedAt": stamp(world.now)}
+    (trainer,) = pod["status"]["containerStatuses"]
+    proxy = {**trainer, "name": "istio-proxy", "state": {"running": {"startedAt": stamp(world.now)}}}
+    pod["status"]["containerStatuses"] = [{**trainer, "state": {"terminated": end}}, proxy]
+    world.wait(60)
+    made = writes(decide(world.observe()))
+    assert [deletion.name for deletion in made.deletions] == [name]
+
+
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan != "known"])
+def test_what_runs_without_a_usable_plan_is_reported_and_counted(plan: str) -> None:
+    world = World(job=job(budget={"maxChipHours": 400}))
+    name = world.until(Stage.TRAIN)
+    world.train(name, 1)
+    world.reconcile()
+    PLANS[plan](world)
+    before = float(world.status["cost"]["chipHours"])
+    for _ in range(10):
+        world.wait(HOUR)
+        world.reconcile()
+    assert world.condition("Running")["status"] == "True"
+    assert world.status["activeTime"]["chips"] == 4
+    hours = float(world.status["cost"]["chipHours"])
+    assert hours == pytest.approx(before + 40, abs=0.1)
+    assert float(world.status["cost"]["budgetRemaining"]) == pytest.approx(400 - hours, abs=0.01)
 
 
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "too many objects"])

@@ -271,6 +271,35 @@ def test_a_pod_on_a_node_that_has_died_is_counted_until_its_grace_period_ends(li
     assert world.status["phase"] not in ("Failed", "Suspended")
 
 
+@pytest.mark.parametrize("ahead", [timedelta(), timedelta(hours=24)])
+def test_an_ended_pod_that_a_finalizer_keeps_uses_nothing_whatever_its_nodes_clock_says(
+    ahead: timedelta,
+) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    (pod,) = world.pods_of(name)
+    begun = world.now
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(begun)}
+    pod["status"] |= {"startTime": stamp(begun + ahead), "conditions": [scheduled]}
+    (trainer,) = pod["status"]["containerStatuses"]
+    trainer["state"] = {"running": {"startedAt": stamp(begun + ahead)}}
+    world.train(name, 1)
+    world.wait(HOUR)
+    world.edit(suspend=True)
+    world.reconcile()
+    pod["metadata"] |= {
+        "deletionTimestamp": stamp(world.now + timedelta(seconds=60)),
+        "finalizers": ["a.b/c"],
+    }
+    ended = {"exitCode": 75, "startedAt": stamp(begun + ahead), "finishedAt": stamp(world.now + ahead)}
+    trainer["state"] = {"terminated": ended}
+    pod["status"]["phase"] = "Failed"
+    for _ in range(30):
+        world.wait(HOUR)
+        world.reconcile()
+    assert hours(world) == pytest.approx(CHIPS, rel=0.05)
+
+
 def test_usage_never_decreases_when_pods_records_or_jobsets_are_deleted() -> None:
     world = World()
     name = world.until(Stage.TRAIN)

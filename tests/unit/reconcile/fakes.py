@@ -151,14 +151,11 @@ class FakeCluster:
         status: Object,
         *,
         resource_version: str | None,
-        before: Object | None = None,
+        uid: str | None = None,
     ) -> Object:
         with self._call(f"patch {kind.plural}/status"):
             found = self._find(kind, namespace, name)
-            if before is not None and any(
-                compared(before) != compared(found)
-                for compared in (lambda each: each["metadata"]["uid"], lambda each: each.get("status"))
-            ):
+            if uid not in (None, found["metadata"]["uid"]):
                 raise Rejected("the server rejected our request due to an error in our request", status=422)
             if resource_version not in (None, found["metadata"]["resourceVersion"]):
                 raise Conflict("the object has been modified", status=409)

@@ -163,11 +163,11 @@ async def test_the_record_has_room_for_those_on_the_most_chips(
     cluster: FakeCluster, running: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST", 20_000)
-    big = {**running["status"]["resolved"], "resources": {"chips": 64}}
+    big = {**running["status"]["activeTime"], "chips": 64}
     async with leader(cluster) as (one, _):
         for number in range(50):
             one.job(named(running, str(number)))
-        one.job(named(running, "big", resolved=big))
+        one.job(named(running, "big", activeTime=big))
         await until(lambda: "big" in uids(cluster))
     assert 3 < len(uids(cluster)) < 50
     assert len(cluster.of(CONFIG_MAPS)[0]["data"]["jobs.json"]) <= 20_000

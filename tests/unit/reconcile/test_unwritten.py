@@ -21,7 +21,17 @@ def test_the_newest_status_of_a_deleted_job_counts(stored: str | None) -> None:
         kept.keep(job(as_of=f"2026-11-21T12:{minute:02}:00Z"))
     newest = kept.newest(job(as_of=stored))["status"]["activeTime"]["asOf"]
     assert newest == max(stored or "", "2026-11-21T12:10:00Z")
-    assert kept.newest(job()) == job()
+
+
+def test_an_error_that_is_reported_later_replaces_no_usage() -> None:
+    """The status of an error is the stored one, in which nothing runs."""
+    kept = UnwrittenStatuses()
+    running = job(as_of="2026-11-21T12:00:00Z")
+    kept.keep(running)
+    error = {**running, "status": {**running["status"], "summary": "Error"}}
+    for later in (error, job()):
+        kept.keep(later)
+        assert kept.newest(later) == running
 
 
 def test_a_bounded_number_of_jobs_is_remembered() -> None:

@@ -206,8 +206,9 @@ def stepped(attempt: Attempt, progress: Progress | None) -> bool:
     resumed = attempt.jobset.resumed_at if attempt.jobset else None
     fresh = resumed is None or progress.updated >= resumed
     earlier = attempt.written and attempt.files and not attempt.files.result and attempt.written.result
-    if earlier and progress.updated <= earlier.finished:
-        # A trainer that Kueue stops may report and save after the JobSet was resumed.
+    begun = last_start(attempt.pods)
+    if earlier and progress.updated <= earlier.finished and (begun is None or progress.updated < begun):
+        # A trainer that Kueue stops may report and save after the JobSet was resumed. Its own clock may be fast.
         return False
     return fresh and (progress.attempt, progress.restart) == (attempt.key.number, attempt.key.restart)
 

@@ -89,7 +89,7 @@ class Pod:
         conditions = items(status, "conditions")
         created, deleted = time(metadata, "creationTimestamp"), time(metadata, "deletionTimestamp")
         phase = text(status, "phase") or "Pending"
-        clock = _clock(status, conditions, latest)
+        clock = _clock(status, conditions, min(latest, deleted) if deleted else latest)
         return cls(
             name=text(metadata, "name") or "",
             key=AttemptKey.of(found),

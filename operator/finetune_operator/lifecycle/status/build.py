@@ -13,7 +13,7 @@ from finetune_operator.api.status_stages import (
     StageStatus,
 )
 from finetune_operator.api.timestamps import whole_second
-from finetune_operator.lifecycle.attempts.usage import active_time, rate_of
+from finetune_operator.lifecycle.attempts.usage import Usage, active_time, rate_of
 from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
 from finetune_operator.lifecycle.job_state import PAUSED, JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
@@ -21,7 +21,7 @@ from finetune_operator.lifecycle.retry import acted_generation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.status.attempt_history import attempts_status
 from finetune_operator.lifecycle.status.conditions import conditions
-from finetune_operator.lifecycle.status.cost import cost_status
+from finetune_operator.lifecycle.status.cost import cost_status, grown_cost
 from finetune_operator.lifecycle.status.fitting import fit_schema
 from finetune_operator.lifecycle.status.monthly_budget import monthly_budget_status
 from finetune_operator.lifecycle.status.progress import goodput_status, progress_status
@@ -222,13 +222,30 @@ def _usage(
     return active_time(stages.used, observation.now, chips or None), cost
 
 
-def usage_is_old(observation: Observation, stages: JobStages) -> bool:
-    """Whether time and money used are to be reported although nothing else has changed."""
+def usage_is_old(observation: Observation, stages: JobStages | None) -> bool:
+    """Whether time and money used are to be reported although nothing else has changed. ``stages``: None if something
+    runs of a job without a usable plan."""
     reported = observation.status.active_time
     if reported is None:
         return True
     age = (observation.now - reported.as_of).total_seconds()
-    return stages.live is not None and age >= max(_USAGE_SECONDS, observation.status_pace())
+    running = stages is None or stages.live is not None
+    return running and age >= max(_USAGE_SECONDS, observation.status_pace())
+
+
+def with_unplanned_usage(
+    observation: Observation, status: FineTuneJobStatus, used: Usage
+) -> FineTuneJobStatus:
+    """Returns the status of a job without a usable plan, of which something runs, with what it has used."""
+    previous = observation.status
+    if moving_parts(status) == moving_parts(previous) and not usage_is_old(observation, None):
+        return status
+    chips = sum(jobset.chips or 0 for jobset in observation.jobsets if not jobset.ended)
+    update: dict[str, object] = {"active_time": active_time(used, observation.now, chips or None)}
+    if status.cost or chips:
+        in_money = "maxCost" in (observation.job["spec"].get("budget") or {})
+        update["cost"] = grown_cost(status.cost, used, in_money=in_money)
+    return status.model_copy(update=update)
 
 
 def moving_parts(status: FineTuneJobStatus) -> object:

@@ -253,9 +253,10 @@ def _quota_reserved(state: JobState, stages: JobStages | None) -> ConditionState
 
 
 def _running(state: JobState, stages: JobStages | None) -> ConditionState:  # noqa: PLR0911  one per case
-    if stages is not None and state.running and stages.live:
-        stage = stages.live.key.stage
-        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {stages.live.ordinal}, run."
+    live = stages.live if stages else None
+    if state.running and (live or stages is None):
+        which = f"{live.key.stage}, attempt {live.ordinal}," if live else "an attempt"
+        return TRUE, Reason.STAGE_RUNNING, f"All pods of {which} run."
     if state.wait:
         return FALSE, state.wait.reason, state.wait.message
     match state.phase:

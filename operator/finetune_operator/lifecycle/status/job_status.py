@@ -5,7 +5,12 @@ from finetune_operator.lifecycle.attempts.pending_records import with_pending
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.status.build import build_status, moving_parts, usage_is_old
+from finetune_operator.lifecycle.status.build import (
+    build_status,
+    moving_parts,
+    usage_is_old,
+    with_unplanned_usage,
+)
 from finetune_operator.lifecycle.status.conditions import OUTCOME, TRUE, as_conditions
 
 #: Conditions that do not depend on the run folder.
@@ -40,7 +45,8 @@ def _base(observation: Observation, step: NextStep) -> FineTuneJobStatus:
     if step.stages is None:
         # Without a plan, what was known of stages, attempts and results stays.
         fresh = {name: value for name, value in status if value is not None or name == "waiting"}
-        return previous.model_copy(update=fresh)
+        status = previous.model_copy(update=fresh)
+        return status if step.used is None else with_unplanned_usage(observation, status, step.used)
     if observation.folder.unreadable:
         return _without_folder(observation, step.stages, status)
     return status
