@@ -119,7 +119,7 @@ READ: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]]]] = [
     ("Cohere's history", {"messages": [{"role": "USER", "message": "Capital of Peru?"}, {"role": "CHATBOT", "message": "Lima."}]}, "Messages", ASKED),
     ("texts of messages", {"messages": [{"role": "prompter", "text": "Capital of Peru?"}, {"role": "assistant", "text": "Lima."}]}, "Messages", ASKED),
     ("Capybara", {"conversation": [{"input": "Capital of Peru?", "output": "Lima."}]}, "Messages (conversation)", ASKED),
-    ("BELLE", {"conversation": [{"assistant": "Lima.", "human": "Capital of Peru?"}] * 2}, "Messages (conversation)", ASKED * 2),
+    ("BELLE", {"conversation": [{"human": "Capital of Peru?", "assistant": "Lima."}] * 2}, "Messages (conversation)", ASKED * 2),
     ("a prompt in messages", {"messages": [{"role": "system", "content": "Be brief."}, USER], "answer": "Lima.", "model": "x"},
      "PromptCompletion (messages and answer)", [BE_BRIEF, *ASKED]),
     ("Nemotron", {"input": [USER], "output": "Lima.", "category": "x"}, "PromptCompletion (input and output)", ASKED),
@@ -938,6 +938,106 @@ def test_which_of_several_answers_make_a_pair_is_never_guessed(value: Mapping[st
     chosen = pair(names["pair"](value))
     assert not isinstance(chosen, Unwanted)
     assert (told(chosen[0]), told(chosen[1])) == PAIR
+
+
+# --- turns
+
+SANTIAGO = [("user", "And Chile?"), ("Assistant", "Santiago.")]
+CHILE = {"query": "And Chile?", "response": "Santiago."}
+THOUGHT = {"text": "It is in Peru.", "thought": True}
+TOLD: list[tuple[str, Mapping[str, Any], Sequence[tuple[str, str]], Sequence[str]]] = [
+    ("a model beside turns", {"conversation": [{"input": "Capital of Peru?", "output": "Lima.", "id": "a"}]}, ASKED, ["messages[].id"]),
+    ("turns that Parquet fills", {"conversation": [{"system": None, "input": "Capital of Peru?", "output": "Lima.", "role": None}]}, ASKED, []),
+    ("an output before its input", {"conversation": [{"output": "Lima.", "input": "Capital of Peru?", "system": "Be brief."}]}, [BE_BRIEF, *ASKED], []),
+    ("turns after a message", {"messages": [{"user": "Capital of Peru?"}, LIMA]}, ASKED, []),
+    ("xtuner", {"conversation": [{"input": "x", "output": "y", "output_with_loss": False}, {"input": "Capital of Peru?", "output": "Lima."}]},
+     [("user", "x"), ("assistant", "y"), *ASKED], []),
+    ("a role and a content that Parquet fills", {"messages": [{"role": None, "type": "human", "content": None, "value": "Capital of Peru?"},
+     {"role": "assistant", "type": None, "content": "Lima.", "value": None}]}, ASKED, []),
+    ("the content that says something", {"messages": [{"role": "user", "content": "", "parts": [{"type": "text", "text": "Capital of Peru?"}]},
+     {"role": "assistant", "text": "Lima.", "content": []}]}, ASKED, []),
+    ("the same content twice", {"messages": [{**USER, "text": "Capital of Peru?"}, {**LIMA, "parts": [{"text": "Lima."}]}]}, ASKED, []),
+    ("a thought that is none", {"contents": [{"role": "user", "parts": [{"thought": False, "text": "Capital of Peru?"}]},
+     {"role": "model", "parts": [{"text": "Lima.", "thought": False}]}]}, ASKED, []),
+    ("a history with a role among its questions", {**CHILE, "history": [["Capital of Peru?", "Lima."], ["AI", "Artificial intelligence."]]},
+     [*ASKED, ("user", "AI"), ("Assistant", "Artificial intelligence."), *SANTIAGO], []),
+    ("a prompt as JSON text", {"messages": json.dumps([USER]), "answer": "Lima."}, ASKED, []),
+    ("a prompt of LangChain as JSON text", {"messages": json.dumps([{"type": "human", "content": "Capital of Peru?"}]), "answer": "Lima."}, ASKED, []),
+    ("a prompt of LangChain", {"messages": [{"type": "human", "data": {"content": "Capital of Peru?"}}], "answer": "Lima."}, ASKED, []),
+    ("a prompt of Cohere", {"messages": [{"role": "User", "content": "Capital of Peru?"}], "response": "Lima."}, ASKED, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "turns", "unread"), [row[1:] for row in TOLD], ids=[row[0] for row in TOLD]
+)
+def test_turns_are_read_as_they_are_meant(
+    value: Mapping[str, Any], turns: Sequence[tuple[str, str]], unread: Sequence[str]
+) -> None:
+    schema, row = schema_of(value)
+    assert told(schema.example(row)) == turns
+    assert [each.name for each in schema.columns.unread.found()[0]] == unread
+
+
+UNSURE: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]] | None]] = [
+    ("a model beside turns", {"conversation": [{"input": "Capital of Peru?", "output": "Lima.", "model": "gpt-4"}]}, '"model" of message 1', ASKED),
+    ("two answers", {"conversation": [{"human": "Capital of Peru?", "gpt": "Lima.", "ChatGPT": "Cusco."}]}, '"ChatGPT" of message 1', ASKED),
+    ("two prompts", {"conversation": [{"input": "Capital of Peru?", "output": "Lima.", "user": "u123"}]}, '"user" of message 1', ASKED),
+    ("a result beside turns", {"conversation": [{"user": "Capital of Peru?", "tool": "Lima", "assistant": "Lima."}]}, '"tool" of message 1', ASKED),
+    ("an answer first", {"conversation": [{"assistant": "Hello", "user": "Peru?"}]}, "assistant before user", None),
+    ("a prompt after an output", {"conversation": [{"output": "Hello", "user": "Peru?"}]}, "output before user", None),
+    ("two contents", {"messages": [USER, {**LIMA, "text": "Cusco."}]}, "content and text of message 2", ASKED),
+    ("a thought", {"contents": [{"role": "user", "parts": [{"text": "Capital of Peru?"}]}, {"role": "model", "parts": [THOUGHT, {"text": "Lima."}]}]}, "thought", ASKED),
+    ("a thought's mark first", {"contents": [{"role": "user", "parts": [{"text": "Capital of Peru?"}]},
+     {"role": "model", "parts": [dict(reversed(THOUGHT.items())), {"text": "Lima."}]}]}, "thought", ASKED),
+    ("a history that begins with a role", {**CHILE, "history": [["AI", "Artificial intelligence."]]}, '"AI" .*is a role or a question', SANTIAGO),
+    ("a history of a system message", {**CHILE, "history": [["System", "Be brief."]]}, '"System" .*is a role or a question', SANTIAGO),
+    ("a question without an answer", {**CHILE, "history": [["Hi", None]]}, "content of message 2", None),
+    ("two spellings", {"messages": [USER, {**LIMA, "reasoning_content": "x", "reasoningContent": "y"}]}, "reasoningContent", None),
+    *((name, {"messages": [USER, {**LIMA, name: "x"}]}, f'"{name}" of message 2', ASKED)
+      for name in ("reasoning_details", "thoughts", "chain_of_thought", "cot", "tool_plan", "toolCalls")),
+    ("Cohere's results", {"messages": [USER, {"role": "tool", "content": "", "tool_results": [{"x": 1}]}, LIMA]}, "tool_results",
+     [ASKED[0], ("tool", ""), ASKED[1]]),
+    ("a role that is a list", {"messages": [{"role": ["user"], "content": "x"}], "answer": "y"}, "message 1 has no role", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "says", "turns"), [row[1:] for row in UNSURE], ids=[row[0] for row in UNSURE]
+)
+def test_turns_that_may_mean_something_else_are_refused(
+    value: Mapping[str, Any], says: str, turns: Sequence[tuple[str, str]] | None
+) -> None:
+    """``turns`` are what is read when the advice is followed."""
+    with pytest.raises(StageError, match=says) as caught:
+        example(value)
+    assert "row 1" in str(caught.value)
+    if turns:
+        advised = re.search(r"columns: (\{.*?\})[,.]", caught.value.fix)
+        assert advised
+        assert told(example(value, **yaml.safe_load(advised[1]))) == turns
+
+
+def test_messages_are_a_prompt_where_the_job_says_so() -> None:
+    value = {"messages": [{"role": "customer", "content": "Capital of Peru?"}], "answer": "Lima."}
+    columns = {"prompt": "messages", "completion": "answer"}
+    assert told(example(value, columns=columns, role_map={"customer": "user"})) == ASKED
+
+
+def test_reasoning_has_the_templates_spelling() -> None:
+    read = example({"messages": [USER, {**LIMA, "reasoningContent": "Peru…"}]})
+    assert isinstance(read, Conversation)
+    assert read.messages[1] == {**LIMA, "reasoning_content": "Peru…"}
+
+
+@pytest.mark.parametrize("name", ["arguments", "args", "parameters"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_arguments_of_calls_have_one_name(name: str, nested: bool) -> None:
+    call = {"name": "weather", name: {"city": "Lima"}}
+    given = {"type": "function", "function": call} if nested or name == "arguments" else call
+    read = example({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [given]}]})
+    assert isinstance(read, Conversation)
+    assert read.messages[1]["tool_calls"] == CALLED
 
 
 # --- the tables

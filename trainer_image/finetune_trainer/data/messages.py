@@ -6,7 +6,7 @@ read. Other keys are counted (:mod:`.unread`), and those with a known meaning th
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_trainer.data.advice import kind, leave_out, quoted
@@ -15,13 +15,14 @@ from finetune_trainer.data.unread import UnreadValues, refused
 from finetune_trainer.readers.known_names import MAX_NAME, by_names, is_empty, known_name
 from finetune_trainer.readers.row_location import RowLocation, shown
 from finetune_trainer.tokens.chat import Message
+from finetune_trainer.tokens.notes import REASONING
 
 #: What precedes a key of messages, or a type of content parts, in ``columns.ignore`` and in the report.
 KEYS = "messages[]."
 ROLES = ("system", "user", "assistant", "tool")
 #: What a turn of the assistant is whose text is the JSON of a call.
 _CALL = "call"
-#: Keys of a role (OpenAI, ShareGPT, LangChain) and a content (also Gemini, Cohere, OASST). The first one counts.
+#: Keys of a role (OpenAI, ShareGPT, LangChain; the first one counts) and a content (also Gemini, Cohere, OASST).
 _ROLE = ("role", "from", "type")
 CONTENTS = ("content", "value", "parts", "message", "text")
 #: Roles by the names of OpenAI, ShareGPT, LLaMA-Factory, ms-swift, ToolBench, OpenAssistant, Gemini, Llama, LangChain
@@ -37,15 +38,20 @@ _ROLES = {
     )
     for name in names.split()
 }
-#: Roles by the keys of messages that have no key for the role.
-_KEYED = {"input": "user", "output": "assistant"} | {
-    name: role for name, role in _ROLES.items() if role != _CALL
-}
+#: Roles by the keys of objects with turns. The first key of a role counts, and another one is refused.
+_KEYED = {
+    "system": "system", "input": "user", "human": "user", "user": "user",
+    "output": "assistant", "assistant": "assistant", "gpt": "assistant", "bot": "assistant",
+}  # fmt: skip
 #: Types of content parts that are text, in OpenAI's Chat Completions and Responses.
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 #: Types of content parts with calls and their results, of Anthropic, Bedrock and Gemini.
 _CALL_PARTS = {"tool_use", "tool_result", "toolUse", "toolResult", "functionCall", "functionResponse"}
-_READ = frozenset({"role", "content", "tool_calls", "function_call"})
+_READ = frozenset({"tool_calls", "function_call"})
+#: Keys with a known meaning that a template reads if it has their name.
+_TEMPLATES = frozenset({"tool_plan"})
+#: Keys of reasoning as templates spell them, by their names without separators.
+_SPELLINGS = {name.replace("_", ""): name for name in REASONING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +59,17 @@ class _Keys:
     """Meaning of a message's keys. Derived once for each set of keys, as many messages have the same."""
 
     role: str
-    content: str
+    contents: Sequence[str]
+    """Keys of a content, one of which has it."""
     plain: bool
-    """Whether there are no other keys than ``role`` and ``content``."""
+    """Whether there are no other keys than a role and a content."""
     flags: Sequence[str] = ()
     refused: Sequence[str] = ()
     unread: Sequence[str] = ()
-    kept: Sequence[str] = ()
-    """Keys that the chat template reads, and reasoning, of which the template's omission is reported elsewhere."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Keys that the chat template reads, and reasoning, of which the template's omission is reported elsewhere; with
+    the template's spelling.
+    """
 
 
 class MessageReader:
@@ -98,8 +107,14 @@ class MessageReader:
                 "text.",
                 actual="an empty list" if value == [] else kind(value),
             )
-        if pairs or (isinstance(value[0], dict) and _KEYED.keys() >= value[0].keys()):
-            value = [turn for message in value for turn in _turns(message)]
+        if pairs:
+            value = self._paired(value, column, place)
+        if pairs or (isinstance(value[0], dict) and _KEYED.keys() & value[0].keys()):
+            value = [
+                turn
+                for number, message in enumerate(value, start=first)
+                for turn in self._turns(message, number, place)
+            ]
         return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
 
     def _message(self, message: object, number: int, place: RowLocation) -> Message:
@@ -108,8 +123,11 @@ class MessageReader:
                 f"message {number} is not an object", "Write it as role and content.", actual=kind(message)
             )
         keys = self._keys(tuple(message))
+        if not keys.plain:  # Parquet fills absent keys with null.
+            message = {name: value for name, value in message.items() if value is not None}
+            keys = self._keys(tuple(message))
         role = self._role(message.get(keys.role), number, place)
-        content = message.get(keys.content)
+        content = self._content(message, keys, f"message {number}", place)
         if keys.plain and isinstance(content, str) and role != _CALL:
             return {"role": role, "content": content}
         if message.keys() == {"type", "data"} and isinstance(message["data"], dict):  # LangChain
@@ -134,40 +152,59 @@ class MessageReader:
             raise place.mismatch(
                 f"the content of message {number} must be text",
                 f"Write the {'answer' if role == 'assistant' else 'text'}, or remove the row.",
-                actual=kind(content) if keys.content in message else "no content",
+                actual=kind(content) if message.keys() & {*keys.contents} else "no content",
             )
         return {"role": role, "content": content, **made}
+
+    def _content(self, message: Message, keys: _Keys, where: str, place: RowLocation) -> Any:
+        """Returns the content under the key that says something. Raises ``StageError`` 65 if several differ."""
+        said = [name for name in keys.contents if not is_empty(message.get(name))]
+        if len(said) < 2:
+            return message.get((said or keys.contents)[0])
+        values = [message[name] for name in said]
+        texts = [self.joined(value, where, place) if isinstance(value, list) else value for value in values]
+        if any(text != texts[0] for text in texts):
+            raise place.mismatch(
+                f"{' and '.join(said)} of {where} are both its content, and differ",
+                f"Keep one of them, or {leave_out(*(KEYS + name for name in said[1:]))}.",
+            )
+        return texts[0]
 
     def _others(
         self, message: Message, keys: _Keys, path: str, where: str, place: RowLocation
     ) -> dict[str, Any]:
-        """Returns what the template reads beside role, content and calls, and counts the rest under ``path``.
-
-        Null values are left out, because templates test whether a key exists.
-        """
+        """Returns what the template reads beside role, content and calls, and counts the rest under ``path``."""
         if names := [name for name in keys.refused if not is_empty(message[name])]:
             raise refused(names, "message", where, message, place, prefix=KEYS)
-        made = {name: message[name] for name in keys.kept if message[name] is not None}
+        made = {spelled: message[name] for name, spelled in keys.kept.items()}
         for name in keys.unread:
             self._unread.add(path + name, message[name], ignored=name in self._ignored)
         return made
 
     def _meaning(self, names: tuple[str, ...]) -> _Keys:
         role = next((name for name in _ROLE if name in names), "role")
-        content = next((name for name in CONTENTS if name in names), "content")
-        rest = [name for name in names if name not in _READ | {role, content}]
-        known = {name: known_name("message", name) for name in rest if name not in self._ignored}
-        kept = [
-            name
-            for name, meaning in known.items()
-            if (self._reads(name) if meaning is None else meaning.meaning == "reasoning")
-        ]
+        contents = [name for name in CONTENTS if name in names and name not in self._ignored] or ["content"]
+        rest = [name for name in names if name not in _READ | {role, *contents}]
+        known = {
+            name: None if name in _TEMPLATES and self._reads(name) else known_name("message", name)
+            for name in rest
+            if name not in self._ignored
+        }
+        refused = [name for name, meaning in known.items() if meaning and not meaning.meaning]
+        kept: dict[str, str] = {}
+        for name, meaning in known.items():
+            if self._reads(name) if meaning is None else meaning.meaning == "reasoning":
+                spelled = _SPELLINGS.get(_plain(name), name) if meaning else name
+                if spelled in kept.values():
+                    refused.append(name)
+                else:
+                    kept[name] = spelled
         return _Keys(
             role=role,
-            content=content,
-            plain=len(names) == 2 and not rest,
+            contents=contents,
+            plain=len(names) == 2 and role in names and contents[0] in names,
             flags=[name for name, meaning in known.items() if meaning and meaning.meaning == "flag"],
-            refused=[name for name, meaning in known.items() if meaning and not meaning.meaning],
+            refused=refused,
             unread=[name for name in rest if known.get(name) is None and name not in kept],
             kept=kept,
         )
@@ -179,10 +216,7 @@ class MessageReader:
                 f"Give it one of {', '.join(ROLES)}.",
                 actual="nothing" if role is None else kind(role),
             )
-        mapped = self._roles.get(role, role)
-        if mapped in ROLES:
-            return mapped
-        standard = _ROLES.get(re.sub(r"[\W_]", "", mapped[:MAX_NAME]).lower())
+        standard = self._standard(role)
         if standard is None:
             raise place.mismatch(
                 f'role "{shown(role)}" of message {number} is not one of {", ".join(ROLES)}',
@@ -190,6 +224,61 @@ class MessageReader:
                 "trained.",
             )
         return standard
+
+    def _standard(self, role: str) -> str | None:
+        mapped = self._roles.get(role, role)
+        return mapped if mapped in ROLES else _ROLES.get(_plain(mapped))
+
+    def _turns(self, message: object, number: int, place: RowLocation) -> list[object]:
+        """Returns the messages of an object whose keys are roles (Capybara, BELLE, xtuner), whose other keys are
+        those of the last one; any other message itself.
+        """
+        if not isinstance(message, dict):
+            return [message]
+        said = [name for name, value in message.items() if value is not None and name not in self._ignored]
+        found = {_KEYED[name]: name for name in reversed(_KEYED) if name in said}
+        if not found or not {*_ROLE, *CONTENTS}.isdisjoint(said):
+            return [message]
+        names = [found[role] for role in ROLES if role in found]
+        written = "Write messages with role and content"
+        if others := [
+            name
+            for name in said
+            if name not in (*names, *_READ) and (name in _KEYED or _plain(name) in _ROLES)
+        ]:
+            where = f"message {number}, whose turns are {' and '.join(names)}"
+            raise refused(others, "message", where, message, place, mapped=written, prefix=KEYS)
+        # An output is that of its input in any order of the keys; a greeting of the assistant is no answer.
+        first, last = names[-2:] if found.keys() >= {"user", "assistant"} else names[:1] * 2
+        if said.index(first) > said.index(last) and (first, last) != ("input", "output"):
+            raise place.mismatch(
+                f"message {number} has {last} before {first}, which may be their order or that of sorted keys",
+                f"{written}, or the keys in the order of the turns in all rows.",
+            )
+        rest = {name: value for name, value in message.items() if name not in names}
+        turns = [{"role": role, "content": message[found[role]]} for role in ROLES if role in found]
+        return [*turns[:-1], {**rest, **turns[-1]}]
+
+    def _paired(self, value: Sequence[Any], column: str, place: RowLocation) -> list[Any]:
+        """Returns messages in which lists of two texts, of a role and its content or of two turns, are objects."""
+        firsts = [pair[0] for pair in value if isinstance(pair, list) and len(pair) == 2]
+        roles = [self._standard(first) if isinstance(first, str) else None for first in firsts]
+        if named := bool(roles) and None not in roles:
+            talk = [role for role in roles if role != "system"]
+            if talk[:1] != ["user"] or talk[-1] != "assistant":
+                raise place.mismatch(
+                    f'"{shown(firsts[0])}" in "{column}" is a role or a question',
+                    f"Write messages with role and content, or {leave_out(column)}.",
+                )
+        made: list[Any] = []
+        for pair in value:
+            if not isinstance(pair, list) or len(pair) != 2:
+                made.append(pair)
+            elif named:
+                made.append({"role": pair[0], "content": pair[1]})
+            else:
+                made += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+        return made
 
     def joined(self, parts: Sequence[Any], where: str, place: RowLocation) -> str:
         """Returns the text of content in parts, one part a line, as vLLM joins them for templates that expect text.
@@ -206,7 +295,14 @@ class MessageReader:
                 if isinstance(part, dict)
                 else {}
             )
-            type_ = shown(str(values.get("type") or next(iter(values), kind(part))), 40)
+            if values.get("thought") is False:
+                del values["thought"]
+            # Parts of Gemini and Bedrock have no type; a thought of Gemini is a text with a mark.
+            marks = [name for name in ("thought", "type", "text") if values.get(name)]
+            type_ = (
+                str(values["type"]) if marks[:1] == ["type"] else next(iter([*marks, *values]), kind(part))
+            )
+            type_ = shown(type_, 40)
             if type_ in self._ignored and type_ not in _TEXT_PARTS | _CALL_PARTS:
                 self._unread.add(f"{KEYS}{type_}", values, ignored=True)
             elif type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
@@ -228,14 +324,26 @@ class MessageReader:
         return "\n".join(texts)
 
 
-def _turns(message: object) -> list[object]:
-    """Returns the messages of an object whose keys are roles (Capybara, BELLE), the user's first, or of two texts; any
-    other message itself.
-    """
-    if isinstance(message, list) and len(message) == 2:
-        keys = ("role", "content") if str(message[0]).lower() in _ROLES else ("user", "assistant")
-        return _turns(dict(zip(keys, message, strict=True)))
-    if not isinstance(message, dict) or not message or not message.keys() <= _KEYED.keys():
-        return [message]
-    names = sorted(message, key=lambda name: ROLES.index(_KEYED[name]))
-    return [{"role": _KEYED[name], "content": message[name]} for name in names]
+def role_of(message: object) -> str | None:
+    """Returns the standard role of a message; None if it is not known without ``roleMap``."""
+    roles = [message[name] for name in _ROLE if message.get(name)] if isinstance(message, Mapping) else []
+    return _ROLES.get(_plain(roles[0])) if roles and isinstance(roles[0], str) else None
+
+
+def are_messages(values: Sequence[Any]) -> bool:
+    """Whether the objects of a JSON text are messages, and not data with keys of the same names."""
+    if not all(isinstance(value, Mapping) for value in values):
+        return False
+    return all(
+        {"role", "content"} <= value.keys() or {"from", "value"} <= value.keys() for value in values
+    ) or (
+        role_of(values[-1]) in {"user", "assistant"}
+        and all(
+            role_of(value) and value.keys() & ({*CONTENTS} if "role" in value else {"content", "data"})
+            for value in values
+        )
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name[:MAX_NAME]).lower()

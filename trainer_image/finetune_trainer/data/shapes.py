@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from finetune_trainer.data.messages import are_messages, role_of
+from finetune_trainer.readers.json_text import parse
 from finetune_trainer.readers.known_names import is_empty
 
 
@@ -81,8 +83,12 @@ class Shape:
         return replace(self, columns={**self.columns, **own}) if own else self
 
     def occurs(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row has all columns that the format needs. Messages are a prompt if they end with the user's."""
-        asks = self.columns.get("prompt") == "messages" and self.format is Format.PROMPT_COMPLETION
+        """Whether the row has all columns that the format needs. Messages are a prompt if they end with the user's, or
+        if the job maps them.
+        """
+        asks = (
+            self.name and self.columns.get("prompt") == "messages" and self.format is Format.PROMPT_COMPLETION
+        )
         return all(column in row for column in self._needed()) and (not asks or _asks(row["messages"]))
 
     def fits(self, row: Mapping[str, Any]) -> bool:
@@ -94,9 +100,14 @@ class Shape:
 
 
 def _asks(messages: Any) -> bool:
-    """Whether the last of some messages is the user's."""
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    return isinstance(last, Mapping) and last.get("role", last.get("from")) in {"user", "human"}
+    """Whether the last of some messages, a list or its JSON text, is the user's."""
+    if isinstance(messages, str):
+        try:
+            read = parse(messages)
+        except ValueError:
+            return False
+        messages = read if isinstance(read, list) and are_messages(read) else None
+    return isinstance(messages, list) and bool(messages) and role_of(messages[-1]) == "user"
 
 
 def _pair(name: str, prompt: str, completion: str) -> Shape:

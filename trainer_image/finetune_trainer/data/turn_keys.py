@@ -144,11 +144,13 @@ def calls_in(text: str, place: RowLocation) -> Mapping[str, Any] | None:
 
 def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[str, Any]:
     made = {name: value for name, value in call.items() if value is not None}
-    if {"name", "args"} <= made.keys() and "arguments" not in made:  # LangChain
-        function = {"name": made.pop("name"), "arguments": made.pop("args")}
+    theirs = [name for name in ("args", "parameters") if name in made]  # of LangChain and of Cohere
+    if theirs and "name" in made and "arguments" not in made:
+        function = {"name": made.pop("name"), "arguments": made.pop(theirs[0])}
         made |= {"type": "function", "function": function}
     if isinstance(made.get("function"), dict):
-        made["function"] = _call(made["function"], index, place)
+        inner = _call(made["function"], index, place)
+        made["function"] = inner.get("function", inner)
     if "arguments" in made:
         given = made["arguments"]
         made["arguments"] = from_json(given, place) if isinstance(given, str) else given
