@@ -986,18 +986,20 @@ UNSURE: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]] | None
     ("a result beside turns", {"conversation": [{"user": "Capital of Peru?", "tool": "Lima", "assistant": "Lima."}]}, '"tool" of message 1', ASKED),
     ("an answer first", {"conversation": [{"assistant": "Hello", "user": "Peru?"}]}, "assistant before user", None),
     ("a prompt after an output", {"conversation": [{"output": "Hello", "user": "Peru?"}]}, "output before user", None),
-    ("two contents", {"messages": [USER, {**LIMA, "text": "Cusco."}]}, "content and text of message 2", ASKED),
+    ("two contents", {"messages": [USER, {**LIMA, "text": "Cusco."}]}, "content and text of message 2 differ", ASKED),
     ("a thought", {"contents": [{"role": "user", "parts": [{"text": "Capital of Peru?"}]}, {"role": "model", "parts": [THOUGHT, {"text": "Lima."}]}]}, "thought", ASKED),
     ("a thought's mark first", {"contents": [{"role": "user", "parts": [{"text": "Capital of Peru?"}]},
      {"role": "model", "parts": [dict(reversed(THOUGHT.items())), {"text": "Lima."}]}]}, "thought", ASKED),
     ("a history that begins with a role", {**CHILE, "history": [["AI", "Artificial intelligence."]]}, '"AI" .*is a role or a question', SANTIAGO),
     ("a history of a system message", {**CHILE, "history": [["System", "Be brief."]]}, '"System" .*is a role or a question', SANTIAGO),
     ("a question without an answer", {**CHILE, "history": [["Hi", None]]}, "content of message 2", None),
-    ("two spellings", {"messages": [USER, {**LIMA, "reasoning_content": "x", "reasoningContent": "y"}]}, "reasoningContent", None),
+    ("two spellings", {"messages": [USER, {**LIMA, "reasoning_content": "x", "reasoningContent": "y"}]}, '"reasoning_content" of message 2', ASKED),
     *((name, {"messages": [USER, {**LIMA, name: "x"}]}, f'"{name}" of message 2', ASKED)
       for name in ("reasoning_details", "thoughts", "chain_of_thought", "cot", "tool_plan", "toolCalls")),
     ("Cohere's results", {"messages": [USER, {"role": "tool", "content": "", "tool_results": [{"x": 1}]}, LIMA]}, "tool_results",
      [ASKED[0], ("tool", ""), ASKED[1]]),
+    *((f"{name} of a part", {"messages": [USER, {**LIMA, "content": [{"type": "text", "text": "Lima.", name: "x"}]}]}, f'"{name}" of a part', ASKED)
+      for name in ("reasoning", "content")),
     ("a role that is a list", {"messages": [{"role": ["user"], "content": "x"}], "answer": "y"}, "message 1 has no role", None),
 ]  # fmt: skip
 
@@ -1016,6 +1018,19 @@ def test_turns_that_may_mean_something_else_are_refused(
         advised = re.search(r"columns: (\{.*?\})[,.]", caught.value.fix)
         assert advised
         assert told(example(value, **yaml.safe_load(advised[1]))) == turns
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"type": "function", "content": "x"},
+        {"type": "system", "message": "x"},
+        {"from": "a@b.c", "message": "x"},
+    ],
+)
+def test_json_that_only_looks_like_messages_is_text(data: Mapping[str, Any]) -> None:
+    prompt = json.dumps([data])
+    assert told(example({"prompt": prompt, "completion": "Lima."})) == [("user", prompt), ASKED[1]]
 
 
 def test_messages_are_a_prompt_where_the_job_says_so() -> None:

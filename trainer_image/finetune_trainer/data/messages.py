@@ -25,6 +25,9 @@ _CALL = "call"
 #: Keys of a role (OpenAI, ShareGPT, LangChain; the first one counts) and a content (also Gemini, Cohere, OASST).
 _ROLE = ("role", "from", "type")
 CONTENTS = ("content", "value", "parts", "message", "text")
+#: Keys that only messages have together.
+_SURE = ({"role", "content"}, {"from", "value"})
+_LANGCHAIN = ("system", "human", "ai", "tool")
 #: Roles by the names of OpenAI, ShareGPT, LLaMA-Factory, ms-swift, ToolBench, OpenAssistant, Gemini, Llama, LangChain
 #: and Cohere, in lower case and without separators.
 _ROLES = {
@@ -48,10 +51,12 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 #: Types of content parts with calls and their results, of Anthropic, Bedrock and Gemini.
 _CALL_PARTS = {"tool_use", "tool_result", "toolUse", "toolResult", "functionCall", "functionResponse"}
 _READ = frozenset({"tool_calls", "function_call"})
-#: Keys with a known meaning that a template reads if it has their name.
-_TEMPLATES = frozenset({"tool_plan"})
+#: Key of Cohere's reasoning before calls, which its templates read.
+_PLAN = "tool_plan"
 #: Keys of reasoning as templates spell them, by their names without separators.
 _SPELLINGS = {name.replace("_", ""): name for name in REASONING}
+#: Keys that a message has, and no part of a content.
+_NO_PART = {*CONTENTS, *_SPELLINGS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +72,7 @@ class _Keys:
     refused: Sequence[str] = ()
     unread: Sequence[str] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
-    """Keys that the chat template reads, and reasoning, of which the template's omission is reported elsewhere; with
-    the template's spelling.
-    """
+    """Keys that the chat template reads, by its spelling, and reasoning, whose omission is reported elsewhere."""
 
 
 class MessageReader:
@@ -110,11 +113,7 @@ class MessageReader:
         if pairs:
             value = self._paired(value, column, place)
         if pairs or (isinstance(value[0], dict) and _KEYED.keys() & value[0].keys()):
-            value = [
-                turn
-                for number, message in enumerate(value, start=first)
-                for turn in self._turns(message, number, place)
-            ]
+            value = [turn for at, each in enumerate(value, first) for turn in self._turns(each, at, place)]
         return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
 
     def _message(self, message: object, number: int, place: RowLocation) -> Message:
@@ -127,7 +126,7 @@ class MessageReader:
             message = {name: value for name, value in message.items() if value is not None}
             keys = self._keys(tuple(message))
         role = self._role(message.get(keys.role), number, place)
-        content = self._content(message, keys, f"message {number}", place)
+        content = message.get(keys.contents[0]) if keys.plain else self._content(message, keys, number, place)
         if keys.plain and isinstance(content, str) and role != _CALL:
             return {"role": role, "content": content}
         if message.keys() == {"type", "data"} and isinstance(message["data"], dict):  # LangChain
@@ -156,19 +155,21 @@ class MessageReader:
             )
         return {"role": role, "content": content, **made}
 
-    def _content(self, message: Message, keys: _Keys, where: str, place: RowLocation) -> Any:
+    def _content(self, message: Message, keys: _Keys, number: int, place: RowLocation) -> Any:
         """Returns the content under the key that says something. Raises ``StageError`` 65 if several differ."""
-        said = [name for name in keys.contents if not is_empty(message.get(name))]
-        if len(said) < 2:
-            return message.get((said or keys.contents)[0])
-        values = [message[name] for name in said]
-        texts = [self.joined(value, where, place) if isinstance(value, list) else value for value in values]
-        if any(text != texts[0] for text in texts):
+        where = f"message {number}"
+        said = [name for name in keys.contents if not is_empty(message.get(name))] or keys.contents[:1]
+        values = [message.get(name) for name in said]
+        if len(said) > 1:
+            values = [
+                self.joined(value, where, place) if isinstance(value, list) else value for value in values
+            ]
+        if values != values[:1] * len(values):
             raise place.mismatch(
-                f"{' and '.join(said)} of {where} are both its content, and differ",
+                f"{' and '.join(said)} of {where} differ, and each may be its content",
                 f"Keep one of them, or {leave_out(*(KEYS + name for name in said[1:]))}.",
             )
-        return texts[0]
+        return values[0]
 
     def _others(
         self, message: Message, keys: _Keys, path: str, where: str, place: RowLocation
@@ -176,7 +177,7 @@ class MessageReader:
         """Returns what the template reads beside role, content and calls, and counts the rest under ``path``."""
         if names := [name for name in keys.refused if not is_empty(message[name])]:
             raise refused(names, "message", where, message, place, prefix=KEYS)
-        made = {spelled: message[name] for name, spelled in keys.kept.items()}
+        made = {spelled: message[name] for spelled, name in keys.kept.items()}
         for name in keys.unread:
             self._unread.add(path + name, message[name], ignored=name in self._ignored)
         return made
@@ -185,27 +186,20 @@ class MessageReader:
         role = next((name for name in _ROLE if name in names), "role")
         contents = [name for name in CONTENTS if name in names and name not in self._ignored] or ["content"]
         rest = [name for name in names if name not in _READ | {role, *contents}]
-        known = {
-            name: None if name in _TEMPLATES and self._reads(name) else known_name("message", name)
-            for name in rest
-            if name not in self._ignored
+        known = {name: known_name("message", name) for name in rest if name not in self._ignored}
+        kept = {
+            _SPELLINGS.get(_plain(name), name): name
+            for name, meaning in known.items()
+            if (self._reads(name) if meaning is None or name == _PLAN else meaning.meaning == "reasoning")
         }
-        refused = [name for name, meaning in known.items() if meaning and not meaning.meaning]
-        kept: dict[str, str] = {}
-        for name, meaning in known.items():
-            if self._reads(name) if meaning is None else meaning.meaning == "reasoning":
-                spelled = _SPELLINGS.get(_plain(name), name) if meaning else name
-                if spelled in kept.values():
-                    refused.append(name)
-                else:
-                    kept[name] = spelled
+        left = {name: meaning for name, meaning in known.items() if name not in kept.values()}
         return _Keys(
             role=role,
             contents=contents,
             plain=len(names) == 2 and role in names and contents[0] in names,
-            flags=[name for name, meaning in known.items() if meaning and meaning.meaning == "flag"],
-            refused=refused,
-            unread=[name for name in rest if known.get(name) is None and name not in kept],
+            flags=[name for name, meaning in left.items() if meaning and meaning.meaning == "flag"],
+            refused=[name for name, meaning in left.items() if meaning and meaning.meaning != "flag"],
+            unread=[name for name in rest if left.get(name) is None and name not in kept.values()],
             kept=kept,
         )
 
@@ -241,44 +235,34 @@ class MessageReader:
             return [message]
         names = [found[role] for role in ROLES if role in found]
         written = "Write messages with role and content"
-        if others := [
-            name
-            for name in said
-            if name not in (*names, *_READ) and (name in _KEYED or _plain(name) in _ROLES)
-        ]:
+        free = [name for name in said if name not in (*names, *_READ)]
+        if others := [name for name in free if name in _KEYED or _plain(name) in _ROLES]:
             where = f"message {number}, whose turns are {' and '.join(names)}"
             raise refused(others, "message", where, message, place, mapped=written, prefix=KEYS)
-        # An output is that of its input in any order of the keys; a greeting of the assistant is no answer.
-        first, last = names[-2:] if found.keys() >= {"user", "assistant"} else names[:1] * 2
-        if said.index(first) > said.index(last) and (first, last) != ("input", "output"):
+        # An output is that of its input in any order of the keys; a greeting of the assistant answers nothing.
+        order = [name for name in said if name in names and name != "system"]
+        if len(order) == 2 and order[0] == names[-1] and order != ["output", "input"]:
             raise place.mismatch(
-                f"message {number} has {last} before {first}, which may be their order or that of sorted keys",
+                f"message {number} has {' before '.join(order)}, which is their order or that of sorted keys",
                 f"{written}, or the keys in the order of the turns in all rows.",
             )
         rest = {name: value for name, value in message.items() if name not in names}
-        turns = [{"role": role, "content": message[found[role]]} for role in ROLES if role in found]
+        turns = [{"role": _KEYED[name], "content": message[name]} for name in names]
         return [*turns[:-1], {**rest, **turns[-1]}]
 
-    def _paired(self, value: Sequence[Any], column: str, place: RowLocation) -> list[Any]:
-        """Returns messages in which lists of two texts, of a role and its content or of two turns, are objects."""
-        firsts = [pair[0] for pair in value if isinstance(pair, list) and len(pair) == 2]
-        roles = [self._standard(first) if isinstance(first, str) else None for first in firsts]
-        if named := bool(roles) and None not in roles:
-            talk = [role for role in roles if role != "system"]
-            if talk[:1] != ["user"] or talk[-1] != "assistant":
-                raise place.mismatch(
-                    f'"{shown(firsts[0])}" in "{column}" is a role or a question',
-                    f"Write messages with role and content, or {leave_out(column)}.",
-                )
-        made: list[Any] = []
-        for pair in value:
-            if not isinstance(pair, list) or len(pair) != 2:
-                made.append(pair)
-            elif named:
-                made.append({"role": pair[0], "content": pair[1]})
-            else:
-                made += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-        return made
+    def _paired(self, value: Sequence[Any], column: str, place: RowLocation) -> Sequence[Any]:
+        """Returns lists of two texts, of a role and its content or of two turns, as messages."""
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+            return value
+        roles = [isinstance(first, str) and self._standard(first) for first, _ in value]
+        if not all(roles):
+            value = [pair for turns in value for pair in zip(("user", "assistant"), turns, strict=True)]
+        elif [role for role in roles if role != "system"][:1] != ["user"] or roles[-1] != "assistant":
+            raise place.mismatch(
+                f'"{shown(value[0][0])}" in "{column}" is a role or a question',
+                f"Write messages with role and content, or {leave_out(column)}.",
+            )
+        return [{"role": role, "content": content} for role, content in value]
 
     def joined(self, parts: Sequence[Any], where: str, place: RowLocation) -> str:
         """Returns the text of content in parts, one part a line, as vLLM joins them for templates that expect text.
@@ -290,19 +274,16 @@ class MessageReader:
             if isinstance(part, str):
                 texts.append(part)
                 continue
-            values = (
-                {name: value for name, value in part.items() if value is not None}
-                if isinstance(part, dict)
-                else {}
+            # A thought of Gemini is a text with a mark. Parts of Gemini and Bedrock have no type.
+            values = {
+                name: value
+                for name, value in (part.items() if isinstance(part, dict) else ())
+                if value is not None and not (name == "thought" and value is False)
+            }
+            first = next(
+                (name for name in ("thought", "type", "text", *values) if name in values), kind(part)
             )
-            if values.get("thought") is False:
-                del values["thought"]
-            # Parts of Gemini and Bedrock have no type; a thought of Gemini is a text with a mark.
-            marks = [name for name in ("thought", "type", "text") if values.get(name)]
-            type_ = (
-                str(values["type"]) if marks[:1] == ["type"] else next(iter([*marks, *values]), kind(part))
-            )
-            type_ = shown(type_, 40)
+            type_ = shown(str(values["type"]) if first == "type" else first, 40)
             if type_ in self._ignored and type_ not in _TEXT_PARTS | _CALL_PARTS:
                 self._unread.add(f"{KEYS}{type_}", values, ignored=True)
             elif type_ not in _TEXT_PARTS or not isinstance(values.get("text"), str):
@@ -318,8 +299,10 @@ class MessageReader:
                 texts.append(values["text"])
                 rest = {name: value for name, value in values.items() if name not in {"type", "text"}}
                 keys = self._keys(tuple(rest))
-                if flags := [name for name in keys.flags if rest[name] != 1]:
-                    raise refused(flags, "message", f"a part of {where}", rest, place, prefix=KEYS)
+                lost = {name for name in keys.flags if rest[name] != 1}
+                lost |= {name for name in rest if _plain(name) in _NO_PART} - self._ignored
+                if names := [name for name in rest if name in lost and not is_empty(rest[name])]:
+                    raise refused(names, "message", f"a part of {where}", rest, place, prefix=KEYS)
                 self._others(rest, keys, f"{KEYS}content[].", f"a part of {where}", place)
         return "\n".join(texts)
 
@@ -330,19 +313,13 @@ def role_of(message: object) -> str | None:
     return _ROLES.get(_plain(roles[0])) if roles and isinstance(roles[0], str) else None
 
 
-def are_messages(values: Sequence[Any]) -> bool:
-    """Whether the objects of a JSON text are messages, and not data with keys of the same names."""
-    if not all(isinstance(value, Mapping) for value in values):
-        return False
-    return all(
-        {"role", "content"} <= value.keys() or {"from", "value"} <= value.keys() for value in values
-    ) or (
-        role_of(values[-1]) in {"user", "assistant"}
-        and all(
-            role_of(value) and value.keys() & ({*CONTENTS} if "role" in value else {"content", "data"})
-            for value in values
-        )
-    )
+def is_message(value: object) -> bool:
+    """Whether an object of a JSON text is a message, and not data that has some of its keys."""
+    if not isinstance(value, Mapping) or any(sure <= value.keys() for sure in _SURE):
+        return isinstance(value, Mapping)
+    if "role" not in value:
+        return "content" in value and value.get("type") in _LANGCHAIN
+    return role_of(value) is not None and not value.keys().isdisjoint(CONTENTS)
 
 
 def _plain(name: str) -> str:

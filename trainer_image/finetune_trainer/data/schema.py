@@ -9,7 +9,7 @@ from typing import Any
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out
 from finetune_trainer.data.columns import TEMPLATE_FIRST, ColumnReader
-from finetune_trainer.data.messages import CONTENTS, ROLES, MessageReader, are_messages
+from finetune_trainer.data.messages import CONTENTS, ROLES, MessageReader, is_message
 from finetune_trainer.data.shapes import SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
 from finetune_trainer.data.turn_keys import calls_in, from_json, tools_of, weighed
@@ -229,7 +229,7 @@ class DatasetSchema:
             return [value] if isinstance(value, Mapping) else value
         read = from_json(value, place)
         read = [read] if isinstance(read, Mapping) else read
-        return read if isinstance(read, list) and are_messages(read) else value
+        return read if isinstance(read, list) and all(map(is_message, read)) else value
 
     @staticmethod
     def _talk(row: Row, messages: Sequence[Message], tools: Tools, *, untrained: int = 0) -> Conversation:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from finetune_trainer.data.messages import are_messages, role_of
+from finetune_trainer.data.messages import is_message, role_of
 from finetune_trainer.readers.json_text import parse
 from finetune_trainer.readers.known_names import is_empty
 
@@ -103,10 +103,11 @@ def _asks(messages: Any) -> bool:
     """Whether the last of some messages, a list or its JSON text, is the user's."""
     if isinstance(messages, str):
         try:
-            read = parse(messages)
+            messages = parse(messages)
         except ValueError:
             return False
-        messages = read if isinstance(read, list) and are_messages(read) else None
+        if not isinstance(messages, list) or not all(map(is_message, messages)):
+            return False
     return isinstance(messages, list) and bool(messages) and role_of(messages[-1]) == "user"
 
 
