@@ -161,9 +161,7 @@ class MessageReader:
         said = [name for name in keys.contents if not is_empty(message.get(name))] or keys.contents[:1]
         values = [message.get(name) for name in said]
         if len(said) > 1:
-            values = [
-                self.joined(value, where, place) if isinstance(value, list) else value for value in values
-            ]
+            values = [self.joined(each, where, place) if isinstance(each, list) else each for each in values]
         if values != values[:1] * len(values):
             raise place.mismatch(
                 f"{' and '.join(said)} of {where} differ, and each may be its content",
@@ -274,15 +272,13 @@ class MessageReader:
             if isinstance(part, str):
                 texts.append(part)
                 continue
-            # A thought of Gemini is a text with a mark. Parts of Gemini and Bedrock have no type.
+            # Parts of Gemini and Bedrock have no type, and a thought of Gemini is a text with a mark.
             values = {
                 name: value
                 for name, value in (part.items() if isinstance(part, dict) else ())
                 if value is not None and not (name == "thought" and value is False)
             }
-            first = next(
-                (name for name in ("thought", "type", "text", *values) if name in values), kind(part)
-            )
+            first = next((key for key in ("thought", "type", "text", *values) if key in values), kind(part))
             type_ = shown(str(values["type"]) if first == "type" else first, 40)
             if type_ in self._ignored and type_ not in _TEXT_PARTS | _CALL_PARTS:
                 self._unread.add(f"{KEYS}{type_}", values, ignored=True)

@@ -142,15 +142,16 @@ def calls_in(text: str, place: RowLocation) -> Mapping[str, Any] | None:
     return {"role": "assistant", "content": "", "tool_calls": older_call(calls, "assistant", 2, place)}
 
 
-def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[str, Any]:
+def _call(
+    call: Mapping[str, Any], index: int, place: RowLocation, *, inner: bool = False
+) -> Mapping[str, Any]:
     made = {name: value for name, value in call.items() if value is not None}
     theirs = [name for name in ("args", "parameters") if name in made]  # of LangChain and of Cohere
     if theirs and "name" in made and "arguments" not in made:
         function = {"name": made.pop("name"), "arguments": made.pop(theirs[0])}
-        made |= {"type": "function", "function": function}
+        made |= function if inner else {"type": "function", "function": function}
     if isinstance(made.get("function"), dict):
-        inner = _call(made["function"], index, place)
-        made["function"] = inner.get("function", inner)
+        made["function"] = _call(made["function"], index, place, inner=True)
     if "arguments" in made:
         given = made["arguments"]
         made["arguments"] = from_json(given, place) if isinstance(given, str) else given
