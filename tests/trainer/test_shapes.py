@@ -377,6 +377,37 @@ def test_a_pair_gets_no_prompt_of_its_answers_beside_a_column_that_may_be_one(na
     assert pair(row, ignore=[name])
 
 
+ALIKE = {"chosen": "The capital is Lima.", "rejected": "The capital is Cusco."}
+UNPROMPTED: list[tuple[str, Mapping[str, Any], Mapping[str, Any], str]] = [
+    ("null", {"prompt": None}, {}, r"ignore: \[prompt\]"),
+    ("null beside a system message", {"prompt": None, "system": "Be brief."}, {}, r"ignore: \[prompt\]"),
+    ("null under another name", {"instruction": None, "id": "a"}, {}, r"ignore: \[instruction\]"),
+    ("absent", {}, {"prompt": "x"}, '"prompt"'),
+    ("null in a mapped column", {"post": None}, {"columns": {"prompt": "post"}}, '"post"'),
+    ("messages that are none", {"input": {"messages": []}}, {}, r"ignore: \[input\]"),
+    ("a short text", {"post": "Capital of Peru?"}, {}, r"\{prompt: post\}"),
+    ("two words", {"topic": "photosynthesis explained", "category": "QA"}, {}, r"\{prompt: topic\}.*ignore: \[topic, category\]"),
+    ("no spaces", {"post": "秘鲁的首都是哪里?"}, {}, r"\{prompt: post\}"),
+    ("a text within", {"info": {"post": "My cat…"}}, {}, r"ignore: \[info\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "fields", "says"), [row[1:] for row in UNPROMPTED], ids=[row[0] for row in UNPROMPTED]
+)
+def test_no_prompt_is_made_where_a_column_may_have_it(
+    value: Mapping[str, Any], fields: Mapping[str, Any], says: str
+) -> None:
+    first = ALIKE | ({"prompt": "x"} if "prompt" in fields else dict(value))
+    schema = PairSchema(spec(columns=fields.get("columns", {})), Row(place=PLACE, value=first))
+    with pytest.raises(StageError, match=rf"has no prompt.*{says}") as caught:
+        schema.pair(Row(place=PLACE, value=ALIKE | dict(value)))
+    if ignored := re.search(r"ignore: \[(.*?)\]", str(caught.value)):
+        read = pair(ALIKE | dict(value), ignore=ignored[1].split(", "))
+        assert not isinstance(read, Unwanted)
+        assert told(read[1])[-1] == ("Assistant", " Cusco.")
+
+
 @pytest.mark.parametrize("score", [10**400, float("nan"), float("inf"), "good", [1]], ids=str)
 def test_a_score_that_is_no_finite_number_is_refused(score: Any) -> None:
     row = {"prompt": "x", "chosen": "y", "rejected": "z", "score_chosen": score, "score_rejected": 1}

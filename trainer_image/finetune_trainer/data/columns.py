@@ -12,7 +12,7 @@ from typing import Any
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import column_advice, format_advice, kind, leave_out, quoted
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
-from finetune_trainer.data.unread import UnreadValues, refused
+from finetune_trainer.data.unread import ABOUT, UnreadValues, refused
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.known_names import KnownName, as_label, by_names, is_empty, known_name
 from finetune_trainer.readers.row_location import Row
@@ -133,19 +133,30 @@ class ColumnReader:
         for name in use.unread:
             self.unread.add(name, row.value[name], ignored=name in self._ignored)
 
+    def named(self, name: str) -> str:
+        """Returns the column that the job or the shape names for one of the API; '' if neither does."""
+        return self._source.columns.get(name) or self.shape.columns.get(name, "")
+
     def likely_prompts(self, row: Row) -> list[str]:
-        """Returns the columns that nothing reads and that may be the prompt of a row that has none."""
+        """Returns the columns that may be the prompt of a row that has none: those with the name of one, even if they
+        are empty, and those with text that nothing reads. The likely ones are first.
+        """
         use = self._use(row)
         named = [name for name, known in use.known.items() if known.way in {"prompt", "messages"}]
-        free = [name for name in use.unread if name not in self._ignored and _is_prose(row.value[name])]
-        return [name for name in (*named, *free) if not is_empty(row.value[name])]
+        named += [name for wanted in ("prompt", "input") for name in use.optional.get(wanted, ())]
+        free = {name for name in use.unread if name not in self._ignored and name.lower() not in ABOUT}
+        said = {name: _characters(row.value[name]) for name in (*named, *sorted(free))}
+        return sorted(
+            (name for name in said if said[name] or name in named),
+            key=lambda name: (not said[name], name in free, -said[name]),
+        )
 
     def _mapped(self, row: Row, name: str, way: str) -> str:
         """Returns the advice to map a column that nothing reads; '' if no column of the format is meant."""
         value = row.value[name]
         if way == "text" and "input" in self._names.may and isinstance(value, str):
             way = "input"  # a passage that the question is about
-        if (way == "label" and as_label(value) is None) or (way == "reasoning" and not _is_prose(value)):
+        if (way == "label" and as_label(value) is None) or (way == "reasoning" and _characters(value) < LONG):
             return ""  # a class of the row, not a judgment; a mode, not a thought
         if way in self._names.may:
             before = TEMPLATE_FIRST if way == "reasoning" and not self._reasons else ""
@@ -183,7 +194,7 @@ class ColumnReader:
         known = {name: meaning for name in free if (meaning := known_name("column", name))}
         optional: dict[str, Sequence[str]] = {}
         for wanted in self._names.may:
-            given = self._source.columns.get(wanted) or self.shape.columns.get(wanted)
+            given = self.named(wanted)
             meant = [name for name, meaning in known.items() if meaning.meaning == wanted]
             columns = [given] if given else sorted(meant, key=lambda name: known[name].order)
             if columns and columns[0] in names:
@@ -251,11 +262,19 @@ def _require_columns(source: DatasetSpec, first: Row) -> None:
             )  # fmt: skip
 
 
-def _is_prose(value: Any) -> bool:
-    """Whether a value is a text of several words, or a list of messages."""
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(item, Mapping) for item in value)
-    return isinstance(value, str) and len(value) >= LONG and len(value.split(None, 3)) > 2
+def is_text(value: Any) -> bool:
+    """Whether a value that is not empty is a text, or a list of messages."""
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
+    )
+
+
+def _characters(value: Any) -> int:
+    """Returns the number of characters of the texts in a value."""
+    if isinstance(value, str):
+        return len(value.strip())
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return sum(map(_characters, values))
 
 
 def _contains(text: str, parts: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out, quoted
-from finetune_trainer.data.columns import LONG
+from finetune_trainer.data.columns import LONG, is_text
 from finetune_trainer.data.schema import DatasetSchema, Unwanted
 from finetune_trainer.data.shapes import PAIRS, Shape
 from finetune_trainer.errors import StageError
@@ -50,7 +50,8 @@ class PairSchema(DatasetSchema):
             return Unwanted(place=row.place, why=BETTER_REJECTED)
         chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
         row, prompt = self._prompt(row)
-        if prompt is None and self.columns.optional(row, "input")[1] is not None:
+        alone = self.columns.optional(row, "input")[1] is not None and not self.columns.named("prompt")
+        if prompt is None and alone:
             prompt = ""  # the text that belongs to the prompt is all of it
         if prompt is None:
             divided = self._divided(row, chosen, rejected)
@@ -144,10 +145,19 @@ class PairSchema(DatasetSchema):
                 if chosen[:-1] != rejected[:-1] or last != ["user", "assistant"]:
                     return Unwanted(place=row.place, why=OTHER_PROMPTS)
                 return chosen[:-1], chosen[-1:], rejected[-1:]
+            if due := self.columns.named("prompt"):
+                what = f'the row has no prompt in "{due}"'
+                raise row.place.mismatch(what, "Write it, or remove the row.", actual="nothing")
             if prompts := self.columns.likely_prompts(row):
+                column, said = quoted(prompts[0]), row.value[prompts[0]]
+                way = (
+                    f"Map it: columns: {{prompt: {column}}}"
+                    if is_text(said)
+                    else "Write it as the column prompt"
+                )
+                what = "should have one" if is_empty(said) else "may have it"
                 raise row.place.mismatch(
-                    f"the row has no prompt, and {quoted(prompts[0])} may be it",
-                    f"Map it: columns: {{prompt: {quoted(prompts[0])}}}, or {leave_out(*prompts)}.",
+                    f"the row has no prompt, and {column} {what}", f"{way}, or {leave_out(*prompts)}."
                 )
             ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
             prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]

@@ -12,6 +12,7 @@ from finetune_contract import (
 )
 from finetune_trainer.data.examples import Examples
 from finetune_trainer.data.shapes import Format
+from finetune_trainer.data.unread import ABOUT
 from finetune_trainer.tokens.notes import ROOM, Note
 from finetune_trainer.tokens.template import Renderer
 
@@ -21,12 +22,6 @@ _MANY_EQUAL = 0.01
 _MANY_NOTED = 0.05
 #: Ratio of row width to sequence length above which the remark is a problem instead of a note.
 _MUCH_WIDER = 1.25
-#: Columns that say where a text comes from.
-_ABOUT = frozenset({
-    "id", "uuid", "url", "source", "title", "date", "timestamp", "created", "added", "language", "lang", "dump",
-    "license", "meta", "metadata", "domain", "dataset", "file", "file_name", "file_path", "path", "author", "subset",
-    "split", "type",
-})  # fmt: skip
 #: Maximum number of names in a remark.
 _NAMES = 8
 #: Texts that are meant as a flag -> the flag to write.
@@ -146,7 +141,7 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
     for details in described:
         name = details.report.name
         texts = [value.name for value in details.unread if value.text and not value.ignored]
-        more_than_texts = [text for text in texts if text.lower() not in _ABOUT]
+        more_than_texts = [text for text in texts if text.lower() not in ABOUT]
         if details.report.format == Format.TEXT and more_than_texts:
             yield problem(
                 f"{name}: every row is trained as one text, and nothing reads {', '.join(more_than_texts[:_NAMES])}. "
@@ -160,7 +155,7 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
                 "prompt or the answer, map it with columns."
             )
         numbers = [value.name for value in details.unread if not value.text and not value.ignored]
-        if numbers := [number for number in numbers if number.lower() not in _ABOUT]:
+        if numbers := [number for number in numbers if number.lower() not in ABOUT]:
             yield note(
                 f"{name}: nothing reads the values of {', '.join(numbers[:_NAMES])}, which are no texts. If one judges "
                 "answers, remove the rows of bad ones."

@@ -10,6 +10,12 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.readers.known_names import MAX_NAME, Scope, is_empty, known_name
 from finetune_trainer.readers.row_location import RowLocation, shown
 
+#: Columns that say where a text comes from.
+ABOUT = frozenset({
+    "id", "uuid", "url", "source", "title", "date", "timestamp", "created", "added", "language", "lang", "dump",
+    "license", "meta", "metadata", "domain", "dataset", "file", "file_name", "file_path", "path", "author", "subset",
+    "split", "type",
+})  # fmt: skip
 #: Maximum number of names, and of characters of an example.
 MOST_NAMES, _EXAMPLE = 50, 200
 #: Characters of a value, and number of names, that are shown in an error.
