@@ -891,7 +891,7 @@ def test_a_pair_that_contradicts_itself_is_not_trained(value: Mapping[str, Any],
         ({"prompt": "x", "chosen": "a", "rejected": "b", "response": "c"}, r"ignore: \[response\]"),
         ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": "good", "score_rejected": 1}, "must be a number"),
         ({"prompt": [USER], "chosen": [{**LIMA, "train": False}], "rejected": [RATHER]}, '"chosen" has weight 0'),
-        ({"prompt": [USER], "chosen": [LIMA], "rejected": [{**USER, "content": "Why?"}]}, '"rejected" is not a turn of the assistant'),
+        ({"prompt": [USER], "chosen": [LIMA], "rejected": [{**USER, "content": "Why?"}]}, '"rejected" begins with a turn of the user'),
     ],
 )  # fmt: skip
 def test_pairs_are_refused_by_name_too(value: Mapping[str, Any], error: str) -> None:
@@ -918,6 +918,123 @@ def test_answers_that_only_begin_alike_stay_whole(prompt: str, chosen: str, reje
     read = pair({"prompt": prompt, "chosen": chosen, "rejected": rejected})
     assert not isinstance(read, Unwanted)
     assert [told(each)[1][1] for each in read] == [chosen, rejected]
+
+
+KEYED = [{"human": "Capital of Peru?", "assistant": "Lima."}]
+REPEATED: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+    ("a text", {"prompt": "Capital of Peru?", "completion": [USER, LIMA]}, {}),
+    ("messages", {"prompt": [USER], "completion": [USER, LIMA]}, {}),
+    ("in another form", {"prompt": [USER], "completion": KEYED}, {}),
+    ("a prompt in messages", {"messages": [USER], "answer": [USER, LIMA]}, {}),
+    ("earlier turns", {"prompt": [{"role": "system", "content": "Be brief."}, USER],
+                       "completion": [USER, LIMA]}, {}),
+    ("UltraFeedback", {"prompt": "Capital of Peru?", "chosen": [USER, LIMA]}, {"columns": {"completion": "chosen"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "fields"), [row[1:] for row in REPEATED], ids=[row[0] for row in REPEATED])
+def test_a_prompt_that_the_completion_repeats_is_read_once(
+    value: Mapping[str, Any], fields: Mapping[str, Any]
+) -> None:
+    assert [turn for turn in told(example(value, **fields)) if turn != BE_BRIEF] == ASKED
+
+
+def test_a_prompt_that_keyed_answers_repeat_is_read_once() -> None:
+    other = [{"human": "Capital of Peru?", "assistant": "No idea."}]
+    read = pair({"prompt": "Capital of Peru?", "chosen": KEYED, "rejected": other})
+    assert not isinstance(read, Unwanted)
+    assert (told(read[0]), told(read[1])) == PAIR
+
+
+@pytest.mark.parametrize("completion", [[{**USER, "content": "Why?"}, LIMA], [USER], KEYED * 2])
+def test_a_completion_that_begins_with_another_turn_of_the_user_is_refused(completion: Any) -> None:
+    value = {"prompt": "Capital of Chile?", "completion": completion}
+    says = r'"completion" begins with a turn of the user.*\{messages: completion, ignore: \[prompt\]\}'
+    with pytest.raises(StageError, match=says):
+        example(value)
+    read = example(value, columns={"messages": "completion"}, ignore=["prompt"])
+    assert isinstance(read, Conversation)
+
+
+THOUGHT = "<think>\nIt is in Peru.\n</think>\n\nLima."
+
+
+@pytest.mark.parametrize("content", [THOUGHT, THOUGHT.removeprefix("<think>\n")])
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({"prompt": "Capital of Peru?", "completion": ""}, "reasoning_content"),
+        ({"prompt": [USER], "completion": [{**LIMA, "content": ""}]}, "reasoning_content"),
+        ({"messages": [USER, {**LIMA, "reasoning_content": ""}]}, '"messages[].reasoning_content"'),
+    ],
+)
+def test_reasoning_in_the_answer_and_beside_it_is_read_once(
+    value: Mapping[str, Any], name: str, content: str
+) -> None:
+    def row(thought: str) -> dict[str, Any]:
+        if "messages" in value:
+            return {"messages": [USER, {**LIMA, "content": content, "reasoning_content": thought}]}
+        answer = [{**LIMA, "content": content}] if isinstance(value["completion"], list) else content
+        return {**value, "completion": answer, "reasoning_content": thought}
+
+    def reads(key: str) -> bool:
+        return key == "reasoning_content"
+
+    for read in (
+        example(row("It is in Peru."), reads=reads),
+        example(row("Other."), reads=reads, ignore=[name.strip('"')]),
+    ):
+        assert isinstance(read, (Conversation, TextPair))
+        assert told(read)[-1] == ("Assistant", content)
+        assert isinstance(read, TextPair) or "reasoning_content" not in read.messages[-1]
+    with pytest.raises(StageError, match=rf"ignore: \[{re.escape(name)}\]"):
+        example(row("Other."), reads=reads)
+
+
+BETTER: list[tuple[str, Mapping[str, Any], str]] = [
+    ("TRL", {"prompt": [USER], "chosen": [LIMA], "rejected": [RATHER]}, "{prompt: prompt, completion: chosen, ignore: [rejected]}"),
+    ("a question", {"question": "Capital of Peru?", "chosen": [LIMA], "rejected": [RATHER]}, "{prompt: question, completion: chosen, ignore: [rejected]}"),
+    ("texts", {"question": "Capital of Peru?", "chosen": "Lima.", "rejected": "No."}, "{prompt: question, completion: chosen, ignore: [rejected]}"),
+    ("LLaMA-Factory", {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": SHAREGPT[1]}, "{prompt: conversations, completion: chosen, ignore: [rejected]}"),
+    ("UltraFeedback", {"prompt": "Capital of Peru?", "chosen": [USER, LIMA], "rejected": [USER, RATHER]}, "{messages: chosen, ignore: [rejected]}"),
+    ("conversations", {"chosen": SHAREGPT, "rejected": SHAREGPT}, "{messages: chosen, ignore: [rejected]}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "advice"), [row[1:] for row in BETTER], ids=[row[0] for row in BETTER])
+def test_the_advice_to_train_on_better_answers_keeps_their_prompt(
+    value: Mapping[str, Any], advice: str
+) -> None:
+    with pytest.raises(StageError, match=re.escape(f"columns: {advice}")):
+        example(value)
+    columns = yaml.safe_load(advice)
+    assert told(example(value, ignore=columns.pop("ignore"), columns=columns)) == ASKED
+
+
+def test_answers_without_a_prompt_are_not_advised_as_conversations() -> None:
+    with pytest.raises(StageError, match="Use a preference method, or write prompt and completion"):
+        example({"chosen": [LIMA], "rejected": [RATHER]})
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [{"type": "human", "content": "Capital of Peru?"}],
+        [{"role": "USER", "message": "Capital of Peru?"}],
+        [{"role": "user", "parts": [{"text": "Capital of Peru?"}]}],
+        [{"from": "human", "value": "Capital of Peru?"}],
+        {"role": "user", "text": "Capital of Peru?"},
+        [{"type": "human", "data": {"content": "Capital of Peru?"}}],
+    ],
+)
+def test_messages_in_json_text_are_read_in_every_form(prompt: Any) -> None:
+    assert told(example({"prompt": json.dumps(prompt), "completion": "Lima."})) == ASKED
+
+
+@pytest.mark.parametrize("answer", [[{"type": "city", "text": "Lima"}], {"type": "error", "message": "x"}])
+def test_json_that_is_no_message_is_an_answer(answer: Any) -> None:
+    text = json.dumps(answer)
+    assert told(example({"prompt": [USER], "completion": text}))[-1] == ("Assistant", text)
 
 
 @pytest.mark.parametrize(

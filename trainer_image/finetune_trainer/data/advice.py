@@ -20,7 +20,7 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
 
     ``formats`` are the columns that each format needs. Suggests the format with the fewest columns to rename.
     """
-    found = [_likely(row, needs) for needs in formats]
+    found = [likely(row, needs) for needs in formats]
     whole = [names for names, needs in zip(found, formats, strict=True) if len(names) == len(needs)]
     # A text beside others is rarely all that is to be trained.
     if sum(isinstance(value, str) and not is_empty(value) for value in row.values()) > 1:
@@ -35,14 +35,14 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
 
 def column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
     """Returns advice for columns that a format needs and the row does not have."""
-    found = _likely(row, wanted)
+    found = likely(row, wanted)
     if len(found) == len(wanted):
         return _mapping(row, found)
     missing = ", ".join(f"{name}: …" for name in wanted if name not in found)
     return _several(row) or f"Name the columns: columns: {{{missing}}}, or remove the row."
 
 
-def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
+def likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
     """Returns the API's column names -> columns of the row that are likely meant, each once."""
     found: dict[str, str] = {}
     for ours in wanted:

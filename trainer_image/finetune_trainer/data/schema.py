@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import kind, leave_out
+from finetune_trainer.data.advice import kind, leave_out, likely, quoted
 from finetune_trainer.data.columns import TEMPLATE_FIRST, ColumnReader
-from finetune_trainer.data.messages import CONTENTS, ROLES, MessageReader, is_message
-from finetune_trainer.data.shapes import SHAPES, Format, Shape
+from finetune_trainer.data.messages import CONTENTS, KEYS, ROLES, MessageReader, is_message
+from finetune_trainer.data.shapes import FORMATS, SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
 from finetune_trainer.data.turn_keys import calls_in, from_json, tools_of, weighed
 from finetune_trainer.data.unread import refused
 from finetune_trainer.errors import StageError
-from finetune_trainer.readers.known_names import as_label
+from finetune_trainer.readers.known_names import as_label, is_empty
 from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.tokens.chat import Message, Tools
 from finetune_trainer.tokens.example import Conversation, Example, PlainText, TextPair, texts_of
@@ -23,6 +23,8 @@ from finetune_trainer.tokens.notes import REASONING
 
 #: The beginning of an object, or of a list of objects, as text.
 _MESSAGES = re.compile(r"\s*(?:\[\s*)?\{")
+#: Roles of turns that ask.
+_ASKING = frozenset({"system", "user"})
 BAD_ANSWER, NO_LABEL = "its label says that the answer is bad", "it has no label"
 
 
@@ -82,14 +84,25 @@ class DatasetSchema:
             case Format.TEXT:
                 example = PlainText(place=row.place, text=columns.text(row, "text"))
             case Format.PREFERENCE:
+                way = self._way_to_chosen(row)
                 raise row.place.mismatch(
                     "rows with chosen and rejected are for preference methods, not for SFT",
-                    f"To train on the better answers: columns: {{{ways[0]}: chosen, ignore: [rejected]}}."
-                    if (ways := _ways_to_chosen(row.value))
+                    f"To train on the better answers: columns: {{{way}}}."
+                    if way
                     else "Use a preference method, or write prompt and completion.",
                 )
         columns.account(row, *texts_of(example))
         return example
+
+    def _way_to_chosen(self, row: Row) -> str:
+        """Returns the columns that train the better answers of a row of pairs; '' if nothing asks for them."""
+        better, worse = (self.columns.column(name) for name in ("chosen", "rejected"))
+        chosen = self._as_messages(row.value[better], row.place)
+        names = f"{quoted(better)}, ignore: [{quoted(worse)}]"
+        if isinstance(chosen, list) and self.messages.read(chosen, better, row.place)[0]["role"] in _ASKING:
+            return f"messages: {names}"
+        asks = likely(row.value, ["prompt"]) or likely(row.value, ["messages"])
+        return "".join(f"prompt: {quoted(prompt)}, completion: {names}" for prompt in asks.values())
 
     def _why_unwanted(self, row: Row) -> str | None:
         column, label = self.columns.optional(row, "label")
@@ -140,6 +153,22 @@ class DatasetSchema:
             )
         return {self._reasoning: text} if text else {}
 
+    def _thought_once(self, row: Row, message: Message) -> Message:
+        """Returns a message without reasoning that its content has, too. Raises ``StageError`` 65 if they differ."""
+        beside = {key: message[key] for key in REASONING if not is_empty(message.get(key))}
+        own, end, _ = message["content"].partition("</think>")
+        if not beside or not end:
+            return message
+        for key, thought in beside.items():
+            if str(thought).strip() != own.strip().removeprefix("<think>").strip():
+                column, value = self.columns.optional(row, "reasoning")
+                raise row.place.mismatch(
+                    f'an answer contains its reasoning, and "{column or key}" has another one',
+                    f"Keep one of them, or {leave_out(column if value else KEYS + key, what='the other')}.",
+                    actual=str(thought)[:60],
+                )
+        return {key: value for key, value in message.items() if key not in beside}
+
     def _tools(self, row: Row) -> Tools:
         column, value = self.columns.optional(row, "tools")
         return tools_of(value, column, row.place)
@@ -182,13 +211,25 @@ class DatasetSchema:
                     f'the prompt consists of messages, so the column "{column}" has no place',
                     f"Put its content into the messages, or {leave_out(column)}.",
                 )
-        tools, asked = self._tools(row), _as_list(prompt, "user")
-        before = self._with_system(row, self.messages.read(asked, "prompt", row.place))
-        first = len(asked) + 1
+        tools, asked = self._tools(row), self.messages.read(_as_list(prompt, "user"), "prompt", row.place)
+        before, first = self._with_system(row, asked), len(asked) + 1
         answers = [
-            self.messages.read(_as_list(answer, "assistant"), "completion", row.place, first=first)
+            _without_prompt(
+                asked,
+                self.messages.read(_as_list(answer, "assistant"), "completion", row.place, first=first),
+            )
             for answer in completions
         ]
+        for name, answer in zip(FORMATS[self.format].needs[-len(answers) :], answers, strict=True):
+            if answer[0]["role"] in _ASKING:
+                column, way = self.columns.column(name), "remove the row"
+                if name == "completion":
+                    ignored = quoted(self.columns.column("prompt"))
+                    way = f"train it alone: columns: {{messages: {quoted(column)}, ignore: [{ignored}]}}"
+                raise row.place.mismatch(
+                    f'"{column}" begins with a turn of the {answer[0]["role"]} that the prompt does not have',
+                    f"Write only what answers the prompt, or {way}.",
+                )
         if before[-1]["role"] == "assistant" and "assistant" in [answer[0]["role"] for answer in answers]:
             raise row.place.mismatch(
                 "the prompt ends with a turn of the assistant, and another one follows",
@@ -231,10 +272,11 @@ class DatasetSchema:
         read = [read] if isinstance(read, Mapping) else read
         return read if isinstance(read, list) and all(map(is_message, read)) else value
 
-    @staticmethod
-    def _talk(row: Row, messages: Sequence[Message], tools: Tools, *, untrained: int = 0) -> Conversation:
+    def _talk(
+        self, row: Row, messages: Sequence[Message], tools: Tools, *, untrained: int = 0
+    ) -> Conversation:
         """Returns a conversation whose first ``untrained`` messages are not trained."""
-        bare, trained, held_out = weighed(messages)
+        bare, trained, held_out = weighed([self._thought_once(row, message) for message in messages])
         return Conversation(
             place=row.place,
             messages=bare,
@@ -244,15 +286,15 @@ class DatasetSchema:
         )
 
 
+def _without_prompt(asked: list[Message], answer: list[Message]) -> list[Message]:
+    """Returns an answer without the prompt, or its end, which many datasets repeat in front of it."""
+    turns = next((at for at, turn in enumerate(answer) if turn["role"] not in _ASKING), 0)
+    repeats = [count for count in (len(asked), turns) if answer[:count] == asked[-count:]]
+    return answer[max(repeats, default=0) :] or answer
+
+
 def _as_list(value: Any, role: str) -> list[Any]:
     return value if isinstance(value, list) else [{"role": role, "content": value}]
-
-
-def _ways_to_chosen(row: Mapping[str, Any]) -> list[str]:
-    """Returns the API's columns that can be mapped to the better answers of a row of pairs."""
-    if isinstance(row.get("chosen"), list):
-        return ["messages"]
-    return ["completion"] if isinstance(row.get("prompt"), str) else []
 
 
 def open_rows[Schema: DatasetSchema](
