@@ -421,6 +421,31 @@ def test_a_table_between_tabs_is_no_text(tmp_path: Path, encoding: str) -> None:
         assert read(tmp_path, "a.txt", plain.encode(encoding))
 
 
+HEADER = "question\tanswer\tnote\n"
+TABLES = {
+    "an empty last field": HEADER + "Who?\tAna\t\n" * 3,
+    "an empty first field": HEADER + "\tAna\tx\n" * 3,
+    "one other row": HEADER + "Who?\tAna\tx\n" * 5 + "Who?\n",
+    "a quoted line break": HEADER + 'Who?\t"Ana\nor Bo"\tx\n' * 3,
+    "long fields": HEADER + ("Who? " * 300 + "\tAna\tx\n") * 40,
+    "fields longer than a buffer": HEADER + ("Who? " * 30_000 + "\tAna\tx\n") * 9,
+    "CR": (HEADER + "Who?\tAna\t\n" * 3).replace("\n", "\r"),
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8"])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_whatever_its_fields_is_no_text(tmp_path: Path, table: str, encoding: str) -> None:
+    assert "fields between tabs" in str(refusal(tmp_path, "a.txt", table.encode(encoding)))
+
+
+@pytest.mark.parametrize(
+    "text", ["a\tb\n" + "no tab\n" * 30, "def f():\n\treturn\n\tx\n", "\tx\n\t\ty\n", 'a\tb\n"c\nd\ne\n', "a\tb\n" + "c" * 2**21]
+)  # fmt: skip
+def test_lines_with_some_tabs_are_text(tmp_path: Path, text: str) -> None:
+    assert [row["text"] for row in read(tmp_path, "a.txt", text.encode())] == text.splitlines()
+
+
 def test_lines_that_end_with_cr_are_found_without_a_list_of_them(tmp_path: Path) -> None:
     assert [row["text"] for row in read(tmp_path, "a.txt", b"a\rb\r\rc\r\nd\n\re")] == [
         "a",

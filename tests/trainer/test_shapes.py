@@ -296,6 +296,8 @@ def test_reasoning_is_mapped_on_advice_alone() -> None:
         example(value, reads=lambda name: name == "thinking")
     with pytest.raises(StageError, match=r"Remove it from the rows, or leave it out"):
         example({**value, "rationale": "on"}, reads=lambda name: name == "thinking")
+    with pytest.raises(StageError, match=r"Remove it from the rows, or leave it out"):
+        example({**value, "rationale": ["Peru has one capital."]}, reads=lambda name: name == "thinking")
     assert told(example(value, ignore=["rationale"])) == ASKED
 
 
@@ -387,6 +389,7 @@ UNPROMPTED: list[tuple[str, Mapping[str, Any], Mapping[str, Any], str]] = [
     ("messages that are none", {"input": {"messages": []}}, {}, r"ignore: \[input\]"),
     ("a short text", {"post": "Capital of Peru?"}, {}, r"\{prompt: post\}"),
     ("two words", {"topic": "photosynthesis explained", "category": "QA"}, {}, r"\{prompt: topic\}.*ignore: \[topic, category\]"),
+    ("messages beside a text", {"turn": [{"from": "user", "value": "x"}], "task": "Coding"}, {}, r"\{prompt: turn\}"),
     ("no spaces", {"post": "秘鲁的首都是哪里?"}, {}, r"\{prompt: post\}"),
     ("a text within", {"info": {"post": "My cat…"}}, {}, r"ignore: \[info\]"),
 ]  # fmt: skip

@@ -148,7 +148,7 @@ class ColumnReader:
         said = {name: _characters(row.value[name]) for name in (*named, *sorted(free))}
         return sorted(
             (name for name in said if said[name] or name in named),
-            key=lambda name: (not said[name], name in free, -said[name]),
+            key=lambda name: (not said[name], name in free, isinstance(row.value[name], str), -said[name]),
         )
 
     def _mapped(self, row: Row, name: str, way: str) -> str:
@@ -156,7 +156,9 @@ class ColumnReader:
         value = row.value[name]
         if way == "text" and "input" in self._names.may and isinstance(value, str):
             way = "input"  # a passage that the question is about
-        if (way == "label" and as_label(value) is None) or (way == "reasoning" and _characters(value) < LONG):
+        if (way == "label" and as_label(value) is None) or (
+            way == "reasoning" and not (isinstance(value, str) and len(value) >= LONG)
+        ):
             return ""  # a class of the row, not a judgment; a mode, not a thought
         if way in self._names.may:
             before = TEMPLATE_FIRST if way == "reasoning" and not self._reasons else ""

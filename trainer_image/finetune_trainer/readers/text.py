@@ -1,19 +1,22 @@
 """Reads text files: every line that is not blank is a row, or every piece between separators."""
 
 import codecs
+import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, BinaryIO
 
 from finetune_trainer.readers.opening import CHUNK, decoded, lines, opened
 from finetune_trainer.readers.row_location import MAX_ROW, DataFile
 
+#: Number of lines at the beginning of a file that show whether it is a table.
+_FIRST = 20
+
 
 def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields rows with one column, ``text``, numbered by their line, or by their piece if there is a separator."""
     with opened(file, markup=True) as stream:
-        if file.separator is None:
-            _refuse_table(file, stream.peek(CHUNK)[:CHUNK])
         for number, text in _lines(file, stream) if file.separator is None else _pieces(file, stream):
             if "\0" in text:
                 raise file.has_nul(number)
@@ -21,10 +24,14 @@ def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 yield number, {"text": text}
 
 
-def _refuse_table(file: DataFile, begin: bytes) -> None:
-    """Raises ``StageError`` 65 if each of the first 20 lines has as many tabs within it as the first one."""
-    tabs = [line.strip().count(b"\t") for line in begin.splitlines() if line.strip()][:20]
-    if len(tabs) > 1 and tabs[0] and len(set(tabs)) == 1:
+def _refuse_table(file: DataFile, begin: Sequence[bytes]) -> None:
+    """Raises ``StageError`` 65 if most of a file's first lines have as many fields between tabs as the first one."""
+    texts = [line.decode(errors="replace").strip("\r\n ") for line in begin if line.strip()]
+    if not texts or "\t" not in texts[0].strip():
+        return
+    csv.field_size_limit(CHUNK + MAX_ROW)  # a quoted field may have line breaks
+    counts = [list(map(len, csv.reader(texts, delimiter="\t"))), [text.count("\t") for text in texts]]
+    if any(others and others.count(first) * 2 > len(others) for first, *others in counts):
         raise file.unreadable(
             "the lines are fields between tabs, as in Excel's Unicode Text",
             f'Name it .tsv, if the first line names the columns. To train lines: set {file.dataset}.separator: "\\n".',
@@ -43,7 +50,11 @@ def contains_separator(file: DataFile) -> bool:
 
 
 def _lines(file: DataFile, stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(lines(stream), start=1):
+    every, begin = lines(stream), list[bytes]()
+    while len(begin) < _FIRST and sum(map(len, begin)) < CHUNK and (line := next(every, b"")):
+        begin.append(line)
+    _refuse_table(file, begin)
+    for number, line in enumerate(chain(begin, every), start=1):
         if len(line) >= MAX_ROW:
             raise file.too_large(number, f"Break it into lines, or set {file.dataset}.separator.")
         yield number, file.decode(number, line).rstrip("\r\n")
