@@ -423,6 +423,10 @@ def test_the_advice_for_pairs_maps_their_prompt() -> None:
         pair({"question": "x", "accepted": "y", "rejected": "z"})
 
 
+#: Names that all mean ``text``.
+SPELLINGS = {"_" * (n % 40) + "text" + "_" * (n // 40): f"{'ab' * 50}c{n}" for n in range(1_600)}
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -432,14 +436,26 @@ def test_the_advice_for_pairs_maps_their_prompt() -> None:
          "turns": [f"{'ab' * 50}{n}" for n in range(20_000)]},
         {"messages": [USER, *[{"role": "assistant", "content": f"{n} and more"} for n in range(20_000)]],
          "text": " ".join(f"{n} and more" for n in range(20_000))},
+        {"messages": [USER, {"role": "assistant", "content": "ab" * 10**7}]} | SPELLINGS,
+        {"messages": [USER, {"role": "assistant", "content": "x\n\n" * 10**6}]} | SPELLINGS,
     ],
-    ids=["key", "column", "parts", "whole"],
+    ids=["key", "column", "parts", "whole", "spellings", "divided"],
 )  # fmt: skip
 @pytest.mark.timeout(20)
 def test_long_names_and_repeated_texts_take_no_long_time(value: Mapping[str, Any]) -> None:
     """Each took minutes, or gigabytes."""
     with contextlib.suppress(StageError):
         example(value)
+
+
+@pytest.mark.timeout(10)
+def test_many_columns_take_no_long_time() -> None:
+    """Each row took 46 ms."""
+    schema, row = schema_of(
+        {f"feature_store_value_{n:04d}": n for n in range(250)} | {"prompt": "x", "completion": "y"}
+    )
+    for _ in range(500):
+        schema.example(row)
 
 
 REFUSED: list[tuple[str, Mapping[str, Any], str]] = [

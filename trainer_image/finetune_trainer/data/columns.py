@@ -5,8 +5,9 @@ because its name has a meaning (:mod:`finetune_trainer.readers.known_names`) for
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
@@ -21,8 +22,8 @@ from finetune_trainer.readers.row_location import Row
 _REPEATING = frozenset({"prompt", "completion", "messages", "text", "chosen", "system", "input", "history"})
 #: Minimum number of characters of a text that counts as read because it is a part of one that is.
 LONG = 20
-#: Maximum number of characters that are searched to find out whether a value repeats what was read.
-_SEARCHED = 2 * 10**7
+#: Maximum number of characters that are searched to find out whether a row's values repeat what was read.
+_SEARCHED = 10**8
 #: Columns of the API whose text a prompt has.
 _ASKING = frozenset({"prompt", "input", "history", "system"})
 #: What to do before reasoning is read.
@@ -40,6 +41,26 @@ class _ColumnUse:
     known: Mapping[str, KnownName]
     """Columns with a known meaning that nothing reads."""
     unread: Sequence[str]
+
+
+class _Texts:
+    """Texts that were read from a row. What the search in them needs is made once, for all columns.
+
+    ``most``: maximum number of characters that are searched for one column.
+    """
+
+    def __init__(self, texts: Iterable[str], most: int) -> None:
+        self.most = most
+        self.each = dict.fromkeys(stripped for text in texts if (stripped := text.strip()))
+
+    @cached_property
+    def whole(self) -> str:
+        return "\0".join(self.each)
+
+    @cached_property
+    def parts(self) -> Sequence[str]:
+        """The texts, divided at blank lines, as a rendered prompt divides the instruction from its input."""
+        return [part for text in self.each for part in text.split("\n\n")]
 
 
 class ColumnReader:
@@ -123,8 +144,9 @@ class ColumnReader:
         """
         use = self._use(row)
         if use.known:
-            read = [[text.strip() for text in texts if text.strip()] for texts in (asked, answered)]
-            names = [name for name in use.known if self._says_more(name, use.known[name], row, *read)]
+            most = _SEARCHED // len(use.known)
+            read = _Texts(asked, most), _Texts([*asked, *answered], most)
+            names = [name for name, known in use.known.items() if self._says_more(name, known, row, *read)]
             if names:
                 raise refused(
                     names, "column", f"a row of the shape {self.shape}", row.value, row.place,
@@ -170,18 +192,12 @@ class ColumnReader:
         mapped = ", ".join(f"{ours}: {quoted(column)}" for ours, column in columns.items())
         return f"Use it in place of {quoted(now)}: columns: {{{mapped}, ignore: [{quoted(now)}]}}"
 
-    def _says_more(
-        self, name: str, known: KnownName, row: Row, asked: Sequence[str], answered: Sequence[str]
-    ) -> bool:
+    def _says_more(self, name: str, known: KnownName, row: Row, asked: _Texts, texts: _Texts) -> bool:
         value = row.value[name]
         if is_empty(value) or (known.meaning == "flag" and as_label(value)):
             return False
-        texts = [*asked, *answered]
-        # A rendered prompt divides the instruction from its input.
-        parts = (
-            [part for text in texts for part in text.split("\n\n")] if known.way in {"text", "prompt"} else []
-        )
-        if isinstance(value, str) and parts and _contains(value, parts):
+        rendered = isinstance(value, str) and known.way in {"text", "prompt"} and texts.parts
+        if rendered and _contains(value, texts.parts, texts.most):
             self.unread.add(name, value)  # the row as a whole, and maybe more
             return False
         return known.way not in _REPEATING or not _repeats(value, asked if known.way in _ASKING else texts)
@@ -279,18 +295,18 @@ def _characters(value: Any) -> int:
     return sum(map(_characters, values))
 
 
-def _contains(text: str, parts: Sequence[str]) -> bool:
-    """Whether a text contains all parts. False if that takes too long to find out."""
-    return len(text) * len(parts) <= _SEARCHED and all(part in text for part in parts)
+def _contains(text: str, parts: Collection[str], most: int) -> bool:
+    """Whether a text contains all parts. False if more than ``most`` characters have to be searched to find out."""
+    return len(text) * len(parts) <= most and all(part in text for part in parts)
 
 
-def _repeats(value: Any, texts: Sequence[str]) -> bool:
+def _repeats(value: Any, texts: _Texts) -> bool:
     """Whether all texts of a value are among ``texts`` or, if they are long, a part of one."""
     parts = _texts_in(value)
     if not parts:
         return False
-    rest = set(parts).difference(texts)
-    return not rest or (min(map(len, rest)) >= LONG and _contains("\0".join(texts), [*rest]))
+    rest = {part for part in parts if part not in texts.each}
+    return not rest or (min(map(len, rest)) >= LONG and _contains(texts.whole, rest, texts.most))
 
 
 def _texts_in(value: Any) -> list[str]:

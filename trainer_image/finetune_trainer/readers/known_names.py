@@ -23,8 +23,8 @@ _LABELS: Mapping[object, bool] = {
 }  # fmt: skip
 #: Longest name with a meaning in characters. Longer ones are counted and shown as far as this.
 MAX_NAME = 100
-#: Number of sets of names that are kept, and of characters of one.
-_MOST_SETS, _LONGEST_SET = 512, 4096
+#: Number of names, and of sets of names, that are kept, and of characters of a set.
+_MOST_NAMES, _MOST_SETS, _LONGEST_SET = 2**14, 512, 4096
 type Scope = Literal["column", "message"]
 
 
@@ -40,8 +40,11 @@ class KnownName:
 
 def known_name(scope: Scope, name: str) -> KnownName | None:
     """Returns the meaning of a column or key; None if it has none that is known. Case and separators do not count."""
-    if len(name) > MAX_NAME:
-        return None
+    return None if len(name) > MAX_NAME else _known_name(scope, name)
+
+
+@lru_cache(_MOST_NAMES)
+def _known_name(scope: Scope, name: str) -> KnownName | None:
     plain = _plain(name)
     table = _table()[scope]
     return table.get(plain) or next(
@@ -50,9 +53,9 @@ def known_name(scope: Scope, name: str) -> KnownName | None:
 
 
 def by_names[T](derive: Callable[[tuple[str, ...]], T]) -> Callable[[tuple[str, ...]], T]:
-    """Returns ``derive`` with a cache: rows of one kind have the same names. Long sets of names are not kept."""
-    kept = lru_cache(_MOST_SETS)(derive)
-    return lambda names: kept(names) if sum(map(len, names)) < _LONGEST_SET else derive(names)
+    """Returns ``derive`` with a cache: rows of one kind have the same names. Of long sets only the last is kept."""
+    kept, last = lru_cache(_MOST_SETS)(derive), lru_cache(1)(derive)
+    return lambda names: (kept if sum(map(len, names)) < _LONGEST_SET else last)(names)
 
 
 def is_empty(value: Any) -> bool:
