@@ -467,6 +467,11 @@ def test_a_value_around_rows_that_belongs_into_rows_is_refused(
         read(tmp_path, "a.json", content)
 
 
+def test_the_status_of_an_answer_around_rows_is_no_judgment(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": "b"}]
+    assert read(tmp_path, "a.json", json.dumps({"status": "ok", "data": rows}).encode()) == rows
+
+
 @pytest.mark.parametrize("name", ["conversation", "segments", "dialogue"])
 def test_a_single_row_with_one_list_is_a_row(tmp_path: Path, name: str) -> None:
     row = {name: [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]}

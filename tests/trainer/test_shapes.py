@@ -328,6 +328,10 @@ MEANT: list[tuple[str, Mapping[str, Any], str]] = [
     ("a label as spreadsheets write it", {"prompt": "x", "completion": "y", "is_correct": "FALSE"}, r"\{label: is_correct\}"),
     ("which message the row is", {"text": "x", "role": "user"}, r"which message of a conversation"),
     ("a judgment", {"prompt": "x", "completion": "y", "is_response_0_safe": False}, r"a judgment of the answer"),
+    *((f"{name} {value}", {"prompt": "x", "completion": "y", name: value}, rf"\{{label: {name}\}}")
+      for name in ("verified", "passed", "is_valid", "approved") for value in (True, False)),
+    *((f"{name} {value}", {"prompt": "x", "completion": "y", name: value}, rf"ignore: \[{name}\]")
+      for name, value in (("is_rejected", True), ("flagged", False), ("accepted", False), ("status", "discarded"))),
     ("a channel", {"messages": [USER, {**LIMA, "channel": "analysis"}]}, r"the channel of the turn"),
 ]  # fmt: skip
 
@@ -361,6 +365,25 @@ def test_a_prompt_that_holds_the_whole_row_is_not_read_twice() -> None:
 def test_several_passages_are_joined_after_the_prompt() -> None:
     read = told(example({"prompt": "Who?", "completion": "Ada.", "contexts": ["One.", "Two."]}))
     assert read[0] == ("user", "Who?\n\nOne.\n\nTwo.")
+
+
+PASSAGE = "Ana won the race of 2020."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "context", "asked"),
+    [
+        (f"{PASSAGE} Who won?", PASSAGE, f"{PASSAGE} Who won?"),
+        (f"{PASSAGE} Who won?", [PASSAGE, "Bo lost."], f"{PASSAGE} Who won?\n\nBo lost."),
+        ("Did Ana win?", "Ana", "Did Ana win?\n\nAna"),
+    ],
+)
+def test_a_passage_that_the_prompt_contains_is_left_out_and_counted(
+    prompt: str, context: Any, asked: str
+) -> None:
+    schema, row = schema_of({"prompt": prompt, "context": context, "completion": "Ana."})
+    assert told(schema.example(row))[0] == ("user", asked)
+    assert [each.name for each in schema.columns.unread.found()[0]] == ["context"] * (PASSAGE in prompt)
 
 
 PROMPTS = {
@@ -894,6 +917,7 @@ def test_a_system_message_in_both_answers_belongs_to_the_prompt() -> None:
         ({"chosen": "Lima.", "rejected": "No idea."}, NO_PROMPT),
         ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 2}, BETTER_REJECTED),
         ({"prompt": "x", "chosen": "a", "rejected": "b", "score_chosen": "1", "score_rejected": "2.5"}, BETTER_REJECTED),
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "chosen_reward_score": 1, "rejected_reward_score": 2}, BETTER_REJECTED),
         ({"chosen": f"{HH} Lima.", "rejected": "\n\nHuman: Hi\n\nAssistant: Hello"}, OTHER_PROMPTS),
         ({"chosen": f"{HH} Lima.\n\nHuman: thanks", "rejected": f"{HH} Lima.\n\nHuman: thanks"}, OTHER_PROMPTS),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out, likely, quoted
-from finetune_trainer.data.columns import TEMPLATE_FIRST, ColumnReader
+from finetune_trainer.data.columns import LONG, TEMPLATE_FIRST, ColumnReader
 from finetune_trainer.data.messages import CONTENTS, KEYS, ROLES, MessageReader, is_message
 from finetune_trainer.data.shapes import FORMATS, SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
@@ -247,11 +247,15 @@ class DatasetSchema:
 
     def _of_texts(self, row: Row, prompt: str, completions: Sequence[str]) -> list[Example]:
         tools, system, history = self._tools(row), self._system(row), self._history(row)
-        thought, (_, extra) = self._thought(row), self.columns.optional(row, "input")
+        thought, (column, extra) = self._thought(row), self.columns.optional(row, "input")
         texts = isinstance(extra, list) and all(isinstance(text, str) for text in extra)
-        extra = "\n\n".join(extra) if texts else self.columns.optional_text(row, "input")
-        if extra:
-            prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
+        passages = extra if texts else [self.columns.optional_text(row, "input")]
+        # A prompt that was made of its passages has them already.
+        repeated = [text for text in passages if len(text) >= LONG and text.strip() in prompt]
+        if repeated:
+            self.columns.unread.add(column, extra)
+        more = [text for text in passages if text and text not in repeated]
+        prompt = "\n\n".join([prompt, *more] if prompt.strip() else more or [prompt])
         if not (system or history or tools or thought):
             return [TextPair(place=row.place, prompt=prompt, completion=text) for text in completions]
         asked = [*system, *history, {"role": "user", "content": prompt}]

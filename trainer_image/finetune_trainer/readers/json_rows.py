@@ -146,7 +146,7 @@ def _key_of_rows(file: DataFile, text: JsonStream) -> str | None:
             actual=f"columns {shown(', '.join(names), 100)}",
         )
     known = {name: meaning for name in names if (meaning := known_name("column", name))}
-    columns = [name for name in known if name.lower() not in _AROUND]
+    columns = [name for name in known if name.lower() not in {*_AROUND, "status"}]  # that of an API's answer
     is_row = any(known[name].way in _NEEDED for name in columns) or not lists.keys().isdisjoint(columns)
     if not lists or is_row or any({"role", "from"} & row.keys() for row in lists.values()):
         return None
