@@ -314,7 +314,7 @@ def is_message(value: object) -> bool:
     if not isinstance(value, Mapping) or any(sure <= value.keys() for sure in _SURE):
         return isinstance(value, Mapping)
     if "role" not in value:
-        return "content" in value and value.get("type") in _LANGCHAIN
+        return not value.keys().isdisjoint({"content", "data"}) and value.get("type") in _LANGCHAIN
     return role_of(value) is not None and not value.keys().isdisjoint(CONTENTS)
 
 
