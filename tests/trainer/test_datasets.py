@@ -289,7 +289,7 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
      "DatasetSchemaMismatch", f'{AT}, row 2: there is no column "question"'),
     ("text that is null", lines({"text": "x"}, {"text": None}), {}, "DatasetSchemaMismatch", "row 2: \"text\" must be text (found null)"),
     ("preferences for SFT", lines({"prompt": "x", "chosen": "y", "rejected": "z"}), {}, "DatasetSchemaMismatch",
-     "for preference methods, not for SFT. To train on the better answers: columns: {completion: chosen, ignore: [rejected]}."),
+     "for preference methods, not for SFT. To train on the better answers: columns: {prompt: prompt, completion: chosen, ignore: [rejected]}."),
     ("a column that the format does not have", lines(GOOD), {"format": "Messages", "columns": {"text": "x"}},
      "UnknownColumn", f"{AT}.columns: format Messages has no such column (found text, expected one of messages, system, tools, label)"),
     ("question and answer", lines({"Question": "x", "Answer": "y"}), {}, "DatasetSchemaMismatch",
