@@ -451,3 +451,5 @@ def test_edits_without_end_keep_no_status_from_being_written(training: LocalClus
             ended.set()
         for done in edits:
             done.result()
+    # Its training would hold a slice for an hour.
+    training.delete(path)
