@@ -14,7 +14,7 @@ _CHIPS = "requests.google.com/tpu"
 
 
 def needs(*, slices: int, hosts: int, chips: int, heads: int) -> Mapping[str, int]:
-    """Returns what a JobSet on slices counts as in a quota, by resource, beside the JobSet of Preflight, which stays.
+    """Returns what a JobSet on slices counts as in a quota, by resource.
 
     Args:
         slices: number of slices.
@@ -26,9 +26,9 @@ def needs(*, slices: int, hosts: int, chips: int, heads: int) -> Mapping[str, in
     return {
         _CHIPS: slices * hosts * chips,
         "pods": pods,
-        "count/pods": pods + 1,
-        "count/jobs.batch": slices + heads + 1,
-        "count/jobsets.jobset.x-k8s.io": 2,
+        "count/pods": pods,
+        "count/jobs.batch": slices + heads,
+        "count/jobsets.jobset.x-k8s.io": 1,
     }
 
 
