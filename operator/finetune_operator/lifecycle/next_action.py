@@ -60,8 +60,11 @@ def next_action(
     if observation.folder.unreadable:
         return without_run_folder(observation, plan, attempts, observation.folder.unreadable, refused)
     attempts = tuple(
-        replace(each, over=each.trainer_ended and seconds_beside_others(each, observation.now) == 0)
-        for each in attempts
+        replace(
+            attempt,
+            over=attempt.trainer_ended and seconds_beside_others(attempt, observation.now) == 0,
+        )
+        for attempt in attempts
     )
     stages = derive_stages(observation, plan, attempts, stop=stop)
     step = _next(observation, stages, refused, stop)
