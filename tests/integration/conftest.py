@@ -3,6 +3,8 @@
 Fixtures
     cluster   devcluster.testing.LocalCluster, without an operator until a test starts one (see the class's docstring)
     namespace a fresh namespace of that cluster, with the service accounts that stage pods use
+    nodes_are_free
+              of itself, after each module: what its tests ran, also those that failed, no longer holds a node
     operator  the cluster, with the operator running as its own ServiceAccount; started again if a test stopped it
     runs      folder of the fake trainer's programs and run folders
     double    a cluster with the operator and a profile whose stages take no time
@@ -12,17 +14,28 @@ Fixtures
               the operator learns of changes late and its watches are reset, during a module (tests.late_watches)
 """
 
+import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
+from devcluster.kube import KubeError, Object, Resource
 from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import PROFILE
 from tests.late_watches import late_watches
+
+HOLDERS = (
+    Resource(api_version="tpu-finetune.dev/v1alpha1", plural="finetunejobs", namespaced=True),
+    Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets", namespaced=True),
+    Resource(api_version="batch/v1", plural="jobs", namespaced=True),
+    Resource(api_version="v1", plural="pods", namespaced=True),
+)
+"""What holds nodes, owners first."""
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +49,36 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def watches_are_late(cluster: LocalCluster) -> Iterator[None]:
     with late_watches(cluster):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes_are_free(request: pytest.FixtureRequest) -> Iterator[None]:
+    tests = (item for item in request.session.items if isinstance(item, pytest.Function))
+    if not any(test.module is request.module and "cluster" in test.fixturenames for test in tests):
+        yield
+        return
+    cluster: LocalCluster = request.getfixturevalue("cluster")
+    yield
+    # Owners first, so that none of their controllers creates a child again.
+    for resource in HOLDERS:
+        held = [item["metadata"] for item in _listed(cluster, resource)]
+        paths = [resource.path(metadata["namespace"], metadata["name"]) for metadata in held]
+        for path in paths:
+            cluster.delete(path, gracePeriodSeconds=0, propagationPolicy="Background")
+        for path in paths:
+            cluster.wait_gone(path)
+
+
+def _listed(cluster: LocalCluster, resource: Resource, seconds: float = 30) -> list[Object]:
+    """All objects of the resource. It polls while the API server reinitializes a CRD that a test has changed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return cluster.list(resource.path())
+        except KubeError as refusal:
+            if refusal.status != HTTPStatus.TOO_MANY_REQUESTS or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
 
 
 @pytest.fixture
