@@ -18,6 +18,7 @@ from finetune_contract import (
     GateSpec,
     MemoryOutcome,
     ModelIdentity,
+    ModelSizes,
     PreflightOutcome,
     RunFolder,
     Stage,
@@ -44,11 +45,13 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
                     parameters=1_000_000,
                     maxtext_model="qwen3-0.6b",
                     layout="scanned/float32",
+                    sizes=sizes(1_000_000),
                 ),
                 train=[_report(source, 400) for source in request.data.train],
                 validation=[_report(source, 40) for source in request.data.validation],
                 steps=steps,
                 max_seq_length=512,
+                row_width=512,
                 fingerprint=fingerprint,
                 fingerprint_inputs={"model": "sha256:1"},
                 report=run.preflight_report,
@@ -73,6 +76,7 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
                 evaluation_loss=1.0,
                 best_step=steps // 2 if request.checkpointing.keep_best else None,
                 checkpoints=saved if request.checkpointing.keep_best else saved[1:],
+                end_ids=[],
             )
         case Stage.EVALUATE:
             return EvaluateOutcome(
@@ -82,12 +86,24 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
                 baseline=EvaluationResult(loss=2.0, perplexity=7.39, tokens=100, rows=10),
                 tuned=EvaluationResult(loss=1.0, perplexity=2.72, tokens=100, rows=10),
                 samples_uri=run.evaluation_samples,
+                rows_uri=run.evaluation_rows,
             )
         case Stage.EXPORT:
             model = Artifact(
                 name="model", type="HuggingFace", uri=run.model, digest="sha256:3", size_bytes=4_000_000
             )
             return ExportOutcome(artifacts=[model], manifest=run.export_manifest, step=request.train_step)
+
+
+def sizes(parameters: int) -> ModelSizes:
+    """Of a model that is a single tensor."""
+    return ModelSizes(
+        largest_piece=parameters,
+        largest_stack=parameters,
+        largest_block=parameters,
+        lora_width=parameters // 1000,
+        weights_bytes=0,
+    )
 
 
 def memory(request: StageRequest, least_chips: int) -> MemoryOutcome:
@@ -130,6 +146,7 @@ def manifest(
         export_proven=proven,
         proof="300 tensors identical" if proven else "",
         created=now,
+        files_digest="1" * 64,
     )
 
 

@@ -76,9 +76,9 @@ class Progress(Record):
     """Seconds per phase over all attempts so far: startup (from the start of the process to the stage's first line,
     mostly imports), data, restore (of the weights), compile (until the first step is done, including reading programs
     from the compilation cache), first_step, productive, evaluate, recomputed (steps that a later attempt repeated)."""
-    compilations: Count | None = None
+    compilations: Count
     """Number of programs that process 0 has compiled in this attempt so far because the compilation cache did not have
-    them. None if written by an earlier release."""
+    them."""
     updated: Timestamp
 
 

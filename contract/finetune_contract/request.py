@@ -447,11 +447,11 @@ class StageRequest(Record):
     """The ``items`` folder of the converted model, for train, evaluate and export."""
     converted_files_digest: Sha256 | None = None
     """sha256 of the list of the converted model's files (``layout.file_list``), which are compared with storage before
-    they are loaded. None if there is no list."""
+    they are loaded. None for the user's own Orbax checkpoint."""
     train_step: int | None = None
     """Step of the checkpoint to evaluate and export. Set after training."""
     end_ids: Annotated[list[int], Field(max_length=64)] | None = None
-    """Tokens with which training taught answers to end, for evaluate and export. None if they were not counted."""
+    """Tokens with which training taught answers to end, for evaluate and export."""
 
     @model_validator(mode="after")
     def _pairs_stand_alone(self) -> Self:

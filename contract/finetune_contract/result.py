@@ -69,8 +69,7 @@ class ModelIdentity(Record):
     maxtext_model: str
     layout: str
     """Layout of the converted checkpoint: ``scanned/float32`` …"""
-    sizes: ModelSizes | None = None
-    """None if written by a trainer that does not report them."""
+    sizes: ModelSizes
 
 
 class DatasetReport(Record):
@@ -135,8 +134,8 @@ class DataManifest(Record):
     seconds: Seconds
     """Duration of the preparation, which a cache hit saves."""
     created: Timestamp
-    files_digest: Sha256 | None = None
-    """sha256 of the list of its files. None if written by an earlier release; such an entry is not used."""
+    files_digest: Sha256
+    """sha256 of the list of its files (``layout.file_list``)."""
 
 
 class DataCacheUse(Record):
@@ -235,11 +234,11 @@ class PreflightOutcome(Record):
     """The benchmarks of ``evaluation.benchmarks``, in their order."""
     steps: Count
     """Number of optimizer steps of the whole training."""
-    max_seq_length: Count | None = None
+    max_seq_length: Count
     """Length in tokens that sequences are truncated to: datasets.maxSeqLength, or the model's own limit if lower."""
-    row_width: Count | None = None
+    row_width: Count
     """Number of positions of a row. It exceeds ``max_seq_length`` if the TPU's attention kernel does not support rows
-    of that width. None if written by an earlier release, whose rows are as wide as their sequences."""
+    of that width."""
     fingerprint: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     """Fingerprint of the converted model; the name of its folder in the cache."""
     fingerprint_inputs: Annotated[dict[str, str], Many]
@@ -254,7 +253,7 @@ class PreflightOutcome(Record):
     smoke: SmokeOutcome | None = None
     """None if not requested."""
     conversion: ConversionCacheUse | None = None
-    """None if there is nothing to convert, or if written by an earlier release, which did not check the cache."""
+    """None if there is nothing to convert: the model is an Orbax checkpoint."""
 
 
 class ConvertManifest(Record):
@@ -271,9 +270,8 @@ class ConvertManifest(Record):
     proof: str = ""
     """What was compared and how large the difference was, as one sentence."""
     created: Timestamp
-    files_digest: Sha256 | None = None
-    """sha256 of the list of its files. None if written by an earlier release; preflight treats such an entry as a miss.
-    """
+    files_digest: Sha256
+    """sha256 of the list of its files (``layout.file_list``)."""
 
 
 class ConvertOutcome(Record):
@@ -314,9 +312,8 @@ class TrainOutcome(Record):
     """Number of trained tensors that are bit for bit the same after the last step as before the first."""
     unchanged: Annotated[list[str], Field(max_length=MOST_UNCHANGED)] = []
     """Names of the first unchanged tensors in the exported model."""
-    end_ids: Annotated[list[Count], Few] | None = None
-    """Tokens with which training taught answers to end, those of most answers first; empty if no answer has an end.
-    None if written by a trainer that does not count them."""
+    end_ids: Annotated[list[Count], Few]
+    """Tokens with which training taught answers to end, those of most answers first; empty if no answer has an end."""
     trace: Uri | None = None
     """Folder of the profile. None if none was recorded in this or an earlier attempt."""
     seconds: Annotated[dict[str, Seconds], Few] = {}
@@ -400,9 +397,9 @@ class EvaluateOutcome(Record):
     gates: Annotated[list[GateOutcome], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
     """The first samples with shortened texts (:meth:`Sample.shown`); ``samples_uri`` has all of them in full."""
-    samples_uri: Uri | None = None
-    rows_uri: Uri | None = None
-    """File with the measurements of each row (:class:`~.rows.EvaluatedRow`). None if written by an earlier release."""
+    samples_uri: Uri
+    rows_uri: Uri
+    """File with the measurements of each row (:class:`~.rows.EvaluatedRow`)."""
 
     def metrics(self, which: Literal["baseline", "tuned"]) -> dict[str, float]:
         """Returns metrics by name.
@@ -470,7 +467,7 @@ class StageResult(Record):
     failure: Failure | None = None
     compilations: Count | None = None
     """Number of programs that process 0 compiled because the compilation cache did not have them. None if the stage
-    compiles nothing, or if written by an earlier release."""
+    compiles nothing."""
 
     @field_validator("details", mode="wrap")
     @classmethod

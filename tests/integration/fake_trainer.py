@@ -75,7 +75,13 @@ def progress(
 ) -> Progress:
     """The progress record at a step; ``measured``: with loss, throughput and the use of the time."""
     made = Progress(
-        attempt=attempt, restart=restart, step=step, total_steps=STEPS, start_step=start_step, updated=now
+        attempt=attempt,
+        restart=restart,
+        step=step,
+        total_steps=STEPS,
+        start_step=start_step,
+        compilations=3,
+        updated=now,
     )
     if not measured:
         return made
@@ -93,7 +99,6 @@ def progress(
                 "evaluate": 1.0,
                 "recomputed": 1.0,
             },
-            "compilations": 3,
         }
     )
 
@@ -109,6 +114,7 @@ def saving(request: StageRequest, started: datetime, now: datetime) -> Mapping[s
         step=SAVED_STEP,
         total_steps=STEPS,
         checkpoints=[CheckpointRecord(step=SAVED_STEP, uri=checkpoint)],
+        end_ids=[],
     )
     record = _result(request, Outcome.STOPPED, started, now, details)
     place = (request.stage.short, request.attempt, request.restart)

@@ -230,5 +230,7 @@ def test_metrics_of_members_follow_those_of_the_entries() -> None:
     group = DatasetScores(name="mmlu", rows=9, tuned={"acc": 0.5})
     member = DatasetScores(name="mmlu/mmlu_stem", rows=4, tuned={"acc": 0.25})
     other = DatasetScores(name="gsm8k", rows=4, tuned={"exact_match": 0.75})
-    outcome = EvaluateOutcome(datasets=[group, other], members=[member])
+    outcome = EvaluateOutcome(
+        datasets=[group, other], members=[member], samples_uri="gs://r/samples", rows_uri="gs://r/rows"
+    )
     assert list(outcome.metrics("tuned")) == ["mmlu/acc", "gsm8k/exact_match", "mmlu/mmlu_stem/acc"]

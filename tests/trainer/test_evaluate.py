@@ -146,7 +146,6 @@ def test_samples_stand_side_by_side_with_their_reference(stages: Stages, evaluat
 
 
 def rows_of(stages: Stages, found: EvaluateOutcome) -> list[EvaluatedRow]:
-    assert found.rows_uri is not None
     lines = Path(found.rows_uri.removeprefix("file://")).read_text().splitlines()
     return [EvaluatedRow.model_validate_json(line) for line in lines]
 

@@ -500,7 +500,7 @@ def test_a_pool_with_another_maximum_keeps_it_with_the_command_that_changes_it(t
 def test_a_pool_that_costs_or_lies_otherwise_is_named_with_the_command_that_replaces_it(
     found: dict[str, str], message: str, tmp_path: Path
 ) -> None:
-    """Earlier releases made slices of several hosts with a fixed size."""
+    """A pool that someone made by hand may have a fixed number of nodes."""
     world = World(tmp_path)
     done = world.run("pools", EXIST="yes", SLICES="v6e-16", **found)
     assert done.returncode == 0, done.stderr

@@ -64,14 +64,12 @@ def write_file_list(store: StorageClient, entry: str) -> str:
     return hashlib.sha256(listed).hexdigest()
 
 
-def verify_entry(store: StorageClient, entry: str, files_digest: str | None) -> Held:
+def verify_entry(store: StorageClient, entry: str, files_digest: str) -> Held:
     """Returns the files of the folder ``entry``, verified against the list beside it. Downloads only the list.
 
-    ``files_digest`` is the sha256 of the list that the manifest holds; None in manifests of releases without lists.
-    Raises ``DamagedEntryError`` if list or files differ.
+    ``files_digest`` is the sha256 of the list that the manifest holds. Raises ``DamagedEntryError`` if list or files
+    differ.
     """
-    if files_digest is None:
-        raise DamagedEntryError("it has no list of its files, like entries of earlier releases")
     current = store.read_current(file_list(entry), limit=_MOST_LIST_BYTES)
     if current is None:
         raise DamagedEntryError("the list of its files is missing")

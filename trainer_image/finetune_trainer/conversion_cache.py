@@ -83,18 +83,17 @@ def require_whole(request: StageRequest, store: StorageClient) -> None:
     """Verifies the converted model that the request names against the list that it pins.
 
     Raises ``StageError`` 69, ConvertedModelDamaged, also if it is not an entry of the cache: the record that names it
-    may be written by the job's own account. A conversion of an earlier release has no list. Neither the user's own
-    checkpoint nor a request without a preflight is checked.
+    may be written by the job's own account. Neither the user's own checkpoint nor a request without a preflight pins a
+    list.
     """
-    if request.converted in (None, request.model.orbax) or request.fingerprint is None:
+    if request.converted_files_digest is None or request.fingerprint is None:
         return
     items = str(request.converted)
     entry = CacheLayout(request.cache).convert_entry(request.fingerprint, items)
     try:
         if entry is None:
             raise DamagedEntryError("it is outside of its folder in the cache")
-        if request.converted_files_digest is not None:
-            cache_entry.verify_entry(store, entry, request.converted_files_digest)
+        cache_entry.verify_entry(store, entry, request.converted_files_digest)
     except DamagedEntryError as damage:
         raise _damaged(items, str(damage)) from damage
 

@@ -63,7 +63,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         memory=plan.memory if stage is Stage.PREFLIGHT else None,
         fingerprint=findings.preflight.fingerprint if findings.preflight else None,
         converted=findings.converted.items if findings.converted else plan.model.orbax,
-        converted_files_digest=_files_digest(findings),
+        converted_files_digest=findings.converted.files_digest if findings.converted else None,
         train_step=_train_step(plan, findings),
         end_ids=findings.train.end_ids
         if findings.train and stage in {Stage.EVALUATE, Stage.EXPORT}
@@ -83,12 +83,6 @@ def _use_cache(plan: Plan, stage: Stage, findings: Findings) -> str:
     """Returns the cache policy: ``Refresh`` for a conversion that replaces a damaged one."""
     again = stage is Stage.CONVERT and findings.reconvert and plan.use_cache == "Use"
     return "Refresh" if again else plan.use_cache
-
-
-def _files_digest(findings: Findings) -> str | None:
-    """Returns the expected digest; None for an image that compares none: its preflight reported no conversion."""
-    compares = findings.preflight is not None and findings.preflight.conversion is not None
-    return findings.converted.files_digest if compares and findings.converted else None
 
 
 def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict[str, str | int]]:

@@ -55,7 +55,9 @@ def result_in_brief(record: StageResult) -> StageResult:
         return record
     details = record.details
     reached = (
-        TrainOutcome(step=details.step, total_steps=details.total_steps, start_step=details.start_step)
+        TrainOutcome(
+            step=details.step, total_steps=details.total_steps, start_step=details.start_step, end_ids=[]
+        )
         if isinstance(details, TrainOutcome)
         else None
     )

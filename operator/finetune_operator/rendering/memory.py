@@ -29,20 +29,10 @@ class CpuPoolTooSmall(ValueError):
 
 
 def sizes_of(model: ModelIdentity | None) -> ModelSizes:
-    """Returns the sizes of the model's parts; zeros before preflight has read the model.
-
-    An earlier trainer reports only the number of parameters and does not stream: each part counts as the whole model.
-    """
+    """Returns the sizes of the model's parts; zeros before preflight has read the model."""
     if model is None:
         return ModelSizes(largest_piece=0, largest_stack=0, largest_block=0, lora_width=0, weights_bytes=0)
-    whole = model.parameters
-    return model.sizes or ModelSizes(
-        largest_piece=whole,
-        largest_stack=whole,
-        largest_block=whole,
-        lora_width=whole // 1000,
-        weights_bytes=0,
-    )
+    return model.sizes
 
 
 def needed_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:

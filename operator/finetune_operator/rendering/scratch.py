@@ -107,7 +107,7 @@ def _fetched_to_export(plan: Plan, model: ModelIdentity | None, sizes: ModelSize
     if plan.model.orbax is not None:
         return _FLOAT32 * model.parameters if merged else 0  # written as tensors in float32
     weights = sizes.weights_bytes or _FLOAT32 * model.parameters
-    if merged or model.sizes is None:
+    if merged:
         return weights
     foreign = _foreign(model, sizes)
     # Parts of a bucket's files can be fetched; files of the hub are fetched whole.

@@ -89,6 +89,7 @@ async def _move(jobsets: Sequence[Object]) -> None:
                 restart=request.restart,
                 step=step,
                 total_steps=_TOTAL_STEPS,
+                compilations=0,
                 updated=datetime.now(UTC),
             )
             fake_trainer.write({RunFolder(request.run_folder).progress: progress.to_json()})

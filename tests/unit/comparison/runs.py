@@ -17,6 +17,7 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_operator.comparison import RunRecords
+from tests.stage_outcomes import sizes
 
 type Kind = Literal["Validation", "Dataset", "Benchmark"]
 
@@ -97,6 +98,8 @@ def results(measured: Sequence[EvaluatedRow], **fields: Any) -> EvaluateOutcome:
         datasets=[DatasetScores(name="faq", rows=len(faq), tuned={"exact_match": sum(faq) / len(faq)})]
         if faq
         else [],
+        samples_uri="gs://r/samples",
+        rows_uri="gs://r/rows",
         **fields,
     )
 
@@ -158,10 +161,12 @@ def preflight(**train: Any) -> PreflightOutcome:
             "model": {
                 "source": "Qwen/Qwen3-0.6B", "revision": "c1899de289a04d12100db370d81485cdf75e47ca",
                 "architecture": "Qwen3ForCausalLM", "parameters": 596_049_920, "maxtext_model": "qwen3-0.6b",
-                "layout": "scanned/bfloat16",
+                "layout": "scanned/bfloat16", "sizes": sizes(596_049_920),
             },
             "train": [report | train],
             "steps": 600,
+            "max_seq_length": 2048,
+            "row_width": 2048,
             "fingerprint": "f1",
             "fingerprint_inputs": {},
             "report": f"{FOLDER}/preflight/data.html",
@@ -174,6 +179,7 @@ def progress(step: int = 600, loss: float | None = 1.7) -> Progress:
         {
             "attempt": 1, "step": step, "total_steps": 600, "metrics": {"loss": loss},
             "evaluation": {"step": step, "loss": 1.8, "tokens": 9000}, "curve": [(1, 3.1), (step, 1.7)],
+            "compilations": 3,
             "updated": "2026-11-20T12:00:00Z",
         }
     )  # fmt: skip

@@ -210,7 +210,10 @@ def test_a_metric_without_values_of_single_rows_is_compared_by_its_recorded_valu
     def wiki(perplexity: float) -> RunRecords:
         of_rows = [row(at, kind="Benchmark", name="wiki", scores={"acc": 0.5}) for at in range(20)]
         recorded = DatasetScores(name="wiki", rows=20, tuned={"perplexity": perplexity, "acc": 0.5})
-        return run("w", of_rows, evaluation=EvaluateOutcome(datasets=[recorded]))
+        evaluation = EvaluateOutcome(
+            datasets=[recorded], samples_uri="gs://r/samples", rows_uri="gs://r/rows"
+        )
+        return run("w", of_rows, evaluation=evaluation)
 
     found = compared([wiki(7.4), wiki(4.5)])
     assert metrics(found)["wiki/acc"].rows == 20
@@ -284,6 +287,8 @@ def means(name: str, loss: float, rows_digest: str = "rows", **fields: Any) -> R
         {
             "dataset_hash": digest(rows_digest),
             "tuned": {"loss": loss, "tokens": 10, "rows": 5, "perplexity": 2.0},
+            "samples_uri": "gs://r/samples",
+            "rows_uri": "gs://r/rows",
         }
     )
     return run(name, evaluation=outcome, **fields)

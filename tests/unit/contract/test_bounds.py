@@ -38,10 +38,10 @@ def test_sixteen_samples_of_whole_documents_fit_a_record() -> None:
 def test_a_training_with_the_most_checkpoints_fits_a_record() -> None:
     uri = f"gs://{'b' * 63}/{'n' * 63}/{'j' * 63}-00000000/train/checkpoints/123456789"
     one = CheckpointRecord(step=123456789, uri=uri, metrics={"loss": 1.2345678901234567, "perplexity": 3.4})
-    outcome = TrainOutcome(step=1, total_steps=1, checkpoints=[one] * MOST_CHECKPOINTS)
+    outcome = TrainOutcome(step=1, total_steps=1, end_ids=[], checkpoints=[one] * MOST_CHECKPOINTS)
     assert len(outcome.to_json().encode()) < RECORD_LIMIT / 2
     with pytest.raises(ValidationError):
-        TrainOutcome(step=1, total_steps=1, checkpoints=[one] * (MOST_CHECKPOINTS + 1))
+        TrainOutcome(step=1, total_steps=1, end_ids=[], checkpoints=[one] * (MOST_CHECKPOINTS + 1))
 
 
 def test_a_map_beyond_all_measure_is_refused() -> None:

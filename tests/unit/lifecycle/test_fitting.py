@@ -66,11 +66,11 @@ uses = record(
     saved_seconds=seconds,
     miss_because=st.lists(texts, max_size=3),
 )
-digests = st.none() | st.just("0" * 64)
+digests = st.just("0" * 64)
 conversions = record(
     result=st.sampled_from(["Hit", "Miss"]),
     uri=st.none() | uris,
-    files_digest=digests,
+    files_digest=st.none() | digests,
     size_bytes=integers,
     miss_because=st.lists(texts, max_size=20),
 )
@@ -95,13 +95,21 @@ details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
             parameters=integers,
             maxtext_model=texts,
             layout=texts,
+            sizes=record(
+                largest_piece=integers,
+                largest_stack=integers,
+                largest_block=integers,
+                lora_width=integers,
+                weights_bytes=integers,
+            ),
         ),
         train=st.lists(reports, max_size=40),
         validation=st.lists(reports, max_size=10),
         prepared=st.lists(uses, max_size=5),
         warnings=st.lists(texts, max_size=3),
         steps=integers,
-        max_seq_length=st.none() | integers,
+        max_seq_length=integers,
+        row_width=integers,
         fingerprint=st.sampled_from(["f1", "F" * 128, "-"]),
         fingerprint_inputs=st.dictionaries(texts, texts, max_size=3),
         report=uris,
@@ -118,6 +126,7 @@ details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
         evaluation_loss=st.none() | floats,
         checkpoints=st.lists(record(step=integers, uri=uris, metrics=numbers), max_size=15),
         seconds=st.dictionaries(texts, seconds, max_size=5),
+        end_ids=st.lists(integers, max_size=5),
     ),
     Stage.EVALUATE: record(
         kind=st.just("Evaluate"),
@@ -125,7 +134,8 @@ details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
         dataset_hash=texts,
         baseline=st.none() | results,
         tuned=st.none() | results,
-        samples_uri=st.none() | uris,
+        samples_uri=uris,
+        rows_uri=uris,
     ),
     Stage.EXPORT: record(
         kind=st.just("Export"),
@@ -165,6 +175,7 @@ progresses = record(
     mfu=floats,
     curve=st.lists(st.tuples(integers, floats), max_size=48),
     checkpoints=st.lists(integers, max_size=10),
+    compilations=integers,
     updated=times,
 )
 

@@ -7,6 +7,7 @@ from finetune_operator.lifecycle.status.conditions import data_found
 from finetune_operator.lifecycle.status.resolved import dataset_status, resolved_status
 from finetune_operator.lifecycle.status.stage_status import data_cache
 from finetune_operator.planning import Findings, admit
+from tests.stage_outcomes import sizes
 from tests.unit.lifecycle.world import job, profile
 
 HIT = DataCacheUse(
@@ -30,10 +31,12 @@ def report(**fields: Any) -> DatasetReport:
 
 def found(*reports: DatasetReport, **fields: Any) -> PreflightOutcome:
     model = ModelIdentity(
-        source="gs://m", revision="1", architecture="A", parameters=1, maxtext_model="m", layout="l"
-    )
+        source="gs://m", revision="1", architecture="A", parameters=1, maxtext_model="m", layout="l",
+        sizes=sizes(1),
+    )  # fmt: skip
     return PreflightOutcome(
-        model=model, train=list(reports) or [report()], steps=1, fingerprint="f", fingerprint_inputs={},
+        model=model, train=list(reports) or [report()], steps=1, max_seq_length=512, row_width=512,
+        fingerprint="f", fingerprint_inputs={},
         report="gs://r/data.html", **fields,
     )  # fmt: skip
 

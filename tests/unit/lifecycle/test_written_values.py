@@ -52,7 +52,10 @@ def test_every_failure_class_has_a_cause() -> None:
 def test_metrics_of_a_groups_members_have_the_room_that_is_left() -> None:
     entries = [DatasetScores(name=name, rows=9, tuned={"acc": 0.5}) for name in ("mmlu", "bbh")]
     members = [DatasetScores(name=f"mmlu/task_{i}", rows=1, tuned={"acc": 0.5}) for i in range(57)]
-    stages: Any = SimpleNamespace(evaluation=EvaluateOutcome(datasets=entries, members=members))
+    evaluation = EvaluateOutcome(
+        datasets=entries, members=members, samples_uri="gs://r/samples", rows_uri="gs://r/rows"
+    )
+    stages: Any = SimpleNamespace(evaluation=evaluation)
     status = evaluation_status(stages)
     assert status is not None
     assert status.result is not None

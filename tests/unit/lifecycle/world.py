@@ -149,6 +149,13 @@ def stamped(world: "World", ago: float = 0) -> str:
     return stamp(world.now - timedelta(seconds=ago))
 
 
+def hit(manifest: ConvertManifest) -> ConversionCacheUse:
+    """What preflight reports of an entry that it has compared."""
+    return ConversionCacheUse(
+        result="Hit", uri=manifest.items, files_digest=manifest.files_digest, size_bytes=manifest.size_bytes
+    )
+
+
 def answered[T](document: T) -> T:
     """Returns a copy as from the API server, by way of JSON, which is five times as fast as ``deepcopy``."""
     copied: T = json.loads(json.dumps(document))
@@ -192,7 +199,7 @@ class World:
     requeue_after: float | None = None
     fingerprint: str = "f1"
     conversion: ConversionCacheUse | None = None
-    """Preflight's result about the conversion cache; None: preflight is of a release that did not read it."""
+    """Preflight's result about the conversion cache; None: what the cache holds then."""
     manifest_fault: str = ""
     """Why the manifest in the cache cannot be read."""
     live_jobs: int = 1
@@ -605,6 +612,7 @@ class World:
             metrics=StepMetrics(loss=2.0 - step / TOTAL_STEPS),
             step_time_p50=0.1,
             step_time_p95=0.2,
+            compilations=3,
             curve=[(step, 2.0 - step / TOTAL_STEPS)],
             checkpoints=[self.checkpoint] if self.checkpoint else [],
             updated=self.now,
@@ -685,6 +693,7 @@ class World:
             evaluation_loss=1.0,
             best_step=self.best,
             checkpoints=[CheckpointRecord(step=step, uri=self.folder.checkpoint(step)) for step in saved],
+            end_ids=[],
         )
 
     def details(self, request: StageRequest) -> Any:
@@ -694,8 +703,12 @@ class World:
             request, fingerprint=self.fingerprint, steps=TOTAL_STEPS, now=self.now
         )
         if isinstance(details, PreflightOutcome):
-            return details.model_copy(update={"conversion": self.conversion})
+            return details.model_copy(update={"conversion": self.conversion or self._lookup()})
         return details
+
+    def _lookup(self) -> ConversionCacheUse:
+        found = self.cache.get(self.fingerprint)
+        return hit(found) if found else ConversionCacheUse(result="Miss")
 
     def manifest(self, *, proven: bool = True, uid: str = UID) -> ConvertManifest:
         return stage_outcomes.manifest(

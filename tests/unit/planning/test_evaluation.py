@@ -14,7 +14,7 @@ from tests.unit.planning.test_requests import FOUND
 FAQ = {"name": "faq", "uri": "gs://data/faq.jsonl", "metrics": ["Loss", "ExactMatch"]}
 MEASURED = {"evaluation": {"everySteps": 50}, "checkpointing": {"everySteps": 100}}
 KEPT = {"keep": {"last": 3, "best": 2}, "bestBy": {"metric": "loss", "mode": "Max"}}
-TRAINED = TrainOutcome(step=100, total_steps=100, best_step=60)
+TRAINED = TrainOutcome(step=100, total_steps=100, best_step=60, end_ids=[])
 
 
 def plan(**spec: Any) -> Plan:
@@ -253,7 +253,8 @@ def test_checkpoints_are_also_saved_by_time() -> None:
 
 def test_the_measured_checkpoint_is_the_exported_one() -> None:
     """Also if the choice was edited in between."""
-    findings = Findings(train=TRAINED, evaluated=EvaluateOutcome(step=60))
+    evaluated = EvaluateOutcome(step=60, samples_uri="gs://r/samples", rows_uri="gs://r/rows")
+    findings = Findings(train=TRAINED, evaluated=evaluated)
     last = {**MEASURED, "export": {"checkpoint": "Last"}}
     assert request(Stage.EXPORT, findings, **last).train_step == 60
 
@@ -264,4 +265,3 @@ def test_the_measured_checkpoint_is_the_exported_one() -> None:
 def test_the_stages_after_training_get_the_ends_that_it_counted(stage: Stage, ends: list[int] | None) -> None:
     counted = TRAINED.model_copy(update={"end_ids": [7, 2]})
     assert request(stage, Findings(train=counted)).end_ids == ends
-    assert request(stage, Findings(train=TRAINED)).end_ids is None

@@ -9,6 +9,7 @@ from finetune_contract import DatasetReport, MemoryOutcome, ModelIdentity, Prefl
 from finetune_operator.api import FineTuneJobSpec, Reason, number_paths
 from finetune_operator.planning import Findings, Refused, admit, judge_findings, replan
 from finetune_operator.planning.policy.limits import LIMITED
+from tests.stage_outcomes import sizes
 from tests.unit.lifecycle.world import World, job, profile
 
 ROWS = {"uri": "gs://data/chat.jsonl"}
@@ -196,13 +197,16 @@ def found(steps: int, *rows: dict[str, Any]) -> Findings:
         for index, each in enumerate(rows or ({"sequences": 80},))
     ]  # fmt: skip
     model = ModelIdentity(
-        source="m", revision="r", architecture="A", parameters=1, maxtext_model="m", layout="scanned/float32"
-    )
+        source="m", revision="r", architecture="A", parameters=1, maxtext_model="m", layout="scanned/float32",
+        sizes=sizes(1),
+    )  # fmt: skip
     return Findings(
         preflight=PreflightOutcome(
             model=model,
             train=train,
             steps=steps,
+            max_seq_length=512,
+            row_width=512,
             fingerprint="f",
             fingerprint_inputs={},
             report="gs://a/r",

@@ -189,7 +189,7 @@ def test_an_adapter_is_no_training_of_all_weights(plan: Plan) -> None:
     assert past_runs(plan, [ended(plan, {"lora": plan.method.lora is None})]) is None
 
 
-def test_records_of_earlier_releases_do_not_count(plan: Plan) -> None:
+def test_records_without_steps_do_not_count(plan: Plan) -> None:
     assert past_runs(plan, [ended(plan).model_copy(update={"trained": None})]) is None
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from finetune_contract import DatasetReport, ModelIdentity, PreflightOutcome, Stage, StageRequest
 from finetune_operator.planning import Findings, admit, stage_request
+from tests.stage_outcomes import sizes
 from tests.unit.lifecycle.world import job, profile
 
 MODEL, WORDS, TRAIN, VALIDATION = (character * 40 for character in "abcd")
@@ -32,10 +33,10 @@ def report(kind: str, revision: str) -> DatasetReport:
 FOUND = PreflightOutcome(
     model=ModelIdentity(
         source="acme/tiny", revision=MODEL, tokenizer_revision=WORDS, architecture="Qwen3ForCausalLM",
-        parameters=1, maxtext_model="qwen3-0.6b", layout="scanned/float32",
+        parameters=1, maxtext_model="qwen3-0.6b", layout="scanned/float32", sizes=sizes(1),
     ),
-    train=[report("train", TRAIN)], validation=[report("validation", VALIDATION)], steps=10, max_seq_length=512,
-    fingerprint="f", fingerprint_inputs={}, report="gs://a/report.json",
+    train=[report("train", TRAIN)], validation=[report("validation", VALIDATION)], steps=10,
+    max_seq_length=512, row_width=512, fingerprint="f", fingerprint_inputs={}, report="gs://a/report.json",
 )  # fmt: skip
 
 

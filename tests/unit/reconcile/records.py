@@ -11,6 +11,7 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_contract.result import DatasetReport
+from tests.stage_outcomes import sizes
 from tests.unit.reconcile.fakes import NOW
 
 FINGERPRINT = "f" * 64
@@ -33,6 +34,7 @@ def result(
                 parameters=1,
                 maxtext_model="qwen3-0.6b",
                 layout="scanned/float32",
+                sizes=sizes(1),
             ),
             train=[
                 DatasetReport(
@@ -47,6 +49,8 @@ def result(
                 )
             ],
             steps=10,
+            max_seq_length=512,
+            row_width=512,
             fingerprint=fingerprint,
             fingerprint_inputs={},
             report="gs://r/report.json",
@@ -71,11 +75,12 @@ def manifest() -> ConvertManifest:
         seconds=1.0,
         export_proven=True,
         created=NOW,
+        files_digest="1" * 64,
     )
 
 
 def progress(step: int) -> Progress:
-    return Progress(attempt=1, step=step, total_steps=10, updated=NOW)
+    return Progress(attempt=1, step=step, total_steps=10, compilations=3, updated=NOW)
 
 
 def stage_progress(done: int = 1) -> StageProgress:

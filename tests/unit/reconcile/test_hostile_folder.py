@@ -317,7 +317,7 @@ async def test_a_thousand_attempts_that_did_not_succeed_are_held_in_brief(
     store: FakeStore, reader: RunFolderReader
 ) -> None:
     saved = CheckpointRecord(step=1, uri=f"gs://a/{'x' * 100}", metrics={"loss": 1.5})
-    reached = TrainOutcome(step=7, total_steps=9, checkpoints=[saved] * 10)
+    reached = TrainOutcome(step=7, total_steps=9, end_ids=[], checkpoints=[saved] * 10)
     ended = {"outcome": Outcome.STOPPED, "exit_code": 75, "details": reached}
     stopped = result(Stage.TRAIN).model_copy(update=ended)
     judged = Failure(code=75, reason="Preempted", message="a pod was taken away", evidence="e" * 4096)
@@ -329,7 +329,7 @@ async def test_a_thousand_attempts_that_did_not_succeed_are_held_in_brief(
         assert view.unreadable is None
         first = view.attempts[AttemptKey(Stage.TRAIN, 1, 0)]
         assert first.result is not None
-        assert first.result.details == TrainOutcome(step=7, total_steps=9)
+        assert first.result.details == TrainOutcome(step=7, total_steps=9, end_ids=[])
         assert first.failure == judged.model_copy(update={"evidence": ""})
         assert view.attempts[AttemptKey(Stage.TRAIN, 1, 999)].failure == judged
 

@@ -15,21 +15,13 @@ def model(
     weights: int | None = None,
 ) -> ModelIdentity:
     """``weights``: bytes of the source's files; None: bfloat16."""
-    return sizeless(parameters).model_copy(
-        update={
-            "sizes": ModelSizes(
-                largest_piece=piece, largest_stack=stack, largest_block=block, lora_width=width,
-                weights_bytes=2 * parameters if weights is None else weights,
-            )
-        }
-    )  # fmt: skip
-
-
-def sizeless(parameters: int) -> ModelIdentity:
-    """As a trainer that reports no sizes describes it."""
     return ModelIdentity(
         source="acme/model", revision="1", architecture="LlamaForCausalLM", parameters=parameters,
         maxtext_model="llama3.1-8b", layout="scanned/float32",
+        sizes=ModelSizes(
+            largest_piece=piece, largest_stack=stack, largest_block=block, lora_width=width,
+            weights_bytes=2 * parameters if weights is None else weights,
+        ),
     )  # fmt: skip
 
 

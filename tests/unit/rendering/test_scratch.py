@@ -13,7 +13,7 @@ from finetune_contract import ModelIdentity, Stage
 from finetune_operator.planning import Findings
 from finetune_operator.rendering.memory import CpuPoolTooSmall
 from finetune_operator.rendering.scratch import require_scratch, scratch_gib, scratch_limit_gib
-from tests.unit.rendering.models import MODELS, model, planned, sizeless
+from tests.unit.rendering.models import MODELS, model, planned
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "install-gke.md").read_text()
@@ -48,8 +48,6 @@ def test_the_export_of_a_merged_adapter_holds_source_and_result() -> None:
 
 def test_the_export_of_a_whole_model_fetches_no_weights_and_holds_one_stacked_array() -> None:
     assert scratch(planned(), Stage.EXPORT) == near(WEIGHTS + 4 * 1_879_048_192 / 2**30)
-    # A trainer that reports no sizes fetches them all, and holds them all.
-    assert scratch(planned(), Stage.EXPORT, sizeless(10**9)) == near((4 + 4 + 2) * 10**9 / 2**30)
 
 
 def test_the_dtype_and_maxtexts_format_add_to_an_export() -> None:
@@ -67,8 +65,7 @@ def test_a_vision_part_is_exported_as_it_came() -> None:
     text, vision = 4 * 10**9, 2**30
     found = model(text, 10**8, weights=2 * text + vision)
     assert scratch(planned(16), Stage.EXPORT, found) == near((4 * text + 2 * vision) / 2**30)
-    stack = 4 * found.sizes.largest_stack if found.sizes else 0
-    whole = (2 * text + vision + stack) / 2**30
+    whole = (2 * text + vision + 4 * found.sizes.largest_stack) / 2**30
     assert scratch(planned(uri="gs://m/a"), Stage.EXPORT, found) == near(whole + vision / 2**30)
     # The hub gives whole files.
     assert scratch(planned(), Stage.EXPORT, found) == near(whole + (2 * text + vision) / 2**30)
@@ -82,7 +79,8 @@ def test_a_checkpoint_of_the_users_is_read_in_place_but_for_what_an_adapter_is_m
 
 
 def test_weights_of_unknown_size_are_taken_for_float32() -> None:
-    assert scratch(planned(), Stage.CONVERT, sizeless(10**9)) == near(8 * 10**9 / 2**30)
+    found = model(10**9, 10**9, block=10**9, weights=0)
+    assert scratch(planned(), Stage.CONVERT, found) == near(8 * 10**9 / 2**30)
 
 
 def test_only_an_export_has_a_limit_for_the_other_stages_fetch_data_of_any_size() -> None:

@@ -75,7 +75,7 @@ def failure(reason: str = "Preempted", **fields: Any) -> Failure:
 
 def attempts() -> list[AttemptRecords]:
     """A training that was preempted once, then finished and evaluated."""
-    done = TrainOutcome(step=600, total_steps=600, start_step=300, checkpoints=[])
+    done = TrainOutcome(step=600, total_steps=600, start_step=300, end_ids=[])
     return [
         AttemptRecords(stage=Stage.PREFLIGHT, number=1, result=result(Stage.PREFLIGHT)),
         AttemptRecords(

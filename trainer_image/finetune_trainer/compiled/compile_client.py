@@ -198,7 +198,7 @@ class CompileClient:
         return next((path.name for path in self._library.parent.parent.glob("libtpu-*.dist-info")), "libtpu")
 
     def _known(self, uri: str, fingerprint: str) -> Answer | None:
-        """The cached answer; None if it is missing, of another release, too large, or of another request."""
+        """The cached answer; None if it is missing, unreadable, too large, or of another request."""
         found = manifest_at(self._store, uri, CompileResponse).record
         return found.answer if found is not None and found.fingerprint == fingerprint else None
 

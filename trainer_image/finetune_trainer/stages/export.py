@@ -90,13 +90,8 @@ def run(context: StageContext) -> ExportOutcome:
 
 
 def _stops(context: StageContext, model: LocalModel) -> dict[int, str]:
-    """The base model's stop tokens, and those with which training taught answers to end: text by id.
-
-    Of a training that did not count them, those that the chat template writes.
-    """
-    trained, tokenizer = context.request.end_ids, context.tokenizer
-    if trained is None:
-        trained = sorted(context.renderer.end_ids())
+    """The base model's stop tokens, and those with which training taught answers to end: text by id."""
+    trained, tokenizer = context.request.end_ids or (), context.tokenizer
     ids = dict.fromkeys((*special_tokens.stop_ids(special_tokens.declared(model.path)), *trained))
     return {
         index: str(tokenizer.convert_ids_to_tokens(index)) if index < len(tokenizer) else "" for index in ids

@@ -83,10 +83,11 @@ def _found(before: PreflightOutcome, now: PreflightOutcome, *, packing: bool) ->
         yield f"the model's content ({before.model.revision}, now {now.model.revision})"
     if before.max_seq_length != now.max_seq_length:
         yield f"datasets.maxSeqLength ({before.max_seq_length}, now {now.max_seq_length})"
-    old_width = before.row_width or before.max_seq_length
-    if packing and old_width != now.row_width:
+    if packing and before.row_width != now.row_width:
         # packing makes other rows of the same sequences
-        yield f"the width of rows ({old_width}, now {now.row_width}), which engineOverrides of the kernel decide"
+        yield (
+            f"the width of rows ({before.row_width}, now {now.row_width}), which engineOverrides of the kernel decide"
+        )
     old, new = _revisions(before.train), _revisions(now.train)
     yield from (f"the content of {path} ({old[path]}, now {new[path]})" for path in old.keys() & new.keys()
                 if old[path] != new[path])  # fmt: skip

@@ -54,7 +54,7 @@ def run(context: StageContext) -> TrainOutcome:
     validation = context.validation_data()
     h = request.hyperparameters
     steps = h.steps or steps_for(data.epoch, h.epochs or 1.0, h.global_batch_size)
-    ends = context.trained_ends(data) if context.processes.first else None
+    ends = context.trained_ends(data) if context.processes.first else []
     seconds["data"] = time.perf_counter() - started
 
     context.progress.begin("loading the model")
@@ -91,7 +91,7 @@ def run(context: StageContext) -> TrainOutcome:
         if report is not None:
             report.checkpoints(session.trainer.saved_steps())
             report.close()
-    outcome = _outcome(context, session, steps, seconds, unchanged).model_copy(update={"end_ids": ends})
+    outcome = _outcome(context, session, steps, seconds, unchanged=unchanged, ends=ends)
     if stopped:
         raise TrainingStopped(outcome)
     return outcome
@@ -186,9 +186,16 @@ def _policies(context: StageContext) -> "tuple[Retention, CheckpointSavePolicy]"
 
 
 def _outcome(
-    context: StageContext, session: "Session", steps: int, seconds: dict[str, float], unchanged: list[str]
+    context: StageContext,
+    session: "Session",
+    steps: int,
+    seconds: dict[str, float],
+    *,
+    unchanged: list[str],
+    ends: list[int],
 ) -> TrainOutcome:
-    """Returns the outcome so far. ``unchanged`` are the names of trained tensors that training left unchanged."""
+    """Returns the outcome so far. ``unchanged`` are the names of trained tensors that training left unchanged, and
+    ``ends`` the tokens with which it taught answers to end."""
     watch = session.trainer.training_hooks
     evaluated = session.trainer.last_evaluation
     done, saved, retention = (
@@ -208,6 +215,7 @@ def _outcome(
         tokens=watch.tokens,
         unchanged_tensors=len(unchanged),
         unchanged=unchanged[:MOST_UNCHANGED],
+        end_ids=ends,
         trace=context.folder.profile
         if any(True for _ in context.store.entries(context.folder.profile))
         else None,

@@ -101,10 +101,10 @@ def in_cache(
     """
     if preflight is None:
         return CachedConversion(usable=None)
-    known = _known(plan, preflight, damages)
-    compared = preflight.conversion if plan.use_cache == "Use" else None
+    known, lookup = _known(plan, preflight, damages), preflight.conversion
+    hit = lookup if lookup and lookup.result == "Hit" else None
     if manifest is None:
-        why = _REPLACED if compared and compared.result == "Hit" else fault
+        why = _REPLACED if hit else fault
     elif manifest.fingerprint != preflight.fingerprint:
         why = "its manifest in the cache has another fingerprint"
     elif (entry := plan.cache.convert_entry(preflight.fingerprint, manifest.items)) is None:
@@ -116,9 +116,9 @@ def in_cache(
     elif of_attempt(entry, plan.job.uid):
         # An attempt of this job may have completed the entry and terminated before it wrote its result.
         return CachedConversion(usable=manifest, missed=known)
-    elif known or (compared and compared.result == "Miss"):
+    elif known or hit is None:
         why = ""
-    elif compared and (compared.uri, compared.files_digest) != (manifest.items, manifest.files_digest):
+    elif (hit.uri, hit.files_digest) != (manifest.items, manifest.files_digest):
         why = _REPLACED
     else:
         return CachedConversion(usable=manifest)

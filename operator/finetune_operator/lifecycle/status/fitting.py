@@ -34,7 +34,7 @@ def fit_schema(status: FineTuneJobStatus) -> FineTuneJobStatus:
 
 
 def read_status(stored: Object | None) -> FineTuneJobStatus:
-    """Returns the stored status of a job. Never raises: values that the schema refuses, because an earlier release or a
+    """Returns the stored status of a job. Never raises: values that the schema refuses, because another release or a
     person has written them, are cut or left out as by :func:`fit_schema`."""
     return _read(FineTuneJobStatus, stored)
 

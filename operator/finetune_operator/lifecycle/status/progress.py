@@ -71,7 +71,9 @@ def progress_status(
 
 def goodput_status(progress: Progress | None, waits: WaitTimes) -> GoodputStatus | None:
     """Returns ``status.goodput`` over all attempts of Train; None before the training has measured anything."""
-    measured = progress.seconds if progress else {}
+    if progress is None:
+        return None
+    measured = progress.seconds
     # Keys of the progress record, by the names in the status.
     imports, data, weights, compilation, first_step = (
         measured.get(name, 0.0) for name in ("startup", "data", "restore", "compile", "first_step")
@@ -103,7 +105,7 @@ def goodput_status(progress: Progress | None, waits: WaitTimes) -> GoodputStatus
             compilation=round(compilation),
             first_step=round(first_step),
         ),
-        compilations=progress.compilations if progress else None,
+        compilations=progress.compilations,
     )
 
 

@@ -60,7 +60,7 @@ def evaluation_status(stages: JobStages) -> EvaluationStatus | None:
         baseline=_metrics(measured.metrics("baseline")),
         result=_metrics(measured.metrics("tuned")),
         gates=tuple(map(_gate, measured.gates)) or None,
-        samples_uri=measured.samples_uri or None,
+        samples_uri=measured.samples_uri,
     )
 
 
