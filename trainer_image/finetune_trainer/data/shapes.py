@@ -44,8 +44,11 @@ FORMATS: Mapping[Format, FormatColumns] = {
     Format.QUESTION_ANSWER: FormatColumns(needs=("question", "answer"), may=_BESIDE_PROMPTS),
     Format.TEXT: FormatColumns(needs=("text",)),
 }
+_NEEDED = [name for columns in FORMATS.values() for name in columns.needs]
 #: Columns that the API maps.
-COLUMNS: Sequence[str] = tuple(dict.fromkeys(name for columns in FORMATS.values() for name in columns.mapped))
+COLUMNS: Sequence[str] = tuple(
+    dict.fromkeys([*_NEEDED, *(name for columns in FORMATS.values() for name in columns.mapped)])
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
