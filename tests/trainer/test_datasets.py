@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.schema import read_examples
+from finetune_trainer.data.schema import DatasetSchema, open_rows
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.errors import StageError
@@ -30,8 +30,8 @@ def source(uri: str, **fields: Any) -> DatasetSpec:
 
 
 def read(uri: str, scratch: Path, **fields: Any) -> tuple[Format, list[Any]]:
-    found, examples = read_examples(open_source(source(uri, **fields), open_store(), scratch))
-    return found, list(examples)
+    schema, rows = open_rows(open_source(source(uri, **fields), open_store(), scratch), DatasetSchema)
+    return schema.format, [schema.example(row) for row in rows]
 
 
 def lines(*rows: object) -> bytes:

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from devcluster.fixtures.hub import FakeHub
 from finetune_contract import DatasetSpec, ExitCode, HubRef
-from finetune_trainer.data.schema import read_examples
+from finetune_trainer.data.schema import DatasetSchema, open_rows
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
@@ -45,7 +45,8 @@ def opened(tmp_path: Path, *, revision: str = "main", repo: str = REPO, **fields
 
 
 def answers(source: LocatedSource) -> list[str]:
-    _, examples = read_examples(source)
+    schema, rows = open_rows(source, DatasetSchema)
+    examples = map(schema.example, rows)
     return [example.messages[-1]["content"] for example in examples if isinstance(example, Conversation)]
 
 
@@ -154,8 +155,8 @@ def test_keys_that_a_columnar_file_had_to_fill_are_no_keys(hub: FakeHub, tmp_pat
     # Llama's template, for example, treats a message with tool_calls as a call, even if the value is null
     called = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
     push(hub, {"train.parquet": columns({"messages": [called]}, row("a"))})
-    _, examples = read_examples(opened(tmp_path))
-    with_call, plain = examples
+    schema, rows = open_rows(opened(tmp_path), DatasetSchema)
+    with_call, plain = map(schema.example, rows)
     assert isinstance(with_call, Conversation)
     assert isinstance(plain, Conversation)
     assert "tool_calls" in with_call.messages[0]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,8 @@ READ: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]]]] = [
     ("a response to messages", {"messages": [USER], "response": "Lima."}, "PromptCompletion (messages and response)", ASKED),
     ("null columns of other shapes", {"messages": None, "prompt": "Capital of Peru?", "completion": "Lima.", "images": [], "label": None},
      "PromptCompletion", ASKED),
+    ("LIMA", {"conversations": ["Capital of Peru?", "Lima."], "source": "stackexchange"}, "Messages (ShareGPT)", ASKED),
+    ("LIMA of several turns", {"conversations": ["Capital of Peru?", "Lima."] * 2}, "Messages (ShareGPT)", ASKED * 2),
     ("turns that are not trained", {"messages": [USER, {**LIMA, "content": "Cusco", "train": False}, USER, {**LIMA, "train": True}]}, "Messages",
      [ASKED[0], ("assistant", "Cusco"), *ASKED]),
 ]  # fmt: skip
@@ -587,6 +590,22 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
     ),
     ("a part that is a number", {"messages": [{"role": "user", "content": [3]}]}, "content part"),
     ("messages that are text", {"messages": "[not JSON"}, "list of messages"),
+    ("a text without an answer", {"conversations": ["x", "y", "z"]}, 'texts in "conversations" .*3 texts'),
+    (
+        "texts with roles",
+        {"conversations": ["Human: x", "AI: y"]},
+        'texts in "conversations" .*role and content',
+    ),
+    (
+        "ChatGPT's export",
+        {"title": "x", "mapping": {"a": {}}, "current_node": "a"},
+        "mapping .*ChatGPT's export.*docs/data.md",
+    ),
+    (
+        "claude.ai's export",
+        {"uuid": "x", "name": "y", "summary": "z", "chat_messages": [{}]},
+        "chat_messages .*claude.ai's export",
+    ),
     ("several columns without a shape", {"headline": "x", "score": 3}, "format cannot be determined"),
 ]
 
@@ -619,6 +638,8 @@ REFUSED += [
     ("an OpenAssistant message", {"message_id": "a", "parent_id": "b", "text": "x", "role": "prompter"}, "which message of a conversation"),
     ("a system object without text", {"messages": [USER, LIMA], "system": {"parts": 3}}, "must be text"),
     ("a prompt and an answer after an answer", {"prompt": [USER, LIMA], "completion": [LIMA]}, "ends with a turn of the assistant"),
+    ("results of tests", {"input": "x", "output": "y", "tests_execution_status": '["pass", "fail"]', "average_test_score": "0.5"},
+     r"a judgment .*ignore: \[tests_execution_status, average_test_score\]"),
     ("a verdict", {"prompt": "x", "completion": "y", "overall_score": 1}, r"ignore: \[overall_score\]"),
     ("many names", {"text": "x"} | {f"score_{number}": 1 for number in range(30)}, r"score_7\]\}, and 22 more"),
 ]  # fmt: skip
@@ -1117,18 +1138,97 @@ NECTAR = {
 }  # fmt: skip
 
 
+def recipe(of: str) -> dict[str, Any]:
+    """Returns the names that the recipe of docs/data.md with this line defines."""
+    parts = (ROOT / "docs/data.md").read_text("utf-8").split("```python\n")[1:]
+    (code,) = [code for part in parts if of in (code := part.partition("```")[0])]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names
+
+
+ANSWERS: Sequence[Mapping[str, Any]] = ULTRAFEEDBACK["completions"]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [[], None, ANSWERS[:1], [{**answer, "overall_score": None} for answer in ANSWERS],
+     [{**ANSWERS[0], "overall_score": None}, ANSWERS[1]], [ANSWERS[1], ANSWERS[1]]],
+)  # fmt: skip
+def test_the_recipe_for_pairs_leaves_out_rows_without_a_better_answer(answers: Any) -> None:
+    assert recipe("def pair(")["pair"]({**ULTRAFEEDBACK, "completions": answers}) is None
+
+
+def test_the_recipe_for_pairs_leaves_out_answers_without_a_score() -> None:
+    row = {**ULTRAFEEDBACK, "completions": [*ANSWERS, {"response": "?", "overall_score": None, "rank": None}]}
+    assert recipe("def pair(")["pair"](row)["rejected"] == "No idea."
+
+
 @pytest.mark.parametrize("value", [ULTRAFEEDBACK, NECTAR], ids=["UltraFeedback", "Nectar"])
 def test_which_of_several_answers_make_a_pair_is_never_guessed(value: Mapping[str, Any]) -> None:
     """What the error and the documentation say is done as they say it."""
     for read in (pair, example):
         with pytest.raises(StageError, match=r"has several answers.*as chosen and rejected"):
             read(value)
-    code = (ROOT / "docs/data.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
-    names: dict[str, Any] = {}
-    exec(code, names)
+    names = recipe("def pair(")
     chosen = pair(names["pair"](value))
     assert not isinstance(chosen, Unwanted)
     assert (told(chosen[0]), told(chosen[1])) == PAIR
+
+
+# --- exports of chats
+
+
+def said_in_chatgpt(name: str, parent: str | None, role: str, text: str, **content: Any) -> dict[str, Any]:
+    message = {"author": {"role": role}, "content": {"content_type": "text", "parts": [text], **content}, "recipient": "all"}  # fmt: skip
+    return {"id": name, "message": message, "parent": parent, "children": []}
+
+
+def said_in_claude(name: str, role: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"uuid": name, "sender": role, "text": text, "content": [{"type": "text", "text": text}], "attachments": [], "files": [], **more}  # fmt: skip
+
+
+TREE = {
+    "root": {"id": "root", "message": None, "parent": None, "children": ["s"]},
+    "s": said_in_chatgpt("s", "root", "system", ""),
+    "q": said_in_chatgpt("q", "s", "user", "Capital of Peru?"),
+    "old": said_in_chatgpt("old", "q", "assistant", "Cusco."),
+    "a": said_in_chatgpt("a", "q", "assistant", "Lima."),
+}
+CHATGPT = {"title": "Peru", "create_time": 1.5, "mapping": TREE, "current_node": "a"}
+CLAUDE = {"uuid": "c", "name": "Peru", "summary": "", "chat_messages": [said_in_claude("q", "human", "Capital of Peru?"), said_in_claude("a", "assistant", "Lima.")]}  # fmt: skip
+ROOT_OF_CLAUDE = "00000000-0000-4000-8000-000000000000"
+EDITED = {"uuid": "c", "name": "Peru", "chat_messages": [
+    said_in_claude("q", "human", "Capital of Chile?", parent_message_uuid=ROOT_OF_CLAUDE),
+    said_in_claude("a", "assistant", "Santiago.", parent_message_uuid="q"),
+    said_in_claude("q2", "human", "Capital of Peru?", parent_message_uuid=ROOT_OF_CLAUDE),
+    said_in_claude("a2", "assistant", "Lima.", parent_message_uuid="q2"),
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [CHATGPT, CLAUDE, EDITED], ids=["ChatGPT", "claude.ai", "an edited turn"])
+def test_the_recipe_for_an_export_of_chats_trains_its_last_branch(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"row 1.*export, which may have several branches.*docs/data\.md"):
+        example(value)
+    (tmp_path / "conversations.json").write_text(json.dumps([value, value]), "utf-8")
+    recipe("def conversation(")["convert"](tmp_path / "conversations.json", tmp_path / "chats.jsonl")
+    rows = (tmp_path / "chats.jsonl").read_text("utf-8").splitlines()
+    assert [told(example(json.loads(row))) for row in rows] == [ASKED, ASKED]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {**CHATGPT, "current_node": "q"},
+        {
+            **CHATGPT,
+            "mapping": {**TREE, "a": said_in_chatgpt("a", "q", "assistant", "x", content_type="code")},
+        },
+        {**CLAUDE, "chat_messages": [said_in_claude("q", "human", "x", files=[{"file_name": "a"}])]},
+    ],
+)
+def test_the_recipe_leaves_out_conversations_with_more_than_texts(value: Any) -> None:
+    assert recipe("def conversation(")["conversation"](value) is None
 
 
 # --- turns
@@ -1228,6 +1328,64 @@ def test_messages_are_a_prompt_where_the_job_says_so() -> None:
     value = {"messages": [{"role": "customer", "content": "Capital of Peru?"}], "answer": "Lima."}
     columns = {"prompt": "messages", "completion": "answer"}
     assert told(example(value, columns=columns, role_map={"customer": "user"})) == ASKED
+
+
+def test_messages_that_end_with_a_role_of_the_jobs_are_a_prompt_beside_an_answer() -> None:
+    value = {"messages": [{"role": "customer", "content": "Capital of Peru?"}], "answer": "Lima."}
+    assert told(example(value, role_map={"customer": "user"})) == ASKED
+    answered = {"messages": [USER, {"role": "agent", "content": "Lima."}], "answer": "Lima."}
+    assert told(example(answered, role_map={"agent": "assistant"})) == ASKED
+
+
+@pytest.mark.parametrize(
+    "columns", [{"prompt": "asked", "completion": "told"}, {"question": "asked", "answer": "told"}]
+)
+def test_a_mapped_prompt_may_be_keyed_turns_as_json_text(columns: Mapping[str, str]) -> None:
+    asked = json.dumps(
+        [{"system": "Be brief.", "user": "Hi", "assistant": "Hello"}, {"user": "Capital of Peru?"}]
+    )
+    read = [BE_BRIEF, ("user", "Hi"), ("assistant", "Hello"), *ASKED]
+    assert told(example({"asked": asked, "told": "Lima."}, columns=columns)) == read
+    one = json.dumps({"human": "Capital of Peru?"})
+    assert told(example({"asked": one, "told": "Lima."}, columns=columns)) == ASKED
+    data = json.dumps([{"user": "bob", "age": 3}])
+    assert told(example({"asked": data, "told": "x"}, columns=columns))[0] == ("user", data)
+
+
+def test_the_mapped_prompt_of_a_pair_may_be_keyed_turns_as_json_text() -> None:
+    value = {"asked": json.dumps([{"user": "Capital of Peru?"}]), "chosen": "Lima.", "rejected": "No idea."}
+    read = pair(value, columns={"prompt": "asked"})
+    assert not isinstance(read, Unwanted)
+    assert (told(read[0]), told(read[1])) == PAIR
+
+
+def test_a_pairs_answer_is_one_turn() -> None:
+    twice = [LIMA, {**LIMA, "content": "Or Cusco."}]
+    with pytest.raises(StageError, match=r'"chosen" must be one turn of the assistant.*2 messages'):
+        pair({"prompt": [USER], "chosen": twice, "rejected": [RATHER]})
+
+
+@pytest.mark.parametrize("reads", ["reasoning_content", "reasoning", "thinking", ""])
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoningContent", "reasoning", "thinking", "thought", "thoughts", "cot"])  # fmt: skip
+@pytest.mark.parametrize("place", ["message", "keys", "column", "mapped"])
+def test_the_advice_for_another_thought_beside_an_answer_can_be_followed(
+    place: str, name: str, reads: str
+) -> None:
+    content, other = "<think>\nIt is in Peru.\n</think>\n\nLima.", "Something else than the answer has."
+    value: Mapping[str, Any] = {
+        "message": {"messages": [USER, {**LIMA, "content": content, name: other}]},
+        "keys": {"conversation": [{"human": "Capital of Peru?", "assistant": content, name: other}]},
+    }.get(place, {"prompt": "Capital of Peru?", "completion": content, name: other})
+    columns = {"reasoning": name} if place == "mapped" else {}
+    with pytest.raises(StageError) as caught:
+        example(value, columns=columns, reads=lambda key: key == reads)
+    advice = re.findall(r"columns: (\{.*?\})", caught.value.fix)
+    assert advice
+    for columns_of in map(yaml.safe_load, advice):
+        assert ("in place of its mapping" in caught.value.fix) == (place == "mapped")
+        read = example(value, **columns_of, reads=lambda key: key == reads)
+        assert told(read)[-1] == ("Assistant", content)
+        assert other not in str(read)
 
 
 def test_reasoning_has_the_templates_spelling() -> None:

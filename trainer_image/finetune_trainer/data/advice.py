@@ -11,6 +11,8 @@ from finetune_trainer.readers.known_names import is_empty, known_name
 _OPTIONAL = frozenset({"system", "input", "history", "tools"})
 #: Maximum number of characters of a name in a message.
 _NAME = 100
+#: Columns with the conversation in exports of chats.
+_EXPORTS = {"mapping": "ChatGPT's export", "chat_messages": "claude.ai's export"}
 #: Columns of the API that another one can stand for.
 _ALIKE = {"question": "prompt", "answer": "completion"}
 
@@ -57,8 +59,11 @@ def likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
 
 
 def _several(row: Mapping[str, Any]) -> str:
-    """Returns advice for a row with a list of answers, as the choice is the user's; '' for any other row."""
+    """Returns advice for a row with a choice that is the user's, of answers or of branches; '' for any other row."""
     for name, value in row.items():
+        if name in _EXPORTS and isinstance(value, list | dict):
+            what = f"{quoted(name)} is a conversation of {_EXPORTS[name]}, which may have several branches"
+            return f"{what}. Write the messages of one, as docs/data.md does (exports of chats)."
         known = known_name("column", name) if isinstance(value, list) and len(value) > 1 else None
         if known and known.way == "completion" and not _is_talk(value):
             return (

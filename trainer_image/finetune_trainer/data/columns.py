@@ -13,6 +13,7 @@ from typing import Any
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import column_advice, format_advice, kind, leave_out, quoted
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
+from finetune_trainer.data.tokenize_batches import characters
 from finetune_trainer.data.unread import ABOUT, UnreadValues, refused
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.known_names import KnownName, as_label, by_names, is_empty, known_name
@@ -131,10 +132,15 @@ class ColumnReader:
         if not isinstance(value, str):
             raise row.place.mismatch(
                 f'"{column}" must be text, as it provides {name}',
-                f"Write one string, or {leave_out(column)}.",
+                f"Write one string, or {self.left_out(column)}.",
                 actual=kind(value),
             )
         return value
+
+    def left_out(self, column: str, *, what: str = "") -> str:
+        """Returns the advice to leave out a column, which is then not mapped."""
+        mapped = column in self._source.columns.values()
+        return leave_out(column, what=what) + (", in place of its mapping" if mapped else "")
 
     def account(self, row: Row, asked: Sequence[str], answered: Sequence[str]) -> None:
         """Counts the columns of a row that nothing reads. The texts that were read from it are in its prompt, which is
@@ -150,7 +156,7 @@ class ColumnReader:
             if names:
                 raise refused(
                     names, "column", f"a row of the shape {self.shape}", row.value, row.place,
-                    mapped=self._mapped(row, names[0], use.known[names[0]].way),
+                    mapped=self._mapped(row, names[0], use.known[names[0]].way, answered),
                 )  # fmt: skip
         for name in use.unread:
             self.unread.add(name, row.value[name], ignored=name in self._ignored)
@@ -167,21 +173,26 @@ class ColumnReader:
         named = [name for name, known in use.known.items() if known.way in {"prompt", "messages"}]
         named += [name for wanted in ("prompt", "input") for name in use.optional.get(wanted, ())]
         free = {name for name in use.unread if name not in self._ignored and name.lower() not in ABOUT}
-        said = {name: _characters(row.value[name]) for name in (*named, *sorted(free))}
+        values = {name: row.value[name] for name in (*named, *sorted(free))}
+        said = {name: 0 if is_empty(value) else characters(value) for name, value in values.items()}
         return sorted(
             (name for name in said if said[name] or name in named),
             key=lambda name: (not said[name], name in free, isinstance(row.value[name], str), -said[name]),
         )
 
-    def _mapped(self, row: Row, name: str, way: str) -> str:
+    def _mapped(self, row: Row, name: str, way: str, answered: Sequence[str]) -> str:
         """Returns the advice to map a column that nothing reads; '' if no column of the format is meant."""
         value = row.value[name]
         if way == "text" and "input" in self._names.may and isinstance(value, str):
             way = "input"  # a passage that the question is about
         if (way == "label" and as_label(value) is None) or (
-            way == "reasoning" and not (isinstance(value, str) and len(value) >= LONG)
+            way == "reasoning"
+            and (
+                not (isinstance(value, str) and len(value) >= LONG)
+                or any("</think>" in text and value.strip() not in text for text in answered)
+            )
         ):
-            return ""  # a class of the row, not a judgment; a mode, not a thought
+            return ""  # a class of the row, not a judgment; a mode, or another thought than the answer's
         if way in self._names.may:
             before = TEMPLATE_FIRST if way == "reasoning" and not self._reasons else ""
             return f"{before}Map it: columns: {{{way}: {quoted(name)}}}"
@@ -252,8 +263,9 @@ def _shape_of(source: DatasetSpec, first: Row, shapes: Sequence[Shape]) -> Shape
         for shape in shapes
         if shape.format in formats and shape.allows(source.columns)
     ]
-    for shape in (*filter(lambda shape: shape.fits(first.value), fitting), *fitting):
-        if shape.occurs(first.value):
+    whole = [shape for shape in fitting if shape.fits(first.value, source.role_map)]
+    for shape in (*whole, *fitting):
+        if shape.occurs(first.value, source.role_map):
             return shape
     if only:
         return Shape(format=only)
@@ -285,14 +297,6 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) or (
         isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
     )
-
-
-def _characters(value: Any) -> int:
-    """Returns the number of characters of the texts in a value."""
-    if isinstance(value, str):
-        return len(value.strip())
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return sum(map(_characters, values))
 
 
 def _contains(text: str, parts: Collection[str], most: int) -> bool:

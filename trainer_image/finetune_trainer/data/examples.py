@@ -19,6 +19,12 @@ Int64Array = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
 #: Odd multipliers as in splitmix64. They mix the content and the position of each of a row's examples into the digest.
 _MIX, _MIX_PLACE = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x9E3779B97F4A7C15)
+#: Arrays of an index that are written row by row.
+_DIGESTS = ("content", "prompt")
+_NUMBERS = (
+    "trained", "whole", "file_number", "row_number", "dropped_file", "dropped_row", "dropped_whole", "dropped_why",
+    "noted_file", "noted_row", "noted_what",
+)  # fmt: skip
 #: Number of tokens scanned at a time.
 _SCANNED = 1 << 20
 
@@ -252,10 +258,7 @@ class ExampleWriter:
 
     def __init__(self, path: Path) -> None:
         self.tokens = TokenFile(path)
-        self._kept = {name: array("q") for name in ("trained", "whole", "file", "row")}
-        self._digests = {name: array("Q") for name in ("content", "prompt")}
-        self._dropped = {name: array("q") for name in ("file", "row", "whole", "why")}
-        self._noted = {name: array("q") for name in ("file", "row", "what")}
+        self._arrays = {name: array("q") for name in _NUMBERS} | {name: array("Q") for name in _DIGESTS}
         self._files: dict[int, str] = {}
         self._reasons: list[str] = []
         self._notes: list[str] = []
@@ -268,37 +271,37 @@ class ExampleWriter:
         self._all.update(data)
         first = int(np.argmax(tokens.trained))
         self.tokens.append(tokens)
-        self._place(self._kept, place, whole)
-        self._kept["trained"].append(int(np.count_nonzero(tokens.trained[1:])))
-        self._digests["content"].append(_digest(data))
-        self._digests["prompt"].append(_digest(tokens.ids[:first].tobytes()) if first else 0)
+        self._add(
+            place, file_number=place.number, row_number=place.row, whole=whole, content=_digest(data),
+            trained=int(np.count_nonzero(tokens.trained[1:])),
+            prompt=_digest(tokens.ids[:first].tobytes()) if first else 0,
+        )  # fmt: skip
 
     def drop(self, place: RowLocation, whole: int, why: str) -> None:
         """Records a row of ``whole`` tokens that is not used, with the reason."""
         if why not in self._reasons:
             self._reasons.append(why)
-        self._place(self._dropped, place, whole)
-        self._dropped["why"].append(self._reasons.index(why))
+        self._add(
+            place, dropped_file=place.number, dropped_row=place.row, dropped_whole=whole,
+            dropped_why=self._reasons.index(why),
+        )  # fmt: skip
 
     def note(self, place: RowLocation, notes: Sequence[str]) -> None:
         """Adds notes to a row. Every kind of note occurs once in ``notes``."""
         for what in notes:
             if what not in self._notes:
                 self._notes.append(what)
-            self._files.setdefault(place.number, place.file)
-            self._noted["file"].append(place.number)
-            self._noted["row"].append(place.row)
-            self._noted["what"].append(self._notes.index(what))
+            number = self._notes.index(what)
+            self._add(place, noted_file=place.number, noted_row=place.row, noted_what=number)
 
     def unread(self, values: Sequence[UnreadValue], more: int) -> None:
         """Records what the source contains and nothing reads; ``more`` is the number of values under further names."""
         self._unread = values, more
 
-    def _place(self, columns: "dict[str, array[int]]", place: RowLocation, whole: int) -> None:
+    def _add(self, place: RowLocation, **values: int) -> None:
         self._files.setdefault(place.number, place.file)
-        columns["file"].append(place.number)
-        columns["row"].append(place.row)
-        columns["whole"].append(whole)
+        for name, value in values.items():
+            self._arrays[name].append(value)
 
     def finish(self) -> tuple[TokenFile, ExampleIndex, str]:
         """Ends writing and returns the examples, their index, and the SHA-256 of all tokens and masks in hexadecimal.
@@ -308,22 +311,10 @@ class ExampleWriter:
         self.tokens.finish()
         # A file without any row in the index has no name here.
         names = tuple(self._files.get(number, "") for number in range(max(self._files, default=-1) + 1))
-        kept, dropped, noted = (_as_arrays(columns) for columns in (self._kept, self._dropped, self._noted))
+        arrays: dict[str, Any] = {name: np.asarray(values) for name, values in self._arrays.items()}
         index = ExampleIndex(
             ends=self.tokens.ends(),
-            trained=kept["trained"],
-            whole=kept["whole"],
-            content=np.asarray(self._digests["content"], np.uint64),
-            prompt=np.asarray(self._digests["prompt"], np.uint64),
-            file_number=kept["file"],
-            row_number=kept["row"],
-            dropped_file=dropped["file"],
-            dropped_row=dropped["row"],
-            dropped_whole=dropped["whole"],
-            dropped_why=dropped["why"],
-            noted_file=noted["file"],
-            noted_row=noted["row"],
-            noted_what=noted["what"],
+            **arrays,
             files=names,
             reasons=tuple(self._reasons),
             notes=tuple(self._notes),
@@ -336,10 +327,6 @@ class ExampleWriter:
 def _row_keys(files: Int64Array, rows: Int64Array) -> Int64Array:
     """Returns a number for each row that no other row of the source has."""
     return files << np.int64(40) | rows
-
-
-def _as_arrays(columns: "dict[str, array[int]]") -> dict[str, Int64Array]:
-    return {name: np.asarray(column, np.int64) for name, column in columns.items()}
 
 
 def _digest(data: bytes) -> int:

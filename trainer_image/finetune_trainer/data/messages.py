@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_trainer.data.advice import kind, leave_out, quoted
-from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, weight_of
+from finetune_trainer.data.turn_keys import WEIGHT, calls_of, from_json, older_call, says_thought, weight_of
 from finetune_trainer.data.unread import UnreadValues, refused
 from finetune_trainer.readers.known_names import MAX_NAME, by_names, is_empty, known_name
 from finetune_trainer.readers.row_location import RowLocation, shown
@@ -112,6 +112,8 @@ class MessageReader:
             )
         if pairs:
             value = self._paired(value, column, place)
+        elif len(value) > 1 and all(isinstance(turn, str) for turn in value):  # of LIMA and UltraChat
+            value = self._alternating(value, column, place)
         if pairs or (isinstance(value[0], dict) and _KEYED.keys() & value[0].keys()):
             value = [turn for at, each in enumerate(value, first) for turn in self._turns(each, at, place)]
         return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
@@ -153,7 +155,16 @@ class MessageReader:
                 f"Write the {'answer' if role == 'assistant' else 'text'}, or remove the row.",
                 actual=kind(content) if message.keys() & {*keys.contents} else "no content",
             )
-        return {"role": role, "content": content, **made}
+        return {"role": role, "content": content, **self._apart(made, content, keys, place)}
+
+    @staticmethod
+    def _apart(made: dict[str, Any], content: str, keys: _Keys, place: RowLocation) -> dict[str, Any]:
+        """Returns what is beside a content, without reasoning that the content has, too."""
+        for key in [key for key in REASONING if not is_empty(made.get(key))]:
+            name = KEYS + keys.kept[key]
+            if says_thought(content, made[key], name, leave_out(name, what="the other"), place):
+                del made[key]
+        return made
 
     def _content(self, message: Message, keys: _Keys, number: int, place: RowLocation) -> Any:
         """Returns the content under the key that says something. Raises ``StageError`` 65 if several differ."""
@@ -208,7 +219,7 @@ class MessageReader:
                 f"Give it one of {', '.join(ROLES)}.",
                 actual="nothing" if role is None else kind(role),
             )
-        standard = self._standard(role)
+        standard = _standard(role, self._roles)
         if standard is None:
             raise place.mismatch(
                 f'role "{shown(role)}" of message {number} is not one of {", ".join(ROLES)}',
@@ -216,10 +227,6 @@ class MessageReader:
                 "trained.",
             )
         return standard
-
-    def _standard(self, role: str) -> str | None:
-        mapped = self._roles.get(role, role)
-        return mapped if mapped in ROLES else _ROLES.get(_plain(mapped))
 
     def _turns(self, message: object, number: int, place: RowLocation) -> list[object]:
         """Returns the messages of an object whose keys are roles (Capybara, BELLE, xtuner), whose other keys are
@@ -248,11 +255,23 @@ class MessageReader:
         turns = [{"role": _KEYED[name], "content": message[name]} for name in names]
         return [*turns[:-1], {**rest, **turns[-1]}]
 
+    def _alternating(self, texts: Sequence[str], column: str, place: RowLocation) -> Sequence[Message]:
+        """Returns texts, of which the first is the user's, as messages."""
+        named = all(_standard(text.partition(":")[0], self._roles) for text in texts[:2])
+        if named or len(texts) % 2:
+            raise place.mismatch(
+                f"the texts in \"{column}\" are not read as turns, which are the user's and the assistant's by turns",
+                "Write messages with role and content.",
+                actual=f"{len(texts)} texts, of which the first is {shown(texts[0])}",
+            )
+        roles = ("user", "assistant") * (len(texts) // 2)
+        return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+
     def _paired(self, value: Sequence[Any], column: str, place: RowLocation) -> Sequence[Any]:
         """Returns lists of two texts, of a role and its content or of two turns, as messages."""
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
             return value
-        roles = [isinstance(first, str) and self._standard(first) for first, _ in value]
+        roles = [isinstance(first, str) and _standard(first, self._roles) for first, _ in value]
         if not all(roles):
             value = [pair for turns in value for pair in zip(("user", "assistant"), turns, strict=True)]
         elif [role for role in roles if role != "system"][:1] != ["user"] or roles[-1] != "assistant":
@@ -303,19 +322,25 @@ class MessageReader:
         return "\n".join(texts)
 
 
-def role_of(message: object) -> str | None:
-    """Returns the standard role of a message; None if it is not known without ``roleMap``."""
-    roles = [message[name] for name in _ROLE if message.get(name)] if isinstance(message, Mapping) else []
-    return _ROLES.get(_plain(roles[0])) if roles and isinstance(roles[0], str) else None
+def role_of(message: object, roles: Mapping[str, str]) -> str | None:
+    """Returns the standard role of a message; None if it is not known with the job's ``roles``."""
+    named = [message[name] for name in _ROLE if message.get(name)] if isinstance(message, Mapping) else []
+    return _standard(named[0], roles) if named and isinstance(named[0], str) else None
 
 
-def is_message(value: object) -> bool:
-    """Whether an object of a JSON text is a message, and not data that has some of its keys."""
+def _standard(role: str, roles: Mapping[str, str]) -> str | None:
+    return _ROLES.get(_plain(roles.get(role, role)))
+
+
+def is_message(value: object, *, keyed: bool = False) -> bool:
+    """Whether an object of a JSON text is a message, or ``keyed`` turns, and not data that has some of their keys."""
+    if keyed and isinstance(value, Mapping) and value and value.keys() <= _KEYED.keys():
+        return True
     if not isinstance(value, Mapping) or any(sure <= value.keys() for sure in _SURE):
         return isinstance(value, Mapping)
     if "role" not in value:
         return not value.keys().isdisjoint({"content", "data"}) and value.get("type") in _LANGCHAIN
-    return role_of(value) is not None and not value.keys().isdisjoint(CONTENTS)
+    return role_of(value, {}) is not None and not value.keys().isdisjoint(CONTENTS)
 
 
 def _plain(name: str) -> str:

@@ -60,8 +60,6 @@ class PairSchema(DatasetSchema):
             prompt, chosen, rejected = divided
         else:
             prompt, chosen, rejected = self._without_prompt(prompt, chosen, rejected)
-            if isinstance(chosen, list) and isinstance(rejected, list):
-                self._check_turns(row, chosen, rejected)
         examples = self.prompted(row, prompt, chosen, rejected)
         better, worse = map(partial(self._only_answer, row), ("chosen", "rejected"), examples)
         (asked, answer), (_, other) = texts_of(better), texts_of(worse)
@@ -105,7 +103,7 @@ class PairSchema(DatasetSchema):
             return replace(row, value={**row.value, column: prompt["messages"], **more}), prompt["messages"]
         if prompt is None and isinstance(row.value.get(column), str):
             return row, ""  # a blank prompt is one, and none is taken from the answers
-        return row, self._as_messages(prompt, row.place)
+        return row, self._as_messages(prompt, row.place, keyed=self._asks)
 
     @staticmethod
     def _without_prompt(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
@@ -128,11 +126,6 @@ class PairSchema(DatasetSchema):
                     chosen, rejected = rest
                 return (asked, chosen.strip(), rejected.strip()) if asked else (prompt, chosen, rejected)
             prompt = asked or [{"role": "user", "content": prompt}]
-        if isinstance(prompt, list):
-            chosen, rejected = (
-                answer[len(prompt) :] if isinstance(answer, list) and answer[: len(prompt)] == prompt else answer
-                for answer in (chosen, rejected)
-            )  # fmt: skip
         return prompt, chosen, rejected
 
     def _divided(self, row: Row, chosen: Any, rejected: Any) -> tuple[Any, Any, Any] | Unwanted:
@@ -175,16 +168,6 @@ class PairSchema(DatasetSchema):
             "Give the row a prompt, and chosen and rejected only what answers it.",
             actual=f"{kind(chosen)} and {kind(rejected)}",
         )
-
-    def _check_turns(self, row: Row, chosen: list[Any], rejected: list[Any]) -> None:
-        for name, answer in (("chosen", chosen), ("rejected", rejected)):
-            column = self.columns.column(name)
-            if len(answer) != 1:
-                raise row.place.mismatch(
-                    f'"{column}" must be one turn of the assistant after the prompt',
-                    "Put the earlier turns into the prompt.",
-                    actual=f"{len(answer)} messages",
-                )
 
     def _only_answer(self, row: Row, name: str, example: Example) -> Example:
         """Returns the example with its last turn, the answer, as the only trained one."""

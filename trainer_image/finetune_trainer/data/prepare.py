@@ -14,7 +14,7 @@ from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
 from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
-from finetune_trainer.data.schema import DatasetSchema, Unwanted, open_rows, read_examples
+from finetune_trainer.data.schema import DatasetSchema, Unwanted, open_rows
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.tokenize_batches import tokenize_batches
@@ -203,8 +203,9 @@ def windows(tokens: TokenizedExample, length: int) -> list[TokenizedExample]:
 
 
 def read_all(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
-    """Yields every example of one source, checked."""
-    yield from read_examples(open_source(source, store, scratch))[1]
+    """Yields every example of one source, checked, without rows that the dataset excludes."""
+    schema, rows = open_rows(open_source(source, store, scratch), DatasetSchema)
+    yield from (example for example in map(schema.example, rows) if not isinstance(example, Unwanted))
 
 
 def _nothing_to_train(spec: DatasetSpec, preparer: Preprocessor, index: ExampleIndex) -> StageError:

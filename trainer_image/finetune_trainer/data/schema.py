@@ -2,20 +2,19 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import kind, leave_out, likely, quoted
+from finetune_trainer.data.advice import kind, likely, quoted
 from finetune_trainer.data.columns import LONG, TEMPLATE_FIRST, ColumnReader
-from finetune_trainer.data.messages import CONTENTS, KEYS, ROLES, MessageReader, is_message
+from finetune_trainer.data.messages import CONTENTS, ROLES, MessageReader, is_message
 from finetune_trainer.data.shapes import FORMATS, SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
-from finetune_trainer.data.turn_keys import calls_in, from_json, tools_of, weighed
-from finetune_trainer.data.unread import refused
+from finetune_trainer.data.turn_keys import calls_in, from_json, says_thought, tools_of, weighed
 from finetune_trainer.errors import StageError
-from finetune_trainer.readers.known_names import as_label, is_empty
+from finetune_trainer.readers.known_names import as_label
 from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.tokens.chat import Message, Tools
 from finetune_trainer.tokens.example import Conversation, Example, PlainText, TextPair, texts_of
@@ -55,6 +54,7 @@ class DatasetSchema:
                     fix="Swap them: the dataset's role first, then the standard one.",
                 )  # fmt: skip
         self._labelled = "label" in source.columns
+        self._asks = not source.columns.keys().isdisjoint({"prompt", "question"})
         self._reasoning = next(filter(reads, REASONING), "")
         self.columns = ColumnReader(source, first, self.shapes, reasons=bool(self._reasoning))
         self.messages = MessageReader(source.role_map, frozenset(source.ignore), self.columns.unread, reads)
@@ -131,7 +131,7 @@ class DatasetSchema:
             column, _ = self.columns.optional(row, "system")
             raise row.place.mismatch(
                 f'the row has a system message and the column "{column}", which provides another one',
-                f"Keep one of them, or {leave_out(column, what='the column')}.",
+                f"Keep one of them, or {self.columns.left_out(column, what='the column')}.",
             )
         return [*system, *messages]
 
@@ -143,31 +143,26 @@ class DatasetSchema:
         text = self.messages.joined(parts, f'"{column}"', row.place)
         return [{"role": "system", "content": text}] if text else []
 
-    def _thought(self, row: Row) -> Message:
-        """Returns the reasoning before the answer under the key that the chat template reads; nothing without any."""
+    def _thought(self, row: Row) -> str:
+        """Returns the reasoning before the answer, which the chat template has to read; '' without any."""
         column, _ = self.columns.optional(row, "reasoning")
         text = self.columns.optional_text(row, "reasoning")
         if text and not self._reasoning:
-            raise refused(
-                [column], "column", "the row", row.value, row.place, mapped=TEMPLATE_FIRST.removesuffix(". ")
+            raise row.place.mismatch(
+                f'the chat template does not read "{column}", reasoning before the answer',
+                f"{TEMPLATE_FIRST.removesuffix('. ')}, or {self.columns.left_out(column)}.",
+                actual=text[:60],
+                reason="ValueNotRead",
             )
-        return {self._reasoning: text} if text else {}
+        return text
 
-    def _thought_once(self, row: Row, message: Message) -> Message:
-        """Returns a message without reasoning that its content has, too. Raises ``StageError`` 65 if they differ."""
-        beside = {key: message[key] for key in REASONING if not is_empty(message.get(key))}
-        own, end, _ = message["content"].partition("</think>")
-        if not beside or not end:
-            return message
-        for key, thought in beside.items():
-            if str(thought).strip() != own.strip().removeprefix("<think>").strip():
-                column, value = self.columns.optional(row, "reasoning")
-                raise row.place.mismatch(
-                    f'an answer contains its reasoning, and "{column or key}" has another one',
-                    f"Keep one of them, or {leave_out(column if value else KEYS + key, what='the other')}.",
-                    actual=str(thought)[:60],
-                )
-        return {key: value for key, value in message.items() if key not in beside}
+    def _with_thought(self, row: Row, answer: Message, thought: str) -> Message:
+        """Returns the answer with the thought, unless its content has it. Raises ``StageError`` 65 if both differ."""
+        column, _ = self.columns.optional(row, "reasoning")
+        way = self.columns.left_out(column, what="the other")
+        if not thought or says_thought(answer["content"], thought, column, way, row.place):
+            return answer
+        return {**answer, self._reasoning: thought}
 
     def _tools(self, row: Row) -> Tools:
         column, value = self.columns.optional(row, "tools")
@@ -184,7 +179,7 @@ class DatasetSchema:
 
         The prompt is read once, so that what nothing reads of it is counted once.
         """
-        prompt = self._as_messages(prompt, row.place)
+        prompt = self._as_messages(prompt, row.place, keyed=self._asks)
         # Beside a prompt that is text, an answer may be the JSON of messages.
         completions = tuple(
             self._as_messages(value, row.place)
@@ -209,7 +204,7 @@ class DatasetSchema:
             if value is not None:
                 raise row.place.mismatch(
                     f'the prompt consists of messages, so the column "{column}" has no place',
-                    f"Put its content into the messages, or {leave_out(column)}.",
+                    f"Put its content into the messages, or {self.columns.left_out(column)}.",
                 )
         tools, asked = self._tools(row), self.messages.read(_as_list(prompt, "user"), "prompt", row.place)
         before, first = self._with_system(row, asked), len(asked) + 1
@@ -221,14 +216,20 @@ class DatasetSchema:
             for answer in completions
         ]
         for name, answer in zip(FORMATS[self.format].needs[-len(answers) :], answers, strict=True):
+            column, way = self.columns.column(name), "remove the row"
             if answer[0]["role"] in _ASKING:
-                column, way = self.columns.column(name), "remove the row"
                 if name == "completion":
                     ignored = quoted(self.columns.column("prompt"))
                     way = f"train it alone: columns: {{messages: {quoted(column)}, ignore: [{ignored}]}}"
                 raise row.place.mismatch(
                     f'"{column}" begins with a turn of the {answer[0]["role"]} that the prompt does not have',
                     f"Write only what answers the prompt, or {way}.",
+                )
+            if len(answer) > 1 and self.format is Format.PREFERENCE:
+                raise row.place.mismatch(
+                    f'"{column}" must be one turn of the assistant after the prompt',
+                    "Put the earlier turns into the prompt.",
+                    actual=f"{len(answer)} messages",
                 )
         if before[-1]["role"] == "assistant" and "assistant" in [answer[0]["role"] for answer in answers]:
             raise row.place.mismatch(
@@ -240,9 +241,10 @@ class DatasetSchema:
                 column, _ = self.columns.optional(row, "reasoning")
                 raise row.place.mismatch(
                     f'"{column}" is the reasoning of one answer, and the completion is several turns or has its own',
-                    f"Write it into the message that it belongs to, as {self._reasoning}, or {leave_out(column)}.",
+                    f"Write it into the message that it belongs to, as {self._reasoning}, or "
+                    f"{self.columns.left_out(column)}.",
                 )
-            answers = [[{**answer[0], **thought}] for answer in answers]
+            answers = [[self._with_thought(row, answer[0], thought)] for answer in answers]
         return [self._talk(row, [*before, *answer], tools, untrained=len(before)) for answer in answers]
 
     def _of_texts(self, row: Row, prompt: str, completions: Sequence[str]) -> list[Example]:
@@ -260,27 +262,30 @@ class DatasetSchema:
             return [TextPair(place=row.place, prompt=prompt, completion=text) for text in completions]
         asked = [*system, *history, {"role": "user", "content": prompt}]
         answers = [
-            {**((tools and calls_in(text, row.place)) or {"role": "assistant", "content": text}), **thought}
+            (tools and calls_in(text, row.place)) or {"role": "assistant", "content": text}
             for text in completions
         ]
-        return [self._talk(row, [*asked, answer], tools) for answer in answers]
+        return [
+            self._talk(row, [*asked, self._with_thought(row, answer, thought)], tools) for answer in answers
+        ]
 
     @staticmethod
-    def _as_messages(value: Any, place: RowLocation) -> Any:
+    def _as_messages(value: Any, place: RowLocation, *, keyed: bool = False) -> Any:
         """Returns messages that are written as JSON text, as in CSV files, or as one object, as a list; any other value
-        unchanged.
+        unchanged. ``keyed``: whether an object of the text may have roles as keys.
         """
         if not isinstance(value, str) or not _MESSAGES.match(value):
             return [value] if isinstance(value, Mapping) else value
         read = from_json(value, place)
         read = [read] if isinstance(read, Mapping) else read
-        return read if isinstance(read, list) and all(map(is_message, read)) else value
+        messages = isinstance(read, list) and all(is_message(item, keyed=keyed) for item in read)
+        return read if messages else value
 
     def _talk(
         self, row: Row, messages: Sequence[Message], tools: Tools, *, untrained: int = 0
     ) -> Conversation:
         """Returns a conversation whose first ``untrained`` messages are not trained."""
-        bare, trained, held_out = weighed([self._thought_once(row, message) for message in messages])
+        bare, trained, held_out = weighed(messages)
         return Conversation(
             place=row.place,
             messages=bare,
@@ -316,14 +321,3 @@ def open_rows[Schema: DatasetSchema](
         )  # fmt: skip
     # Reads again from the first row.
     return open_schema(source.spec, first), itertools.islice(source.rows(), source.spec.max_examples)
-
-
-def read_examples(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
-    """Returns the dataset's format and its examples, without rows that the dataset excludes.
-
-    Rows are read and checked during the iteration over the examples, which can be done once. Raises ``StageError`` 65
-    immediately for an empty dataset, and during the iteration for an invalid row.
-    """
-    schema, rows = open_rows(source, DatasetSchema)
-    examples = (schema.example(row) for row in rows)
-    return schema.format, (example for example in examples if not isinstance(example, Unwanted))

@@ -44,14 +44,10 @@ FORMATS: Mapping[Format, FormatColumns] = {
     Format.QUESTION_ANSWER: FormatColumns(needs=("question", "answer"), may=_BESIDE_PROMPTS),
     Format.TEXT: FormatColumns(needs=("text",)),
 }
+_NEEDED = [name for columns in FORMATS.values() for name in columns.needs]
 #: Columns that the API maps.
 COLUMNS: Sequence[str] = tuple(
-    dict.fromkeys(
-        [
-            *(name for columns in FORMATS.values() for name in columns.needs),
-            *(name for columns in FORMATS.values() for name in columns.mapped),
-        ]
-    )
+    dict.fromkeys([*_NEEDED, *(name for columns in FORMATS.values() for name in columns.mapped)])
 )
 
 
@@ -82,24 +78,24 @@ class Shape:
         own = {name: column for name, column in columns.items() if name in FORMATS[self.format].needs}
         return replace(self, columns={**self.columns, **own}) if own else self
 
-    def occurs(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row has all columns that the format needs. Messages are a prompt if they end with the user's, or
-        if the job maps them.
+    def occurs(self, row: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
+        """Whether the row has all columns that the format needs. Messages are a prompt if they end with the user's, by
+        the job's ``roles``, or if the job maps them.
         """
         asks = (
             self.name and self.columns.get("prompt") == "messages" and self.format is Format.PROMPT_COMPLETION
         )
-        return all(column in row for column in self._needed()) and (not asks or _asks(row["messages"]))
+        return all(column in row for column in self._needed()) and (not asks or _asks(row["messages"], roles))
 
-    def fits(self, row: Mapping[str, Any]) -> bool:
+    def fits(self, row: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
         """Whether the row has all columns that the format needs, and each says something."""
-        return self.occurs(row) and not any(is_empty(row[column]) for column in self._needed())
+        return self.occurs(row, roles) and not any(is_empty(row[column]) for column in self._needed())
 
     def _needed(self) -> Sequence[str]:
         return [self.column(name) for name in FORMATS[self.format].needs] + list(self.columns.values())
 
 
-def _asks(messages: Any) -> bool:
+def _asks(messages: Any, roles: Mapping[str, str]) -> bool:
     """Whether the last of some messages, a list or its JSON text, is the user's."""
     if isinstance(messages, str):
         try:
@@ -108,7 +104,7 @@ def _asks(messages: Any) -> bool:
             return False
         if not isinstance(messages, list) or not all(map(is_message, messages)):
             return False
-    return isinstance(messages, list) and bool(messages) and role_of(messages[-1]) == "user"
+    return isinstance(messages, list) and bool(messages) and role_of(messages[-1], roles) == "user"
 
 
 def _pair(name: str, prompt: str, completion: str) -> Shape:

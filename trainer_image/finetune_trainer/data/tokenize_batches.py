@@ -12,7 +12,7 @@ def tokenize_batches[Row](rows: Iterable[Row], most: int, value: Callable[[Row],
     group: list[Row] = []
     held = 0
     for row in rows:
-        size = _characters(value(row))
+        size = characters(value(row))
         if group and (len(group) == most or held + size > _CHARACTERS):
             yield group
             group, held = [], 0
@@ -22,10 +22,11 @@ def tokenize_batches[Row](rows: Iterable[Row], most: int, value: Callable[[Row],
         yield group
 
 
-def _characters(value: Any) -> int:
+def characters(value: Any) -> int:
+    """Returns the number of characters of the texts in a value."""
     # Rows are JSON: the concrete types are tested several times as fast as Mapping and Sequence.
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(characters, value.values()))
+    return sum(map(characters, value)) if isinstance(value, list | tuple) else 0

@@ -45,6 +45,18 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": {names.get(name, name): value for name, value in tool.items()}}
 
 
+def says_thought(content: str, thought: object, name: str, way: str, place: RowLocation) -> bool:
+    """Whether the content of an answer has the thought beside it, too. ``way`` leaves out the ``name`` of that thought.
+
+    Raises ``StageError`` 65 if it has another one.
+    """
+    own, end, _ = content.partition("</think>")
+    if end and str(thought).strip() != own.strip().removeprefix("<think>").strip():
+        what = f'an answer contains its reasoning, and "{name}" has another one'
+        raise place.mismatch(what, f"Keep one of them, or {way}.", actual=str(thought)[:60])
+    return bool(end)
+
+
 def weighed(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[bool], bool]:

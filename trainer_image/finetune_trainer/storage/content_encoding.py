@@ -76,21 +76,16 @@ def _is_packed(first: bytes, encoding: str | None, uri: str) -> bool:
 
 def _pieces(stored: IO[bytes], size: int, uri: str) -> Iterator[bytes]:
     limit, done = _FREE + _RATIO * size, 0
-    with gzip.GzipFile(fileobj=stored) as content:
-        while True:
-            try:
-                piece = content.read(_PIECE)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise refused(
-                    uri, f"Content-Encoding: gzip, {error}", "the object is not what its Content-Encoding says",
-                    "complete gzip data",
-                ) from error  # fmt: skip
-            if not piece:
-                return
-            done += len(piece)
-            if done > limit:
-                raise refused(
-                    uri, f"more than {limit:,} bytes from {size:,}", "the object unpacks to too much",
-                    f"at most {_RATIO} bytes for each stored byte",
-                )  # fmt: skip
-            yield piece
+    try:
+        with gzip.GzipFile(fileobj=stored) as content:
+            while piece := content.read(_PIECE):
+                done += len(piece)
+                if done > limit:
+                    raise refused(
+                        uri, f"more than {limit:,} bytes from {size:,}", "the object unpacks to too much",
+                        f"at most {_RATIO} bytes for each stored byte",
+                    )  # fmt: skip
+                yield piece
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        what = "the object is not what its Content-Encoding says"
+        raise refused(uri, f"Content-Encoding: gzip, {error}", what, "complete gzip data") from error

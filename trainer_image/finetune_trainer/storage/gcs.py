@@ -46,8 +46,6 @@ _TRANSIENT = (
     exceptions.ServiceUnavailable,
     exceptions.GatewayTimeout,
 )
-#: Errors of content transfers: an HTTP error status, and content that does not match its checksum.
-_TRANSFER = (InvalidResponse, DataCorruption)
 _PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 
 
