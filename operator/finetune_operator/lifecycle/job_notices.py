@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from finetune_operator.api import API_VERSION, ConditionType
+from finetune_operator.api.conditions import is_true, stored_condition
 from finetune_operator.api.timestamps import parse
 from finetune_operator.lifecycle.decision import Object
 
@@ -64,20 +65,15 @@ class Notice:
 
 def notices(job: Object, *, since: datetime) -> Iterator[Notice]:
     """Yields the notices of the conditions of the job that hold now, without those of transitions before ``since``."""
-    held = {each["type"]: each for each in (job.get("status") or {}).get("conditions") or ()}
     # Both make Stalled true, and have a notice of their own.
-    explained = _holds(held, ConditionType.VALID, "False") or _holds(held, ConditionType.FINISHED, "True")
-    for condition in held.values():
+    explained = is_true(job, "Finished") or stored_condition(job, "Valid").get("status") == "False"
+    for condition in (job.get("status") or {}).get("conditions") or ():
         kind = _KINDS.get((condition["type"], condition["status"]))
         if kind is None or (kind is NoticeKind.STALLED and explained):
             continue
         time = parse(condition["lastTransitionTime"])
         if time >= since:
             yield _notice(job, kind, condition, time)
-
-
-def _holds(held: Mapping[str, Object], condition: ConditionType, status: str) -> bool:
-    return condition in held and held[condition]["status"] == status
 
 
 def _notice(job: Object, kind: NoticeKind, condition: Object, time: datetime) -> Notice:

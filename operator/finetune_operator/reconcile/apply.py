@@ -30,9 +30,8 @@ from finetune_operator.cluster.port import (
     Rejected,
     Unavailable,
 )
-from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
-from finetune_operator.lifecycle.accounting.transitions import Transitions, transitions
 from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
+from finetune_operator.lifecycle.changes import Changes, changes
 from finetune_operator.lifecycle.children.ownership import own_jobsets
 from finetune_operator.lifecycle.decision import (
     Admit,
@@ -44,6 +43,7 @@ from finetune_operator.lifecycle.decision import (
     JobEvent,
 )
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import PlanKey, Plans
@@ -66,22 +66,6 @@ class JobSetCreated:
     """Resource version of the JobSet in the API server's response."""
 
 
-def _ignore(_created: JobSetCreated) -> None:
-    """The default listener, which does nothing."""
-
-
-def _ignore_usage(_increment: UsageIncrement) -> None:
-    """The default listener, which does nothing."""
-
-
-def _ignore_transitions(_transitions: Transitions) -> None:
-    """The default listener, which does nothing."""
-
-
-def _ignore_pruning() -> None:
-    """The default listener, which does nothing."""
-
-
 class Applier:
     """Applies decisions in the order that :class:`Decision` states.
 
@@ -91,8 +75,7 @@ class Applier:
         store: object store for records of attempts.
         cache: receives what the operator writes.
         created: called after each creation of a JobSet.
-        used: called after each write of a job's status, with what its usage has grown by.
-        changed: called after each write of a job's status that shows that something has ended.
+        changed: called after each write of a job's status, with the job as it was before.
         pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
         unwritten: called with a job and the status that the API server has not taken.
     """
@@ -104,16 +87,14 @@ class Applier:
         store: ObjectStore,
         cache: WatchCache,
         *,
-        created: Callable[[JobSetCreated], None] = _ignore,
-        used: Callable[[UsageIncrement], None] = _ignore_usage,
-        changed: Callable[[Transitions], None] = _ignore_transitions,
-        pruned: Callable[[], None] = _ignore_pruning,
+        created: Callable[[JobSetCreated], None] = lambda _: None,
+        changed: Callable[[Object, Changes], None] = lambda *_: None,
+        pruned: Callable[[], None] = lambda: None,
         unwritten: Callable[[Object], None] = lambda _: None,
     ) -> None:
         self._unwritten = unwritten
         self._changed = changed
         self._pruned = pruned
-        self._used = used
         self._cluster = cluster
         self._plans = plans
         self._store = store
@@ -230,10 +211,7 @@ class Applier:
         self._cache.wrote(JOBS, written)
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
-        if increment := usage_increment(job, status):
-            self._used(increment)
-        if seen := transitions(job, status):
-            self._changed(seen)
+        self._changed(job, changes(read_status(job.get("status")), status))
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.

@@ -28,22 +28,18 @@ def renewed_context(folder: Path, *, client_auth: bool) -> ssl.SSLContext:
     serve the connections that follow, and what they replaced is no longer used or trusted. Raises OSError, of which
     ssl.SSLError is one, if a file cannot be used.
     """
-    used = _version(folder)
-    context = current = _loaded(folder, client_auth=client_auth)
+    current = _loaded(folder, client_auth=client_auth)
 
     def renew(connection: ssl.SSLObject, _server_name: str | None, _context: ssl.SSLContext) -> None:
-        nonlocal used, current
-        found = _version(folder)
-        if found != used:
-            try:
-                current = _loaded(folder, client_auth=client_auth)
-            except OSError as error:
-                # Half of a renewal: the next connection finds the rest.
-                log.warning("the renewed certificate of /metrics cannot be used: %s", error)
-            else:
-                used = found
+        nonlocal current
+        try:
+            current = _loaded(folder, client_auth=client_auth)
+        except OSError as error:
+            # Half of a renewal: the next connection finds the rest.
+            log.warning("the renewed certificate of /metrics cannot be used: %s", error)
         connection.context = current
 
+    context = current
     # Called at every handshake, before the certificate is sent, also if the client names no server.
     context.sni_callback = renew
     return context
@@ -61,14 +57,3 @@ def _loaded(folder: Path, *, client_auth: bool) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
     return context
-
-
-def _version(folder: Path) -> tuple[int, ...]:
-    """Returns what changes when a file is replaced; 0 stands for a file that is not there."""
-    times = []
-    for name in ("tls.crt", "tls.key", "ca.crt"):
-        try:
-            times.append((folder / name).stat().st_mtime_ns)
-        except OSError:
-            times.append(0)
-    return tuple(times)
