@@ -8,7 +8,7 @@ was stale: this raises Conflict, and the job is observed again.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from weakref import WeakValueDictionary
@@ -55,17 +55,6 @@ log = logging.getLogger(__name__)
 COMPONENT = "finetune-operator"
 
 
-@dataclass(frozen=True, slots=True)
-class JobSetCreated:
-    """A JobSet was created. Passed to the listener."""
-
-    namespace: str
-    job: str
-    uid: str
-    version: str
-    """Resource version of the JobSet in the API server's response."""
-
-
 class Applier:
     """Applies decisions in the order that :class:`Decision` states.
 
@@ -74,7 +63,7 @@ class Applier:
         plans: store of the jobs' plans.
         store: object store for records of attempts.
         cache: receives what the operator writes.
-        created: called after each creation of a JobSet.
+        created: called with each JobSet after its creation, as it is stored.
         changed: called after each write of a job's status, with the job as it was before.
         pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
         unwritten: called with a job and the status that the API server has not taken.
@@ -87,7 +76,7 @@ class Applier:
         store: ObjectStore,
         cache: WatchCache,
         *,
-        created: Callable[[JobSetCreated], None] = lambda _: None,
+        created: Callable[[Object], None] = lambda _: None,
         changed: Callable[[Object, Changes], None] = lambda *_: None,
         pruned: Callable[[], None] = lambda: None,
         unwritten: Callable[[Object], None] = lambda _: None,
@@ -111,7 +100,6 @@ class Applier:
         then, except that deletions are still made if a record of an attempt could not be written.
         """
         job = observation.job
-        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         action = decision.action
         if isinstance(action, Admit):
             await self._admit(observation, action)
@@ -126,9 +114,9 @@ class Applier:
             await self._delete(job, action.jobsets)
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
-            created = (await self._create_and_record(observation, action.jobset))["metadata"]
-            log.info("created JobSet %s", created["name"], extra=attempt_labels(action.jobset))
-            self._created(JobSetCreated(namespace, name, created["uid"], created["resourceVersion"]))
+            created = await self._create_and_record(observation, action.jobset)
+            log.info("created JobSet %s", created["metadata"]["name"], extra=attempt_labels(action.jobset))
+            self._created(created)
         if isinstance(action, Finish) and action.ends_now:
             status = await self._records.write_end(observation, decision.status)
             decision = replace(decision, status=status)

@@ -126,22 +126,20 @@ class ChangeMetrics:
             ["profile", "stage", "result"],
             buckets=_STAGE_BUCKETS,
         )
-        self._queue_seconds = histogram(
+        of_training = partial(histogram, labelnames=["profile", "capacity"])
+        self._queue_seconds = of_training(
             "finetune_training_queue_seconds",
             "Time that a training which has ended had waited for quota, over all its attempts",
-            ["profile", "capacity"],
             buckets=_WAIT_BUCKETS,
         )
-        self._provisioning_seconds = histogram(
+        self._provisioning_seconds = of_training(
             "finetune_training_provisioning_seconds",
             "Time that a training which has ended had waited for nodes and images, over all its attempts",
-            ["profile", "capacity"],
             buckets=_WAIT_BUCKETS,
         )
-        self._compilation_seconds = histogram(
+        self._compilation_seconds = of_training(
             "finetune_training_compilation_seconds",
             "Time that a training which has ended took to compile programs or read cached ones, over all its attempts",
-            ["profile", "capacity"],
             buckets=_COMPILATION_BUCKETS,
         )
         self._admission_seconds = histogram(

@@ -11,7 +11,6 @@ from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.ownership import job_named_by
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
-from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.notifications import Notifications
 from finetune_operator.reconcile.observe import JobKey
@@ -151,11 +150,13 @@ class EventHandlers:
             self._add(key, FINISHED_LATER_SECONDS)
         self._add_child(key, event_type)
 
-    def jobset_created(self, created: JobSetCreated) -> None:
-        """Called after this process has created a JobSet."""
-        if seen := self._seen.get(JobKey(created.namespace, created.job)):
-            seen.created_jobset = created.uid, created.version
-        self._metrics.jobset_created(created)
+    def jobset_created(self, jobset: Object) -> None:
+        """Called after this process has created a JobSet, with its stored form."""
+        key, metadata = _owner(jobset), jobset["metadata"]
+        if key is not None:
+            self._metrics.jobset_created(key)
+            if seen := self._seen.get(key):
+                seen.created_jobset = metadata["uid"], metadata["resourceVersion"]
 
     def pod(self, event_type: str | None, pod: Object) -> None:
         key = _owner(pod)

@@ -21,7 +21,6 @@ from prometheus_client.registry import Collector
 from finetune_operator.api import Phase
 from finetune_operator.cluster.port import Object, WatchStream
 from finetune_operator.lifecycle.changes import Changes
-from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.notifications import Notifications
@@ -292,8 +291,8 @@ class OperatorMetrics:
         """Records a watch event of a finished JobSet of this job; the handover is measured from the first one."""
         self._finished.setdefault(key, self._clock())
 
-    def jobset_created(self, created: JobSetCreated) -> None:
-        finished = self._finished.pop(JobKey(created.namespace, created.job), None)
+    def jobset_created(self, key: JobKey) -> None:
+        finished = self._finished.pop(key, None)
         if finished is not None:
             self._handover.observe(self._clock() - finished)
 

@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
@@ -135,7 +134,7 @@ def versioned(version: str, name: str = "demo-prep-1") -> dict[str, Any]:
 
 def test_a_creation_by_this_process_queues_nothing_and_every_later_change_does(ears: Ears) -> None:
     ears.intake.job("ADDED", job())
-    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.intake.jobset_created(versioned("7"))
     ears.take()
     ears.intake.jobset("ADDED", versioned("7"))
     assert ears.take() == []
@@ -149,7 +148,7 @@ def test_a_creation_by_this_process_queues_nothing_and_every_later_change_does(e
 )
 def test_a_creation_by_another_process_is_queued(ears: Ears, other: dict[str, Any]) -> None:
     ears.intake.job("ADDED", job())
-    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.intake.jobset_created(versioned("7"))
     ears.take()
     ears.intake.jobset("ADDED", other)
     assert ears.take() == [key()]

@@ -17,7 +17,6 @@ from finetune_operator.cluster.port import (
     Unavailable,
     WatchStream,
 )
-from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -173,8 +172,8 @@ def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
     metrics = OperatorMetrics(clock=lambda: now[0])
     metrics.jobset_finished(key())
     now[0] = 10.2
-    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-conv-1", "7"))
-    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-train-1", "8"))
+    metrics.jobset_created(key())
+    metrics.jobset_created(key())
     assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == 1
     total = metrics.registry.get_sample_value("finetune_stage_handover_seconds_sum")
     assert total is not None
@@ -197,7 +196,7 @@ def test_a_job_that_waits_on_purpose_between_two_jobsets_is_no_handover(
     metrics.jobset_finished(key())
     made = job("demo")
     metrics.job(key(), made | {"status": made["status"] | status})
-    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-train-2", "7"))
+    metrics.jobset_created(key())
     assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == measured
 
 
