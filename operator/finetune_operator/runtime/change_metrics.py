@@ -42,6 +42,24 @@ _STAGE_ENDS = (StagePhase.SUCCEEDED, StagePhase.FAILED)
 #: Uses of a training's time, fields of ``status.goodput.seconds``: as the operator observes them, and as the trainer
 #: reports them.
 _OBSERVED, _REPORTED = ("queued", "provisioning"), ("startup", "productive", "evaluation", "recomputed")
+#: Histograms of parts of a training's time: name, help and buckets.
+_TRAINING_PARTS = {
+    "queued": (
+        "finetune_training_queue_seconds",
+        "Time that a training which has ended had waited for quota, over all its attempts",
+        _WAIT_BUCKETS,
+    ),
+    "provisioning": (
+        "finetune_training_provisioning_seconds",
+        "Time that a training which has ended had waited for nodes and images, over all its attempts",
+        _WAIT_BUCKETS,
+    ),
+    "compilation": (
+        "finetune_training_compilation_seconds",
+        "Time that a training which has ended took to compile programs or read cached ones, over all its attempts",
+        _COMPILATION_BUCKETS,
+    ),
+}
 #: Reasons for which the operator ends an attempt that makes no progress although its nodes are there.
 _STILL = (HUNG, STARTUP_TIMEOUT)
 #: Limits that a job may lower, by the reason or class of the failures that they lead to. The number of retries of class
@@ -126,22 +144,10 @@ class ChangeMetrics:
             ["profile", "stage", "result"],
             buckets=_STAGE_BUCKETS,
         )
-        of_training = partial(histogram, labelnames=["profile", "capacity"])
-        self._queue_seconds = of_training(
-            "finetune_training_queue_seconds",
-            "Time that a training which has ended had waited for quota, over all its attempts",
-            buckets=_WAIT_BUCKETS,
-        )
-        self._provisioning_seconds = of_training(
-            "finetune_training_provisioning_seconds",
-            "Time that a training which has ended had waited for nodes and images, over all its attempts",
-            buckets=_WAIT_BUCKETS,
-        )
-        self._compilation_seconds = of_training(
-            "finetune_training_compilation_seconds",
-            "Time that a training which has ended took to compile programs or read cached ones, over all its attempts",
-            buckets=_COMPILATION_BUCKETS,
-        )
+        self._training_parts = {
+            part: histogram(name, text, ["profile", "capacity"], buckets=buckets)
+            for part, (name, text, buckets) in _TRAINING_PARTS.items()
+        }
         self._admission_seconds = histogram(
             "finetune_admission_seconds",
             "Time from a job's creation until its status first said whether it is valid",
@@ -170,8 +176,8 @@ class ChangeMetrics:
         for stage in Stage:
             for ended in _STAGE_ENDS:
                 self._stage_seconds.labels(profile, stage, ended)
-        for waits in (self._queue_seconds, self._provisioning_seconds, self._compilation_seconds):
-            waits.labels(profile, capacity)
+        for part_seconds in self._training_parts.values():
+            part_seconds.labels(profile, capacity)
 
     def changed(self, job: Object, changes: Changes) -> None:
         """Counts what has ended, and what the reported usage has grown by."""
@@ -264,13 +270,13 @@ class ChangeMetrics:
         namespace, profile, capacity = place
         uses = {use: float(getattr(goodput.seconds, use) or 0) for use in _OBSERVED}
         uses |= {use: min(max(0.0, getattr(goodput.seconds, use)), longest) for use in _REPORTED}
-        yield self._queue_seconds.labels(profile, capacity).observe, uses["queued"]
-        yield self._provisioning_seconds.labels(profile, capacity).observe, uses["provisioning"]
         for use, seconds in uses.items():
             yield self._training_seconds.labels(namespace, profile, use).inc, seconds
+        parts = {part: uses[part] for part in _OBSERVED}
         if goodput.startup is not None:
-            compilation = min(max(0.0, goodput.startup.compilation), longest)
-            yield self._compilation_seconds.labels(profile, capacity).observe, compilation
+            parts["compilation"] = min(max(0.0, goodput.startup.compilation), longest)
+        for part, seconds in parts.items():
+            yield self._training_parts[part].labels(profile, capacity).observe, seconds
 
 
 def _cause(job: Object, *limited_by: str | None) -> str:

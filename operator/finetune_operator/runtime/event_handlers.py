@@ -152,11 +152,10 @@ class EventHandlers:
 
     def jobset_created(self, jobset: Object) -> None:
         """Called after this process has created a JobSet, with its stored form."""
-        key, metadata = _owner(jobset), jobset["metadata"]
-        if key is not None:
+        if key := _owner(jobset):
             self._metrics.jobset_created(key)
             if seen := self._seen.get(key):
-                seen.created_jobset = metadata["uid"], metadata["resourceVersion"]
+                seen.created_jobset = jobset["metadata"]["uid"], jobset["metadata"]["resourceVersion"]
 
     def pod(self, event_type: str | None, pod: Object) -> None:
         key = _owner(pod)
@@ -191,38 +190,27 @@ class EventHandlers:
         if before is not None and before == self._profiles.get(name):
             return
         self._add(ProfileKey(name), 0.0)
-        for key, seen in self._seen.items():
-            if not seen.finished and not seen.admitted:
-                self._add(key, 0.0)
+        self._add_live(lambda _, job: not job.admitted)
 
     def usage_known(self, namespace: str) -> None:
         """Queues the jobs of a namespace that wait until its usage in the present month is known."""
-        for key, seen in self._seen.items():
-            if key.namespace == namespace and seen.waits_for_budget and not seen.finished:
-                self._add(key, 0.0)
+        self._add_live(lambda key, job: key.namespace == namespace and job.waits_for_budget)
 
     def _limit(self, name: str, profile: Object | None) -> None:
         """Queues the jobs of a profile that gives its namespaces another budget than before: those that wait may start,
         or those that run have to stop."""
-        if self._budgets is None or not self._budgets.profile(name, profile):
-            return
-        for key, seen in self._seen.items():
-            if seen.profile == name and not seen.finished:
-                self._add(key, 0.0)
+        if self._budgets is not None and self._budgets.profile(name, profile):
+            self._add_live(lambda _, job: job.profile == name)
 
     def missed(self) -> None:
         """Queues every live job after a watch has lost events, since a listing does not show deleted objects."""
-        for key, seen in self._seen.items():
-            if not seen.finished:
-                self._add(key, 0.0)
+        self._add_live(lambda *_: True)
 
     def namespace_changed(self, namespace: str) -> None:
         """Called when a served namespace is lost or is back: profiles report it, and its jobs go on."""
         for name in self._profiles:
             self._add(ProfileKey(name), 0.0)
-        for key, seen in self._seen.items():
-            if key.namespace == namespace and not seen.finished:
-                self._add(key, 0.0)
+        self._add_live(lambda key, _: key.namespace == namespace)
 
     def keys(self) -> frozenset[JobKey]:
         """Returns the keys of all known jobs."""
@@ -259,6 +247,12 @@ class EventHandlers:
             self._add(key, 0.0)
         if self._notifications is not None:
             self._notifications.listed(left_out)
+
+    def _add_live(self, concerned: Callable[[JobKey, _CachedJob], bool]) -> None:
+        """Queues the unfinished jobs that are concerned."""
+        for key, job in self._seen.items():
+            if not job.finished and concerned(key, job):
+                self._add(key, 0.0)
 
     def _add_child(self, key: JobKey, event_type: str | None, after: float = 0.0) -> None:
         # A listing of children accompanies a listing of jobs, which queues the jobs.
