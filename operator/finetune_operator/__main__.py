@@ -36,12 +36,11 @@ log = logging.getLogger("finetune_operator")
 
 async def _run(settings: Settings) -> int:
     """Runs the operator and returns the exit code."""
-    from finetune_operator.lifecycle.decide import decide
     from finetune_operator.runtime.operator import Operator
 
     code = 0
     try:
-        await Operator(settings, decide=decide).run()
+        await Operator(settings).run()
     except (NoCredentials, SettingsError, OSError) as error:
         log.error("cannot start: %s", error)
         code = 2

@@ -26,7 +26,7 @@ from devcluster.faultproxy import FaultProxy, InjectedFault, ProxiedRequest
 from devcluster.testing import LocalCluster
 from finetune_contract import ExitCode, RunFolder, Stage
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.runtime.metrics import HELD_SECONDS
+from finetune_operator.runtime.change_metrics import HELD_SECONDS
 from tests.dashboards import documented_queries, panel_queries
 from tests.integration import fake_trainer, monitoring
 from tests.integration.jobs import Object, await_file, condition, job_path, phase

@@ -1,6 +1,8 @@
 """Conditions, phases and reasons: the vocabulary that reports a job's state."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from finetune_operator.api.common import ApiModel, Message, ReasonText, Timestamp, Whole
 
@@ -220,3 +222,14 @@ class Condition(ApiModel):
     """Reason for the status in one CamelCase word."""
     message: Message
     """Explanation of the status for people, with what to do about it."""
+
+
+def stored_condition(stored: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Returns the condition of that type of an object as the API server stores it; empty if it has none."""
+    conditions = (stored.get("status") or {}).get("conditions") or ()
+    return next((condition for condition in conditions if condition.get("type") == kind), {})
+
+
+def is_true(stored: Mapping[str, Any], kind: str) -> bool:
+    """Whether the condition of that type of a stored object is True."""
+    return stored_condition(stored, kind).get("status") == "True"

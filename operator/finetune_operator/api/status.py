@@ -15,7 +15,7 @@ from finetune_operator.api.common import (
     Whole,
     list_map,
 )
-from finetune_operator.api.conditions import Condition, Phase, WaitingReason
+from finetune_operator.api.conditions import Condition, ConditionStatus, ConditionType, Phase, WaitingReason
 from finetune_operator.api.status_resolved import Estimate, Resolved
 from finetune_operator.api.status_results import (
     ArtifactStatus,
@@ -113,3 +113,12 @@ class FineTuneJobStatus(ApiModel):
     """Time at which the operator admitted the job."""
     completion_time: Timestamp | None = None
     """Time at which the job ended."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Returns the condition of that type; None if there is none."""
+        return next((condition for condition in self.conditions or () if condition.type == kind), None)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """Whether the condition of that type is True."""
+        condition = self.condition(kind)
+        return condition is not None and condition.status == ConditionStatus.TRUE

@@ -60,10 +60,6 @@ def file_store(may_write: Callable[[], bool] = always, threads: int = 64) -> Sto
     return FileStore(may_write=may_write, threads=threads)
 
 
-def _ignore(_operation: str) -> None:
-    """Observer that records nothing."""
-
-
 class SchemeRouter:
     """Implements :class:`finetune_operator.artifacts.port.ObjectStore`, and RecordStore, for every known scheme.
 
@@ -81,8 +77,8 @@ class SchemeRouter:
         self,
         factories: StoreFactories | None = None,
         *,
-        requested: Callable[[str], None] = _ignore,
-        refused: Callable[[str], None] = _ignore,
+        requested: Callable[[str], None] = lambda _: None,
+        refused: Callable[[str], None] = lambda _: None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
         self._factories = store_factories() if factories is None else factories

@@ -46,10 +46,6 @@ _LONGEST_PAUSE = 15.0
 _MOST_REFUSALS = 6
 
 
-def untroubled(_message: str | None) -> None:
-    """Default callback for callers that do not show the connection state."""
-
-
 class Connection:
     """The commands' access to a cluster. Calls raise :class:`ClusterError`."""
 
@@ -203,7 +199,7 @@ class Connection:
         *,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        trouble: Callable[[str | None], None] = untroubled,
+        trouble: Callable[[str | None], None] = lambda _: None,
     ) -> AsyncIterator[Objects]:
         """Yields the selected objects by name: their current state, and again after every change, without end.
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
+from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli.doctor_finding import Finding, Findings, State
 from finetune_operator.cli.doctor_nodes import check_nodes
 from finetune_operator.cli.doctor_setup import Setup
@@ -130,9 +131,8 @@ def _fault(profile: Object) -> str:
         check_profile_object(profile)
     except Refused as refused:
         return refused.message
-    conditions = (profile.get("status") or {}).get("conditions") or ()
-    fault = next((each for each in conditions if each["type"] == "Valid" and each["status"] == "False"), None)
-    return str(fault["message"]) if fault else ""
+    valid = stored_condition(profile, "Valid")
+    return str(valid["message"]) if valid.get("status") == "False" else ""
 
 
 def _accounts(setup: Setup) -> Findings:
@@ -205,14 +205,11 @@ def _queues(setup: Setup) -> Findings:
             message = f"LocalQueue {queue}, which profile {profile} names, does not exist."
             yield Finding(name, State.MISSING, message, fix)
             continue
-        conditions = (existing[queue].get("status") or {}).get("conditions") or ()
-        off = next(
-            (each for each in conditions if each["type"] == "Active" and each["status"] == "False"), None
-        )
-        if off:
+        active = stored_condition(existing[queue], "Active")
+        if active.get("status") == "False":
             fix = f"kubectl describe localqueue {queue} --namespace {setup.namespace}"
             yield Finding(
-                name, State.MISSING, f"LocalQueue {queue} is not active: {off.get('message', '')}", fix
+                name, State.MISSING, f"LocalQueue {queue} is not active: {active.get('message', '')}", fix
             )
         else:
             yield Finding(name, State.OK, f"LocalQueue {queue} exists.")

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from finetune_operator.api.conditions import is_true
 from finetune_operator.cli.doctor_finding import Finding, Findings, State
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import Object
@@ -125,9 +126,7 @@ def _found(use: _Use, nodes: Sequence[Object]) -> Finding:
 
 def _is_usable(node: Object) -> bool:
     """Whether the node takes pods: it is ready, and not cordoned."""
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return is_ready and not (node.get("spec") or {}).get("unschedulable")
+    return is_true(node, "Ready") and not (node.get("spec") or {}).get("unschedulable")
 
 
 def _labels(node: Object) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli.doctor_checks import google_account, own_identity
 from finetune_operator.cli.doctor_finding import Finding, State
 from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
@@ -236,7 +237,5 @@ def _terminated(pod: Object) -> Mapping[str, Any] | None:
 
 
 def _unscheduled(pod: Object) -> str | None:
-    for each in (pod.get("status") or {}).get("conditions") or ():
-        if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return str(each.get("message", ""))
-    return None
+    scheduled = stored_condition(pod, "PodScheduled")
+    return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else None

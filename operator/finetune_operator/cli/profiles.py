@@ -7,6 +7,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
+from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError, close_names
@@ -126,9 +127,8 @@ def _block(profile: Object, namespace: str, budget: str, *, is_default: bool) ->
 
 
 def _fault(profile: Object) -> str:
-    conditions = (profile.get("status") or {}).get("conditions") or ()
-    fault = next((each for each in conditions if each["type"] == "Valid" and each["status"] == "False"), None)
-    return f"{fault['reason']}: {fault['message']}" if fault else ""
+    valid = stored_condition(profile, "Valid")
+    return f"{valid['reason']}: {valid['message']}" if valid.get("status") == "False" else ""
 
 
 def _flavor(flavor: Object, currency: object) -> str:

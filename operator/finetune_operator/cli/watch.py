@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.text import Text
 
 from finetune_operator.cli import stage_progress, status_view, text
-from finetune_operator.cli.connection import Connection, untroubled
+from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, Object
 
@@ -37,7 +37,7 @@ async def watch_job(connection: Connection, name: str, console: Console, *, cloc
 
 
 async def job_states(
-    connection: Connection, name: str, trouble: Callable[[str | None], None] = untroubled
+    connection: Connection, name: str, trouble: Callable[[str | None], None] = lambda _: None
 ) -> AsyncIterator[Object]:
     """Yields every state of the job up to and including its last one. Raises CliError if the job is deleted."""
     async for jobs in connection.follow(JOBS, name=name, trouble=trouble):

@@ -75,14 +75,6 @@ class CallLimits:
     """Number of responses of more than ``large_bytes`` that are read concurrently."""
 
 
-def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
-    """Observer that records nothing."""
-
-
-def _always() -> bool:
-    return True
-
-
 class ApiServerClient:
     """Implements :class:`.port.KubernetesClient`. Close it after use, or use it as a context manager.
 
@@ -100,9 +92,9 @@ class ApiServerClient:
         configuration: Configuration,
         *,
         limits: CallLimits | None = None,
-        observer: RequestObserver = _ignore,
+        observer: RequestObserver = lambda *_: None,
         clock: ServerClock | None = None,
-        may_write: Callable[[], bool] = _always,
+        may_write: Callable[[], bool] = lambda: True,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
         self._api = ApiClient(configuration)

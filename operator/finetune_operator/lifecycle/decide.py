@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from finetune_operator.api import Reason
+from finetune_operator.api.conditions import is_true
 from finetune_operator.lifecycle import retry
 from finetune_operator.lifecycle.accounting.recorded import without_records
 from finetune_operator.lifecycle.accounting.records import due_records
@@ -12,6 +13,7 @@ from finetune_operator.lifecycle.admission import admit_job, current_plan, store
 from finetune_operator.lifecycle.attempts.attempt import attempts_of
 from finetune_operator.lifecycle.attempts.damaged_records import without_damaged_records
 from finetune_operator.lifecycle.cancellation import cancelled, ends_unstarted, is_cancelled, not_retried
+from finetune_operator.lifecycle.changes import changes
 from finetune_operator.lifecycle.decision import (
     Admit,
     Decision,
@@ -57,8 +59,7 @@ def decide(observation: Observation) -> Decision:
 
 def finished(job: Object) -> bool:
     """Whether the status says that the job has ended. This is final: a finished job never starts again by itself."""
-    conditions = (job.get("status") or {}).get("conditions", ())
-    return any(each.get("type") == "Finished" and each.get("status") == "True" for each in conditions)
+    return is_true(job, "Finished")
 
 
 def unprocessed(job: Object) -> bool:
@@ -82,7 +83,7 @@ def _decide(observation: Observation) -> Decision:
         action=step.action,
         status=status,
         ledger=ledger,
-        events=job_events(observation.status, status) + step.events,
+        events=job_events(changes(observation.status, status)) + step.events,
         obsolete=step.obsolete,
         requeue_after=step.requeue_after,
         details=step.details,

@@ -7,10 +7,10 @@ began to hold. So the same notice is derived from every later version of the job
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from finetune_operator.api import API_VERSION, ConditionType
+from finetune_operator.api.conditions import is_true, stored_condition
 from finetune_operator.api.timestamps import parse
 from finetune_operator.lifecycle.decision import Object
 
@@ -18,35 +18,15 @@ from finetune_operator.lifecycle.decision import Object
 TYPE_PREFIX = "dev.tpu-finetune.job."
 #: Longest text of a notice, in characters.
 _LONGEST = 1024
-
-
-class NoticeKind(StrEnum):
-    """What a notice is about; the last part of the CloudEvent's type."""
-
-    REFUSED = "refused"
-    """The spec or the profile's rules refuse the job."""
-    ADMITTED = "admitted"
-    """The job is valid, and its stages start."""
-    SUSPENDED = "suspended"
-    """Nothing of the job runs any more, and it can resume."""
-    STALLED = "stalled"
-    """The job cannot continue until a person acts."""
-    OVER_BUDGET = "over-budget"
-    """A budget of the job, or of its namespace for the month, is used up."""
-    GATE_NOT_MET = "gate-not-met"
-    """The tuned model does not meet a gate."""
-    ENDED = "ended"
-    """The job has ended; the phase says how."""
-
-
-_KINDS: Mapping[tuple[str, str], NoticeKind] = {
-    (ConditionType.VALID, "False"): NoticeKind.REFUSED,
-    (ConditionType.VALID, "True"): NoticeKind.ADMITTED,
-    (ConditionType.SUSPENDED, "True"): NoticeKind.SUSPENDED,
-    (ConditionType.STALLED, "True"): NoticeKind.STALLED,
-    (ConditionType.WITHIN_BUDGET, "False"): NoticeKind.OVER_BUDGET,
-    (ConditionType.GATE_PASSED, "False"): NoticeKind.GATE_NOT_MET,
-    (ConditionType.FINISHED, "True"): NoticeKind.ENDED,
+#: Kind of the notice, the last part of the CloudEvent's type, by condition and status: docs/notifications.md.
+_KINDS: Mapping[tuple[str, str], str] = {
+    (ConditionType.VALID, "False"): "refused",
+    (ConditionType.VALID, "True"): "admitted",
+    (ConditionType.SUSPENDED, "True"): "suspended",
+    (ConditionType.STALLED, "True"): "stalled",
+    (ConditionType.WITHIN_BUDGET, "False"): "over-budget",
+    (ConditionType.GATE_PASSED, "False"): "gate-not-met",
+    (ConditionType.FINISHED, "True"): "ended",
 }
 
 
@@ -64,23 +44,18 @@ class Notice:
 
 def notices(job: Object, *, since: datetime) -> Iterator[Notice]:
     """Yields the notices of the conditions of the job that hold now, without those of transitions before ``since``."""
-    held = {each["type"]: each for each in (job.get("status") or {}).get("conditions") or ()}
     # Both make Stalled true, and have a notice of their own.
-    explained = _holds(held, ConditionType.VALID, "False") or _holds(held, ConditionType.FINISHED, "True")
-    for condition in held.values():
+    explained = is_true(job, "Finished") or stored_condition(job, "Valid").get("status") == "False"
+    for condition in (job.get("status") or {}).get("conditions") or ():
         kind = _KINDS.get((condition["type"], condition["status"]))
-        if kind is None or (kind is NoticeKind.STALLED and explained):
+        if kind is None or (explained and condition["type"] == ConditionType.STALLED):
             continue
         time = parse(condition["lastTransitionTime"])
         if time >= since:
             yield _notice(job, kind, condition, time)
 
 
-def _holds(held: Mapping[str, Object], condition: ConditionType, status: str) -> bool:
-    return condition in held and held[condition]["status"] == status
-
-
-def _notice(job: Object, kind: NoticeKind, condition: Object, time: datetime) -> Notice:
+def _notice(job: Object, kind: str, condition: Object, time: datetime) -> Notice:
     metadata, status, since = job["metadata"], job["status"], condition["lastTransitionTime"]
     namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
     resolved = status.get("resolved") or {}

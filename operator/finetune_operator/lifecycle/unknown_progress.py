@@ -6,7 +6,7 @@ It counts from the transition of the condition RunFolderReadable.
 from datetime import datetime
 
 from finetune_contract import ExitCode, Failure
-from finetune_operator.api import Condition, ConditionStatus, ConditionType, Reason
+from finetune_operator.api import ConditionStatus, ConditionType, Reason
 from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.attempts.stop_records import RUN_FOLDER_UNREADABLE
 from finetune_operator.lifecycle.job_state import ForcedSuspension
@@ -22,7 +22,7 @@ def blind_left(observation: Observation, most: int | None, why: ReadFailure | No
         return 0.0
     if most is None or why is None or not why.alone:
         return None
-    known = _known_readable(observation)
+    known = observation.status.condition(ConditionType.RUN_FOLDER_READABLE)
     since = known.last_transition_time if known and known.status is ConditionStatus.FALSE else observation.now
     return (after(since, most) - observation.now).total_seconds()
 
@@ -32,16 +32,10 @@ def readable_since(observation: Observation) -> datetime | None:
     say."""
     if observation.folder.progress_unknown:
         return observation.now
-    known = _known_readable(observation)
+    known = observation.status.condition(ConditionType.RUN_FOLDER_READABLE)
     if known is None:
         return None
     return known.last_transition_time if known.status is ConditionStatus.TRUE else observation.now
-
-
-def _known_readable(observation: Observation) -> Condition | None:
-    """Returns the condition RunFolderReadable as it was written last."""
-    conditions = observation.status.conditions or ()
-    return next((each for each in conditions if each.type == ConditionType.RUN_FOLDER_READABLE), None)
 
 
 def unseen(most: int | None, why: ReadFailure) -> Failure:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_operator.api import Reason
+from finetune_operator.api.conditions import is_true
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 
@@ -47,7 +48,7 @@ def owner_of(folder: str) -> FolderUser | None:
 def blocks(other: Object, job: Object) -> bool:
     """Returns whether ``other``, which has used the run folder from which ``job`` resumes, may still write there."""
     folder = resumed_folder(job["spec"])
-    if folder is None or other["metadata"]["uid"] == job["metadata"]["uid"] or _ended(other):
+    if folder is None or other["metadata"]["uid"] == job["metadata"]["uid"] or is_true(other, "Finished"):
         return False
     return _runs_in(folder, other)
 
@@ -80,8 +81,3 @@ def _named(other: Object, job: Object) -> str:
     return (
         f'"{name}"' if namespace == job["metadata"].get("namespace") else f'"{name}" in namespace {namespace}'
     )
-
-
-def _ended(job: Object) -> bool:
-    conditions = (job.get("status") or {}).get("conditions", ())
-    return any(each["type"] == "Finished" and each["status"] == "True" for each in conditions)

@@ -8,7 +8,7 @@ was stale: this raises Conflict, and the job is observed again.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from weakref import WeakValueDictionary
@@ -30,9 +30,8 @@ from finetune_operator.cluster.port import (
     Rejected,
     Unavailable,
 )
-from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
-from finetune_operator.lifecycle.accounting.transitions import Transitions, transitions
 from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
+from finetune_operator.lifecycle.changes import Changes, changes
 from finetune_operator.lifecycle.children.ownership import own_jobsets
 from finetune_operator.lifecycle.decision import (
     Admit,
@@ -44,6 +43,7 @@ from finetune_operator.lifecycle.decision import (
     JobEvent,
 )
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import PlanKey, Plans
@@ -55,33 +55,6 @@ log = logging.getLogger(__name__)
 COMPONENT = "finetune-operator"
 
 
-@dataclass(frozen=True, slots=True)
-class JobSetCreated:
-    """A JobSet was created. Passed to the listener."""
-
-    namespace: str
-    job: str
-    uid: str
-    version: str
-    """Resource version of the JobSet in the API server's response."""
-
-
-def _ignore(_created: JobSetCreated) -> None:
-    """The default listener, which does nothing."""
-
-
-def _ignore_usage(_increment: UsageIncrement) -> None:
-    """The default listener, which does nothing."""
-
-
-def _ignore_transitions(_transitions: Transitions) -> None:
-    """The default listener, which does nothing."""
-
-
-def _ignore_pruning() -> None:
-    """The default listener, which does nothing."""
-
-
 class Applier:
     """Applies decisions in the order that :class:`Decision` states.
 
@@ -90,9 +63,8 @@ class Applier:
         plans: store of the jobs' plans.
         store: object store for records of attempts.
         cache: receives what the operator writes.
-        created: called after each creation of a JobSet.
-        used: called after each write of a job's status, with what its usage has grown by.
-        changed: called after each write of a job's status that shows that something has ended.
+        created: called with each JobSet after its creation, as it is stored.
+        changed: called after each write of a job's status, with the job as it was before.
         pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
         unwritten: called with a job and the status that the API server has not taken.
     """
@@ -104,16 +76,14 @@ class Applier:
         store: ObjectStore,
         cache: WatchCache,
         *,
-        created: Callable[[JobSetCreated], None] = _ignore,
-        used: Callable[[UsageIncrement], None] = _ignore_usage,
-        changed: Callable[[Transitions], None] = _ignore_transitions,
-        pruned: Callable[[], None] = _ignore_pruning,
+        created: Callable[[Object], None] = lambda _: None,
+        changed: Callable[[Object, Changes], None] = lambda *_: None,
+        pruned: Callable[[], None] = lambda: None,
         unwritten: Callable[[Object], None] = lambda _: None,
     ) -> None:
         self._unwritten = unwritten
         self._changed = changed
         self._pruned = pruned
-        self._used = used
         self._cluster = cluster
         self._plans = plans
         self._store = store
@@ -130,7 +100,6 @@ class Applier:
         then, except that deletions are still made if a record of an attempt could not be written.
         """
         job = observation.job
-        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         action = decision.action
         if isinstance(action, Admit):
             await self._admit(observation, action)
@@ -145,9 +114,9 @@ class Applier:
             await self._delete(job, action.jobsets)
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
-            created = (await self._create_and_record(observation, action.jobset))["metadata"]
-            log.info("created JobSet %s", created["name"], extra=attempt_labels(action.jobset))
-            self._created(JobSetCreated(namespace, name, created["uid"], created["resourceVersion"]))
+            created = await self._create_and_record(observation, action.jobset)
+            log.info("created JobSet %s", created["metadata"]["name"], extra=attempt_labels(action.jobset))
+            self._created(created)
         if isinstance(action, Finish) and action.ends_now:
             status = await self._records.write_end(observation, decision.status)
             decision = replace(decision, status=status)
@@ -230,10 +199,7 @@ class Applier:
         self._cache.wrote(JOBS, written)
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
-        if increment := usage_increment(job, status):
-            self._used(increment)
-        if seen := transitions(job, status):
-            self._changed(seen)
+        self._changed(job, changes(read_status(job.get("status")), status))
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.

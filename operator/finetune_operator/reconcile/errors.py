@@ -9,7 +9,7 @@ from finetune_operator.cluster.port import Conflict, NotFound, Object, Rejected,
 from finetune_operator.lifecycle.children.webhook_failure import webhook_failure
 from finetune_operator.lifecycle.decision import Admit, Decision
 from finetune_operator.lifecycle.observation import RetryRecord
-from finetune_operator.lifecycle.status.conditions import TRUE, with_error
+from finetune_operator.lifecycle.status.conditions import with_error
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.errors import Refused
 
@@ -99,9 +99,9 @@ def _decided(previous: FineTuneJobStatus, decision: Decision, generation: int) -
         # Decided on before anything else is known of the job. Only a retry may be that of a spec that is refused now.
         shown = {"observed_generation": generation, "phase": previous.phase or Phase.VALIDATING}
         return shown, not isinstance(decision.action.write, RetryRecord)
-    valid = any(each.type == ConditionType.VALID and each.status is TRUE for each in status.conditions or ())
     ends = status.phase is not None and status.phase.finished
-    return {name: getattr(status, name) for name in (*_DECIDED, *(() if ends else _POSITION))}, valid
+    shown = {name: getattr(status, name) for name in (*_DECIDED, *(() if ends else _POSITION))}
+    return shown, status.is_true(ConditionType.VALID)
 
 
 def _webhook(error: Exception) -> str | None:

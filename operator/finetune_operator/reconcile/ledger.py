@@ -12,7 +12,6 @@ from asyncio import sleep
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Protocol
 
 from finetune_operator.artifacts.port import RecordStore, StorageError, StorageUnavailable
 from finetune_operator.cluster.port import Object
@@ -36,17 +35,6 @@ _LAST_SECONDS = 5.0
 _REMEMBERED = 10_000
 
 
-class LedgerObserver(Protocol):
-    """Observes the writing of records."""
-
-    def ledger_written(self, *, failed: bool) -> None:
-        """Called after each attempt to write a record."""
-
-
-def _ignore(_record: LedgerRecord) -> None:
-    """The default listener, which does nothing."""
-
-
 class Ledger:
     """The ledger of one operator.
 
@@ -54,7 +42,7 @@ class Ledger:
         store: where it is. It must not be that of the run folders, whose calls tenants can delay.
         uri: the ledger's folder.
         utc_now: the wall clock.
-        observer: notified of each record.
+        written: called after each attempt to write a record, with ``ok`` or ``error``.
         recorded: called with each record that the ledger contains, or that is kept here until it does.
     """
 
@@ -64,14 +52,14 @@ class Ledger:
         uri: str,
         *,
         utc_now: Callable[[], datetime],
-        observer: LedgerObserver,
-        recorded: Callable[[LedgerRecord], None] = _ignore,
+        written: Callable[[str], None],
+        recorded: Callable[[LedgerRecord], None] = lambda _: None,
     ) -> None:
         self.uri = uri
         self._recorded = recorded
         self._store = store
         self._utc_now = utc_now
-        self._observer = observer
+        self._written = written
         self._behind: set[str] = set()
         """UIDs of jobs with records that could not be written."""
         self._closing: dict[str, LedgerRecord] = {}
@@ -187,12 +175,12 @@ class Ledger:
             async with asyncio.timeout(_RECORD_SECONDS):
                 stored = await self._stored(record_uri(self.uri, record), record)
         except TimeoutError as error:
-            self._observer.ledger_written(failed=True)
+            self._written("error")
             raise StorageUnavailable(self.uri, f"no response within {_RECORD_SECONDS:.0f} s") from error
         except StorageError:
-            self._observer.ledger_written(failed=True)
+            self._written("error")
             raise
-        self._observer.ledger_written(failed=False)
+        self._written("ok")
         self._recorded(stored)
         return stored
 

@@ -16,7 +16,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound, Object
@@ -56,13 +56,6 @@ class DeliveryError(Exception):
         self.final = final
 
 
-class NotificationObserver(Protocol):
-    """Observes deliveries."""
-
-    def notified(self, result: str) -> None:
-        """Called with ``delivered``, ``refused`` (and sent again later) or ``expired`` (given up)."""
-
-
 type Deliver = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 """Sends an event with its id. Raises DeliveryError."""
 
@@ -76,7 +69,7 @@ class Notifications:
         name: name of the ConfigMap.
         deliver: sends one notice.
         utc_now: the wall clock.
-        observer: notified of deliveries.
+        notified: called with ``delivered``, ``refused`` (and sent again later) or ``expired`` (given up).
     """
 
     def __init__(
@@ -87,13 +80,13 @@ class Notifications:
         deliver: Deliver,
         *,
         utc_now: Callable[[], datetime],
-        observer: NotificationObserver,
+        notified: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
         self._namespace, self._name = namespace, name
         self._deliver = deliver
         self._utc_now = utc_now
-        self._observer = observer
+        self._notified = notified
         self._until: datetime | None = None
         """Nothing older is left to deliver. None until the record is read."""
         self._delivered: dict[str, datetime] = {}
@@ -224,7 +217,7 @@ class Notifications:
                 try:
                     await self._deliver(notice.id, notice.event)
                 except DeliveryError as error:
-                    self._observer.notified("refused")
+                    self._notified("refused")
                     refusals += error.final
                     log.warning(
                         "the notice %s was not delivered (again in %.0f s): %s", notice.id, pause, error
@@ -245,7 +238,7 @@ class Notifications:
         self._end(notice, namespace, "expired")
 
     def _end(self, notice: Notice, namespace: str, result: str) -> None:
-        self._observer.notified(result)
+        self._notified(result)
         del self._pending[notice.id]
         self._waiting[namespace] -= 1
         if not self._waiting[namespace]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol, Self
+from typing import Self
 
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
@@ -69,12 +69,6 @@ class _Unconfirmed(Exception):
         self.nodes = nodes
 
 
-class Decide(Protocol):
-    """The pure decision function: :func:`finetune_operator.lifecycle.decide.decide`."""
-
-    def __call__(self, observation: Observation, /) -> Decision: ...
-
-
 def _first_plan(observation: Observation, decision: Decision) -> Object | None:
     """Returns the plan to store if the job has no children, so that its first JobSet can follow in the same pass."""
     action = decision.action
@@ -89,7 +83,7 @@ class Reconciler:
 
     Args:
         observer: observes a job.
-        decide: derives the decision from the observation.
+        decide: derives the decision from the observation; pure.
         applier: carries the decision out.
         utc_now: the wall clock, for errors in the status.
         ledger: takes the records of attempts; None if the operator keeps none.
@@ -98,7 +92,7 @@ class Reconciler:
     def __init__(
         self,
         observer: Observer,
-        decide: Decide,
+        decide: Callable[[Observation], Decision],
         applier: Applier,
         *,
         utc_now: Callable[[], datetime],

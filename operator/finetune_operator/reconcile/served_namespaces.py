@@ -23,10 +23,6 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _ignore(namespace: str) -> None:
-    """The default listener, which does nothing."""
-
-
 class ServedNamespaces:
     """The namespaces that this operator is to serve. It is used by one event loop.
 
@@ -53,7 +49,7 @@ class ServedNamespaces:
         """By namespace and path: when the API server first refused it, if it has not answered since."""
         self._lost: set[str] = set()
         self._returned: dict[str, datetime] = {}
-        self.changed: Callable[[str], None] = _ignore
+        self.changed: Callable[[str], None] = lambda _: None
         """Called after a namespace was lost or is back."""
 
     def refused(self, stream: WatchStream, message: str, *, at_once: bool = False) -> None:

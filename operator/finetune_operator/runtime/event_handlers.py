@@ -4,18 +4,20 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol
 
 from finetune_operator.api import WaitingReason
+from finetune_operator.api.conditions import is_true
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.ownership import job_named_by
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
-from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.reconcile.budgets import Budgets
+from finetune_operator.reconcile.notifications import Notifications
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.rendering.labels import JOB_LABEL
+from finetune_operator.runtime.metrics import OperatorMetrics
 
 #: Delay of finished jobs in a listing, of which few have anything left to do, so that live ones are reconciled first.
 FINISHED_LATER_SECONDS = 5.0
@@ -23,50 +25,6 @@ FINISHED_LATER_SECONDS = 5.0
 POD_SECONDS = 0.1
 #: Minimum interval between updates of a profile's number of jobs, since jobs are created and deleted in bursts.
 USAGE_SECONDS = 2.0
-
-
-class JobObserver(Protocol):
-    """Observes the events from which metrics of jobs follow."""
-
-    def job(self, key: JobKey, job: Object) -> None:
-        """Called with each version of a job."""
-
-    def gone(self, key: JobKey) -> None:
-        """Called when a job is deleted."""
-
-    def jobset_finished(self, key: JobKey) -> None:
-        """Called when a watch event shows that a JobSet of a live job has finished."""
-
-    def forget(self, key: JobKey) -> None:
-        """Called when the job is finished or deleted."""
-
-
-class UsageListener(Protocol):
-    """Observes what budgets of namespaces depend on."""
-
-    def profile(self, name: str, profile: Object | None) -> bool:
-        """Called with each version of a profile; None: it is deleted. Returns whether the budget has changed that it
-        gives to namespaces."""
-        ...
-
-    def job(self, job: Object) -> None:
-        """Called with each version of a job."""
-
-    def gone(self, namespace: str, uid: str) -> None:
-        """Called when a job is deleted, after what is left to record of it."""
-
-
-class VersionListener(Protocol):
-    """Observes the versions of jobs, finished ones included."""
-
-    def job(self, job: Object) -> None:
-        """Called with each version of a job."""
-
-    def listing(self) -> None:
-        """Called before all jobs are listed."""
-
-    def listed(self, left_out: Collection[str]) -> None:
-        """Called after each job of a listing of all served namespaces but those."""
 
 
 @dataclass(slots=True)
@@ -93,10 +51,6 @@ class _CachedJob:
     """UID and resource version of the last JobSet that this process has created for the job."""
 
 
-def _ignore(_job: Object) -> None:
-    """The default listener, which does nothing."""
-
-
 class EventHandlers:
     """Turns watch events into keys.
 
@@ -105,26 +59,26 @@ class EventHandlers:
 
     Args:
         add: adds a key to the queue, due after the given number of seconds.
-        listener: notified of jobs and finished JobSets.
+        metrics: notified of jobs and finished JobSets.
         deleted: called with each deleted job.
-        usage: notified of jobs and profiles; None: nothing depends on it.
-        versions: notified of versions of jobs; None: nothing depends on them.
+        budgets: notified of jobs and profiles; None: no namespace has a budget.
+        notifications: notified of all versions of jobs and of listings; None: nothing is sent.
     """
 
     def __init__(
         self,
         add: Callable[[Key, float], None],
-        listener: JobObserver,
+        metrics: OperatorMetrics,
         *,
-        deleted: Callable[[Object], None] = _ignore,
-        usage: UsageListener | None = None,
-        versions: VersionListener | None = None,
+        deleted: Callable[[Object], None] = lambda _: None,
+        budgets: Budgets | None = None,
+        notifications: Notifications | None = None,
     ) -> None:
-        self._versions = versions
+        self._notifications = notifications
         self._deleted = deleted
-        self._usage = usage
+        self._budgets = budgets
         self._add = add
-        self._listener = listener
+        self._metrics = metrics
         self._seen: dict[JobKey, _CachedJob] = {}
         self._live: set[JobKey] = set()
         """The unfinished ones of them. Their number is read at each reconcile."""
@@ -184,7 +138,7 @@ class EventHandlers:
             seen.finished_jobsets |= {uid}
             # The end time of JobSets in a listing is unknown.
             if event_type is not None:
-                self._listener.jobset_finished(key)
+                self._metrics.jobset_finished(key)
         if seen and event_type == "DELETED":
             seen.finished_jobsets -= {uid}
         version = jobset["metadata"].get("resourceVersion")
@@ -196,10 +150,12 @@ class EventHandlers:
             self._add(key, FINISHED_LATER_SECONDS)
         self._add_child(key, event_type)
 
-    def jobset_created(self, created: JobSetCreated) -> None:
-        """Called after this process has created a JobSet."""
-        if seen := self._seen.get(JobKey(created.namespace, created.job)):
-            seen.created_jobset = created.uid, created.version
+    def jobset_created(self, jobset: Object) -> None:
+        """Called after this process has created a JobSet, with its stored form."""
+        if key := _owner(jobset):
+            self._metrics.jobset_created(key)
+            if seen := self._seen.get(key):
+                seen.created_jobset = jobset["metadata"]["uid"], jobset["metadata"]["resourceVersion"]
 
     def pod(self, event_type: str | None, pod: Object) -> None:
         key = _owner(pod)
@@ -234,38 +190,27 @@ class EventHandlers:
         if before is not None and before == self._profiles.get(name):
             return
         self._add(ProfileKey(name), 0.0)
-        for key, seen in self._seen.items():
-            if not seen.finished and not seen.admitted:
-                self._add(key, 0.0)
+        self._add_live(lambda _, job: not job.admitted)
 
     def usage_known(self, namespace: str) -> None:
         """Queues the jobs of a namespace that wait until its usage in the present month is known."""
-        for key, seen in self._seen.items():
-            if key.namespace == namespace and seen.waits_for_budget and not seen.finished:
-                self._add(key, 0.0)
+        self._add_live(lambda key, job: key.namespace == namespace and job.waits_for_budget)
 
     def _limit(self, name: str, profile: Object | None) -> None:
         """Queues the jobs of a profile that gives its namespaces another budget than before: those that wait may start,
         or those that run have to stop."""
-        if self._usage is None or not self._usage.profile(name, profile):
-            return
-        for key, seen in self._seen.items():
-            if seen.profile == name and not seen.finished:
-                self._add(key, 0.0)
+        if self._budgets is not None and self._budgets.profile(name, profile):
+            self._add_live(lambda _, job: job.profile == name)
 
     def missed(self) -> None:
         """Queues every live job after a watch has lost events, since a listing does not show deleted objects."""
-        for key, seen in self._seen.items():
-            if not seen.finished:
-                self._add(key, 0.0)
+        self._add_live(lambda *_: True)
 
     def namespace_changed(self, namespace: str) -> None:
         """Called when a served namespace is lost or is back: profiles report it, and its jobs go on."""
         for name in self._profiles:
             self._add(ProfileKey(name), 0.0)
-        for key, seen in self._seen.items():
-            if key.namespace == namespace and not seen.finished:
-                self._add(key, 0.0)
+        self._add_live(lambda key, _: key.namespace == namespace)
 
     def keys(self) -> frozenset[JobKey]:
         """Returns the keys of all known jobs."""
@@ -273,8 +218,8 @@ class EventHandlers:
 
     def listing(self) -> None:
         """Called before all jobs are listed live."""
-        if self._versions is not None:
-            self._versions.listing()
+        if self._notifications is not None:
+            self._notifications.listing()
 
     def listed(self, jobs: Iterable[Object]) -> None:
         """Handles one page of a live listing: queues the unfinished jobs."""
@@ -282,7 +227,7 @@ class EventHandlers:
             seen = self._seen.get(_key(job))
             if seen and seen.uid == job["metadata"]["uid"] and seen.version > _version(job):
                 # The watch has delivered a newer version since the listing began; or a backup was restored.
-                if not _condition(job, "Finished"):
+                if not is_true(job, "Finished"):
                     self._add(_key(job), 0.0)
                 continue
             seen = self._remember(_key(job), job)
@@ -300,8 +245,14 @@ class EventHandlers:
             self._forget(key)
             # Queued in case a job of that name has been created again in the meantime.
             self._add(key, 0.0)
-        if self._versions is not None:
-            self._versions.listed(left_out)
+        if self._notifications is not None:
+            self._notifications.listed(left_out)
+
+    def _add_live(self, concerned: Callable[[JobKey, _CachedJob], bool]) -> None:
+        """Queues the unfinished jobs that are concerned."""
+        for key, job in self._seen.items():
+            if not job.finished and concerned(key, job):
+                self._add(key, 0.0)
 
     def _add_child(self, key: JobKey, event_type: str | None, after: float = 0.0) -> None:
         # A listing of children accompanies a listing of jobs, which queues the jobs.
@@ -312,7 +263,7 @@ class EventHandlers:
         """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
         version = _version(job)
-        finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
+        finished, admitted = is_true(job, "Finished"), is_true(job, "Valid")
         seen = self._seen.get(key)
         if seen is not None and seen.uid != uid:
             if (created, version) < (seen.created, seen.version):
@@ -328,16 +279,15 @@ class EventHandlers:
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
         waiting = (job.get("status") or {}).get("waiting") or {}
         seen.waits_for_budget = waiting.get("reason") == WaitingReason.BUDGET
-        self._listener.job(key, job)
-        if self._usage is not None:
-            self._usage.job(job)
-        if self._versions is not None:
-            self._versions.job(job)
+        self._metrics.job(key, job)
+        if self._budgets is not None:
+            self._budgets.job(job)
+        if self._notifications is not None:
+            self._notifications.job(job)
         self._use(seen, None if finished else _profile_of(job))
         if finished:
             self._live.discard(key)
             seen.finished_jobsets = frozenset()
-            self._listener.forget(key)
         else:
             self._live.add(key)
         return seen
@@ -355,10 +305,9 @@ class EventHandlers:
         if seen := self._seen.pop(key, None):
             self._live.discard(key)
             self._use(seen, None)
-            if self._usage is not None:
-                self._usage.gone(key.namespace, seen.uid)
-        self._listener.gone(key)
-        self._listener.forget(key)
+            if self._budgets is not None:
+                self._budgets.gone(key.namespace, seen.uid)
+        self._metrics.gone(key)
 
 
 def _key(job: Object) -> JobKey:
@@ -406,11 +355,5 @@ def _up_to_date(job: Object) -> bool:
     return bool(status.get("observedGeneration") == metadata.get("generation"))
 
 
-def _condition(job: Object, kind: str) -> bool:
-    conditions = (job.get("status") or {}).get("conditions", ())
-    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
-
-
 def _has_ended(jobset: Object) -> bool:
-    conditions = (jobset.get("status") or {}).get("conditions", ())
-    return any(each["type"] in ("Completed", "Failed") and each["status"] == "True" for each in conditions)
+    return is_true(jobset, "Completed") or is_true(jobset, "Failed")

@@ -1,4 +1,4 @@
-"""Metrics of the fleet: its jobs as they are now, and what has ended since the process leads.
+"""Gauges of the fleet: its jobs as they are now.
 
 Label values are bounded: namespaces and profiles that exist, and words of the API. Texts that a tenant's run folder
 contains, such as the reasons of a trainer, are never among them.
@@ -6,38 +6,25 @@ contains, such as the reasons of a trainer, are never among them.
 
 from collections import Counter as Multiset
 from collections.abc import Iterable
-from dataclasses import asdict, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from finetune_contract import FailureClass, Stage
-from finetune_operator.api import Phase, Reason, StagePhase, WaitingReason
+from finetune_contract import Stage
+from finetune_operator.api import Phase, Reason, WaitingReason
+from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cluster.port import Object
-from finetune_operator.lifecycle.accounting.transitions import FailureCause, TrainingUses, Transitions
 from finetune_operator.lifecycle.children.kueue import DEACTIVATED, NEVER_ADMITTED
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 
-#: Seconds, from a check of the data to a training of four weeks.
-_STAGE_BUCKETS = (30, 60, 300, 900, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400, 28 * 86400)
-#: Seconds, from a node that exists to a week in a queue.
-_WAIT_BUCKETS = (10, 60, 180, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400)
-#: Seconds, from programs in the cache to those of the largest models.
-_COMPILATION_BUCKETS = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600)
-#: Seconds. The API server stores the time of a job's creation in whole seconds.
-_ADMISSION_BUCKETS = (1, 2, 5, 10, 30, 60, 300, 1800)
 _ON_TPU = frozenset(stage.value for stage in Stage if stage.on_tpu)
 _PHASES = frozenset(Phase)
 _FINISHED = frozenset(phase for phase in Phase if phase.finished)
 _WAITS = frozenset(WaitingReason)
 #: Words of the condition Stalled: the operator's and Kueue's.
 _STALLS = frozenset({*Reason, *WaitingReason, *NEVER_ADMITTED, DEACTIVATED})
-#: How a stage ends.
-_STAGE_ENDS = (StagePhase.SUCCEEDED, StagePhase.FAILED)
-
 #: Reasons for which a run folder is not read and that say nothing of the store or the operator. Those who may write to
 #: the folder or the namespace can cause the last three.
 _NOT_BLIND = frozenset(
@@ -77,13 +64,12 @@ class JobFacts(NamedTuple):
         status = job.get("status") or {}
         resolved = status.get("resolved") or {}
         resources = resolved.get("resources") or {}
-        conditions = {each["type"]: each for each in status.get("conditions") or ()}
         phase = status.get("phase")
         waiting = (status.get("waiting") or {}).get("reason")
         live = phase not in _FINISHED
         holds = phase == Phase.RUNNING and status.get("stage") in _ON_TPU
-        readable, valid = conditions.get("RunFolderReadable", {}), conditions.get("Valid", {})
-        stalled = conditions.get("Stalled", {})
+        readable, valid = stored_condition(job, "RunFolderReadable"), stored_condition(job, "Valid")
+        stalled: Any = stored_condition(job, "Stalled")
         is_stalled, reason = live and stalled.get("status") == "True", stalled.get("reason")
         # Only its author can mend a refused spec. An invalid profile is the platform team's.
         refused = valid.get("status") == "False" and valid.get("reason") != Reason.PROFILE_INVALID
@@ -176,119 +162,3 @@ class JobCollector(Collector):
         for (name, labels), value in sorted(sums.items()):
             families[name].add_metric(labels, value)
         return families.values()
-
-
-class TransitionMetrics:
-    """Counters and histograms of what has ended."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._jobs = Counter(
-            "finetune_jobs_ended",
-            "Jobs that have ended, by result (Succeeded, Failed or Planned), class of the failure, and its cause: "
-            "OwnLimit (a limit that the job sets below the default), NoCapacity, or empty",
-            ["namespace", "profile", "result", "class", "cause"],
-            registry=registry,
-        )
-        self._attempts = Counter(
-            "finetune_attempts_ended",
-            "Attempts that have ended without success, by class of the failure",
-            ["namespace", "profile", "class"],
-            registry=registry,
-        )
-        self._hung = Counter(
-            "finetune_attempts_hung",
-            "Attempts that the operator has ended because they made no progress; cause is OwnLimit if the job sets the "
-            "limit below the default",
-            ["namespace", "profile", "cause"],
-            registry=registry,
-        )
-        self._stage_seconds = Histogram(
-            "finetune_stage_seconds",
-            "Time from the start of a stage's first attempt to the stage's end",
-            ["profile", "stage", "result"],
-            buckets=_STAGE_BUCKETS,
-            registry=registry,
-        )
-        self._queue_seconds = Histogram(
-            "finetune_training_queue_seconds",
-            "Time that a training which has ended had waited for quota, over all its attempts",
-            ["profile", "capacity"],
-            buckets=_WAIT_BUCKETS,
-            registry=registry,
-        )
-        self._provisioning_seconds = Histogram(
-            "finetune_training_provisioning_seconds",
-            "Time that a training which has ended had waited for nodes and images, over all its attempts",
-            ["profile", "capacity"],
-            buckets=_WAIT_BUCKETS,
-            registry=registry,
-        )
-        self._training_seconds = Counter(
-            "finetune_training_seconds",
-            "Time of trainings that have ended, over all their attempts, by use: productive or lost to what",
-            ["namespace", "profile", "use"],
-            registry=registry,
-        )
-        self._compilation_seconds = Histogram(
-            "finetune_training_compilation_seconds",
-            "Time that a training which has ended took to compile programs or read cached ones, over all its attempts",
-            ["profile", "capacity"],
-            buckets=_COMPILATION_BUCKETS,
-            registry=registry,
-        )
-        self._admission_seconds = Histogram(
-            "finetune_admission_seconds",
-            "Time from a job's creation until its status first said whether it is valid",
-            buckets=_ADMISSION_BUCKETS,
-            registry=registry,
-        )
-
-    def begin(self, place: Place) -> None:
-        """Begins the series of a namespace under a profile at 0."""
-        namespace, profile, capacity = place
-        for result in (Phase.SUCCEEDED, Phase.PLANNED):
-            self._jobs.labels(namespace, profile, result, "", "")
-        for failure_class in FailureClass:
-            if failure_class is not FailureClass.QUOTA:
-                self._jobs.labels(namespace, profile, Phase.FAILED, failure_class, "")
-            self._attempts.labels(namespace, profile, failure_class)
-        for cause in FailureCause:
-            self._jobs.labels(namespace, profile, Phase.FAILED, FailureClass.INFRASTRUCTURE, cause)
-        self._jobs.labels(namespace, profile, Phase.FAILED, FailureClass.PREEMPTION, FailureCause.OWN_LIMIT)
-        for hung_by in ("", FailureCause.OWN_LIMIT):
-            self._hung.labels(namespace, profile, hung_by)
-        for use in fields(TrainingUses):
-            self._training_seconds.labels(namespace, profile, use.name)
-        for stage in Stage:
-            for ended in _STAGE_ENDS:
-                self._stage_seconds.labels(profile, stage, ended)
-        for histogram in (self._queue_seconds, self._provisioning_seconds, self._compilation_seconds):
-            histogram.labels(profile, capacity)
-
-    def end(self, namespace: str, profile: str) -> None:
-        """Removes the series of a namespace under a profile. Those without a namespace stay."""
-        for counter in (self._jobs, self._attempts, self._hung, self._training_seconds):
-            counter.remove_by_labels({"namespace": namespace, "profile": profile})
-
-    def observe(self, seen: Transitions) -> None:
-        """Counts what has ended from one status to the next."""
-        place = seen.namespace, seen.profile
-        if seen.result is not None:
-            self._jobs.labels(*place, seen.result, seen.failure_class or "", seen.cause or "").inc()
-        for attempt in seen.attempts:
-            self._attempts.labels(*place, attempt.failure_class).inc()
-            if attempt.hung:
-                self._hung.labels(*place, attempt.cause or "").inc()
-        for stage in seen.stages:
-            self._stage_seconds.labels(seen.profile, stage.stage, stage.result).observe(stage.seconds)
-        if seen.admission is not None:
-            self._admission_seconds.observe(seen.admission)
-        if seen.training is not None:
-            capacity = seen.capacity or ""
-            uses = seen.training.uses
-            self._queue_seconds.labels(seen.profile, capacity).observe(uses.queued)
-            self._provisioning_seconds.labels(seen.profile, capacity).observe(uses.provisioning)
-            for use, seconds in asdict(uses).items():
-                self._training_seconds.labels(*place, use).inc(seconds)
-            if seen.training.compilation is not None:
-                self._compilation_seconds.labels(seen.profile, capacity).observe(seen.training.compilation)

@@ -20,9 +20,7 @@ from prometheus_client.registry import Collector
 
 from finetune_operator.api import Phase
 from finetune_operator.cluster.port import Object, WatchStream
-from finetune_operator.lifecycle.accounting.increments import UsageIncrement
-from finetune_operator.lifecycle.accounting.transitions import Transitions
-from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.lifecycle.changes import Changes
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.notifications import Notifications
@@ -30,18 +28,16 @@ from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
-from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.job_metrics import JobCollector, Place, TransitionMetrics
+from finetune_operator.runtime.change_metrics import ChangeMetrics
+from finetune_operator.runtime.job_metrics import JobCollector, Place
 from finetune_operator.runtime.queue import WorkQueue
 
 # The time at which each series began would be a series of its own, of which no query makes use.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_HOUR = 3600
-_DAY = 24 * _HOUR
-#: Seconds for which a series stays at 0: longer than the interval of scrapes.
-HELD_SECONDS = 120
+#: Phases of jobs whose next JobSet is not due, if there is any.
+_WITHOUT_NEXT = frozenset({Phase.SUSPENDED, *(phase for phase in Phase if phase.finished)})
 #: Samples whose text is written in one go.
 _BATCH = 20_000
 #: Seconds, from a single fast read to a stage that waits for the API server to recover.
@@ -121,111 +117,66 @@ class OperatorMetrics:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self.registry = CollectorRegistry()
-        self._reconcile = Histogram(
-            "finetune_reconcile_seconds",
-            "Duration of one reconcile",
-            ["result"],
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
-        self._errors = Counter(
-            "finetune_reconcile_errors",
-            "Reconciles that failed, by reason",
-            ["reason"],
-            registry=self.registry,
-        )
-        self._failing_now = Gauge(
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        duration = partial(Histogram, buckets=_BUCKETS, registry=self.registry)
+        self._reconcile = duration("finetune_reconcile_seconds", "Duration of one reconcile", ["result"])
+        self._errors = counter("finetune_reconcile_errors", "Reconciles that failed, by reason", ["reason"])
+        self._failing_now = gauge(
             "finetune_reconcile_failing",
             "Number of jobs and profiles whose last reconcile failed, by reason",
             ["reason"],
-            registry=self.registry,
         )
-        self._delay = Histogram(
+        self._delay = duration(
             "finetune_status_delay_seconds",
             "Time from when a job or profile is due, by an event or a timer, until its status is up to date",
-            buckets=_BUCKETS,
-            registry=self.registry,
         )
-        self._handover = Histogram(
+        self._handover = duration(
             "finetune_stage_handover_seconds",
             "Time from the event of a finished JobSet to the creation of the job's next one, without a wait between",
-            buckets=_BUCKETS,
-            registry=self.registry,
         )
-        self._requests = Counter(
+        self._requests = counter(
             "finetune_api_requests",
             "Requests to the API server, by verb, resource and HTTP status (0: no response)",
             ["verb", "resource", "code"],
-            registry=self.registry,
         )
-        self._request_seconds = Histogram(
-            "finetune_api_request_seconds",
-            "Duration of requests to the API server",
-            ["verb", "resource"],
-            buckets=_BUCKETS,
-            registry=self.registry,
+        self._request_seconds = duration(
+            "finetune_api_request_seconds", "Duration of requests to the API server", ["verb", "resource"]
         )
-        self._storage_requests = Counter(
+        self._storage_requests = counter(
             "finetune_storage_requests",
             "Requests to the artifact store, by operation; a listing of several pages counts once",
             ["operation"],
-            registry=self.registry,
         )
-        self._storage_refused = Counter(
+        self._storage_refused = counter(
             "finetune_storage_refused",
             "Requests to the artifact store that the circuit breaker refused, by operation",
             ["operation"],
-            registry=self.registry,
         )
-        self._chip_seconds = Counter(
-            "finetune_chip_seconds",
-            "TPU chip seconds in which processes of jobs ran, as statuses report them",
-            ["namespace", "profile", "capacity"],
-            registry=self.registry,
+        self._ledger_records = counter(
+            "finetune_ledger_records", "Records of the ledger that were to be written, by result", ["result"]
         )
-        self._cost = Counter(
-            "finetune_cost",
-            "Cost of the chip seconds at the profiles' prices",
-            ["namespace", "profile", "capacity", "currency"],
-            registry=self.registry,
-        )
-        self._ledger_records = Counter(
-            "finetune_ledger_records",
-            "Records of the ledger that were to be written, by result",
-            ["result"],
-            registry=self.registry,
-        )
-        self._deleted_unobserved = Counter(
+        self._deleted_unobserved = counter(
             "finetune_ledger_deletions_missed",
             "Jobs that were deleted while no operator watched, so that their last usage may be missing in the ledger",
-            registry=self.registry,
         )
-        self._notifications = Counter(
+        self._notifications = counter(
             "finetune_notifications",
             "Notices sent to the webhook, by result: delivered, refused (and sent again later), or expired after a day",
             ["result"],
-            registry=self.registry,
         )
-        self._leading = Gauge(
-            "finetune_leader", "1 while this process holds the Lease and acts", registry=self.registry
-        )
+        self._leading = gauge("finetune_leader", "1 while this process holds the Lease and acts")
         self._finished: dict[JobKey, float] = {}
         self._jobs = JobCollector()
         self.registry.register(self._jobs)
         self._failing: dict[Hashable, str] = {}
-        self._places: dict[Place, float] = {}
-        """Places whose counters have begun, and when."""
-        self._held: list[Transitions] = []
-        """What has ended at places whose counters have just begun."""
-        self._idle: dict[tuple[str, str], float] = {}
-        """Since when a namespace has had no jobs under a profile."""
-        self._transitions = TransitionMetrics(self.registry)
+        self._changes = ChangeMetrics(self.registry, clock)
 
     def leads(
         self,
         *,
         queue: WorkQueue[Key],
-        intake: EventHandlers,
+        live: Callable[[], int],
+        known: Callable[[], int],
         cache: WatchCache,
         served: ServedNamespaces,
         leading: Callable[[], bool],
@@ -237,41 +188,34 @@ class OperatorMetrics:
 
         Adds gauges that read these objects when scraped.
         """
-        gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "finetune_queue_depth": (
-                "Number of jobs and profiles that are due and wait for a worker",
-                queue.depth,
-            ),
-            "finetune_queue_oldest_seconds": (
-                "Time for which the longest-waiting due job or profile has been due",
-                queue.oldest,
-            ),
-            "finetune_jobs_live": ("Number of jobs that are not finished", lambda: intake.live),
-            "finetune_jobs_known": ("All jobs", lambda: intake.known),
-        }
+        gauge = partial(Gauge, registry=self.registry)
+        gauge(
+            "finetune_queue_depth", "Number of jobs and profiles that are due and wait for a worker"
+        ).set_function(queue.depth)
+        gauge(
+            "finetune_queue_oldest_seconds",
+            "Time for which the longest-waiting due job or profile has been due",
+        ).set_function(queue.oldest)
+        gauge("finetune_jobs_live", "Number of jobs that are not finished").set_function(live)
+        gauge("finetune_jobs_known", "All jobs").set_function(known)
         if ledger is not None:
-            gauges["finetune_ledger_pending"] = (
-                "Number of jobs with records that the ledger could not take yet",
-                lambda: ledger.pending,
-            )
+            gauge(
+                "finetune_ledger_pending", "Number of jobs with records that the ledger could not take yet"
+            ).set_function(lambda: ledger.pending)
         if budgets is not None and ledger is not None:
-            gauges["finetune_ledger_unread"] = (
+            gauge(
+                "finetune_ledger_unread",
                 "Number of namespaces whose usage in the month is unknown because the ledger cannot be read",
-                lambda: budgets.unreadable,
-            )
+            ).set_function(lambda: budgets.unreadable)
             self.registry.register(MonthCollector(budgets))
         if notifications is not None:
-            gauges["finetune_notifications_pending"] = (
-                "Number of notices that the webhook has not taken yet",
-                lambda: notifications.pending,
-            )
-        for name, (description, value) in gauges.items():
-            Gauge(name, description, registry=self.registry).set_function(value)
-        age = Gauge(
+            gauge(
+                "finetune_notifications_pending", "Number of notices that the webhook has not taken yet"
+            ).set_function(lambda: notifications.pending)
+        age = gauge(
             "finetune_watch_age_seconds",
             "Time since the last event, bookmark or page of a watch; above 90, decisions read live",
             ["watch"],
-            registry=self.registry,
         )
         for watch in cache.streams:
             age.labels(str(watch)).set_function(partial(self._age, cache, served, watch))
@@ -314,31 +258,13 @@ class OperatorMetrics:
         """Records one request to the artifact store that was not made."""
         self._storage_refused.labels(operation).inc()
 
-    def used(self, increment: UsageIncrement) -> None:
-        """Records what the reported usage of a job has grown by; 0 begins the job's series."""
-        labels = increment.namespace, increment.profile, increment.capacity
-        self._chip_seconds.labels(*labels).inc(float(increment.amounts.chip_hours * _HOUR))
-        if increment.currency is not None:
-            self._cost.labels(*labels, increment.currency).inc(float(increment.amounts.cost))
+    def changed(self, job: Object, changes: Changes) -> None:
+        """Records what a status that was written changes."""
+        self._changes.changed(job, changes)
 
-    def changed(self, transitions: Transitions) -> None:
-        """Records what has ended from one status of a job to the next.
-
-        At a place whose series have just begun it counts later, since a first value above 0 is no increase to
-        Prometheus.
-        """
-        place = _place(transitions)
-        self._begin(place)
-        if self._held and self._is_ready(_place(self._held[0])):
-            self._count()
-        if self._is_ready(place):
-            self._transitions.observe(transitions)
-        else:
-            self._held.append(transitions)
-
-    def ledger_written(self, *, failed: bool) -> None:
+    def ledger_written(self, result: str) -> None:
         """Records one attempt to write a record of the ledger."""
-        self._ledger_records.labels("error" if failed else "ok").inc()
+        self._ledger_records.labels(result).inc()
 
     def notified(self, result: str) -> None:
         """Records one attempt to deliver a notice, or the end of all attempts."""
@@ -351,45 +277,24 @@ class OperatorMetrics:
     def job(self, key: JobKey, job: Object) -> None:
         """Takes the newest version of a job, as the watch delivers it."""
         facts = self._jobs.put(key, job)
-        if facts.reason or facts.stalled or facts.invalid or facts.phase == Phase.SUSPENDED:
-            # Its next JobSet is not due.
+        if facts.reason or facts.stalled or facts.invalid or facts.phase in _WITHOUT_NEXT:
             self._finished.pop(key, None)
         if facts.profile:
-            self._begin(Place(facts.namespace, facts.profile, facts.capacity))
-
-    def _begin(self, place: Place) -> None:
-        if place not in self._places:
-            self._places[place] = self._clock()
-            self._transitions.begin(place)
-
-    def _is_ready(self, place: Place) -> bool:
-        """Whether its series have been at 0 for long enough."""
-        return self._clock() - self._places[place] >= HELD_SECONDS
-
-    def _count(self) -> None:
-        held, self._held = self._held, []
-        for transitions in held:
-            if self._is_ready(_place(transitions)):
-                self._transitions.observe(transitions)
-            else:
-                self._held.append(transitions)
+            self._changes.begin(Place(facts.namespace, facts.profile, facts.capacity))
 
     def gone(self, key: JobKey) -> None:
         """Drops a deleted job."""
         self._jobs.drop(key)
+        self._finished.pop(key, None)
 
     def jobset_finished(self, key: JobKey) -> None:
         """Records a watch event of a finished JobSet of this job; the handover is measured from the first one."""
         self._finished.setdefault(key, self._clock())
 
-    def jobset_created(self, created: JobSetCreated) -> None:
-        finished = self._finished.pop(JobKey(created.namespace, created.job), None)
+    def jobset_created(self, key: JobKey) -> None:
+        finished = self._finished.pop(key, None)
         if finished is not None:
             self._handover.observe(self._clock() - finished)
-
-    def forget(self, key: JobKey) -> None:
-        """Drops the state of a job that is finished or deleted."""
-        self._finished.pop(key, None)
 
     async def render(self) -> bytes:
         """Returns the text that Prometheus scrapes.
@@ -397,7 +302,7 @@ class OperatorMetrics:
         Reads the metrics on the event loop, where nothing else changes them, and writes their text in a thread, which
         takes most of the time.
         """
-        self._count()
+        self._changes.count_held()
         texts, read, samples = list[bytes](), list[Metric](), 0
         for metric in self.registry.collect():
             read.append(metric)
@@ -406,28 +311,5 @@ class OperatorMetrics:
                 texts.append(await asyncio.to_thread(_text, read))
                 read, samples = [], 0
         texts.append(await asyncio.to_thread(_text, read))
-        self._drop_idle()
+        self._changes.drop_idle(self._jobs.places())
         return b"".join(texts)
-
-    def _drop_idle(self) -> None:
-        """Drops the counters of a namespace that has had no jobs under a profile for a day.
-
-        One with each rendering, because its removal reads all series.
-        """
-        live, now = {place[:2] for place in self._jobs.places()}, self._clock()
-        expired = list[tuple[str, str]]()
-        for pair in {place[:2] for place in self._places}:
-            if pair in live:
-                self._idle.pop(pair, None)
-            elif now - self._idle.setdefault(pair, now) > _DAY:
-                expired.append(pair)
-        for pair in expired[:1]:
-            del self._idle[pair]
-            self._places = {place: begun for place, begun in self._places.items() if place[:2] != pair}
-            self._transitions.end(*pair)
-            for counter in (self._chip_seconds, self._cost):
-                counter.remove_by_labels(dict(zip(("namespace", "profile"), pair, strict=True)))
-
-
-def _place(transitions: Transitions) -> Place:
-    return Place(transitions.namespace, transitions.profile, transitions.capacity or "")

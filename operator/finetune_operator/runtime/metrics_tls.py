@@ -10,30 +10,26 @@ log = logging.getLogger(__name__)
 
 
 def metrics_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Returns the context of /metrics; None for plain HTTP. Raises SettingsError if a file cannot be used."""
-    folder = settings.metrics_tls_dir
+    """Returns the context of a server with tls.crt and tls.key of a folder, as a Secret of type kubernetes.io/tls.
+
+    None for plain HTTP. With ``metrics_client_auth`` clients must present a certificate that the folder's ca.crt has
+    signed. Files that are replaced serve the connections that follow, and what they replaced is no longer used or
+    trusted. Raises SettingsError if a file cannot be used.
+    """
+    folder, client_auth = settings.metrics_tls_dir, settings.metrics_client_auth
     if folder is None:
         return None
-    try:
-        return renewed_context(folder, client_auth=settings.metrics_client_auth)
-    except OSError as error:
-        needed = "tls.crt, tls.key and ca.crt" if settings.metrics_client_auth else "tls.crt and tls.key"
-        raise SettingsError(f"FINETUNE_METRICS_TLS_DIR={folder}: {needed} cannot be used: {error}") from error
-
-
-def renewed_context(folder: Path, *, client_auth: bool) -> ssl.SSLContext:
-    """Returns the context of a server with tls.crt and tls.key of ``folder``, as a Secret of type kubernetes.io/tls.
-
-    With ``client_auth`` clients must present a certificate that the folder's ca.crt has signed. Files that are replaced
-    serve the connections that follow, and what they replaced is no longer used or trusted. Raises OSError, of which
-    ssl.SSLError is one, if a file cannot be used.
-    """
     used = _version(folder)
-    context = current = _loaded(folder, client_auth=client_auth)
+    try:
+        context = current = _loaded(folder, client_auth=client_auth)
+    except OSError as error:
+        needed = "tls.crt, tls.key and ca.crt" if client_auth else "tls.crt and tls.key"
+        raise SettingsError(f"FINETUNE_METRICS_TLS_DIR={folder}: {needed} cannot be used: {error}") from error
 
     def renew(connection: ssl.SSLObject, _server_name: str | None, _context: ssl.SSLContext) -> None:
         nonlocal used, current
         found = _version(folder)
+        # A context takes milliseconds to load, and anyone may connect.
         if found != used:
             try:
                 current = _loaded(folder, client_auth=client_auth)

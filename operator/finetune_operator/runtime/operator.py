@@ -15,7 +15,8 @@ from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.lease import CannotLead, LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, Object, WatchStream
 from finetune_operator.lifecycle.accounting.job_usage import counted_on
-from finetune_operator.reconcile.apply import Applier, JobSetCreated
+from finetune_operator.lifecycle.decide import decide
+from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.at_work import AtWork
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import LEDGER_ADVICE, Ledger
@@ -23,7 +24,7 @@ from finetune_operator.reconcile.notifications import Notifications
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
-from finetune_operator.reconcile.reconciler import Decide, ReconcileError, Reconciler
+from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.training_times import TrainingTimes
@@ -66,7 +67,6 @@ class Operator:
 
     Args:
         settings: the operator's settings.
-        decide: the pure decision function.
         environ: environment with the API server's address.
     """
 
@@ -74,11 +74,9 @@ class Operator:
         self,
         settings: Settings,
         *,
-        decide: Decide,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._settings = settings
-        self._decide = decide
         self._environ = environ
         self._metrics = OperatorMetrics()
         self._clock = ServerClock(_utc_now)
@@ -195,7 +193,7 @@ class Operator:
                 records,
                 settings.ledger,
                 utc_now=self._clock.now,
-                observer=self._metrics,
+                written=self._metrics.ledger_written,
                 recorded=budgets.recorded,
             )
             if settings.ledger
@@ -205,7 +203,9 @@ class Operator:
         notifications = self._notifications(cluster)
         if notifications is not None:
             await notifications.restore()
-        intake = EventHandlers(queue.add, self._metrics, deleted=close, usage=budgets, versions=notifications)
+        intake = EventHandlers(
+            queue.add, self._metrics, deleted=close, budgets=budgets, notifications=notifications
+        )
         served.changed = intake.namespace_changed
         for stream, problem in self._found.refused.items():
             served.refused(stream, problem, at_once=True)
@@ -222,7 +222,8 @@ class Operator:
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
         self._metrics.leads(
             queue=queue,
-            intake=intake,
+            live=lambda: intake.live,
+            known=lambda: intake.known,
             cache=cache,
             served=served,
             leading=lambda: election.leading,
@@ -314,7 +315,7 @@ class Operator:
             f"{self._settings.lease_name}-notifications",
             self._webhook.deliver,
             utc_now=self._clock.now,
-            observer=self._metrics,
+            notified=self._metrics.notified,
         )
 
     def _namespace(self) -> str:
@@ -346,10 +347,6 @@ class Operator:
             paused=self._settings.paused,
         )
 
-        def created(jobset: JobSetCreated) -> None:
-            intake.jobset_created(jobset)
-            self._metrics.jobset_created(jobset)
-
         def unwritten(job: Object) -> None:
             budgets.unwritten.keep(job)
             budgets.job(job)
@@ -359,13 +356,12 @@ class Operator:
             plans,
             store,
             cache,
-            created=created,
-            used=self._metrics.used,
+            created=intake.jobset_created,
             changed=self._metrics.changed,
             pruned=ledger.give_up if ledger else lambda: None,
             unwritten=unwritten,
         )
-        jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now, ledger=ledger)
+        jobs = Reconciler(observer, decide, applier, utc_now=self._clock.now, ledger=ledger)
         # An operator that serves some namespaces counts only their jobs, and would overwrite other operators' counts.
         everywhere = not self._settings.namespaces
         profiles = ProfileReconciler(

@@ -11,9 +11,7 @@ from finetune_operator.api import Reason
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerOutcome, LedgerRecord, TrainedSteps
 from finetune_operator.lifecycle import decide
 from finetune_operator.lifecycle.accounting.amounts import amount, text_of
-from finetune_operator.lifecycle.accounting.increments import UsageIncrement, usage_increment
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.simulated_jobs import DISRUPTED, PRICES
 from tests.unit.lifecycle.test_limits import flavors
@@ -284,22 +282,6 @@ def test_a_profile_whose_tenants_could_write_the_ledger_is_refused(ledger: str) 
 def test_a_profile_beside_the_ledger_is_valid() -> None:
     found = profile_status(profile(), used_by=0, now=datetime(2026, 11, 21, tzinfo=UTC), ledger=LEDGER)
     assert [each.status for each in found.conditions or () if each.type == "Valid"] == ["True"]
-
-
-def test_increments_add_up_to_the_usage_and_count_for_the_capacity_that_was_used() -> None:
-    world = made()
-    found: list[UsageIncrement] = []
-    before = dict(world.job)
-    name = world.until(Stage.TRAIN)
-    for _ in range(3):
-        work(world, name, 1)
-        if increment := usage_increment(before, read_status(world.status)):
-            found.append(increment)
-        before = {**world.job, "status": world.status}
-    assert {(each.namespace, each.profile, each.capacity, each.currency) for each in found} == {
-        ("team-a", "local", "Spot", "USD")
-    }
-    assert sum(each.amounts.chip_hours for each in found) == Decimal(world.status["cost"]["chipHours"])
 
 
 @pytest.mark.parametrize(

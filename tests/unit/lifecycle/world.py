@@ -50,6 +50,7 @@ from finetune_operator.lifecycle import (
 )
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
+from finetune_operator.lifecycle.changes import changes
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
@@ -66,7 +67,7 @@ from finetune_operator.lifecycle.children.projection import (
 from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.observation import in_order, since
-from finetune_operator.lifecycle.status.events import transitions
+from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
@@ -401,8 +402,7 @@ class World:
             self.events.append(notice)
 
     def _write_status(self, status: FineTuneJobStatus) -> None:
-        before = read_status(self.job.get("status"))
-        moved = transitions(before.conditions or (), status.conditions or ())
+        moved = job_events(changes(read_status(self.job.get("status")), status))
         self.untold += [notice for notice in moved if notice not in self.events]
         self.job["status"] = status.to_document()
 

@@ -43,7 +43,7 @@ from finetune_operator.lifecycle.decision import (
 )
 from finetune_operator.lifecycle.observation import Observation, RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.status.fitting import read_status
-from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
+from finetune_operator.reconcile.apply import Applier, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.records import MalformedRecordError, read_run_record
@@ -60,7 +60,7 @@ class Bench:
     def __init__(self) -> None:
         self.cluster = FakeCluster()
         self.store = FakeStore()
-        self.created: list[JobSetCreated] = []
+        self.created: list[Object] = []
         self.unwritten: list[Object] = []
         self.cluster.put(JOBS, job())
         self.applier = Applier(
@@ -119,8 +119,7 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
         "patch finetunejobs/status",
     ]
     assert json.loads(bench.store.files[FOLDERS.run.jobset("prep", 2)]) == child("JobSet", "demo-prep-2")
-    stored = bench.cluster.objects[JOBSETS, "team", "demo-prep-2"]["metadata"]
-    assert bench.created == [JobSetCreated("team", "demo", stored["uid"], stored["resourceVersion"])]
+    assert bench.created == [bench.cluster.objects[JOBSETS, "team", "demo-prep-2"]]
 
 
 async def test_a_status_that_does_not_differ_is_not_written(bench: Bench) -> None:

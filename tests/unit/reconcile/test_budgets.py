@@ -40,7 +40,11 @@ class Bench:
         self.store.fault = lambda moment, _call: self.away if moment == "before" else None
         self.budgets = Budgets(self.store, uri, utc_now=self.now)
         self.ledger = Ledger(
-            self.store, URI, utc_now=self.now, observer=OperatorMetrics(), recorded=self.budgets.recorded
+            self.store,
+            URI,
+            utc_now=self.now,
+            written=OperatorMetrics().ledger_written,
+            recorded=self.budgets.recorded,
         )
         self.known: list[str] = []
 

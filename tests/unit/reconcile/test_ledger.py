@@ -40,7 +40,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.store, self.metrics = FakeStore(), OperatorMetrics()
-        self.ledger = Ledger(self.store, URI, utc_now=lambda: NOW, observer=self.metrics)
+        self.ledger = Ledger(self.store, URI, utc_now=lambda: NOW, written=self.metrics.ledger_written)
 
     def away(self, error: Exception | None) -> None:
         self.store.fault = lambda moment, call: (

@@ -44,9 +44,6 @@ class World:
         self.results: list[str] = []
         self.changed = asyncio.Event()
 
-    def notified(self, result: str) -> None:
-        self.results.append(result)
-
     async def deliver(self, notice: str, event: Event) -> None:
         await asyncio.sleep(0)
         self.changed.set()
@@ -60,7 +57,9 @@ class World:
     @asynccontextmanager
     async def operator(self, *, crash: bool = False) -> AsyncIterator[Notifications]:
         """A leader; ``crash``: it ends without its last write."""
-        found = Notifications(self.cluster, OWN, NAME, self.deliver, utc_now=self.clock, observer=self)
+        found = Notifications(
+            self.cluster, OWN, NAME, self.deliver, utc_now=self.clock, notified=self.results.append
+        )
         await found.restore()
         writing = asyncio.create_task(found.run())
         try:

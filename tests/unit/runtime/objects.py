@@ -2,7 +2,11 @@
 
 from typing import Any
 
+from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.lifecycle.changes import changes
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.runtime.metrics import OperatorMetrics
 
 
 def conditions(**status: str) -> list[dict[str, str]]:
@@ -61,3 +65,19 @@ def jobset(name: str = "demo-prep-1", owner: str = "demo", **status: str) -> dic
 
 def key(name: str = "demo") -> JobKey:
     return JobKey("team", name)
+
+
+def status_of(profile: str = "small", **fields: Any) -> FineTuneJobStatus:
+    resources = {"tpu": "v6e-4", "accelerator": "a", "topology": "2x2", "chips": 4, "hosts": 1, "slices": 1}
+    resolved = {
+        "profile": {"name": profile, "hash": f"sha256:{'0' * 64}"},
+        "resources": {**resources, "capacity": "Spot"},
+    }
+    return read_status({"resolved": resolved if profile else None, **fields})
+
+
+def ended(metrics: OperatorMetrics, namespace: str = "team", profile: str = "small") -> None:
+    """Counts the end of a job."""
+    failure = {"class": "User", "reason": "R", "message": "M"}
+    before, after = status_of(profile), status_of(profile, phase="Failed", failure=failure)
+    metrics.changed({"metadata": {"namespace": namespace}, "spec": {}}, changes(before, after))

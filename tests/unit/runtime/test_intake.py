@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
@@ -12,16 +11,18 @@ from finetune_operator.runtime.event_handlers import (
     USAGE_SECONDS,
     EventHandlers,
 )
+from finetune_operator.runtime.metrics import OperatorMetrics
 from tests.unit.reconcile.fakes import workload
 from tests.unit.runtime.objects import job, jobset, key, profile
 
 LOCAL = ProfileKey("local")
 
 
-class Ears:
+class Ears(OperatorMetrics):
     """Records what the event handlers report."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.added: list[tuple[Key, float]] = []
         self.finished: list[JobKey] = []
         self.forgotten: list[JobKey] = []
@@ -33,12 +34,10 @@ class Ears:
 
     def gone(self, key: JobKey) -> None:
         del self.versions[key]
+        self.forgotten.append(key)
 
     def jobset_finished(self, key: JobKey) -> None:
         self.finished.append(key)
-
-    def forget(self, key: JobKey) -> None:
-        self.forgotten.append(key)
 
     def take(self) -> list[Key]:
         keys = [key for key, _ in self.added]
@@ -135,7 +134,7 @@ def versioned(version: str, name: str = "demo-prep-1") -> dict[str, Any]:
 
 def test_a_creation_by_this_process_queues_nothing_and_every_later_change_does(ears: Ears) -> None:
     ears.intake.job("ADDED", job())
-    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.intake.jobset_created(versioned("7"))
     ears.take()
     ears.intake.jobset("ADDED", versioned("7"))
     assert ears.take() == []
@@ -149,7 +148,7 @@ def test_a_creation_by_this_process_queues_nothing_and_every_later_change_does(e
 )
 def test_a_creation_by_another_process_is_queued(ears: Ears, other: dict[str, Any]) -> None:
     ears.intake.job("ADDED", job())
-    ears.intake.jobset_created(JobSetCreated("team", "demo", "uid-demo-prep-1", "7"))
+    ears.intake.jobset_created(versioned("7"))
     ears.take()
     ears.intake.jobset("ADDED", other)
     assert ears.take() == [key()]
@@ -281,7 +280,7 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     ears.intake.gone([key("vanished")])
     assert sorted(ears.take()) == [key("live"), key("unseen"), key("vanished")]
     assert ears.intake.known == 3
-    assert ears.forgotten == [key("finished"), key("vanished")]
+    assert ears.forgotten == [key("vanished")]
     assert sorted(ears.versions) == [key("finished"), key("live"), key("unseen")]
 
 
@@ -447,7 +446,7 @@ def under(name: str, *, waiting: str | None = None, finished: bool = False) -> A
 
 def test_a_changed_limit_queues_the_jobs_of_its_profile() -> None:
     ears, usage = Ears(), Usage()
-    ears.intake = EventHandlers(lambda key, after: ears.added.append((key, after)), ears, usage=usage)
+    ears.intake = EventHandlers(lambda key, after: ears.added.append((key, after)), ears, budgets=usage)
     ears.intake.job("ADDED", under("local"))
     ears.take()
 
@@ -490,7 +489,7 @@ def test_budgets_receive_each_job_and_its_deletion() -> None:
     ears, usage = Ears(), Usage()
     order: list[str] = []
     ears.intake = EventHandlers(
-        lambda _key, _after: None, ears, deleted=lambda _job: order.append("recorded"), usage=usage
+        lambda _key, _after: None, ears, deleted=lambda _job: order.append("recorded"), budgets=usage
     )
     ears.intake.job("ADDED", job())
     ears.intake.job("DELETED", job())
@@ -516,7 +515,7 @@ class Versions:
 
 def test_every_version_of_a_job_and_each_complete_listing_are_reported() -> None:
     versions = Versions()
-    handlers = EventHandlers(lambda _key, _after: None, Ears(), versions=versions)
+    handlers = EventHandlers(lambda _key, _after: None, Ears(), notifications=versions)
     handlers.job(None, job("old", Finished="True"))
     handlers.job("ADDED", job("new"))
     handlers.listing()

@@ -4,27 +4,13 @@ import asyncio
 import os
 import shutil
 import subprocess
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from finetune_contract import FailureClass, Stage
-from finetune_operator.api import Phase, StagePhase
-from finetune_operator.api.placement import Capacity
 from finetune_operator.ledger.month import MonthlyBudget
-from finetune_operator.lifecycle.accounting.amounts import Amounts
-from finetune_operator.lifecycle.accounting.increments import UsageIncrement
-from finetune_operator.lifecycle.accounting.transitions import (
-    AttemptEnd,
-    FailureCause,
-    StageEnd,
-    TrainingEnd,
-    TrainingUses,
-    Transitions,
-)
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -32,7 +18,7 @@ from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.queue import WorkQueue
-from tests.unit.runtime.objects import job
+from tests.unit.runtime.objects import ended, job
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "docs" / "reference" / "metrics.md"
@@ -186,61 +172,6 @@ def test_values_that_the_api_does_not_define_are_no_labels(
     assert samples(metrics, "finetune_jobs") == {("team", "Pending", "small", ""): 50}
 
 
-def ended(**fields: Any) -> Transitions:
-    values: dict[str, Any] = {
-        "namespace": "team",
-        "profile": "small",
-        "capacity": Capacity.SPOT,
-        "result": Phase.FAILED,
-        "failure_class": FailureClass.USER,
-        "cause": None,
-        "attempts": (
-            AttemptEnd(failure_class=FailureClass.INFRASTRUCTURE, hung=True, cause=FailureCause.OWN_LIMIT),
-        ),
-        "stages": (StageEnd(stage=Stage.TRAIN, result=StagePhase.FAILED, seconds=100.0),),
-        "training": TrainingEnd(
-            uses=TrainingUses(
-                queued=40.0,
-                provisioning=20.0,
-                startup=5.0,
-                productive=60.0,
-                evaluation=3.0,
-                recomputed=2.0,
-            ),
-            compilation=4.0,
-        ),
-        "admission": 2.0,
-    }
-    return Transitions(**values | fields)
-
-
-def test_ends_are_counted_once_their_series_have_been_at_zero_for_two_minutes() -> None:
-    now = 0.0
-    metrics = OperatorMetrics(clock=lambda: now)
-    metrics.changed(ended())
-    now = 119
-    metrics.changed(ended(namespace="other"))
-    asyncio.run(metrics.render())
-    assert samples(metrics, "finetune_jobs_ended_total") == {}
-    now = 120
-    begun = 'finetune_jobs_ended_total{cause="",class="User",namespace="other",profile="small",result="Failed"} 0.0'
-    assert begun in asyncio.run(metrics.render()).decode()
-    assert samples(metrics, "finetune_jobs_ended_total") == {("", "User", "team", "small", "Failed"): 1}
-    assert samples(metrics, "finetune_attempts_ended_total") == {("Infrastructure", "team", "small"): 1}
-    assert samples(metrics, "finetune_attempts_hung_total") == {("OwnLimit", "team", "small"): 1}
-    assert samples(metrics, "finetune_stage_seconds_sum") == {("small", "Failed", "Train"): 100}
-    assert samples(metrics, "finetune_training_queue_seconds_sum") == {("Spot", "small"): 40}
-    assert samples(metrics, "finetune_training_provisioning_seconds_sum") == {("Spot", "small"): 20}
-    assert samples(metrics, "finetune_training_compilation_seconds_sum") == {("Spot", "small"): 4}
-    assert samples(metrics, "finetune_admission_seconds_sum") == {(): 2}
-    assert samples(metrics, "finetune_training_seconds_total") == {
-        ("team", "small", use): seconds
-        for use, seconds in {
-            "queued": 40, "provisioning": 20, "startup": 5, "productive": 60, "evaluation": 3, "recomputed": 2,
-        }.items()
-    }  # fmt: skip
-
-
 async def test_counters_of_a_namespace_begin_at_zero_when_its_first_job_is_seen(
     metrics: OperatorMetrics, intake: EventHandlers
 ) -> None:
@@ -254,48 +185,6 @@ async def test_counters_of_a_namespace_begin_at_zero_when_its_first_job_is_seen(
     intake.job("MODIFIED", version(2, **RUNNING))
     queue = 'finetune_training_queue_seconds_count{capacity="Spot",profile="small"} 0.0'
     assert queue in (await metrics.render()).decode()
-
-
-def test_what_is_held_is_counted_without_a_scrape() -> None:
-    now = 0.0
-    metrics = OperatorMetrics(clock=lambda: now)
-    metrics.changed(ended())
-    now = 130
-    metrics.changed(ended())
-    assert samples(metrics, "finetune_jobs_ended_total") == {("", "User", "team", "small", "Failed"): 2}
-
-
-async def test_series_of_a_namespace_whose_jobs_were_never_admitted_end_after_a_day() -> None:
-    now = 0.0
-    metrics = OperatorMetrics(clock=lambda: now)
-    metrics.changed(ended(profile="", capacity=None))
-    for now in (0, 24 * 3600 + 60):
-        assert 'namespace="team"' in (await metrics.render()).decode(), now
-    assert 'namespace="team"' not in (await metrics.render()).decode()
-
-
-async def test_series_of_a_namespace_without_jobs_end_after_a_day() -> None:
-    now = 0.0
-    metrics = OperatorMetrics(clock=lambda: now)
-    intake = EventHandlers(lambda _key, _after: None, metrics)
-    for name, namespace in (("a", "team"), ("b", "other")):
-        made = version(1, name)
-        made["metadata"]["namespace"] = namespace
-        intake.job("ADDED", made)
-    amounts = Amounts(chip_hours=Decimal(1), cost=Decimal(2))
-    metrics.used(
-        UsageIncrement(namespace="team", profile="small", capacity="Spot", currency="USD", amounts=amounts)
-    )
-    intake.job("DELETED", version(2, "a"))
-    metrics.changed(ended())
-    hour = 3600
-    for now, remains in ((0, True), (1 * hour, True), (24 * hour, True), (24 * hour + 60, False)):
-        await metrics.render()
-        assert ('namespace="team"' in (await metrics.render()).decode()) is remains, now
-    assert 'cause="",namespace="other"' in (await metrics.render()).decode()
-    intake.job("ADDED", version(3, "a"))
-    begun = 'finetune_attempts_hung_total{cause="",namespace="team",profile="small"} 0.0'
-    assert begun in (await metrics.render()).decode()
 
 
 def test_jobs_whose_last_reconcile_failed_are_counted_by_its_reason(metrics: OperatorMetrics) -> None:
@@ -333,7 +222,8 @@ def leader(metrics: OperatorMetrics, intake: EventHandlers) -> OperatorMetrics:
     notifications: Any = Notifications()
     metrics.leads(
         queue=WorkQueue[Key](),
-        intake=intake,
+        live=lambda: intake.live,
+        known=lambda: intake.known,
         cache=cache,
         served=ServedNamespaces(),
         leading=lambda: True,
@@ -388,7 +278,7 @@ def test_the_reference_is_that_of_the_registry(leader: OperatorMetrics) -> None:
 
 def test_metrics_follow_the_conventions_of_prometheus(leader: OperatorMetrics, intake: EventHandlers) -> None:
     intake.job("ADDED", version(1, **RUNNING))
-    leader.changed(ended())
+    ended(leader)
     leader.requested("get", "pods", 200, 0.1)
     leader.reconciled("a", 0.1, "TooSlow")
     text = asyncio.run(leader.render())

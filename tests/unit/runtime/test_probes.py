@@ -1,7 +1,6 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from decimal import Decimal
 from typing import Any
 
 import aiohttp
@@ -18,9 +17,6 @@ from finetune_operator.cluster.port import (
     Unavailable,
     WatchStream,
 )
-from finetune_operator.lifecycle.accounting.amounts import Amounts
-from finetune_operator.lifecycle.accounting.increments import UsageIncrement
-from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -131,7 +127,14 @@ async def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
     intake = EventHandlers(queue.add, metrics)
     leading = True
     cache = WatchCache(watches([], kueue=False))
-    metrics.leads(queue=queue, intake=intake, cache=cache, served=ServedNamespaces(), leading=lambda: leading)
+    metrics.leads(
+        queue=queue,
+        live=lambda: intake.live,
+        known=lambda: intake.known,
+        cache=cache,
+        served=ServedNamespaces(),
+        leading=lambda: leading,
+    )
     queue.add(key())
     text = (await metrics.render()).decode()
     assert "finetune_queue_depth 1.0" in text
@@ -149,7 +152,8 @@ def test_the_age_of_a_watch_is_that_by_which_decisions_rely_on_it() -> None:
     intake = EventHandlers(queue.add, metrics)
     metrics.leads(
         queue=queue,
-        intake=intake,
+        live=lambda: intake.live,
+        known=lambda: intake.known,
         cache=watched.cache,
         served=ServedNamespaces(),
         leading=lambda: True,
@@ -168,8 +172,8 @@ def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
     metrics = OperatorMetrics(clock=lambda: now[0])
     metrics.jobset_finished(key())
     now[0] = 10.2
-    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-conv-1", "7"))
-    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-train-1", "8"))
+    metrics.jobset_created(key())
+    metrics.jobset_created(key())
     assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == 1
     total = metrics.registry.get_sample_value("finetune_stage_handover_seconds_sum")
     assert total is not None
@@ -182,6 +186,7 @@ def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
         ({"phase": "Running"}, 1),
         ({"phase": "Recovering", "waiting": {"reason": "WaitingForRetry"}}, 0),
         ({"phase": "Suspended"}, 0),
+        ({"phase": "Succeeded"}, 0),
     ],
 )
 def test_a_job_that_waits_on_purpose_between_two_jobsets_is_no_handover(
@@ -191,7 +196,7 @@ def test_a_job_that_waits_on_purpose_between_two_jobsets_is_no_handover(
     metrics.jobset_finished(key())
     made = job("demo")
     metrics.job(key(), made | {"status": made["status"] | status})
-    metrics.jobset_created(JobSetCreated("team", "demo", "uid-demo-train-2", "7"))
+    metrics.jobset_created(key())
     assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == measured
 
 
@@ -327,41 +332,3 @@ def test_a_cluster_without_jobset_gets_a_hint_where_to_get_it() -> None:
 
     assert "jobset.sigs.k8s.io" in _source(JOBSETS)
     assert "chart" in _source(JOBS)
-
-
-def test_chip_seconds_and_cost_of_two_processes_add_up_to_the_reported_usage() -> None:
-    """Prometheus adds what each process has counted, as ``increase()`` does."""
-    increments = [
-        UsageIncrement(
-            namespace="team-a",
-            profile="small",
-            capacity="Spot",
-            currency=currency,
-            amounts=Amounts(chip_hours=Decimal(hours), cost=Decimal(cost)),
-        )
-        for hours, cost, currency in (
-            ("0", "0", "USD"),
-            ("1.5", "3", "USD"),
-            ("0.25", "0.5", "USD"),
-            ("1", "0", None),
-        )
-    ]
-    labels = {"namespace": "team-a", "profile": "small", "capacity": "Spot"}
-    seconds = cost = 0.0
-    for part in (increments[:2], increments[2:]):
-        process = OperatorMetrics()
-        for each in part:
-            process.used(each)
-        seconds += process.registry.get_sample_value("finetune_chip_seconds_total", labels) or 0.0
-        cost += process.registry.get_sample_value("finetune_cost_total", labels | {"currency": "USD"}) or 0.0
-    assert (seconds, cost) == (2.75 * 3600, 3.5)
-
-
-async def test_a_series_begins_at_zero_before_anything_is_used() -> None:
-    process = OperatorMetrics()
-    process.used(
-        UsageIncrement(namespace="team-a", profile="p", capacity="Spot", currency=None, amounts=Amounts())
-    )
-    assert 'finetune_chip_seconds_total{capacity="Spot",namespace="team-a",profile="p"} 0.0' in (
-        (await process.render()).decode()
-    )

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from finetune_contract import Stage
+from finetune_operator.api.conditions import is_true
 from finetune_operator.api.timestamps import after, parse, stamp, whole_second
 from finetune_operator.ledger.month import Month
 from finetune_operator.lifecycle.accounting.amounts import Amounts, amount, text_of
@@ -60,12 +61,12 @@ def job_usage(job: Object) -> JobUsage | None:
     if not reported or not profile:
         return None
     ledger = status.get("ledger") or {}
-    if _is(status, "Finished") and not ledger.get("pending"):
+    if is_true(job, "Finished") and not ledger.get("pending"):
         return None
     cost = status.get("cost") or {}
     used, recorded = Amounts.of_document(cost), Amounts.of_document(ledger)
     planned = (resolved.get("resources") or {}).get("chips")
-    chips = int(status["activeTime"].get("chips") or planned or 0) if _runs_on_tpu(status) else 0
+    chips = int(status["activeTime"].get("chips") or planned or 0) if _runs_on_tpu(job) else 0
     if not chips and not used - recorded:
         return None
     metadata, as_of = job["metadata"], whole_second(parse(reported))
@@ -107,11 +108,6 @@ def counted_on(job: Object, until: datetime | None) -> Object:
     return {**job, "status": {**status, "cost": {**cost, **more}, "activeTime": active}}
 
 
-def _runs_on_tpu(status: Object) -> bool:
+def _runs_on_tpu(job: Object) -> bool:
     """Whether the status says that all pods of a stage on TPUs run."""
-    return _is(status, "Running") and status.get("stage") in _TPU_STAGES
-
-
-def _is(status: Object, kind: str) -> bool:
-    conditions = status.get("conditions") or ()
-    return any(each.get("type") == kind and each.get("status") == "True" for each in conditions)
+    return is_true(job, "Running") and job["status"].get("stage") in _TPU_STAGES

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from finetune_contract import Stage
-from finetune_operator.api import ConditionStatus, ConditionType, FineTuneJobStatus
+from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.status_stages import AttemptRecord, CostStatus, LedgerStatus, RecordedAttempt
 from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
 from finetune_operator.lifecycle.accounting.amounts import Amounts, text_of
@@ -88,13 +88,6 @@ def history(status: FineTuneJobStatus) -> dict[AttemptKey, AttemptRecord]:
         if number.isdecimal():
             found[AttemptKey(each.stage, int(number), each.restart or 0)] = each
     return found
-
-
-def has_ended(status: FineTuneJobStatus) -> bool:
-    return any(
-        each.type == ConditionType.FINISHED and each.status == ConditionStatus.TRUE
-        for each in status.conditions or ()
-    )
 
 
 def _at_least(cost: CostStatus | None, recorded: Amounts) -> CostStatus | None:

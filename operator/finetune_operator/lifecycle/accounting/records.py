@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from finetune_contract import FailureClass, Stage
-from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.api.placement import Capacity
 from finetune_operator.api.status_stages import AttemptRecord
 from finetune_operator.api.timestamps import parse, whole_second
@@ -28,7 +28,6 @@ from finetune_operator.ledger.record import (
 )
 from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
 from finetune_operator.lifecycle.accounting.recorded import (
-    has_ended,
     history,
     is_recorded,
     last_attempt,
@@ -55,7 +54,8 @@ def due_records(
     if observation.ledger is None or (isinstance(step.action, Delete) and step.action.status_first):
         return ()
     if step.stages is None:
-        return closing_records(observation.job, observation.now) if has_ended(status) else ()
+        ended = status.is_true(ConditionType.FINISHED)
+        return closing_records(observation.job, observation.now) if ended else ()
     found = _of_ended(observation, step.stages, status) or _of_the_day(observation, step.stages, status)
     if not found and isinstance(step.action, Finish):
         return _rest(observation.job, status, observation.status, observation.now)
@@ -70,7 +70,7 @@ def closing_records(job: Object, now: datetime) -> tuple[LedgerRecord, ...]:
     the usage of all.
     """
     status = read_status(job.get("status"))
-    if has_ended(status) and not (status.ledger and status.ledger.pending):
+    if status.is_true(ConditionType.FINISHED) and not (status.ledger and status.ledger.pending):
         return ()
     return _rest(job, status, status, now)
 
@@ -98,7 +98,7 @@ def _rest(
     job: Object, status: FineTuneJobStatus, stored: FineTuneJobStatus, now: datetime
 ) -> tuple[LedgerRecord, ...]:
     """Returns the records of attempts that have none, or one of usage that no record contains."""
-    last, ended = last_attempt(status), has_ended(status)
+    last, ended = last_attempt(status), status.is_true(ConditionType.FINISHED)
     if last is None:
         return ()
     known, rest = recorded_attempts(status), Amounts.of(status.cost) - Amounts.of(status.ledger)

@@ -13,6 +13,7 @@ from typing import Any
 
 from finetune_contract import Failure, Outcome, Stage, StageResult
 from finetune_contract.base import MOST_PRICE, MOST_SECONDS
+from finetune_operator.api import ConditionType
 from finetune_operator.api.status_stages import ActiveTime
 from finetune_operator.api.timestamps import parse, whole_second
 from finetune_operator.lifecycle.attempts.attempt import Attempt
@@ -93,7 +94,7 @@ def _unobserved(observation: Observation, now: datetime) -> float:
     They count: how long pods ran in the meantime is known only by objects that tenants may have deleted.
     """
     status, until = observation.status, observation.unobserved_until
-    running = any(each.type == "Running" and each.status == "True" for each in status.conditions or ())
+    running = status.is_true(ConditionType.RUNNING)
     if until is None or status.active_time is None or not (running and status.stage and status.stage.on_tpu):
         return 0.0
     return max(0.0, (min(until, now) - status.active_time.as_of).total_seconds())
