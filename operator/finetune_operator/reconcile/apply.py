@@ -93,7 +93,7 @@ class Applier:
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def apply(self, observation: Observation, decision: Decision) -> Decision:
-        """Carries out a decision, up to the Events of what its status will show. :meth:`report` writes the status.
+        """Carries out a decision. :meth:`announce` and :meth:`report` then say so.
 
         Returns the decision with the status to report, which says so if the record of the job's end could not be
         written. Raises ClusterError or StorageError at the first other write that fails. No later write is attempted
@@ -120,12 +120,15 @@ class Applier:
         if isinstance(action, Finish) and action.ends_now:
             status = await self._records.write_end(observation, decision.status)
             decision = replace(decision, status=status)
-        for event in decision.events:
-            await self._create_event(job, event, observation.now)
         return decision
 
+    async def announce(self, observation: Observation, decision: Decision) -> None:
+        """Creates the Events of a decision, before :meth:`report` writes the status that they follow from."""
+        for event in decision.events:
+            await self._create_event(observation.job, event, observation.now)
+
     async def report(self, observation: Observation, decision: Decision) -> None:
-        """Writes the status of a decision after :meth:`apply`, and carries out deletions that it must precede.
+        """Writes the status of a decision after :meth:`announce`, and carries out deletions that it must precede.
 
         Raises ClusterError; Conflict if the job has changed since it was observed.
         """

@@ -12,7 +12,7 @@ from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
 from finetune_operator.lifecycle.accounting.recorded import with_records
-from finetune_operator.lifecycle.decide import finished
+from finetune_operator.lifecycle.decide import finished, unprocessed
 from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.errors import Refused
@@ -78,6 +78,12 @@ def _first_plan(observation: Observation, decision: Decision) -> Object | None:
     return None if known else action.write
 
 
+def _may_report_later(observation: Observation, decision: Decision) -> bool:
+    """Returns whether the decision has created a job's first JobSet, and its status holds nothing that exists nowhere
+    else. The next decision gives the same status and Events, with a later time."""
+    return isinstance(decision.action, Create) and unprocessed(observation.job) and not decision.ledger
+
+
 class Reconciler:
     """Reconciles jobs. It may be called for any key at any time, but not concurrently for the same key.
 
@@ -87,6 +93,8 @@ class Reconciler:
         applier: carries the decision out.
         utc_now: the wall clock, for errors in the status.
         ledger: takes the records of attempts; None if the operator keeps none.
+        postpone: has a key reconciled again when no key is due, and returns True, if other keys of its namespace wait:
+            the first status of a job then waits until they have their JobSets.
     """
 
     def __init__(
@@ -97,8 +105,10 @@ class Reconciler:
         *,
         utc_now: Callable[[], datetime],
         ledger: Ledger | None = None,
+        postpone: Callable[[JobKey], bool] = lambda _: False,
     ) -> None:
         self._ledger = ledger
+        self._postpone = postpone
         self._observer = observer
         self._decide = decide
         self._applier = applier
@@ -145,6 +155,9 @@ class Reconciler:
                     "internal error while reading the content of the run folder", exc_info=decision.fault
                 )
             decision = await self._applier.apply(observation, decision)
+            if _may_report_later(observation, decision) and self._postpone(key):
+                return None
+            await self._applier.announce(observation, decision)
             # The name of an Event depends on the status before the transition, so that a retry does not create it
             # twice. No other status may be written before the one that shows the transition.
             announced = bool(decision.events)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from functools import partial
 
@@ -218,7 +218,9 @@ class Operator:
             requested=self._metrics.storage_requested,
             refused=self._metrics.storage_refused,
         )
-        reconcile = self._reconcile(cluster, plans, intake, store, cache, ledger=ledger, budgets=budgets)
+        reconcile = self._reconcile(
+            cluster, plans, intake, store, cache, ledger=ledger, budgets=budgets, postpone=queue.postpone
+        )
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
         self._metrics.leads(
             queue=queue,
@@ -333,6 +335,7 @@ class Operator:
         *,
         ledger: Ledger | None,
         budgets: Budgets,
+        postpone: Callable[[Key], bool],
     ) -> Reconcile[Key]:
         observer = Observer(
             cluster,
@@ -361,7 +364,9 @@ class Operator:
             pruned=ledger.give_up if ledger else lambda: None,
             unwritten=unwritten,
         )
-        jobs = Reconciler(observer, decide, applier, utc_now=self._clock.now, ledger=ledger)
+        jobs = Reconciler(
+            observer, decide, applier, utc_now=self._clock.now, ledger=ledger, postpone=postpone
+        )
         # An operator that serves some namespaces counts only their jobs, and would overwrite other operators' counts.
         everywhere = not self._settings.namespaces
         profiles = ProfileReconciler(

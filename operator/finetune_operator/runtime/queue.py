@@ -13,6 +13,8 @@ from time import monotonic
 
 #: Maximum delay in seconds, since users may set delays of decades.
 _LONGEST_WAIT = 86_400.0
+#: Seconds after which a postponed key comes before the other keys of its namespace.
+LONGEST_POSTPONEMENT = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class KeySchedule[K: Hashable]:
         """Due keys by namespace, none empty, in the order of the namespaces' turns; each in the order of due times."""
         self._parked: dict[str | None, deque[_Entry[K]]] = {}
         """The same for namespaces that had their maximum of keys in progress at their last turn. Each has some."""
+        self._postponed: dict[K, float] = {}
+        """Keys that wait until no key is due, and since when, the longest waiting first."""
         self._order = itertools.count()
         self._taken: dict[K, float] = {}
         """Due times of keys in progress."""
@@ -66,6 +70,20 @@ class KeySchedule[K: Hashable]:
         if key not in self._taken:
             self._push(key)
 
+    def postpone(self, key: K, now: float) -> bool:
+        """Schedules a key that is in progress for when no key is due, at the latest LONGEST_POSTPONEMENT from now.
+
+        Returns False, without any effect, if no other key of its namespace is due: there is nothing to wait for, and
+        the keys of one namespace never postpone those of another.
+        """
+        self._enqueue_due(now)
+        namespace = _namespace(key)
+        if namespace not in self._turns and namespace not in self._parked:
+            return False
+        self._postponed[key] = now
+        self.add(key, now + LONGEST_POSTPONEMENT)
+        return True
+
     def take(self, now: float, *, each: int | None = None, total: int | None = None) -> K | None:
         """Takes a due key; None if none is due.
 
@@ -79,6 +97,8 @@ class KeySchedule[K: Hashable]:
                 those of a few namespaces never use up the limit. None for no limit.
         """
         self._enqueue_due(now)
+        if not self._turns and not self._parked:
+            self._enqueue_postponed(now)
         limit = each
         if total is not None:
             left = total - len(self._taken)
@@ -95,7 +115,7 @@ class KeySchedule[K: Hashable]:
             if keys:
                 self._turns[namespace] = keys
             del self._due[key], self._standing[key]
-            self._taken[key] = due
+            self._taken[key] = min(due, self._postponed.pop(key, due))
             self._in_progress[namespace] = in_progress + 1
             return key
         return None
@@ -128,18 +148,20 @@ class KeySchedule[K: Hashable]:
         return None
 
     def depth(self, now: float) -> int:
-        """Returns the number of keys that are due and not taken."""
-        return sum(1 for key, at in self._due.items() if at <= now and key not in self._taken)
+        """Returns the number of keys that are due or postponed, and not taken."""
+        due = (key for key, at in self._due.items() if at <= now or key in self._postponed)
+        return sum(1 for key in due if key not in self._taken)
 
     def waiting(self) -> int:
         """Returns the number of all keys, including taken ones."""
         return len(self._due.keys() | self._taken.keys())
 
     def oldest(self, now: float) -> float:
-        """Returns the seconds for which the most overdue key has been due; 0 if none is."""
+        """Returns the seconds for which the most overdue key has been due, or postponed; 0 if none is."""
         firsts = [keys[0][0] for keys in (*self._turns.values(), *self._parked.values())]
         if (later := self.next_due()) is not None:
             firsts.append(later)
+        firsts += itertools.islice((at for key, at in self._postponed.items() if key not in self._taken), 1)
         return max(0.0, now - min(firsts, default=now))
 
     def delay(self, key: K, now: float) -> float:
@@ -180,7 +202,18 @@ class KeySchedule[K: Hashable]:
                 keys = self._parked.get(namespace) or self._turns.get(namespace)
                 if keys is None:
                     keys = self._turns[namespace] = deque()
-                keys.append(entry)
+                if entry[2] in self._postponed:
+                    keys.appendleft(entry)
+                else:
+                    keys.append(entry)
+
+    def _enqueue_postponed(self, now: float) -> None:
+        """Makes the key due that has been postponed longest."""
+        for key in self._postponed:
+            if key not in self._taken:
+                self.add(key, now)
+                self._enqueue_due(now)
+                return
 
     def _stands(self, entry: _Entry[K]) -> bool:
         return self._standing.get(entry[2]) is entry
@@ -205,6 +238,10 @@ class WorkQueue[K: Hashable]:
         """Schedules the key for ``after`` seconds from now, unless it is due earlier."""
         self._schedule.add(key, self._clock() + after)
         self._wake()
+
+    def postpone(self, key: K) -> bool:
+        """See :meth:`KeySchedule.postpone`."""
+        return self._schedule.postpone(key, self._clock())
 
     async def take(self, *, each: int | None = None, total: int | None = None) -> K | None:
         """Waits for a due key and takes it; None if the queue is closed.

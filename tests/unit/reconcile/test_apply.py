@@ -90,6 +90,7 @@ class Bench:
 
     async def carry_out(self, observation: Observation, decision: Decision) -> None:
         decision = await self.applier.apply(observation, decision)
+        await self.applier.announce(observation, decision)
         await self.applier.report(observation, decision)
 
 

@@ -56,7 +56,11 @@ RUNNING = FineTuneJobStatus(observed_generation=1, phase=Phase.RUNNING)
 
 
 def make(
-    cluster: FakeCluster, decide: Callable[[Observation], Decision], store: FakeStore | None = None
+    cluster: FakeCluster,
+    decide: Callable[[Observation], Decision],
+    store: FakeStore | None = None,
+    *,
+    postpone: Callable[[JobKey], bool] = lambda _: False,
 ) -> Reconciler:
     store = store or FakeStore()
 
@@ -72,6 +76,7 @@ def make(
         decide,
         Applier(cluster, Plans(cluster, OWN), store, WatchCache()),
         utc_now=lambda: NOW,
+        postpone=postpone,
     )
 
 
@@ -208,6 +213,61 @@ async def test_a_refusal_that_was_not_reported_is_not_in_the_status(cluster: Fak
     leftover = Deletion(name="demo-train-1", uid=jobset["metadata"]["uid"])
     await refuse(cluster, Decision(status=decided, action=Delete(jobsets=(leftover,))), "delete jobsets")
     assert condition_of(cluster, ConditionType.VALID) == ("Unknown", "NotStarted")
+
+
+STARTED = JobEvent(type=EventType.NORMAL, reason="PreflightStarted", message="Preflight is starting.")
+FIRST = Decision(
+    status=RUNNING,
+    action=Create(jobset=child("JobSet", "demo-prep-1")),
+    events=(STARTED,),
+    requeue_after=5,
+)
+
+
+async def test_the_first_status_waits_until_the_other_jobs_of_the_namespace_have_their_jobsets(
+    cluster: FakeCluster,
+) -> None:
+    postponed: list[JobKey] = []
+
+    def postpone(key: JobKey) -> bool:
+        assert cluster.of(JOBSETS), "asked for after the JobSet is created"
+        postponed.append(key)
+        return True
+
+    assert await make(cluster, lambda _: FIRST, postpone=postpone).reconcile(KEY, retry_in=1) is None
+    assert postponed == [KEY]
+    assert not cluster.of(JOBS)[0]["status"]
+    assert cluster.of(EVENTS) == []
+    later = Decision(status=RUNNING, action=Wait(), events=(STARTED,))
+    await make(cluster, lambda _: later, postpone=postpone).reconcile(KEY, retry_in=1)
+    assert cluster.of(JOBS)[0]["status"] == RUNNING.to_document()
+    assert [event["reason"] for event in cluster.of(EVENTS)] == [STARTED.reason]
+    assert postponed == [KEY]
+
+
+async def test_the_first_status_is_written_at_once_if_no_other_job_waits(cluster: FakeCluster) -> None:
+    assert await make(cluster, lambda _: FIRST).reconcile(KEY, retry_in=1) == 5
+    assert cluster.of(JOBS)[0]["status"] == RUNNING.to_document()
+    assert len(cluster.of(EVENTS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("decision", "status"),
+    [
+        (Decision(status=RUNNING, action=Wait()), None),
+        (FIRST, {"observedGeneration": 1, "phase": "Validating"}),
+        (Decision(status=RUNNING, action=Finish(ends_now=True)), None),
+    ],
+    ids=["without a creation", "a later stage", "an end"],
+)
+async def test_only_a_first_status_that_follows_a_creation_waits(
+    cluster: FakeCluster, decision: Decision, status: dict[str, Any] | None
+) -> None:
+    if status:
+        cluster.of(JOBS)[0]["status"] = status
+    reconciler = make(cluster, lambda _: decision, postpone=lambda _: pytest.fail("postponed"))
+    await reconciler.reconcile(KEY, retry_in=1)
+    assert cluster.of(JOBS)[0]["status"]["phase"] == "Running"
 
 
 async def test_a_job_whose_plan_is_refused_is_valid_and_observed() -> None:

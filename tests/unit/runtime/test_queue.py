@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from finetune_operator.runtime.queue import Backoff, KeySchedule, WorkQueue
+from finetune_operator.runtime.queue import LONGEST_POSTPONEMENT, Backoff, KeySchedule, WorkQueue
 
 
 @dataclass(frozen=True, order=True)
@@ -36,12 +36,21 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.looked = -1.0
         """Time of the last attempt to take a key."""
         self.taken: set[Job] = set()
+        self.postponed: dict[Job, float] = {}
         self.failures: dict[Job, int] = {}
         self.ahead: dict[str | None, set[str | None]] = {namespace: set() for namespace in NAMESPACES}
         """By namespace that could have had its turn: the namespaces that have had one meanwhile."""
 
     def ready(self) -> dict[Job, float]:
         return {key: at for key, at in self.due.items() if at <= self.now and key not in self.taken}
+
+    def waiting(self) -> dict[Job, float]:
+        """Returns the keys that are due or postponed, and since when."""
+        waits = self.ready()
+        for key, since in self.postponed.items():
+            if key not in self.taken:
+                waits[key] = min(since, waits.get(key, since))
+        return waits
 
     def free(self) -> dict[Job, float]:
         """Returns the due keys of namespaces that may have another key in progress."""
@@ -70,6 +79,10 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
+        idle = [key for key in self.postponed if key not in self.taken]
+        if idle and not self.ready():
+            # Nothing is due, so the key that has been postponed longest is.
+            self.due[idle[0]] = self.now
         free = self.free()
         key = self.schedule.take(self.now, each=EACH, total=TOTAL)
         self.looked = self.now
@@ -78,9 +91,11 @@ class ScheduleMachine(RuleBasedStateMachine):
             return
         assert key is not None
         assert key not in self.taken, "the key is already being handled"
-        assert free[key] == min(at for other, at in free.items() if other.namespace == key.namespace), (
-            "the key of the namespace that has been due longest is taken first"
-        )
+        peers = {other: at for other, at in free.items() if other.namespace == key.namespace}
+        if overdue := peers.keys() & self.postponed.keys():
+            assert key in overdue, "a key that has been postponed for long comes before those of its namespace"
+        else:
+            assert free[key] == min(peers.values()), "the key that has been due longest is taken first"
         for namespace, ahead in self.ahead.items():
             if namespace == key.namespace or all(other.namespace != namespace for other in free):
                 ahead.clear()
@@ -88,7 +103,21 @@ class ScheduleMachine(RuleBasedStateMachine):
                 assert key.namespace not in ahead, "no namespace has two turns while another waits for one"
                 ahead.add(key.namespace)
         del self.due[key]
+        self.postponed.pop(key, None)
         self.taken.add(key)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def postpone(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.taken - self.postponed.keys(), key=str) or [None]))
+        if key is None:
+            return
+        others = [other for other in self.ready() if other.namespace == key.namespace]
+        assert self.schedule.postpone(key, self.now) == bool(others)
+        self.looked = self.now
+        if others:
+            self.postponed[key] = self.now
+            self.earliest(key, self.now + LONGEST_POSTPONEMENT)
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data(), again=st.none() | WAITS)
@@ -115,9 +144,9 @@ class ScheduleMachine(RuleBasedStateMachine):
         due = self.schedule.next_due()
         assert due in (*waiting.values(), None)
         assert not later or (due is not None and due <= min(later))
-        assert self.schedule.depth(self.now) == len(self.ready())
+        assert self.schedule.depth(self.now) == len(self.waiting())
         assert self.schedule.oldest(self.now) == max(
-            (self.now - at for at in self.ready().values()), default=0.0
+            (self.now - at for at in self.waiting().values()), default=0.0
         )
 
 

@@ -1,5 +1,7 @@
 """The whole status of a job. The same observation gives the same status."""
 
+from datetime import datetime
+
 from finetune_contract import Stage
 from finetune_operator.api import FineTuneJobStatus, Phase, WaitingReason
 from finetune_operator.api.status import WaitingStatus
@@ -116,9 +118,15 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
             else None,
             "evaluation": evaluation_status(stages),
             "artifacts": artifacts_status(stages, trains=observation.folder.progress is not None) or None,
-            "start_time": previous.start_time or whole_second(observation.now),
+            "start_time": previous.start_time or _started(observation),
         }
     )
+
+
+def _started(observation: Observation) -> datetime:
+    """The first status may follow the first JobSet by seconds."""
+    created = (jobset.creation_timestamp for jobset in observation.jobsets)
+    return whole_second(min((time for time in created if time), default=observation.now))
 
 
 def _trainer_id(observation: Observation) -> str | None:
