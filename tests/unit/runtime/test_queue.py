@@ -93,7 +93,9 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert key not in self.taken, "the key is already being handled"
         peers = {other: at for other, at in free.items() if other.namespace == key.namespace}
         if overdue := peers.keys() & self.postponed.keys():
-            assert key in overdue, "a key that has been postponed for long comes before those of its namespace"
+            assert key in overdue, (
+                "a key that has been postponed for long comes before those of its namespace"
+            )
         else:
             assert free[key] == min(peers.values()), "the key that has been due longest is taken first"
         for namespace, ahead in self.ahead.items():
