@@ -6,8 +6,8 @@ from finetune_contract import ContractUnsupported, Failure, FailureClass
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, seconds_beside_others
-from finetune_operator.lifecycle.attempts.classify import died
 from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
+from finetune_operator.lifecycle.attempts.pod_failures import died
 from finetune_operator.lifecycle.attempts.refused_pods import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.stop_records import (
     EVICTED,

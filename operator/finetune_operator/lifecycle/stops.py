@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from finetune_contract import Failure
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt, seconds_beside_others
-from finetune_operator.lifecycle.attempts.classify import died
+from finetune_operator.lifecycle.attempts.pod_failures import died
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     SUSPENDED,

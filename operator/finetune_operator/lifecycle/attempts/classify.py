@@ -15,7 +15,6 @@ from finetune_contract import (
     Failure,
     FailureClass,
     Outcome,
-    Stage,
     StageResult,
 )
 from finetune_contract.failure import PEER_LOST
@@ -37,15 +36,19 @@ from finetune_operator.lifecycle.attempts.disruption import (
     Disruption,
     disruption,
     ended_at,
-    pressure,
 )
 from finetune_operator.lifecycle.attempts.multikueue import MULTIKUEUE_UNSUPPORTED
 from finetune_operator.lifecycle.attempts.out_of_memory import (
     HOST_OUT_OF_MEMORY,
     NODE_OUT_OF_MEMORY,
-    is_out_of_memory,
-    killed_by_kernel,
     kills,
+)
+from finetune_operator.lifecycle.attempts.pod_failures import (
+    WORKERS_FAILED,
+    cause_of_stop,
+    failure_of_pods,
+    process_failure,
+    vanished,
 )
 from finetune_operator.lifecycle.attempts.stop_records import (
     BUDGET_EXHAUSTED,
@@ -57,24 +60,8 @@ from finetune_operator.lifecycle.attempts.stop_records import (
     earlier_run,
     eviction,
 )
-from finetune_operator.lifecycle.children.container import ContainerTermination
 from finetune_operator.lifecycle.children.node import SliceNode
-from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.lifecycle.children.pods import last_worker_message, trainer_terminations
-from finetune_operator.rendering import jobset_name
 
-_SIGNALLED = 128
-#: Characters of a termination message in a failure.
-_MOST_EVIDENCE = 4096
-_SIGTERM = _SIGNALLED + 15
-_SIGKILL = _SIGNALLED + 9
-
-#: Pathways' workers failed repeatedly, which ended the attempt; the head only received SIGTERM.
-WORKERS_FAILED = "WorkersFailed"
-#: A kubelet did not run a pod that was bound to its node.
-POD_REJECTED = "PodRejected"
-#: Reasons of the kubelet for pods that it ends or rejects because its node shuts down.
-_SHUTDOWN = ("NodeShutdown", "Terminated", "Shutdown")
 #: The result cannot be parsed and a later attempt has followed, see :mod:`.damaged_records`.
 RECORD_IGNORED = "RecordIgnored"
 #: The result cannot be parsed, and no later attempt has followed.
@@ -179,7 +166,7 @@ def classify(  # noqa: PLR0911  one per case
     if stopped and recorded is None and (record := _unrecorded_eviction(attempt)):
         return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished, record=record)
     taken = disruption(attempt, nodes, ended=finished, now=now)
-    failure = _shown_by_pods(attempt, job, taken, finished) if stopped and recorded is None else None
+    failure = cause_of_stop(attempt, job, taken, finished) if stopped and recorded is None else None
     if failure:
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
     if result:
@@ -192,17 +179,17 @@ def classify(  # noqa: PLR0911  one per case
     if taken:
         failure = _taken(attempt, taken, evidence=recorded.message if recorded else "")
     else:
-        failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
+        failure = failure_of_pods(attempt, job) if attempt.jobset else vanished(attempt, job)
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
 
 
 def _finished(attempt: Attempt, result: StageResult | None) -> datetime | None:
     """The trainer's time is by its node's clock. The JobSet's is the control plane's, the pods' times are corrected."""
-    told = result.finished if result else None
-    if told and any(pod.clock_ahead for pod in attempt.pods):
-        told = ended_at(attempt, None) or told
+    reported = result.finished if result else None
+    if reported and any(pod.clock_ahead for pod in attempt.pods):
+        reported = ended_at(attempt, None) or reported
     end_of_jobset = attempt.jobset.end_time if attempt.jobset and not attempt.restarted else None
-    return min((time for time in (told, end_of_jobset) if time), default=None)
+    return min((time for time in (reported, end_of_jobset) if time), default=None)
 
 
 def _unrecorded_eviction(attempt: Attempt) -> Failure | None:
@@ -281,98 +268,12 @@ def _elsewhere(
     if recorded and recorded.host != 0 and not (taken and _of_another_host(recorded)):
         return recorded
     killed = kills(attempt)
-    return _died(attempt.key.stage, *killed[0]) if killed else None
+    return process_failure(attempt.key.stage, *killed[0]) if killed else None
 
 
 def _of_another_host(recorded: Failure) -> bool:
     """Whether a host other than the first failed, possibly only because another host was missing."""
     return recorded.host != 0 and recorded.failure_class is FailureClass.INFRASTRUCTURE
-
-
-def _from_pods(attempt: Attempt, job: str) -> Failure:
-    """Returns the failure of an attempt whose JobSet has ended without a record of the trainer."""
-    stage = attempt.key.stage
-    failure = died(attempt) or _rejected(attempt)
-    if failure is None:
-        message = attempt.jobset.failure_message if attempt.jobset else ""
-        reported = f" JobSet reports: {message}." if message else ""
-        return Failure(
-            code=_SIGKILL,
-            reason="PodLost",
-            message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
-            f"trainer, and its pods are deleted or succeeded.{reported}"[:1024],
-        )
-    return failure
-
-
-def died(attempt: Attempt) -> Failure | None:
-    """Returns the failure that the exit codes of the trainer's processes show; None if none has failed."""
-    ended = [(pod, end) for pod, end in trainer_terminations(attempt.pods) if end.exit_code != 0]
-    if not ended:
-        return None
-    return _died(attempt.key.stage, *min(ended, key=lambda pair: (_silence(pair[1]), pair[0].name)))
-
-
-def _rejected(attempt: Attempt) -> Failure | None:
-    """Returns the failure of a pod that its kubelet did not run, as after a restart of the node; None for any other."""
-    for pod in attempt.pods:
-        if pod.failure_reason and not pod.terminations:
-            shutdown = pod.failure_reason in _SHUTDOWN
-            said = " ".join((pod.failure_message or "").split())
-            return Failure(
-                code=ExitCode.STOPPED if shutdown else ExitCode.UNAVAILABLE,
-                reason=PREEMPTED if shutdown else POD_REJECTED,
-                message=f"{attempt.key.stage}: the kubelet did not run pod {pod.name} ({pod.failure_reason}): {said}"[
-                    :1024
-                ],
-                actual=pod.failure_reason[:512],
-            )
-    return None
-
-
-def _died(stage: Stage, pod: Pod, end: ContainerTermination) -> Failure:
-    """Returns the failure of a pod whose trainer ended without a record, from its exit code and termination message."""
-    code, name = end.exit_code, pod.name
-    evidence = end.message[-_MOST_EVIDENCE:]
-    if is_out_of_memory(end):
-        return killed_by_kernel(stage, pod, end, evidence)
-    if code == ExitCode.CONTRACT_UNSUPPORTED:
-        return contract_mismatch.refused_by_trainer(stage, name, evidence)
-    if code in (ExitCode.STOPPED, _SIGTERM):
-        return Failure(
-            code=ExitCode.STOPPED,
-            reason=PREEMPTED,
-            message=f"{stage}: pod {name} received SIGTERM before it had anything to save.",
-            evidence=evidence,
-        )
-    known = code in ExitCode._value2member_map_
-    said = f" It reported: {' '.join(evidence.split())}" if known and evidence else ""
-    return Failure(
-        code=code,
-        reason=ExitCode(code).name.title().replace("_", "") if known else "ProcessDied",
-        message=f"{stage}: the process of pod {name} ended with code {code}{_signal(code)} and left no record.{said}"[
-            :1024
-        ],
-        evidence=evidence,
-    )
-
-
-def _silence(end: ContainerTermination) -> int:
-    """Returns a rank by which the most informative termination comes first.
-
-    A host that was stopped or killed because another one failed shows no cause of its own; a host that missed another
-    one reports only that.
-    """
-    if is_out_of_memory(end):
-        return 0
-    code = end.exit_code
-    if code in ExitCode._value2member_map_:
-        return {ExitCode.UNAVAILABLE: 1, ExitCode.STOPPED: 3}.get(ExitCode(code), 0)
-    return 2 if code < _SIGNALLED else 4
-
-
-def _signal(code: int) -> str:
-    return f" (killed by signal {code - _SIGNALLED})" if _SIGNALLED < code < 160 else ""
 
 
 def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
@@ -381,38 +282,4 @@ def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
         reason=taken.reason,
         message=f"{attempt.key.stage}: {taken.message}"[:1024],
         evidence=evidence,
-    )
-
-
-def _shown_by_pods(
-    attempt: Attempt, job: str, taken: Disruption | None, ended: datetime | None
-) -> Failure | None:
-    """Returns the failure that pods show for an attempt that was stopped, unless it is a preemption; else None."""
-    short = pressure(attempt, ended)
-    unlimited = [(pod, end) for pod, end in kills(attempt) if pod.is_unlimited(end)]
-    if short is None and unlimited:
-        # A node without memory may soon not be ready either; it would be the same after each restart.
-        return _died(attempt.key.stage, *unlimited[0])
-    if short is None and taken is None and attempt.jobset and attempt.jobset.workers_failed:
-        return _workers_failed(attempt, job)
-    return short
-
-
-def _workers_failed(attempt: Attempt, job: str) -> Failure:
-    stage = attempt.key.stage
-    return Failure(
-        code=ExitCode.UNAVAILABLE,
-        reason=WORKERS_FAILED,
-        message=f"{stage}: the workers of JobSet {jobset_name(job, stage, attempt.key.number)} were restarted more "
-        "often than their Job allows, and the JobSet failed.",
-        evidence=last_worker_message(attempt.pods)[-4096:],
-    )
-
-
-def _vanished(attempt: Attempt, job: str) -> Failure:
-    name = jobset_name(job, attempt.key.stage, attempt.key.number)
-    return Failure(
-        code=_SIGKILL,
-        reason="JobSetDeleted",
-        message=f"{attempt.key.stage}: JobSet {name} was deleted before its trainer had left a record.",
     )

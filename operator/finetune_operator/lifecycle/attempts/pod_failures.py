@@ -1,0 +1,146 @@
+"""What pods and JobSet show of an attempt whose trainer left no record: the failure by exit codes and messages."""
+
+from datetime import datetime
+
+from finetune_contract import ExitCode, Failure, Stage
+from finetune_operator.lifecycle.attempts import contract_mismatch
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.disruption import PREEMPTED, Disruption, pressure
+from finetune_operator.lifecycle.attempts.out_of_memory import is_out_of_memory, killed_by_kernel, kills
+from finetune_operator.lifecycle.children.container import ContainerTermination
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.pods import last_worker_message, trainer_terminations
+from finetune_operator.rendering import jobset_name
+
+_SIGNALLED = 128
+#: Characters of a termination message in a failure.
+_MOST_EVIDENCE = 4096
+_SIGTERM = _SIGNALLED + 15
+_SIGKILL = _SIGNALLED + 9
+
+#: Pathways' workers failed repeatedly, which ended the attempt; the head only received SIGTERM.
+WORKERS_FAILED = "WorkersFailed"
+#: A kubelet did not run a pod that was bound to its node.
+POD_REJECTED = "PodRejected"
+#: Reasons of the kubelet for pods that it ends or rejects because its node shuts down.
+_SHUTDOWN = ("NodeShutdown", "Terminated", "Shutdown")
+
+
+def failure_of_pods(attempt: Attempt, job: str) -> Failure:
+    """Returns the failure of an attempt whose JobSet has ended without a record of the trainer."""
+    stage = attempt.key.stage
+    failure = died(attempt) or _rejected(attempt)
+    if failure is None:
+        message = attempt.jobset.failure_message if attempt.jobset else ""
+        reported = f" JobSet reports: {message}." if message else ""
+        return Failure(
+            code=_SIGKILL,
+            reason="PodLost",
+            message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
+            f"trainer, and its pods are deleted or succeeded.{reported}"[:1024],
+        )
+    return failure
+
+
+def died(attempt: Attempt) -> Failure | None:
+    """Returns the failure that the exit codes of the trainer's processes show; None if none has failed."""
+    ended = [(pod, end) for pod, end in trainer_terminations(attempt.pods) if end.exit_code != 0]
+    if not ended:
+        return None
+    return process_failure(attempt.key.stage, *min(ended, key=lambda pair: (_silence(pair[1]), pair[0].name)))
+
+
+def _rejected(attempt: Attempt) -> Failure | None:
+    """Returns the failure of a pod that its kubelet did not run, as after a restart of the node; None for any other."""
+    for pod in attempt.pods:
+        if pod.failure_reason and not pod.terminations:
+            shutdown = pod.failure_reason in _SHUTDOWN
+            said = " ".join((pod.failure_message or "").split())
+            return Failure(
+                code=ExitCode.STOPPED if shutdown else ExitCode.UNAVAILABLE,
+                reason=PREEMPTED if shutdown else POD_REJECTED,
+                message=f"{attempt.key.stage}: the kubelet did not run pod {pod.name} ({pod.failure_reason}): {said}"[
+                    :1024
+                ],
+                actual=pod.failure_reason[:512],
+            )
+    return None
+
+
+def process_failure(stage: Stage, pod: Pod, end: ContainerTermination) -> Failure:
+    """Returns the failure of a pod whose trainer ended without a record, from its exit code and termination message."""
+    code, name = end.exit_code, pod.name
+    evidence = end.message[-_MOST_EVIDENCE:]
+    if is_out_of_memory(end):
+        return killed_by_kernel(stage, pod, end, evidence)
+    if code == ExitCode.CONTRACT_UNSUPPORTED:
+        return contract_mismatch.refused_by_trainer(stage, name, evidence)
+    if code in (ExitCode.STOPPED, _SIGTERM):
+        return Failure(
+            code=ExitCode.STOPPED,
+            reason=PREEMPTED,
+            message=f"{stage}: pod {name} received SIGTERM before it had anything to save.",
+            evidence=evidence,
+        )
+    known = code in ExitCode._value2member_map_
+    said = f" It reported: {' '.join(evidence.split())}" if known and evidence else ""
+    return Failure(
+        code=code,
+        reason=ExitCode(code).name.title().replace("_", "") if known else "ProcessDied",
+        message=f"{stage}: the process of pod {name} ended with code {code}{_signal(code)} and left no record.{said}"[
+            :1024
+        ],
+        evidence=evidence,
+    )
+
+
+def _silence(end: ContainerTermination) -> int:
+    """Returns a rank by which the most informative termination comes first.
+
+    A host that was stopped or killed because another one failed shows no cause of its own; a host that missed another
+    one reports only that.
+    """
+    if is_out_of_memory(end):
+        return 0
+    code = end.exit_code
+    if code in ExitCode._value2member_map_:
+        return {ExitCode.UNAVAILABLE: 1, ExitCode.STOPPED: 3}.get(ExitCode(code), 0)
+    return 2 if code < _SIGNALLED else 4
+
+
+def _signal(code: int) -> str:
+    return f" (killed by signal {code - _SIGNALLED})" if _SIGNALLED < code < 160 else ""
+
+
+def cause_of_stop(
+    attempt: Attempt, job: str, taken: Disruption | None, ended: datetime | None
+) -> Failure | None:
+    """Returns the failure that pods show for an attempt that was stopped, unless it is a preemption; else None."""
+    short = pressure(attempt, ended)
+    unlimited = [(pod, end) for pod, end in kills(attempt) if pod.is_unlimited(end)]
+    if short is None and unlimited:
+        # A node without memory may soon not be ready either; it would be the same after each restart.
+        return process_failure(attempt.key.stage, *unlimited[0])
+    if short is None and taken is None and attempt.jobset and attempt.jobset.workers_failed:
+        return _workers_failed(attempt, job)
+    return short
+
+
+def _workers_failed(attempt: Attempt, job: str) -> Failure:
+    stage = attempt.key.stage
+    return Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=WORKERS_FAILED,
+        message=f"{stage}: the workers of JobSet {jobset_name(job, stage, attempt.key.number)} were restarted more "
+        "often than their Job allows, and the JobSet failed.",
+        evidence=last_worker_message(attempt.pods)[-4096:],
+    )
+
+
+def vanished(attempt: Attempt, job: str) -> Failure:
+    name = jobset_name(job, attempt.key.stage, attempt.key.number)
+    return Failure(
+        code=_SIGKILL,
+        reason="JobSetDeleted",
+        message=f"{attempt.key.stage}: JobSet {name} was deleted before its trainer had left a record.",
+    )
