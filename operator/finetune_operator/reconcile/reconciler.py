@@ -212,6 +212,8 @@ class Reconciler:
     ) -> tuple[Observation, Decision]:
         """Decides again on what is then observed if the job has no plan yet or details are needed."""
         if plan := _first_plan(observation, decision):
+            # Before the plan exists: no later decision says again what admission remarks.
+            await self._applier.announce(observation, decision)
             snapshot = await self._applier.store_plan(plan)
             observation = await self._observer.admitted(key, observation, snapshot)
             decision = await self._decided(observation)

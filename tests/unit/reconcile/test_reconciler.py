@@ -236,7 +236,7 @@ async def test_the_first_status_waits_until_the_other_jobs_of_the_namespace_have
 
     assert await make(cluster, lambda _: FIRST, postpone=postpone).reconcile(KEY, retry_in=1) is None
     assert postponed == [KEY]
-    assert not cluster.of(JOBS)[0]["status"]
+    assert cluster.of(JOBS)[0]["status"] == {"observedGeneration": -1}
     assert cluster.of(EVENTS) == []
     later = Decision(status=RUNNING, action=Wait(), events=(STARTED,))
     await make(cluster, lambda _: later, postpone=postpone).reconcile(KEY, retry_in=1)
@@ -268,6 +268,23 @@ async def test_only_a_first_status_that_follows_a_creation_waits(
     reconciler = make(cluster, lambda _: decision, postpone=lambda _: pytest.fail("postponed"))
     await reconciler.reconcile(KEY, retry_in=1)
     assert cluster.of(JOBS)[0]["status"]["phase"] == "Running"
+
+
+async def test_what_admission_remarks_is_an_event_although_the_first_jobset_follows_at_once() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    remark = JobEvent(
+        type=EventType.WARNING, reason="QuotaTooSmall", message="The largest slice has no room."
+    )
+    admitted = Decision(
+        status=FineTuneJobStatus(observed_generation=-1), action=Admit(write=plan()), events=(remark,)
+    )
+    reconciler = make(
+        cluster, lambda observed: FIRST if observed.snapshot else admitted, postpone=lambda _: True
+    )
+    await reconciler.reconcile(KEY, retry_in=1)
+    assert cluster.of(JOBSETS)
+    assert [event["reason"] for event in cluster.of(EVENTS)] == [remark.reason]
 
 
 async def test_a_job_whose_plan_is_refused_is_valid_and_observed() -> None:
