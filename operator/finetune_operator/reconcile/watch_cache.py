@@ -2,7 +2,7 @@
 
 It is what informers are to other controllers, with three additions. The responses to the operator's own writes are put
 into it, so that it is never older than they are. It answers only if it is complete and its watches are alive; otherwise
-the caller reads live. It keeps JSON of the fields that decisions read, within a limit.
+the caller reads live. It keeps what decisions read, within a limit.
 
 docs/decisions/watch-cache.md explains why decisions may rely on it.
 """
@@ -22,10 +22,20 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     WatchStream,
 )
+from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import owner_uids
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.decide import finished, unprocessed
-from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, JobEntries, Stored, gone
-from finetune_operator.reconcile.watch_objects import PARSERS, ListPage, WatchLine, version_of
+from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries, gone
+from finetune_operator.reconcile.watch_objects import (
+    ListPage,
+    WatchLine,
+    parse_line,
+    parse_page,
+    reduced,
+    version_of,
+)
 from finetune_operator.reconcile.watch_streams import StreamState, WatchStreams
 
 log = logging.getLogger(__name__)
@@ -38,12 +48,12 @@ _CACHED = (JOBS, *MAY_BE_CHILD)
 
 @dataclass(frozen=True, slots=True)
 class CachedJob:
-    """A job with all its children, reduced to what decisions read."""
+    """A job with all its children."""
 
     job: Object
-    jobsets: Sequence[Object]
-    pods: Sequence[Object]
-    workloads: Sequence[Object] | None
+    jobsets: Sequence[JobSet]
+    pods: Sequence[Pod]
+    workloads: Sequence[Workload] | None
     """None if they must be read live."""
 
 
@@ -80,7 +90,7 @@ class WatchCache:
         state = self._streams.at(path)
         kind = state.stream.kind
         try:
-            page = PARSERS[kind].page(text)
+            page = parse_page(kind, text)
         except (ValueError, KeyError) as error:
             self._streams.set_listed(state, listed=False)
             raise ValueError(f"a page of {state.stream} cannot be parsed") from error
@@ -101,7 +111,7 @@ class WatchCache:
         state = self._streams.at(path)
         kind = state.stream.kind
         try:
-            event = PARSERS[kind].event(line)
+            event = parse_line(kind, line)
         except (ValueError, KeyError):
             log.exception("an event of %s cannot be parsed; they are listed again", state.stream)
             self._streams.set_listed(state, listed=False)
@@ -137,7 +147,7 @@ class WatchCache:
 
     def wrote(self, kind: ResourceKind, found: Object) -> None:
         """Takes the API server's response to a write."""
-        self._put_response(kind, PARSERS[kind].reduce(found))
+        self._put_response(kind, reduced(kind, found))
 
     def adopt(self, job: Object) -> None:
         """Begins to keep the children of a job that was read live, before they are listed.
@@ -150,7 +160,7 @@ class WatchCache:
             self._entries.empty(entry)
             entry.adopted = True
 
-    def complete(self, uid: str, children: Mapping[ResourceKind, Sequence[Object]]) -> None:
+    def complete(self, uid: str, children: Mapping[ResourceKind, Sequence[ChildVersion]]) -> None:
         """Takes all children of a job, which were listed live after :meth:`adopt`.
 
         Does nothing if an event of a child may have been missed since: the job is read live again.
@@ -163,17 +173,17 @@ class WatchCache:
         deleted = frozenset(entry.deleted)
         entry.complete, entry.adopted = True, False
         entry.deleted.clear()
-        exist = {each["metadata"]["uid"] for found in children.values() for each in found}
+        exist = {child.uid for found in children.values() for child in found}
         for missing in entry.dropped - exist:
             for kind in MAY_BE_CHILD:
                 self._entries.remove_child(kind, entry, missing)
             entry.gone.add(missing)
         entry.dropped.clear()
         for kind, found in children.items():
-            for each in found:
+            for child in found:
                 # There is no room for all of them if the entry was emptied again.
-                if entry.complete and each["metadata"]["uid"] not in deleted:
-                    self._entries.put_child(kind, entry, each)
+                if entry.complete and child.uid not in deleted:
+                    self._entries.put_child(kind, entry, child)
 
     def distrust(self, uid: str) -> None:
         """Has the job and its children read live the next time."""
@@ -195,11 +205,9 @@ class WatchCache:
         workloads = self._streams.of(WORKLOADS, namespace)
         return CachedJob(
             job=json.loads(entry.stored.document),
-            jobsets=_loaded(entry.children[JOBSETS]),
-            pods=_loaded(entry.children[PODS]),
-            workloads=_loaded(entry.children[WORKLOADS])
-            if workloads and self._streams.alive(workloads)
-            else None,
+            jobsets=entry.views(JOBSETS),
+            pods=entry.views(PODS),
+            workloads=entry.views(WORKLOADS) if workloads and self._streams.alive(workloads) else None,
         )
 
     async def listed(self, path: str, *, seconds: float) -> None:
@@ -279,7 +287,7 @@ class WatchCache:
         if kind == JOBS:
             self._put_job(found)
         elif entry := self._entries.owner_of(kind, found):
-            self._entries.put_child(kind, entry, found)
+            self._entries.put_child(kind, entry, ChildVersion.of(kind, found))
         else:
             # It may have been a child before its labels or owner were changed.
             self._remove(kind, found)
@@ -305,7 +313,7 @@ class WatchCache:
             if job := self._entries.get(uid):
                 self._entries.drop(job)
         else:
-            for entry in (self._entries.holder_of(found), self._entries.named_by(kind, found)):
+            for entry in (self._entries.holder_of(uid), self._entries.named_by(kind, found)):
                 if entry is not None:
                     if entry.adopted:
                         entry.deleted.add(uid)
@@ -364,7 +372,3 @@ class WatchCache:
             elif gone({entry.uid: entry.stored}, seen, state.version):
                 self._missed(json.loads(entry.stored.document))
                 self._entries.drop(entry)
-
-
-def _loaded(stored: Mapping[str, Stored]) -> list[Object]:
-    return [json.loads(each.document) for each in stored.values()]

@@ -113,10 +113,9 @@ async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
         )
 
         async def one(namespace: int) -> str:
-            async with observer.rooms.of(f"team-{namespace}") as room:
-                seen = await observer.observe(JobKey(f"team-{namespace}", "demo"), room)
-                assert seen is not None
-                return str(len(seen.pods))
+            seen = await observer.observe(JobKey(f"team-{namespace}", "demo"))
+            assert seen is not None
+            return str(len(seen.pods))
 
         before = resident("VmRSS")
         gc.freeze()
