@@ -37,7 +37,7 @@ _PERSISTENT_SECONDS = 4
 #: Number of JobSets and pods for which a decision takes about 10 ms.
 _FEW = 200
 #: Number of jobs with children that take much memory that are reconciled at once, one of a namespace at most.
-_LARGE = 3
+LARGE_JOBS = 3
 #: Seconds until records are written again that the ledger could not take, if there are few jobs.
 _LEDGER_SECONDS = 60.0
 
@@ -117,7 +117,7 @@ class Reconciler:
         self._utc_now = utc_now
         # One thread: more of them would only compete with the event loop for the interpreter.
         self._aside = ThreadPoolExecutor(1, "decide")
-        self._large = CallSlots(total=_LARGE, each=(1,))
+        self._large = CallSlots(total=LARGE_JOBS, each=(1,))
 
     async def reconcile(self, key: JobKey, *, retry_in: float) -> float | None:
         """Reconciles one job.

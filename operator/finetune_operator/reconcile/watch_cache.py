@@ -27,7 +27,7 @@ from finetune_operator.lifecycle.children.ownership import owner_uids
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.decide import finished, unprocessed
-from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries, gone
+from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries
 from finetune_operator.reconcile.watch_objects import (
     ListPage,
     WatchLine,
@@ -57,10 +57,6 @@ class CachedJob:
     """None if they must be read live."""
 
 
-def _ignore(_job: Object) -> None:
-    """The default listener, which does nothing."""
-
-
 class WatchCache:
     """The cache. It is used by one event loop.
 
@@ -75,7 +71,7 @@ class WatchCache:
         streams: Iterable[WatchStream] = (),
         *,
         clock: Callable[[], float] = monotonic,
-        missed: Callable[[Object], None] = _ignore,
+        missed: Callable[[Object], object] = lambda _job: None,
     ) -> None:
         self._missed = missed
         self._streams = WatchStreams(streams, clock=clock)
@@ -204,7 +200,7 @@ class WatchCache:
             return None
         workloads = self._streams.of(WORKLOADS, namespace)
         return CachedJob(
-            job=json.loads(entry.stored.document),
+            job=json.loads(entry.document),
             jobsets=entry.views(JOBSETS),
             pods=entry.views(PODS),
             workloads=entry.views(WORKLOADS) if workloads and self._streams.alive(workloads) else None,
@@ -220,14 +216,14 @@ class WatchCache:
     def jobs(self, namespace: str | None) -> Iterator[tuple[str, int]]:
         """Yields uid and resource version of each cached job."""
         for entry in self._entries.within(namespace):
-            yield entry.uid, entry.stored.version
+            yield entry.uid, entry.version
 
     def children(self, kind: ResourceKind, namespace: str | None) -> Iterator[tuple[str, str, int]]:
         """Yields uid, uid of the job and resource version of each cached child."""
         for entry in self._entries.within(namespace):
             if entry.complete:
-                for uid, stored in entry.children[kind].items():
-                    yield uid, entry.uid, stored.version
+                for child in entry.children[kind].values():
+                    yield child.uid, entry.uid, child.version
 
     def owner_of(self, kind: ResourceKind, child: Object) -> str | None:
         """Returns the uid of the cached job that a child belongs to by its metadata.
@@ -244,7 +240,7 @@ class WatchCache:
     def version_of_job(self, uid: str) -> int | None:
         """Returns the resource version of a cached job; None if it is not cached."""
         entry = self._entries.get(uid)
-        return entry.stored.version if entry else None
+        return entry.version if entry else None
 
     def version_of_child(self, kind: ResourceKind, job: str, uid: str) -> int | None:
         """Returns the resource version of a cached child of that job; None if it is not cached."""
@@ -296,10 +292,10 @@ class WatchCache:
         metadata = job["metadata"]
         before = self._entries.named(metadata["namespace"], metadata["name"])
         if before is not None:
-            if before.stored.version > version_of(job):
+            if before.version > version_of(job):
                 return
             if before.uid != metadata["uid"]:
-                self._missed(json.loads(before.stored.document))
+                self._missed(json.loads(before.document))
             if before.uid != metadata["uid"] or finished(job):
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
@@ -365,10 +361,16 @@ class WatchCache:
     def _drop_unseen(self, state: StreamState, seen: set[str]) -> None:
         """Drops what a complete listing lacks: it was deleted while the watch was interrupted."""
         kind = state.stream.kind
+
+        def is_gone(uid: str, version: int) -> bool:
+            # An object with a newer version was created after the listing.
+            return uid not in seen and version <= state.version
+
         for entry in self._entries.within(state.stream.namespace):
             if kind != JOBS:
-                for uid in gone(entry.children[kind], seen, state.version):
-                    self._entries.remove_child(kind, entry, uid)
-            elif gone({entry.uid: entry.stored}, seen, state.version):
-                self._missed(json.loads(entry.stored.document))
+                for child in list(entry.children[kind].values()):
+                    if is_gone(child.uid, child.version):
+                        self._entries.remove_child(kind, entry, child.uid)
+            elif is_gone(entry.uid, entry.version):
+                self._missed(json.loads(entry.document))
                 self._entries.drop(entry)

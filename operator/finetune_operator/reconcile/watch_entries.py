@@ -1,11 +1,12 @@
 """Unfinished jobs as JSON, with their children as the views that decisions read, within a limit for all."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from sys import getsizeof
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from pydantic_core import to_json
 
@@ -23,7 +24,7 @@ from finetune_operator.reconcile.watch_objects import version_of
 from finetune_operator.rendering.labels import UID_LABEL
 
 #: Maximum size in bytes of what is kept of all jobs and their children.
-TOTAL_BYTES = 128 * 2**20
+TOTAL_BYTES = 160 * 2**20
 #: Maximum size in bytes of the children of one job: some 5,000 pods; the largest slice has 2,304. Those of larger jobs
 #: are not cached, and a live read refuses them.
 JOB_BYTES = 12 * 2**20
@@ -40,25 +41,6 @@ _VIEWS: Mapping[ResourceKind, Callable[[Object], object]] = {
     PODS: Pod.parse,
     WORKLOADS: Workload.parse,
 }
-
-
-class Versioned(Protocol):
-    """One version of an object."""
-
-    @property
-    def version(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class JobVersion:
-    """One version of a job. As a Python object, its spec and status would take ten times their JSON."""
-
-    version: int
-    document: bytes
-
-    @classmethod
-    def of(cls, job: Object) -> Self:
-        return cls(version_of(job), to_json(job))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +69,8 @@ def weight(value: object) -> int:
     """Returns the bytes of memory that views take, at most: values that several share count for each."""
     if isinstance(value, list | tuple | frozenset):
         return getsizeof(value) + sum(map(weight, value))
+    if isinstance(value, Enum):
+        return 0
     if isinstance(value, str | datetime):
         return getsizeof(value)
     fields = getattr(type(value), "__slots__", ())
@@ -100,7 +84,9 @@ class JobEntry:
     namespace: str
     name: str
     uid: str
-    stored: JobVersion
+    version: int
+    document: bytes
+    """The job as JSON. As Python objects, its spec and status would take ten times as much."""
     complete: bool
     """Whether every child that exists is in ``children``."""
     adopted: bool = False
@@ -186,14 +172,14 @@ class JobEntries:
         """
         metadata = job["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        stored, entry = JobVersion.of(job), self.named(namespace, name)
+        version, document, entry = version_of(job), to_json(job), self.named(namespace, name)
         if entry is None:
-            entry = JobEntry(namespace, name, uid, stored, complete)
+            entry = JobEntry(namespace, name, uid, version, document, complete)
             self._jobs[uid], self._uids[namespace, name] = entry, uid
-            self._count(namespace, len(stored.document))
+            self._count(namespace, len(document))
         else:
-            self._count(namespace, len(stored.document) - len(entry.stored.document))
-            entry.stored = stored
+            self._count(namespace, len(document) - len(entry.document))
+            entry.version, entry.document = version, document
         self._make_room()
 
     def put_child(self, kind: ResourceKind, entry: JobEntry, child: ChildVersion) -> None:
@@ -234,7 +220,7 @@ class JobEntries:
 
     def drop(self, entry: JobEntry) -> None:
         self.empty(entry)
-        self._count(entry.namespace, -len(entry.stored.document))
+        self._count(entry.namespace, -len(entry.document))
         del self._jobs[entry.uid]
         del self._uids[entry.namespace, entry.name]
 
@@ -242,7 +228,7 @@ class JobEntries:
         """Drops the largest jobs, with their children, of the namespace that takes most. They are then read live."""
         while self._total > TOTAL_BYTES:
             namespace = max(self._bytes, key=self._bytes.__getitem__)
-            largest = max(self.within(namespace), key=lambda entry: entry.size + len(entry.stored.document))
+            largest = max(self.within(namespace), key=lambda entry: entry.size + len(entry.document))
             self.drop(largest)
 
     def _resize(self, entry: JobEntry, added: int) -> None:
@@ -254,8 +240,3 @@ class JobEntries:
         self._bytes[namespace] += added
         if not self._bytes[namespace]:
             del self._bytes[namespace]
-
-
-def gone(stored: Mapping[str, Versioned], seen: Container[str], version: int) -> list[str]:
-    """Returns the uids of objects that a listing of that version lacks. A newer object was created after it."""
-    return [uid for uid, each in stored.items() if uid not in seen and each.version <= version]

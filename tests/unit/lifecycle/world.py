@@ -60,8 +60,8 @@ from finetune_operator.lifecycle.children.pods import running_span
 from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.observation import in_order, since
-from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.reduced_job import reduced_job
+from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
