@@ -17,7 +17,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from finetune_operator.cluster.clock import ServerClock
-from finetune_operator.cluster.json_depth import shallow
+from finetune_operator.cluster.json_depth import parse_json
 from finetune_operator.cluster.port import (
     AlreadyExists,
     ClusterError,
@@ -148,15 +148,15 @@ class ApiServerClient:
         accept = _METADATA_LIST if metadata_only else _JSON
         return self._page_items(kind, namespace, _selectors(labels, None), accept)
 
-    async def kept(
+    async def kept[T](
         self,
         kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
-        keep: Keep,
-    ) -> AsyncIterator[Sequence[Object]]:
+        keep: Keep[T],
+    ) -> AsyncIterator[Sequence[T]]:
         async for page in self._limited(kind, namespace, _selectors(labels, fields), keep):
             yield page
 
@@ -174,8 +174,8 @@ class ApiServerClient:
         kind: ResourceKind,
         namespace: str | None,
         selectors: Sequence[tuple[str, str]],
-        keep: Keep | None = None,
-    ) -> AsyncIterator[Sequence[Object]]:
+        keep: Keep[Any] | None = None,
+    ) -> AsyncIterator[Sequence[Any]]:
         """Yields pages within the limits of a listing. Raises ResponseTooLarge beyond them."""
         limits = self._limits
         size = count = 0
@@ -207,7 +207,7 @@ class ApiServerClient:
         namespace: str | None,
         selectors: Sequence[tuple[str, str]],
         accept: str = _JSON,
-        keep: Keep | None = None,
+        keep: Keep[Any] | None = None,
     ) -> AsyncIterator["_Page"]:
         """Yields pages. Requests a page that is too large again with fewer objects, and grows small pages again."""
         limits = self._limits
@@ -498,11 +498,7 @@ def _path(kind: ResourceKind, namespace: str | None, name: str | None, subresour
 
 def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any]:
     try:
-        try:
-            # The API server takes over bytes that are not UTF-8 from the managedFields of a client that creates a pod.
-            answer = json.loads(content.decode(errors="replace"))
-        except RecursionError:
-            answer = json.loads(shallow(content).decode(errors="replace"))
+        answer = parse_json(content)
     except ValueError as error:
         raise Unavailable(
             f"{method} {path}: the response is not JSON (does a proxy intercept it?)"

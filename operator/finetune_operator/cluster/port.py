@@ -7,8 +7,8 @@ from typing import Any, Protocol
 type Object = Mapping[str, Any]
 type Labels = Mapping[str, str | frozenset[str] | None]
 """Label selector: a label has this value, or one of these values; None: it exists."""
-type Keep = Callable[[Object], Object | None]
-"""Returns the part of an object that is needed, or None if nothing of it is needed."""
+type Keep[T] = Callable[[Object], T | None]
+"""Returns what is needed of an object, or None if nothing of it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +137,15 @@ class KubernetesClient(Protocol):
         """
         ...
 
-    def kept(
+    def kept[T](
         self,
         kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
-        keep: Keep,
-    ) -> AsyncIterator[Sequence[Object]]:
+        keep: Keep[T],
+    ) -> AsyncIterator[Sequence[T]]:
         """Yields what ``keep`` returns for the objects of each page of a listing, for objects that tenants create.
 
         The rest of a page is released before anything else happens. Raises ResponseTooLarge if all pages together

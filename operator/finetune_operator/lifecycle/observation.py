@@ -207,7 +207,7 @@ class Observation:
     events: tuple[ObjectEvent, ...] | None = None
     """Events about the object that the previous decision named; None: not read."""
     job_texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The job's labels and annotations (``children.projection.job_texts``). Empty unless it was read live."""
+    """The job's labels and annotations (``reduced_job.job_texts``). Empty unless it was read live."""
     ledger: str | None = None
     """URI of the operator's ledger; None if it keeps none."""
     month: MonthlyBudget | None = None

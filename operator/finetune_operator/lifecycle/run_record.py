@@ -12,8 +12,8 @@ from finetune_contract.versions import CONTRACT_VERSION
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.common import Timestamp
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle.children.projection import MOST_TEXTS
 from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.reduced_job import MOST_TEXTS
 
 type Texts = Annotated[dict[str, str], Field(max_length=MOST_TEXTS)]
 

@@ -32,7 +32,7 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
 from finetune_operator.lifecycle.changes import Changes, changes
-from finetune_operator.lifecycle.children.ownership import own_jobsets
+from finetune_operator.lifecycle.children.ownership import may_be_jobset_of
 from finetune_operator.lifecycle.decision import (
     Admit,
     Create,
@@ -268,7 +268,7 @@ class Applier:
             namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
             # The role lets the operator list JobSets, not get them.
             there = await self._cluster.list(JOBSETS, namespace, fields={"metadata.name": name})
-            if own_jobsets(job, there):
+            if any(may_be_jobset_of(job, found) for found in there):
                 raise
             raise NameTaken("JobSet", namespace, name) from error
         self._cache.wrote(JOBSETS, created)

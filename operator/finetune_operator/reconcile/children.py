@@ -19,24 +19,31 @@ from finetune_operator.cluster.port import (
     ResponseTooLarge,
 )
 from finetune_operator.lifecycle.children.jobset import JobSet
-from finetune_operator.lifecycle.children.ownership import own_jobsets, possible_jobsets
-from finetune_operator.lifecycle.children.projection import jobset_of, pod_of, reduced_workload
+from finetune_operator.lifecycle.children.ownership import possible_jobsets
+from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL, Workload
 from finetune_operator.lifecycle.decide import unprocessed
-from finetune_operator.reconcile.memory_budget import MemoryShare
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
+from finetune_operator.reconcile.watch_entries import JOB_BYTES, ChildVersion, own_child, weight
 from finetune_operator.rendering.labels import UID_LABEL
+
+#: Maximum size in bytes of what any listing keeps: some 400 pods. Larger jobs are observed one at a time.
+_SMALL_BYTES = 2**20
+
+
+class ManyChildren(ResponseTooLarge):
+    """The objects that may belong to a job take more memory than the listing may keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """Objects with the labels of a job, which may not be the job's."""
+    """The children of a job by their metadata."""
 
-    jobsets: Sequence[Object]
-    pods: Sequence[Object]
-    workloads: Sequence[Object] | None
-    """None if Kueue is not installed."""
+    jobsets: tuple[JobSet, ...]
+    pods: Sequence[Pod]
+    workloads: tuple[Workload, ...] | None
+    """Those of JobSets that Kueue manages; None if Kueue is not installed."""
     excess: str | None = None
     """Why pods and Workloads are unknown, as a sentence: more objects carry the job's labels than are read. ``jobsets``
     then has those that the status names, and the next one of each stage. None: everything is known."""
@@ -56,66 +63,67 @@ class ChildReader:
         self._plans = plans
         self._cache = cache
 
-    async def live(self, job: Object, room: MemoryShare) -> tuple[Object | None, Children]:
-        """Reads plan and children of a job, and completes the cache with them. Raises ClusterError.
+    async def live(self, job: Object, *, large: bool) -> tuple[Object | None, Children]:
+        """Reads plan and children of a job, and completes the cache with them.
 
         Tenants can put the job's labels on any number of objects. That must not keep the job from being stopped, so
         its JobSets are then read by name.
+
+        Args:
+            job: the job.
+            large: whether its pods may take JOB_BYTES.
+
+        Raises:
+            ManyChildren: they take more than a job may that is not ``large``.
+            ClusterError: any other error.
         """
         uid = job["metadata"]["uid"]
         self._cache.adopt(job)
         snapshot = await self._plan(uid)
         try:
-            jobsets, pods, workloads = await self._listed(job, room)
+            jobsets, pods, workloads = await self._listed(job, JOB_BYTES if large else _SMALL_BYTES)
         except ResponseTooLarge as error:
-            return snapshot, Children(await self._named_jobsets(job, room), (), (), excess=f"{error}.")
+            if isinstance(error, ManyChildren) and not large:
+                raise
+            return snapshot, Children(await self._named_jobsets(job), (), (), excess=f"{error}.")
         self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods, WORKLOADS: workloads or ()})
-        return snapshot, Children(jobsets, pods, workloads)
+        return snapshot, _children(
+            _views(jobsets), _views(pods), None if workloads is None else _views(workloads)
+        )
 
     async def _listed(
-        self, job: Object, room: MemoryShare
-    ) -> tuple[Sequence[Object], Sequence[Object], Sequence[Object] | None]:
-        """Lists JobSets, pods and Workloads of a job. Raises ClusterError."""
-        namespace, labels = job["metadata"]["namespace"], {UID_LABEL: job["metadata"]["uid"]}
+        self, job: Object, most: int
+    ) -> tuple[Sequence[ChildVersion], Sequence[ChildVersion], Sequence[ChildVersion] | None]:
+        """Lists JobSets, pods and Workloads of a job. ``most``: maximum size of the pods. Raises ClusterError."""
+        labels = {UID_LABEL: job["metadata"]["uid"]}
         jobsets, pods = await asyncio.gather(
-            list_kept(self._cluster, JOBSETS, namespace, room, keep=partial(jobset_of, job), labels=labels),
-            list_kept(self._cluster, PODS, namespace, room, keep=partial(pod_of, job), labels=labels),
+            self._own(JOBSETS, job, labels=labels), self._own(PODS, job, most=most, labels=labels)
         )
-        own = own_jobsets(job, jobsets)
+        own = _views(jobsets)
         # The cache has also those of JobSets that Kueue may suspend later.
-        every = self._cache.watches(WORKLOADS, namespace)
-        uids = frozenset(each.uid for each in own) if every else _managed(own)
-        return jobsets, pods, await self._workloads(namespace, uids, room)
+        every = self._cache.watches(WORKLOADS, job["metadata"]["namespace"])
+        uids = frozenset(jobset.uid for jobset in own) if every else _managed(own)
+        return jobsets, pods, await self._workloads(job, uids)
 
-    async def _named_jobsets(self, job: Object, room: MemoryShare) -> list[Object]:
+    async def _named_jobsets(self, job: Object) -> tuple[JobSet, ...]:
         """Returns the job's JobSets among those that may exist by its status. Raises ClusterError."""
-        read = partial(
-            list_kept,
-            self._cluster,
-            JOBSETS,
-            job["metadata"]["namespace"],
-            room,
-            keep=partial(jobset_of, job),
-        )
         names = sorted(possible_jobsets(job))
         # The operator's role permits no reads of single JobSets.
-        found = await asyncio.gather(*(read(fields={"metadata.name": name}) for name in names))
-        return [each for named in found for each in named]
-
-    async def cached(self, cached: CachedJob, room: MemoryShare) -> tuple[Object | None, Children]:
-        """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
-        namespace, name = (cached.job["metadata"][field] for field in ("namespace", "name"))
-        jobsets, pods, workloads = cached.jobsets, cached.pods, cached.workloads
-        await room.hold(
-            [*jobsets, *pods, *(workloads or ())], f"JobSets, pods and Workloads of {namespace}/{name}"
+        found = await asyncio.gather(
+            *(self._own(JOBSETS, job, fields={"metadata.name": name}) for name in names)
         )
-        snapshot = await self._cached_plan(cached.job, jobsets)
-        if workloads is None:
-            uids = _managed(own_jobsets(cached.job, jobsets))
-            workloads = await self._workloads(namespace, uids, room)
-        return snapshot, Children(jobsets, pods, workloads)
+        return tuple(jobset for named in found for jobset in _views(named))
 
-    async def _cached_plan(self, job: Object, jobsets: Sequence[Object]) -> Object | None:
+    async def cached(self, cached: CachedJob) -> tuple[Object | None, Children]:
+        """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
+        job, jobsets, workloads = cached.job, cached.jobsets, cached.workloads
+        snapshot = await self._cached_plan(job, jobsets)
+        if workloads is None:
+            listed = await self._workloads(job, _managed(jobsets))
+            workloads = None if listed is None else _views(listed)
+        return snapshot, _children(jobsets, cached.pods, workloads)
+
+    async def _cached_plan(self, job: Object, jobsets: Sequence[JobSet]) -> Object | None:
         """Returns the plan of a job if it can have one."""
         # If an unprocessed job has one after all, storing its plan fails, and it is read live.
         known = self._plans.cached(job["metadata"]["uid"])
@@ -125,9 +133,7 @@ class ChildReader:
         """Returns the plan of the job with that uid. A plan that was read once is immutable."""
         return self._plans.cached(uid) or await self._plans.find(uid)
 
-    async def _workloads(
-        self, namespace: str, jobsets: frozenset[str], room: MemoryShare
-    ) -> Sequence[Object] | None:
+    async def _workloads(self, job: Object, jobsets: frozenset[str]) -> Sequence[ChildVersion] | None:
         """Lists Kueue's Workloads of the JobSets with these uids; None if Kueue is not installed.
 
         Without such a JobSet the result is empty and no request is made. Raises ClusterError.
@@ -135,12 +141,18 @@ class ChildReader:
         if not jobsets:
             return ()
         try:
-            labels = {OWNER_UID_LABEL: jobsets}
-            return await list_kept(
-                self._cluster, WORKLOADS, namespace, room, keep=reduced_workload, labels=labels
-            )
+            return await self._own(WORKLOADS, job, labels={OWNER_UID_LABEL: jobsets})
         except NotFound:
             return None
+
+    async def _own(self, kind: ResourceKind, job: Object, **selected: Any) -> list[ChildVersion]:
+        """Lists the job's objects of a kind among those that are selected. Raises ClusterError."""
+        namespace = job["metadata"]["namespace"]
+        return await list_kept(self._cluster, kind, namespace, keep=partial(own_child, kind, job), **selected)
+
+
+def _views(children: Sequence[ChildVersion]) -> list[Any]:
+    return [child.view for child in children]
 
 
 def _managed(jobsets: Sequence[JobSet]) -> frozenset[str]:
@@ -151,42 +163,45 @@ def _managed(jobsets: Sequence[JobSet]) -> frozenset[str]:
     return frozenset(jobset.uid for jobset in jobsets if jobset.queue is not None or jobset.suspended)
 
 
-def own_workloads(
-    workloads: Sequence[Object] | None, jobsets: Sequence[JobSet]
-) -> tuple[Workload, ...] | None:
-    """Returns the Workloads of the JobSets that Kueue manages; None if Kueue is not installed."""
-    if workloads is None:
-        return None
+def _children(
+    jobsets: Sequence[JobSet], pods: Sequence[Pod], workloads: Sequence[Workload] | None
+) -> Children:
+    """Returns the children, without Workloads of JobSets that Kueue does not manage."""
     managed = _managed(jobsets)
-    parsed = map(Workload.parse, workloads)
-    return tuple(each for each in parsed if not managed.isdisjoint(each.owner_uids))
+    if workloads is not None:
+        workloads = tuple(each for each in workloads if not managed.isdisjoint(each.owner_uids))
+    return Children(tuple(jobsets), pods, workloads)
 
 
-async def list_kept(
+async def list_kept[T](
     cluster: KubernetesClient,
     kind: ResourceKind,
     namespace: str | None,
-    room: MemoryShare,
     *,
-    keep: Keep,
+    keep: Keep[T],
+    most: int = _SMALL_BYTES,
     **selected: Any,
-) -> list[Object]:
-    """Lists objects page by page and returns the part of each that ``keep`` selects."""
+) -> list[T]:
+    """Lists objects page by page and returns what ``keep`` returns of each.
+
+    Raises ManyChildren if that takes more than ``most`` bytes of memory, and ClusterError.
+    """
     # A continue token may expire (410 Gone); a list from the start then succeeds.
     for final in (False, True):
-        found: list[Object] = []
+        found, size = list[T](), 0
         try:
             async for page in cluster.kept(kind, namespace, keep=keep, **selected):
-                where = f" of namespace {namespace}" if namespace else ""
-                await room.hold(page, f"{kind.plural}{where} with {selected}")
+                size += weight(page)
+                if size > most:
+                    where = f" of namespace {namespace}" if namespace else ""
+                    raise ManyChildren(
+                        f"{kind.plural}{where} with {selected}: the objects that may belong to the job take more than "
+                        f"{most >> 20} MiB. Delete those without a controller, or remove these labels from them"
+                    )
                 found += page
-        except ResponseTooLarge:
-            room.release(found)
-            raise
         except Rejected as error:
             if error.status != 410 or final:
                 raise
-            room.release(found)
         else:
             return found
     raise AssertionError("unreachable")

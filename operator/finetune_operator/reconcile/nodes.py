@@ -11,10 +11,9 @@ from finetune_operator.lifecycle.attempts.disruption import WINDOW
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.pod import Pod, SliceKind
-from finetune_operator.lifecycle.children.projection import reduced_node
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.reconcile.children import list_kept
-from finetune_operator.reconcile.memory_budget import MemoryShare
+from finetune_operator.reconcile.watch_entries import JOB_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +52,7 @@ def failed_kinds(
     return sorted(kinds, key=lambda kind: (kind not in wanted, kind))[:_MOST_KINDS]
 
 
-async def list_nodes(
-    cluster: KubernetesClient, kinds: Sequence[SliceKind], room: MemoryShare
-) -> Mapping[str, SliceNode] | None:
+async def list_nodes(cluster: KubernetesClient, kinds: Sequence[SliceKind]) -> Mapping[str, SliceNode] | None:
     """Returns all nodes of the kinds, with one list per kind.
 
     None without kinds, or if the operator may not list nodes. Raises ClusterError.
@@ -64,7 +61,7 @@ async def list_nodes(
         return None
     try:
         found = [
-            await list_kept(cluster, NODES, None, room, keep=reduced_node, labels=dict(kind))
+            await list_kept(cluster, NODES, None, keep=SliceNode.parse, most=JOB_BYTES, labels=dict(kind))
             for kind in kinds
         ]
     except Rejected as error:
@@ -72,7 +69,7 @@ async def list_nodes(
             "nodes cannot be listed, so the loss of a node counts as a failure of the stage: %s", error
         )
         return None
-    return {node.name: node for nodes in found for node in map(SliceNode.parse, nodes)}
+    return {node.name: node for nodes in found for node in nodes}
 
 
 def _is_classified(pod: Pod, view: RunFolderView) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -22,28 +21,22 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
     ResourceKind,
-    ResponseTooLarge,
 )
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
-from finetune_operator.lifecycle.children.object_events import ObjectEvent
-from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
-from finetune_operator.lifecycle.children.projection import (
-    job_texts,
-    reduced_event,
-    reduced_job,
-)
-from finetune_operator.lifecycle.children.quotas import Quota, reduced_quota
+from finetune_operator.lifecycle.children.object_events import ObjectEvent, read_event
+from finetune_operator.lifecycle.children.ownership import own_pods
+from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView, pace
+from finetune_operator.lifecycle.reduced_job import job_texts, reduced_job
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.budgets import Budgets
-from finetune_operator.reconcile.children import ChildReader, Children, list_kept, own_workloads
-from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
+from finetune_operator.reconcile.children import ChildReader, list_kept
 from finetune_operator.reconcile.nodes import ListedNodes, failed_kinds, list_nodes
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
@@ -108,16 +101,14 @@ class Observer:
         self._utc_now = utc_now
         self._live_jobs = live_jobs
         self._served = served or ServedNamespaces(utc_now=utc_now)
-        self.rooms = MemoryBudget()
 
     async def observe(
-        self, key: JobKey, room: MemoryShare, *, earlier: ListedNodes | None = None
+        self, key: JobKey, *, large: bool = False, earlier: ListedNodes | None = None
     ) -> Observation | None:
-        """Returns the complete observation of one job; None if the job does not exist. Raises ClusterError.
+        """Returns the complete observation of one job; None if the job does not exist.
 
         Job, JobSets, pods and plan come from caches where these are complete, and from live reads otherwise; profiles
-        are always read live. Objects that tenants create are reduced to what decisions read and accounted for in
-        ``room``.
+        are always read live. Of objects that tenants create only what decisions read is held.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
         that is observed as ended, the record is observed, too. If the JobSets and pods come from the cache, the last
@@ -125,18 +116,19 @@ class Observer:
 
         Args:
             key: the job.
-            room: accounts for what the observation holds.
+            large: whether its children may take much memory.
             earlier: nodes that were listed for a cached observation of the same reconcile. All else is then read live.
+
+        Raises:
+            ManyChildren: the children take much memory, and ``large`` is false.
+            ClusterError: any other error.
         """
         cached = None if earlier is not None else await self._cache.job(key.namespace, key.name)
         texts: Mapping[str, Mapping[str, str]] = {}
-        found: Children | None = None
         if cached is not None:
             job = cached.job
-            with suppress(ResponseTooLarge):
-                snapshot, found = await self._children.cached(cached, room)
-        from_cache = found is not None
-        if found is None:
+            snapshot, found = await self._children.cached(cached)
+        else:
             whole = await self._find(JOBS, key.namespace, key.name)
             if whole is None:
                 self._folder.forget(key)
@@ -144,27 +136,22 @@ class Observer:
                 return None
             job, texts = reduced_job(whole), job_texts(whole)
             del whole
-            snapshot, found = await self._children.live(job, room)
-        status = read_status(job.get("status"))
-        jobsets = own_jobsets(job, found.jobsets)
-        pods = own_pods(job, found.pods, jobsets, self._utc_now())
-        workloads = own_workloads(found.workloads, jobsets)
-        excess = found.excess
-        # Releases objects that are not the job's.
-        del cached, found
+            snapshot, found = await self._children.live(job, large=large)
+        status, jobsets = read_status(job.get("status")), found.jobsets
+        pods = own_pods(found.pods, jobsets, self._utc_now())
         profiles = await self._profiles(snapshot)
         template, source, quotas = await asyncio.gather(
             self._template(job, snapshot),
             self._source(job, snapshot),
-            self._quotas(key.namespace, snapshot, room),
+            self._quotas(key.namespace, snapshot),
         )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
-        if excess is not None and snapshot is not None:
+        if found.excess is not None and snapshot is not None:
             # Without their pods it is unknown how attempts have ended.
-            view = RunFolderView(unreadable=ReadFailure(reason=Reason.TOO_MANY_OBJECTS, message=excess))
+            view = RunFolderView(unreadable=ReadFailure(reason=Reason.TOO_MANY_OBJECTS, message=found.excess))
         else:
             view = await self._view(
-                key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if from_cache else None
+                key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if cached else None
             )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
@@ -173,7 +160,7 @@ class Observer:
         if earlier is not None and kinds == earlier.kinds:
             nodes = earlier.nodes
         else:
-            nodes = await list_nodes(self._cluster, kinds, room)
+            nodes = await list_nodes(self._cluster, kinds)
         return Observation(
             now=now,
             job=job,
@@ -190,13 +177,13 @@ class Observer:
             unserved_namespace=unserved,
             unobserved_until=self._served.unobserved_until(key.namespace),
             nodes=nodes,
-            workloads=workloads,
+            workloads=found.workloads,
             job_texts=texts,
             ledger=self._ledger,
             month=self._budgets.of(job, snapshot) if self._budgets else None,
             past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
             paused=self._paused,
-            cached=from_cache,
+            cached=cached is not None,
             live_jobs=self._jobs(),
         )
 
@@ -249,9 +236,7 @@ class Observer:
             quotas=(),
         )
 
-    async def with_details(
-        self, observation: Observation, at: DetailRequest, room: MemoryShare
-    ) -> Observation:
+    async def with_details(self, observation: Observation, at: DetailRequest) -> Observation:
         """Returns the observation with the requested details added. Raises ClusterError."""
         assert observation.snapshot is not None, "a job that runs was admitted"
         run = Folders.of(observation.snapshot).run
@@ -259,7 +244,7 @@ class Observer:
         return replace(
             observation,
             hosts=await self._hosts(run, at.hosts) if at.hosts else observation.hosts,
-            events=await self._events(namespace, at.events, room) if at.events else observation.events,
+            events=await self._events(namespace, at.events) if at.events else observation.events,
         )
 
     async def _hosts(self, run: RunFolder, count: int) -> Mapping[int, HostProgress]:
@@ -306,17 +291,14 @@ class Observer:
             self._plans.forget(job["metadata"]["uid"])
         return view
 
-    async def _events(
-        self, namespace: str, about: ObjectReference, room: MemoryShare
-    ) -> tuple[ObjectEvent, ...]:
+    async def _events(self, namespace: str, about: ObjectReference) -> tuple[ObjectEvent, ...]:
         """Returns the Events about an object; empty if the operator may not list them."""
         fields = {"involvedObject.kind": about.kind, "involvedObject.name": about.name}
         try:
-            found = await list_kept(self._cluster, EVENTS, namespace, room, keep=reduced_event, fields=fields)
+            return tuple(await list_kept(self._cluster, EVENTS, namespace, keep=read_event, fields=fields))
         except Rejected as error:
             log.warning("Events cannot be listed, so the autoscaler's messages are missing: %s", error)
             return ()
-        return tuple(map(ObjectEvent.parse, found))
 
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
         """Returns all profiles before admission; afterwards, the snapshot holds the job's copy.
@@ -326,16 +308,15 @@ class Observer:
         """
         return () if snapshot is not None else await self._all_profiles()
 
-    async def _quotas(self, namespace: str, snapshot: Object | None, room: MemoryShare) -> tuple[Quota, ...]:
+    async def _quotas(self, namespace: str, snapshot: Object | None) -> tuple[Quota, ...]:
         """Returns the namespace's ResourceQuotas before admission; none if the operator may not list them."""
         if snapshot is not None:
             return ()
         try:
-            found = await list_kept(self._cluster, QUOTAS, namespace, room, keep=reduced_quota)
+            return tuple(await list_kept(self._cluster, QUOTAS, namespace, keep=Quota.parse))
         except Rejected as error:
             log.warning("ResourceQuotas cannot be listed, so they are not compared with slices: %s", error)
             return ()
-        return tuple(quota for each in found if (quota := Quota.parse(each)))
 
     async def _template(self, job: Object, snapshot: Object | None) -> Object | None:
         """Returns the ConfigMap of the chat template before admission; afterwards, the snapshot holds its text."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Self
 
 from finetune_operator.artifacts.port import StorageError
-from finetune_operator.artifacts.tenant_shares import calls_for_tenant
+from finetune_operator.artifacts.tenant_shares import CallSlots, calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.decide import finished, unprocessed
@@ -17,10 +17,10 @@ from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.children import ManyChildren
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
 from finetune_operator.reconcile.errors import reason_of, status_with_error
 from finetune_operator.reconcile.ledger import Ledger
-from finetune_operator.reconcile.memory_budget import MemoryShare
 from finetune_operator.reconcile.nodes import ListedNodes
 from finetune_operator.reconcile.observe import JobKey, Observer
 
@@ -36,6 +36,8 @@ LONGEST_RETRY_AFTER = 600.0
 _PERSISTENT_SECONDS = 4
 #: Number of JobSets and pods for which a decision takes about 10 ms.
 _FEW = 200
+#: Number of jobs with children that take much memory that are reconciled at once, one of a namespace at most.
+LARGE_JOBS = 3
 #: Seconds until records are written again that the ledger could not take, if there are few jobs.
 _LEDGER_SECONDS = 60.0
 
@@ -115,6 +117,7 @@ class Reconciler:
         self._utc_now = utc_now
         # One thread: more of them would only compete with the event loop for the interpreter.
         self._aside = ThreadPoolExecutor(1, "decide")
+        self._large = CallSlots(total=LARGE_JOBS, each=(1,))
 
     async def reconcile(self, key: JobKey, *, retry_in: float) -> float | None:
         """Reconciles one job.
@@ -130,25 +133,34 @@ class Reconciler:
         """
         with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
             try:
-                async with self._observer.rooms.of(key.namespace) as room:
-                    return await self._reconcile(key, retry_in, room)
-            except _Unconfirmed as unconfirmed:
-                earlier = unconfirmed.nodes
-            async with self._observer.rooms.of(key.namespace) as room:
-                return await self._reconcile(key, retry_in, room, earlier)
+                return await self._confirm_and_reconcile(key, retry_in, large=False)
+            except ManyChildren:
+                await self._large.take(key.namespace)
+            try:
+                return await self._confirm_and_reconcile(key, retry_in, large=True)
+            finally:
+                self._large.give_back(key.namespace)
+
+    async def _confirm_and_reconcile(self, key: JobKey, retry_in: float, *, large: bool) -> float | None:
+        """Reconciles one job, on a second observation if the first is cached and does not suffice."""
+        try:
+            return await self._reconcile(key, retry_in, large=large)
+        except _Unconfirmed as unconfirmed:
+            earlier = unconfirmed.nodes
+        return await self._reconcile(key, retry_in, large=large, earlier=earlier)
 
     async def _reconcile(
-        self, key: JobKey, retry_in: float, room: MemoryShare, earlier: ListedNodes | None = None
+        self, key: JobKey, retry_in: float, *, large: bool, earlier: ListedNodes | None = None
     ) -> float | None:
         observation: Observation | None = None
         decision: Decision | None = None
         announced = False
         try:
-            observation = await self._observer.observe(key, room, earlier=earlier)
+            observation = await self._observer.observe(key, large=large, earlier=earlier)
             if observation is None:
                 return None
             decision = await self._decided(observation)
-            observation, decision = await self._completed(key, observation, decision, room)
+            observation, decision = await self._completed(key, observation, decision)
             observation = await self._confirmed(observation, decision)
             if decision.fault is not None:
                 log.error(
@@ -163,7 +175,7 @@ class Reconciler:
             announced = bool(decision.events)
             decision = await self._recorded(observation, decision)
             await self._applier.report(observation, decision)
-        except (_Unconfirmed, asyncio.CancelledError):
+        except (_Unconfirmed, ManyChildren, asyncio.CancelledError):
             # If it has taken too long, a write may have been carried out whose response is missing in the cache.
             self._distrust(observation)
             raise
@@ -208,7 +220,7 @@ class Reconciler:
         )
 
     async def _completed(
-        self, key: JobKey, observation: Observation, decision: Decision, room: MemoryShare
+        self, key: JobKey, observation: Observation, decision: Decision
     ) -> tuple[Observation, Decision]:
         """Decides again on what is then observed if the job has no plan yet or details are needed."""
         if plan := _first_plan(observation, decision):
@@ -218,7 +230,7 @@ class Reconciler:
             observation = await self._observer.admitted(key, observation, snapshot)
             decision = await self._decided(observation)
         if decision.details is not None:
-            observation = await self._observer.with_details(observation, decision.details, room)
+            observation = await self._observer.with_details(observation, decision.details)
             decision = await self._decided(observation)
         if isinstance(decision.action, Create | Finish):
             # The JobSet may run and vanish before it is observed; no event may follow the end of the job.

@@ -2,7 +2,7 @@
 
 It is what informers are to other controllers, with three additions. The responses to the operator's own writes are put
 into it, so that it is never older than they are. It answers only if it is complete and its watches are alive; otherwise
-the caller reads live. It keeps JSON of the fields that decisions read, within a limit.
+the caller reads live. It keeps what decisions read, within a limit.
 
 docs/decisions/watch-cache.md explains why decisions may rely on it.
 """
@@ -22,10 +22,20 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     WatchStream,
 )
+from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import owner_uids
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.decide import finished, unprocessed
-from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, JobEntries, Stored, gone
-from finetune_operator.reconcile.watch_objects import PARSERS, ListPage, WatchLine, version_of
+from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries
+from finetune_operator.reconcile.watch_objects import (
+    ListPage,
+    WatchLine,
+    parse_line,
+    parse_page,
+    reduced,
+    version_of,
+)
 from finetune_operator.reconcile.watch_streams import StreamState, WatchStreams
 
 log = logging.getLogger(__name__)
@@ -38,17 +48,13 @@ _CACHED = (JOBS, *MAY_BE_CHILD)
 
 @dataclass(frozen=True, slots=True)
 class CachedJob:
-    """A job with all its children, reduced to what decisions read."""
+    """A job with all its children."""
 
     job: Object
-    jobsets: Sequence[Object]
-    pods: Sequence[Object]
-    workloads: Sequence[Object] | None
+    jobsets: Sequence[JobSet]
+    pods: Sequence[Pod]
+    workloads: Sequence[Workload] | None
     """None if they must be read live."""
-
-
-def _ignore(_job: Object) -> None:
-    """The default listener, which does nothing."""
 
 
 class WatchCache:
@@ -65,7 +71,7 @@ class WatchCache:
         streams: Iterable[WatchStream] = (),
         *,
         clock: Callable[[], float] = monotonic,
-        missed: Callable[[Object], None] = _ignore,
+        missed: Callable[[Object], object] = lambda _job: None,
     ) -> None:
         self._missed = missed
         self._streams = WatchStreams(streams, clock=clock)
@@ -80,7 +86,7 @@ class WatchCache:
         state = self._streams.at(path)
         kind = state.stream.kind
         try:
-            page = PARSERS[kind].page(text)
+            page = parse_page(kind, text)
         except (ValueError, KeyError) as error:
             self._streams.set_listed(state, listed=False)
             raise ValueError(f"a page of {state.stream} cannot be parsed") from error
@@ -101,7 +107,7 @@ class WatchCache:
         state = self._streams.at(path)
         kind = state.stream.kind
         try:
-            event = PARSERS[kind].event(line)
+            event = parse_line(kind, line)
         except (ValueError, KeyError):
             log.exception("an event of %s cannot be parsed; they are listed again", state.stream)
             self._streams.set_listed(state, listed=False)
@@ -137,7 +143,7 @@ class WatchCache:
 
     def wrote(self, kind: ResourceKind, found: Object) -> None:
         """Takes the API server's response to a write."""
-        self._put_response(kind, PARSERS[kind].reduce(found))
+        self._put_response(kind, reduced(kind, found))
 
     def adopt(self, job: Object) -> None:
         """Begins to keep the children of a job that was read live, before they are listed.
@@ -150,7 +156,7 @@ class WatchCache:
             self._entries.empty(entry)
             entry.adopted = True
 
-    def complete(self, uid: str, children: Mapping[ResourceKind, Sequence[Object]]) -> None:
+    def complete(self, uid: str, children: Mapping[ResourceKind, Sequence[ChildVersion]]) -> None:
         """Takes all children of a job, which were listed live after :meth:`adopt`.
 
         Does nothing if an event of a child may have been missed since: the job is read live again.
@@ -163,17 +169,17 @@ class WatchCache:
         deleted = frozenset(entry.deleted)
         entry.complete, entry.adopted = True, False
         entry.deleted.clear()
-        exist = {each["metadata"]["uid"] for found in children.values() for each in found}
+        exist = {child.uid for found in children.values() for child in found}
         for missing in entry.dropped - exist:
             for kind in MAY_BE_CHILD:
                 self._entries.remove_child(kind, entry, missing)
             entry.gone.add(missing)
         entry.dropped.clear()
         for kind, found in children.items():
-            for each in found:
+            for child in found:
                 # There is no room for all of them if the entry was emptied again.
-                if entry.complete and each["metadata"]["uid"] not in deleted:
-                    self._entries.put_child(kind, entry, each)
+                if entry.complete and child.uid not in deleted:
+                    self._entries.put_child(kind, entry, child)
 
     def distrust(self, uid: str) -> None:
         """Has the job and its children read live the next time."""
@@ -194,12 +200,10 @@ class WatchCache:
             return None
         workloads = self._streams.of(WORKLOADS, namespace)
         return CachedJob(
-            job=json.loads(entry.stored.document),
-            jobsets=_loaded(entry.children[JOBSETS]),
-            pods=_loaded(entry.children[PODS]),
-            workloads=_loaded(entry.children[WORKLOADS])
-            if workloads and self._streams.alive(workloads)
-            else None,
+            job=json.loads(entry.document),
+            jobsets=entry.views(JOBSETS),
+            pods=entry.views(PODS),
+            workloads=entry.views(WORKLOADS) if workloads and self._streams.alive(workloads) else None,
         )
 
     async def listed(self, path: str, *, seconds: float) -> None:
@@ -212,14 +216,14 @@ class WatchCache:
     def jobs(self, namespace: str | None) -> Iterator[tuple[str, int]]:
         """Yields uid and resource version of each cached job."""
         for entry in self._entries.within(namespace):
-            yield entry.uid, entry.stored.version
+            yield entry.uid, entry.version
 
     def children(self, kind: ResourceKind, namespace: str | None) -> Iterator[tuple[str, str, int]]:
         """Yields uid, uid of the job and resource version of each cached child."""
         for entry in self._entries.within(namespace):
             if entry.complete:
-                for uid, stored in entry.children[kind].items():
-                    yield uid, entry.uid, stored.version
+                for child in entry.children[kind].values():
+                    yield child.uid, entry.uid, child.version
 
     def owner_of(self, kind: ResourceKind, child: Object) -> str | None:
         """Returns the uid of the cached job that a child belongs to by its metadata.
@@ -236,7 +240,7 @@ class WatchCache:
     def version_of_job(self, uid: str) -> int | None:
         """Returns the resource version of a cached job; None if it is not cached."""
         entry = self._entries.get(uid)
-        return entry.stored.version if entry else None
+        return entry.version if entry else None
 
     def version_of_child(self, kind: ResourceKind, job: str, uid: str) -> int | None:
         """Returns the resource version of a cached child of that job; None if it is not cached."""
@@ -279,7 +283,7 @@ class WatchCache:
         if kind == JOBS:
             self._put_job(found)
         elif entry := self._entries.owner_of(kind, found):
-            self._entries.put_child(kind, entry, found)
+            self._entries.put_child(kind, entry, ChildVersion.of(kind, found))
         else:
             # It may have been a child before its labels or owner were changed.
             self._remove(kind, found)
@@ -288,10 +292,10 @@ class WatchCache:
         metadata = job["metadata"]
         before = self._entries.named(metadata["namespace"], metadata["name"])
         if before is not None:
-            if before.stored.version > version_of(job):
+            if before.version > version_of(job):
                 return
             if before.uid != metadata["uid"]:
-                self._missed(json.loads(before.stored.document))
+                self._missed(json.loads(before.document))
             if before.uid != metadata["uid"] or finished(job):
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
@@ -305,7 +309,7 @@ class WatchCache:
             if job := self._entries.get(uid):
                 self._entries.drop(job)
         else:
-            for entry in (self._entries.holder_of(found), self._entries.named_by(kind, found)):
+            for entry in (self._entries.holder_of(uid), self._entries.named_by(kind, found)):
                 if entry is not None:
                     if entry.adopted:
                         entry.deleted.add(uid)
@@ -357,14 +361,16 @@ class WatchCache:
     def _drop_unseen(self, state: StreamState, seen: set[str]) -> None:
         """Drops what a complete listing lacks: it was deleted while the watch was interrupted."""
         kind = state.stream.kind
+
+        def is_gone(uid: str, version: int) -> bool:
+            # An object with a newer version was created after the listing.
+            return uid not in seen and version <= state.version
+
         for entry in self._entries.within(state.stream.namespace):
             if kind != JOBS:
-                for uid in gone(entry.children[kind], seen, state.version):
-                    self._entries.remove_child(kind, entry, uid)
-            elif gone({entry.uid: entry.stored}, seen, state.version):
-                self._missed(json.loads(entry.stored.document))
+                for child in list(entry.children[kind].values()):
+                    if is_gone(child.uid, child.version):
+                        self._entries.remove_child(kind, entry, child.uid)
+            elif is_gone(entry.uid, entry.version):
+                self._missed(json.loads(entry.document))
                 self._entries.drop(entry)
-
-
-def _loaded(stored: Mapping[str, Stored]) -> list[Object]:
-    return [json.loads(each.document) for each in stored.values()]

@@ -1,26 +1,33 @@
-"""Unfinished jobs with their children as JSON of the fields that decisions read, within a limit for all."""
+"""Unfinished jobs as JSON, with their children as the views that decisions read, within a limit for all."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from sys import getsizeof
+from typing import Any, Self
 
 from pydantic_core import to_json
 
 from finetune_operator.cluster.port import JOBSETS, PODS, WORKLOADS, Object, ResourceKind
+from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import (
     job_named_by,
     may_be_jobset_of,
     may_be_pod_of,
     may_be_workload_of,
 )
+from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.reconcile.watch_objects import version_of
 from finetune_operator.rendering.labels import UID_LABEL
 
 #: Maximum size in bytes of what is kept of all jobs and their children.
-TOTAL_BYTES = 128 * 2**20
-#: Maximum size in bytes of the children of one job: about 200 pods. As Python objects they take ten times as much, and
-#: many jobs are observed concurrently. Larger jobs are read live, page by page.
-JOB_BYTES = 256 * 2**10
+TOTAL_BYTES = 160 * 2**20
+#: Maximum size in bytes of the children of one job: some 5,000 pods; the largest slice has 2,304. Those of larger jobs
+#: are not cached, and a live read refuses them.
+JOB_BYTES = 12 * 2**20
 
 MAY_BE_CHILD: Mapping[ResourceKind, Callable[[Object, Object], bool]] = {
     JOBSETS: may_be_jobset_of,
@@ -29,16 +36,45 @@ MAY_BE_CHILD: Mapping[ResourceKind, Callable[[Object, Object], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One version of an object."""
+_VIEWS: Mapping[ResourceKind, Callable[[Object], object]] = {
+    JOBSETS: JobSet.parse,
+    PODS: Pod.parse,
+    WORKLOADS: Workload.parse,
+}
 
+
+@dataclass(frozen=True, slots=True)
+class ChildVersion:
+    """One version of a child."""
+
+    uid: str
     version: int
-    document: bytes
+    view: Any
+    """The JobSet, Pod or Workload."""
+    size: int
+    """Bytes in memory, at most."""
 
     @classmethod
-    def of(cls, found: Object) -> "Stored":
-        return cls(version_of(found), to_json(found))
+    def of(cls, kind: ResourceKind, found: Object) -> Self:
+        view = _VIEWS[kind](found)
+        return cls(found["metadata"]["uid"], version_of(found), view, weight(view))
+
+
+def own_child(kind: ResourceKind, job: Object, found: Object) -> ChildVersion | None:
+    """Parses a JobSet, pod or Workload; None if it is not the job's by its metadata."""
+    return ChildVersion.of(kind, found) if MAY_BE_CHILD[kind](job, found) else None
+
+
+def weight(value: object) -> int:
+    """Returns the bytes of memory that views take, at most: values that several share count for each."""
+    if isinstance(value, list | tuple | frozenset):
+        return getsizeof(value) + sum(map(weight, value))
+    if isinstance(value, Enum):
+        return 0
+    if isinstance(value, str | datetime):
+        return getsizeof(value)
+    fields = getattr(type(value), "__slots__", ())
+    return getsizeof(value) + sum(weight(getattr(value, name)) for name in fields) if fields else 0
 
 
 @dataclass(slots=True)
@@ -48,12 +84,14 @@ class JobEntry:
     namespace: str
     name: str
     uid: str
-    stored: Stored
+    version: int
+    document: bytes
+    """The job as JSON. As Python objects, its spec and status would take ten times as much."""
     complete: bool
     """Whether every child that exists is in ``children``."""
     adopted: bool = False
     """Whether the children are being listed live, and no event of them has been missed since."""
-    children: dict[ResourceKind, dict[str, Stored]] = field(
+    children: dict[ResourceKind, dict[str, ChildVersion]] = field(
         default_factory=lambda: {kind: {} for kind in MAY_BE_CHILD}
     )
     """By kind and uid."""
@@ -70,6 +108,10 @@ class JobEntry:
     def identity(self) -> Object:
         """The part of the job by which its children are recognized."""
         return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
+
+    def views(self, kind: ResourceKind) -> list[Any]:
+        """Returns the children of that kind."""
+        return [child.view for child in self.children[kind].values()]
 
 
 class JobEntries:
@@ -112,9 +154,9 @@ class JobEntries:
         entry = self._jobs.get(metadata.get("labels", {}).get(UID_LABEL, ""))
         return entry if entry is not None and entry.namespace == metadata["namespace"] else None
 
-    def holder_of(self, child: Object) -> JobEntry | None:
-        """Returns the entry that a child is stored in."""
-        return self._holders.get(child["metadata"]["uid"])
+    def holder_of(self, uid: str) -> JobEntry | None:
+        """Returns the entry that has the child with that uid."""
+        return self._holders.get(uid)
 
     def owner_of(self, kind: ResourceKind, child: Object) -> JobEntry | None:
         """Returns the entry of the job that a child belongs to by its metadata."""
@@ -130,31 +172,30 @@ class JobEntries:
         """
         metadata = job["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        stored, entry = Stored.of(job), self.named(namespace, name)
+        version, document, entry = version_of(job), to_json(job), self.named(namespace, name)
         if entry is None:
-            entry = JobEntry(namespace, name, uid, stored, complete)
+            entry = JobEntry(namespace, name, uid, version, document, complete)
             self._jobs[uid], self._uids[namespace, name] = entry, uid
-            self._count(namespace, len(stored.document))
+            self._count(namespace, len(document))
         else:
-            self._count(namespace, len(stored.document) - len(entry.stored.document))
-            entry.stored = stored
+            self._count(namespace, len(document) - len(entry.document))
+            entry.version, entry.document = version, document
         self._make_room()
 
-    def put_child(self, kind: ResourceKind, entry: JobEntry, child: Object) -> None:
+    def put_child(self, kind: ResourceKind, entry: JobEntry, child: ChildVersion) -> None:
         """Stores a child unless the same or a newer version is stored, or it is gone.
 
         The job that it named before loses it.
         """
-        uid, holder = child["metadata"]["uid"], self.holder_of(child)
-        if uid in entry.gone:
+        if child.uid in entry.gone:
             return
-        if holder is not None:
-            if holder.children[kind][uid].version >= version_of(child):
+        if holder := self.holder_of(child.uid):
+            if holder.children[kind][child.uid].version >= child.version:
                 return
-            self.remove_child(kind, holder, uid)
-        stored = entry.children[kind][uid] = Stored.of(child)
-        self._holders[uid] = entry
-        self._resize(entry, len(stored.document))
+            self.remove_child(kind, holder, child.uid)
+        entry.children[kind][child.uid] = child
+        self._holders[child.uid] = entry
+        self._resize(entry, child.size)
         if entry.size > JOB_BYTES:
             self.empty(entry)
         self._make_room()
@@ -162,7 +203,7 @@ class JobEntries:
     def remove_child(self, kind: ResourceKind, entry: JobEntry, uid: str) -> None:
         if child := entry.children[kind].pop(uid, None):
             del self._holders[uid]
-            self._resize(entry, -len(child.document))
+            self._resize(entry, -child.size)
         entry.dropped.discard(uid)
         entry.gone.discard(uid)
 
@@ -179,7 +220,7 @@ class JobEntries:
 
     def drop(self, entry: JobEntry) -> None:
         self.empty(entry)
-        self._count(entry.namespace, -len(entry.stored.document))
+        self._count(entry.namespace, -len(entry.document))
         del self._jobs[entry.uid]
         del self._uids[entry.namespace, entry.name]
 
@@ -187,7 +228,7 @@ class JobEntries:
         """Drops the largest jobs, with their children, of the namespace that takes most. They are then read live."""
         while self._total > TOTAL_BYTES:
             namespace = max(self._bytes, key=self._bytes.__getitem__)
-            largest = max(self.within(namespace), key=lambda entry: entry.size + len(entry.stored.document))
+            largest = max(self.within(namespace), key=lambda entry: entry.size + len(entry.document))
             self.drop(largest)
 
     def _resize(self, entry: JobEntry, added: int) -> None:
@@ -199,8 +240,3 @@ class JobEntries:
         self._bytes[namespace] += added
         if not self._bytes[namespace]:
             del self._bytes[namespace]
-
-
-def gone(stored: Mapping[str, Stored], seen: Container[str], version: int) -> list[str]:
-    """Returns the uids of objects that a listing of that version lacks. A newer object was created after it."""
-    return [uid for uid, each in stored.items() if uid not in seen and each.version <= version]

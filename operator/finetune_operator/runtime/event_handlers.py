@@ -54,8 +54,8 @@ class _CachedJob:
 class EventHandlers:
     """Turns watch events into keys.
 
-    An event type is that of a watch, or None for an object from a listing. Objects are reduced to the fields that
-    decisions read (:mod:`finetune_operator.lifecycle.children.projection`).
+    An event type is that of a watch, or None for an object from a listing. FineTuneJobs are reduced
+    (:mod:`finetune_operator.lifecycle.reduced_job`).
 
     Args:
         add: adds a key to the queue, due after the given number of seconds.

@@ -32,7 +32,7 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
-from finetune_operator.reconcile.watch_objects import PARSERS
+from finetune_operator.reconcile.watch_objects import parse_page
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.watch_responses import Body, Lines, bookmark, empty_page, read_body
@@ -291,7 +291,7 @@ class WatchManager:
         request.url = watch
         if response.status != HTTPStatus.OK:
             return response
-        page = PARSERS[stream.kind].page(await response.read())
+        page = parse_page(stream.kind, await response.read())
         if not self._cache.was_restored(stream.path, page.version):
             return None
         response.content = cast("aiohttp.StreamReader", Body(response.content, _GONE + b"\n"))

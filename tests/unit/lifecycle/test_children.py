@@ -64,7 +64,7 @@ METADATA = {
     "creationTimestamp": at(0),
     "deletionTimestamp": at(9),
     "finalizers": ["corp.example/audit"],
-    "ownerReferences": [{"uid": "2"}],
+    "ownerReferences": [{"uid": "3"}, {"uid": "2", "controller": True}],
 }
 CONTAINER = {
     "name": "trainer",
@@ -215,6 +215,17 @@ def test_a_workload_view_has_the_fields_that_decisions_read() -> None:
     assert workload.evicted is not None
     assert not workload.pods_not_ready_in_time
     assert workload.finished is None
+
+
+def test_texts_and_lists_of_any_length_are_cut() -> None:
+    long = {**condition("Failed"), "message": "m" * 10**5, "reason": "r" * 10**5}
+    jobset = JobSet.parse(
+        {"metadata": {"finalizers": ["f" * 5000] * 50}, "status": {"conditions": [long] * 99}}
+    )
+    assert (len(jobset.conditions), len(jobset.finalizers), len(jobset.finalizers[0])) == (32, 32, 1024)
+    assert (len(jobset.failure_message), len(jobset.conditions[0].reason or "")) == (4096, 1024)
+    pod = Pod.parse({"metadata": {}, "status": {"containerStatuses": [{"state": {"waiting": long}}] * 99}})
+    assert (len(pod.containers), len(pod.containers[0].state.waiting_message)) == (32, 4096)
 
 
 def test_any_count_of_evictions_takes_little_memory() -> None:

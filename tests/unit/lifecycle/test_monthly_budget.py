@@ -14,7 +14,7 @@ from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.accounting.month_usage import MonthUsage
-from finetune_operator.lifecycle.children.projection import reduced_job
+from finetune_operator.lifecycle.reduced_job import reduced_job
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.simulated_jobs import SimulatedJob, hours
 from tests.unit.lifecycle.world import World, job, profile

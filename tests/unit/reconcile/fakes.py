@@ -111,15 +111,15 @@ class FakeCluster:
             with self._call(f"page {kind.plural}"):
                 yield [{"metadata": each["metadata"]} if metadata_only else each]
 
-    async def kept(
+    async def kept[T](
         self,
         kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
-        keep: Keep,
-    ) -> AsyncIterator[Sequence[Object]]:
+        keep: Keep[T],
+    ) -> AsyncIterator[Sequence[T]]:
         """Yields all objects on one page."""
         listed = await self.list(kind, namespace, labels=labels, fields=fields)
         yield [kept for each in listed if (kept := keep(each)) is not None]

@@ -15,12 +15,11 @@ from finetune_contract import HostProgress, Stage
 from finetune_contract.base import Record
 from finetune_operator.lifecycle import Decision, DetailRequest, Observation, RunFolderView
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
-from finetune_operator.lifecycle.children.ownership import own_jobsets, own_pods
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.fuzz.folders import Change
-from tests.unit.lifecycle.world import World, job, profile
+from tests.unit.lifecycle.world import World, job, own_children, profile
 from tests.unit.lifecycle.writes import writes
 from tests.unit.reconcile.fakes import FakeStore
 
@@ -115,13 +114,13 @@ class FolderWorld(World):
             return RunFolderView()
         self.store.files = self.files()
         self.store.calls.clear()
-        jobsets = own_jobsets(self.job, list(self.jobsets.values()))
+        jobsets, pods = own_children(self.job, self.jobsets.values(), self.pods.values(), self.now)
         own = partial(
             own_attempts,
             job=self.job,
             status=read_status(self.job.get("status")),
             jobsets=jobsets,
-            pods=own_pods(self.job, list(self.pods.values()), jobsets, self.now),
+            pods=pods,
         )
         retry = self.job["spec"].get("retry", {}).get("generation", 0)
         self.view = _RUNNER.run(self.reader.view(self.folders, of=_JOB, own=own, retry=retry))

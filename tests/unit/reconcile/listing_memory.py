@@ -21,9 +21,12 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from finetune_operator.artifacts.tenant_shares import CallSlots
 from finetune_operator.cluster.api_server_client import ApiServerClient
+from finetune_operator.reconcile.children import ManyChildren
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.reconciler import LARGE_JOBS
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.reconcile.fakes import FakeStore, child, job
@@ -112,11 +115,19 @@ async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
             live_jobs=lambda: 1,
         )
 
+        large = CallSlots(total=LARGE_JOBS, each=(1,))
+
         async def one(namespace: int) -> str:
-            async with observer.rooms.of(f"team-{namespace}") as room:
-                seen = await observer.observe(JobKey(f"team-{namespace}", "demo"), room)
-                assert seen is not None
-                return str(len(seen.pods))
+            key = JobKey(f"team-{namespace}", "demo")
+            try:
+                seen = await observer.observe(key)
+            except ManyChildren:
+                # As a reconcile does.
+                await large.take(key.namespace)
+                seen = await observer.observe(key, large=True)
+                large.give_back(key.namespace)
+            assert seen is not None
+            return str(len(seen.pods))
 
         before = resident("VmRSS")
         gc.freeze()

@@ -19,7 +19,6 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.node import SliceNode
-from finetune_operator.lifecycle.children.projection import pod_of, reduced_node
 from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
 from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.reconcile.observe import JobKey, Observer
@@ -50,8 +49,7 @@ async def look(
     cluster: FakeCluster, store: FakeStore | None = None, namespaces: tuple[str, ...] = ()
 ) -> Observation | None:
     looks = observer(cluster, store or FakeStore(), namespaces)
-    async with looks.rooms.of(KEY.namespace) as room:
-        return await looks.observe(KEY, room)
+    return await looks.observe(KEY)
 
 
 async def test_a_job_that_is_gone_is_nothing() -> None:
@@ -85,17 +83,6 @@ async def test_of_a_child_only_what_decisions_read_is_held() -> None:
     assert observation is not None
     (found,) = observation.pods
     assert (found.name, found.node_name) == ("demo-prep-1-cpu-0-0-abcd0", "host")
-    reduced = pod_of(job(), cluster.of(PODS)[0])
-    assert reduced is not None
-    assert reduced["spec"] == {"nodeName": "host", "containers": [container]}
-    assert reduced["metadata"].keys() == {
-        "name",
-        "namespace",
-        "uid",
-        "resourceVersion",
-        "labels",
-        "ownerReferences",
-    }
 
 
 async def test_a_listing_of_children_whose_history_has_gone_begins_again_once() -> None:
@@ -248,7 +235,6 @@ async def test_of_a_node_only_what_shows_its_loss_is_held() -> None:
     observation = await look(cluster)
     assert observation is not None
     assert observation.nodes == {"host": SliceNode.parse(told)}
-    assert reduced_node(node) == told
 
 
 async def test_failed_pods_of_many_kinds_cost_few_listings_of_nodes() -> None:

@@ -44,6 +44,8 @@ from finetune_operator.lifecycle.decision import (
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.children import ManyChildren
+from finetune_operator.reconcile.nodes import ListedNodes
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
@@ -78,6 +80,34 @@ def make(
         utc_now=lambda: NOW,
         postpone=postpone,
     )
+
+
+class LargeJobs(Observer):
+    """Observes jobs that do not exist any more, and that have children which take much memory."""
+
+    def __init__(self) -> None:
+        self.observed: list[JobKey] = []
+        self.ended = asyncio.Event()
+
+    async def observe(self, key: JobKey, *, large: bool = False, earlier: ListedNodes | None = None) -> None:
+        if not large:
+            raise ManyChildren("pods take more than 1 MiB")
+        self.observed.append(key)
+        await self.ended.wait()
+
+
+async def test_of_jobs_with_many_children_a_few_are_observed_at_once_and_one_of_a_namespace() -> None:
+    jobs, cluster = LargeJobs(), FakeCluster()
+    applier = Applier(cluster, Plans(cluster, OWN), FakeStore(), WatchCache())
+    reconciler = Reconciler(jobs, lambda _: pytest.fail("nothing is decided"), applier, utc_now=lambda: NOW)
+    keys = [JobKey(namespace, name) for namespace in "abcd" for name in ("one", "other")]
+    reconciles = [asyncio.ensure_future(reconciler.reconcile(key, retry_in=0)) for key in keys]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert jobs.observed == [JobKey(namespace, "one") for namespace in "abc"]
+    jobs.ended.set()
+    await asyncio.gather(*reconciles)
+    assert sorted(jobs.observed) == keys
 
 
 def condition(cluster: FakeCluster) -> dict[str, Any]:

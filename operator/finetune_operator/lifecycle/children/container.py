@@ -1,15 +1,14 @@
 """The status of a pod's container as decisions read it."""
 
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from finetune_contract.log_line import readable
 from finetune_operator.api.timestamps import after
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, items, message, number, section, text, time
 
 #: Seconds: two clocks that are right differ by less.
 CLOCKS_DIFFER = 10.0
-UNKNOWN = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +19,6 @@ class NodeClock:
     """How far it was ahead. Negative: it was behind. 0: no error is evident."""
     placed: datetime | None
     """When it accepted the pod, by the control plane's clock."""
-    latest: datetime
-    """What has ended had ended by then, by the control plane's clock."""
 
     def start(self, written: datetime | None) -> datetime | None:
         """Returns when a container started: the first possible time after the pod was accepted. It is never later than
@@ -31,13 +28,13 @@ class NodeClock:
         times = (each for each in self._possible(written) if each >= after(self.placed, -CLOCKS_DIFFER))
         return min(times, default=self.placed)
 
-    def end(self, written: datetime | None, begun: datetime | None) -> datetime | None:
-        """Returns when a container ended that started at ``begun``: the last possible time that has passed."""
+    def end(self, written: datetime | None, begun: datetime | None, latest: datetime) -> datetime | None:
+        """Returns when a container ended that started at ``begun``: the last possible time before ``latest``."""
         if written is None or not self.ahead:
             return written
-        first, last = begun or self.placed or written, after(self.latest, CLOCKS_DIFFER)
+        first, last = begun or self.placed or written, after(latest, CLOCKS_DIFFER)
         times = (each for each in self._possible(written) if first <= each <= last)
-        return max(times, default=min(self.latest, self._possible(written)[1]))
+        return max(times, default=min(latest, self._possible(written)[1]))
 
     def _possible(self, written: datetime) -> tuple[datetime, datetime]:
         return written, after(written, -self.ahead.total_seconds())
@@ -51,15 +48,16 @@ class ContainerTermination:
     reason: str | None
     message: str
     finished_at: datetime | None
+    """By the node's clock; of a pod of an observation, by the control plane's (:meth:`.pod.Pod.settled`)."""
 
     @classmethod
-    def parse(cls, found: Object, clock: NodeClock) -> "ContainerTermination":
+    def parse(cls, found: Object) -> "ContainerTermination":
         return cls(
             exit_code=number(found, "exitCode"),
             reason=text(found, "reason"),
             # Without a termination message it is the end of the log.
-            message=readable(text(found, "message") or ""),
-            finished_at=clock.end(time(found, "finishedAt"), clock.start(time(found, "startedAt"))),
+            message=readable(message(found) or ""),
+            finished_at=time(found, "finishedAt"),
         )
 
 
@@ -79,11 +77,18 @@ class ContainerState:
         running = section(found, "running")
         return cls(
             waiting_reason=text(waiting, "reason"),
-            waiting_message=text(waiting, "message") or "",
+            waiting_message=message(waiting) or "",
             running="running" in found,
             started_at=clock.start(time(running or terminated, "startedAt")),
-            terminated=ContainerTermination.parse(terminated, clock) if "terminated" in found else None,
+            terminated=ContainerTermination.parse(terminated) if "terminated" in found else None,
         )
+
+    def settled(self, clock: NodeClock, latest: datetime) -> "ContainerState":
+        """Returns the state with the end by the control plane's clock, which was not after ``latest``."""
+        if self.terminated is None:
+            return self
+        ended = clock.end(self.terminated.finished_at, self.started_at, latest)
+        return replace(self, terminated=replace(self.terminated, finished_at=ended))
 
     @property
     def started(self) -> bool:
@@ -116,6 +121,12 @@ class ContainerStatus:
             restart_count=number(found, "restartCount"),
             state=_parse_state(section(found, "state"), clock),
             last_state=_parse_state(section(found, "lastState"), clock),
+        )
+
+    def settled(self, clock: NodeClock, latest: datetime) -> "ContainerStatus":
+        """Returns the status with its ends by the control plane's clock, which were not after ``latest``."""
+        return replace(
+            self, state=self.state.settled(clock, latest), last_state=self.last_state.settled(clock, latest)
         )
 
 

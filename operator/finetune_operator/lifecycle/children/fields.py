@@ -1,10 +1,12 @@
 """Reads fields of plain Kubernetes objects. Nothing raises: a value of another type counts as missing.
 
-The API server checks objects against their schemas, but optional fields may be missing at every level.
+The API server checks objects against their schemas, but optional fields may be missing at every level. Tenants decide
+what their objects contain, so texts and lists are cut.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from finetune_operator.api.timestamps import parse
@@ -12,6 +14,11 @@ from finetune_operator.api.timestamps import parse
 type Object = Mapping[str, Any]
 
 _EMPTY: Object = {}
+#: Maximum number of characters of a text, and of a message of a condition, container or Event. A kubelet cuts those of
+#: containers at the same length.
+_TEXT, _MESSAGE = 1024, 4096
+#: Maximum number of elements of a list.
+_ITEMS = 32
 
 
 def section(found: Object, key: str) -> Object:
@@ -21,21 +28,34 @@ def section(found: Object, key: str) -> Object:
 
 
 def items(found: Object, key: str) -> Sequence[Object]:
-    """Returns the objects in a list; empty if it is missing."""
+    """Returns the first objects in a list; empty if it is missing."""
     value = found.get(key)
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list | tuple) else ()
+    if not isinstance(value, list | tuple):
+        return ()
+    return list(islice((each for each in value if isinstance(each, dict)), _ITEMS))
 
 
 def texts(found: Object, key: str) -> tuple[str, ...]:
-    """Returns the strings in a list; empty if it is missing."""
+    """Returns the first strings in a list; empty if it is missing."""
     value = found.get(key)
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list | tuple) else ()
+    if not isinstance(value, list | tuple):
+        return ()
+    return tuple(each[:_TEXT] for each in islice(value, _ITEMS) if isinstance(each, str))
 
 
 def text(found: Object, key: str) -> str | None:
-    """Returns a string; None if it is missing."""
+    """Returns a string, cut if it is long; None if it is missing."""
+    return _cut(found, key, _TEXT)
+
+
+def message(found: Object) -> str | None:
+    """Returns the message of a condition, container or Event, cut if it is long; None if it is missing."""
+    return _cut(found, "message", _MESSAGE)
+
+
+def _cut(found: Object, key: str, most: int) -> str | None:
     value = found.get(key)
-    return value if isinstance(value, str) else None
+    return value[:most] if isinstance(value, str) else None
 
 
 def number(found: Object, key: str, default: int = 0) -> int:

@@ -34,6 +34,7 @@ class SliceNode:
         metadata = section(found, "metadata")
         labels = section(metadata, "labels")
         conditions = items(section(found, "status"), "conditions")
+        heartbeats = (time(each, "lastHeartbeatTime") for each in conditions if each.get("type") == "Ready")
         ready = parse_condition(conditions, "Ready", "True")
         maintenance = text(labels, MAINTENANCE_LABEL) or "false"
         return cls(
@@ -44,5 +45,5 @@ class SliceNode:
             ready=ready is not None,
             created=time(metadata, "creationTimestamp"),
             ready_since=ready.last_transition_time if ready else None,
-            heartbeat=next((time(each, "lastHeartbeatTime") for each in conditions), None),
+            heartbeat=next(heartbeats, None),
         )

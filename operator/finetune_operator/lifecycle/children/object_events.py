@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_operator.lifecycle.children.fields import Object, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, message, section, text, time
 
 _TRIGGERED, _NOT_TRIGGERED, _FAILED = "TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp"
 _CREATION_FAILED = "FailedCreate"
-#: Reasons of the Events that are read here.
-REASONS = frozenset({_TRIGGERED, _NOT_TRIGGERED, _FAILED, _CREATION_FAILED})
+_REASONS = frozenset({_TRIGGERED, _NOT_TRIGGERED, _FAILED, _CREATION_FAILED})
 
 #: Part of the JobSet controller's refusals of pods that wait for the first one of their slice.
 _EXPECTED = "this is an expected, transient error"
@@ -56,10 +55,16 @@ class ObjectEvent:
         return cls(
             type=text(found, "type") or "",
             reason=text(found, "reason") or "",
-            message=text(found, "message") or "",
+            message=message(found) or "",
             last_time=last_time or "",
             first_time=time(found, "firstTimestamp") or time(found, "eventTime"),
         )
+
+
+def read_event(found: Object) -> ObjectEvent | None:
+    """Parses an Event; None if no decision reads Events with its reason and type."""
+    wanted = found.get("reason") in _REASONS or found.get("type") == "Warning"
+    return ObjectEvent.parse(found) if wanted else None
 
 
 def autoscaler(events: Iterable[ObjectEvent], shape: str) -> str:

@@ -23,39 +23,23 @@ type Object = Mapping[str, Any]
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 
-def own_jobsets(job: Object, jobsets: Iterable[Object]) -> tuple[JobSet, ...]:
-    """Returns the job's JobSets among those with its label.
-
-    Args:
-        job: the FineTuneJob.
-        jobsets: plain objects, which may be reduced (:mod:`.projection`).
-    """
-    return tuple(JobSet.parse(each) for each in jobsets if may_be_jobset_of(job, each))
-
-
-def own_pods(
-    job: Object, pods: Iterable[Object], jobsets: Sequence[JobSet], now: datetime
-) -> tuple[Pod, ...]:
-    """Returns the job's pods among those with its label.
+def own_pods(pods: Iterable[Pod], jobsets: Sequence[JobSet], now: datetime) -> tuple[Pod, ...]:
+    """Returns the job's pods among those that may be the job's by their metadata, as they are at that time.
 
     A pod of an existing JobSet has at most the restart that ``status.restarts`` counts, or the next one: the JobSet
     controller counts it before it creates pods, but the pods may have been listed after the JobSets.
 
     Args:
-        job: the FineTuneJob.
-        pods: plain objects, which may be reduced (:mod:`.projection`).
+        pods: those for which :func:`may_be_pod_of` holds.
         jobsets: the job's JobSets.
         now: the time of the observation.
     """
     made = {each.key.jobset: each for each in jobsets if each.key}
     found: list[Pod] = []
-    for each in pods:
-        key = AttemptKey.of(each)
-        if key and _controlled_by_jobset(job, each, key):
-            jobset = made.get(key.jobset)
-            pod = Pod.parse(each, (jobset and jobset.end_time) or now)
-            if key.restart <= (jobset.restarts if jobset else MAX_RESTART) + 1:
-                found.append(pod)
+    for pod in pods:
+        jobset = made.get(pod.key.jobset) if pod.key else None
+        if pod.key and pod.key.restart <= (jobset.restarts if jobset else MAX_RESTART) + 1:
+            found.append(pod.settled((jobset and jobset.end_time) or now))
     return tuple(found)
 
 
@@ -93,9 +77,17 @@ def possible_jobsets(job: Object) -> frozenset[str]:
 
 
 def may_be_pod_of(job: Object, pod: Object) -> bool:
-    """Whether a pod is the job's by its own metadata."""
+    """Whether a pod is the job's by its own metadata: it names the JobSet of its attempt and, as its controller, a Job
+    of that JobSet."""
     key = AttemptKey.of(pod)
-    return key is not None and _controlled_by_jobset(job, pod, key)
+    if key is None:
+        return False
+    name, owner = jobset_name(job["metadata"]["name"], key.stage, key.number), _controller(pod)
+    return (
+        owner.get("kind") == "Job"
+        and pod["metadata"].get("labels", {}).get(JOBSET_LABEL) == name
+        and str(owner.get("name", "")).startswith(f"{name}-")
+    )
 
 
 def may_be_workload_of(job: Object, workload: Object) -> bool:
@@ -112,16 +104,6 @@ def job_named_by(workload: Object) -> str | None:
 def owner_uids(child: Object) -> Iterator[str]:
     """Yields the uids of a child's owners."""
     return (each["uid"] for each in child["metadata"].get("ownerReferences", ()) if "uid" in each)
-
-
-def _controlled_by_jobset(job: Object, pod: Object, key: AttemptKey) -> bool:
-    """Whether a pod names the attempt's JobSet and, as its controller, a Job of that JobSet."""
-    name, owner = jobset_name(job["metadata"]["name"], key.stage, key.number), _controller(pod)
-    return (
-        owner.get("kind") == "Job"
-        and pod["metadata"].get("labels", {}).get(JOBSET_LABEL) == name
-        and str(owner.get("name", "")).startswith(f"{name}-")
-    )
 
 
 def _controller(child: Object) -> Object:

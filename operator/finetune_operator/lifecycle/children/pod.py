@@ -1,13 +1,12 @@
 """A pod as decisions read it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.container import (
     CLOCKS_DIFFER,
-    UNKNOWN,
     ContainerStatus,
     ContainerTermination,
     NodeClock,
@@ -82,14 +81,14 @@ class Pod:
     """Names of the containers without a memory limit."""
 
     @classmethod
-    def parse(cls, found: Object, latest: datetime = UNKNOWN) -> "Pod":
-        """Never raises on an object that an API server may hold. ``latest``: see :class:`NodeClock`."""
+    def parse(cls, found: Object) -> "Pod":
+        """Never raises on an object that an API server may hold. See :meth:`settled`."""
         metadata, spec, status = section(found, "metadata"), section(found, "spec"), section(found, "status")
         labels = section(metadata, "labels")
         conditions = items(status, "conditions")
         created, deleted = time(metadata, "creationTimestamp"), time(metadata, "deletionTimestamp")
         phase = text(status, "phase") or "Pending"
-        clock = _clock(status, conditions, min(latest, deleted) if deleted else latest)
+        clock = _clock(status, conditions)
         return cls(
             name=text(metadata, "name") or "",
             key=AttemptKey.of(found),
@@ -117,6 +116,21 @@ class Pod:
                 for each in items(spec, "containers")
                 if text(section(section(each, "resources"), "limits"), "memory") is None
             ),
+        )
+
+    def settled(self, latest: datetime) -> "Pod":
+        """Returns the pod with the ends of its containers by the control plane's clock.
+
+        What has ended had ended by ``latest``, and when the pod was deleted.
+        """
+        if not self.clock_ahead:
+            return self
+        clock = NodeClock(ahead=self.clock_ahead, placed=self.start_time)
+        last = min(latest, self.deletion_timestamp) if self.deletion_timestamp else latest
+        return replace(
+            self,
+            containers=tuple(each.settled(clock, last) for each in self.containers),
+            init_containers=tuple(each.settled(clock, last) for each in self.init_containers),
         )
 
     @property
@@ -185,14 +199,14 @@ class Pod:
         return any(each.name in self.unlimited for each in self.containers if each.state.terminated is end)
 
 
-def _clock(status: Object, conditions: Iterable[Object], latest: datetime) -> NodeClock:
+def _clock(status: Object, conditions: Iterable[Object]) -> NodeClock:
     """The API server writes when the pod was scheduled, the kubelet when it accepted it."""
     accepted, scheduled = time(status, "startTime"), parse_condition(conditions, "PodScheduled", "True")
     placed = scheduled.last_transition_time if scheduled else None
     ahead = accepted - placed if accepted and placed else timedelta()
     if placed is None or _ACCEPTANCE[0] <= ahead <= _ACCEPTANCE[1]:
-        return NodeClock(ahead=timedelta(), placed=accepted, latest=latest)
-    return NodeClock(ahead=ahead, placed=placed, latest=latest)
+        return NodeClock(ahead=timedelta(), placed=accepted)
+    return NodeClock(ahead=ahead, placed=placed)
 
 
 def _latest(

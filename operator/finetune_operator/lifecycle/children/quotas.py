@@ -73,17 +73,6 @@ def applies_to_all_pods(quota: Object) -> bool:
     return not (spec.get("scopes") or spec.get("scopeSelector"))
 
 
-def reduced_quota(found: Object) -> Object | None:
-    """Reduces a ResourceQuota to what :meth:`Quota.parse` reads; None if that returns None."""
-    if not applies_to_all_pods(found):
-        return None
-    hard = section(section(found, "spec"), "hard")
-    return {
-        "metadata": {"name": text(section(found, "metadata"), "name") or ""},
-        "spec": {"hard": {key: hard[key] for key in _RESOURCES if key in hard}},
-    }
-
-
 def check_quotas(plan: Plan, quotas: Iterable[Quota]) -> str | None:
     """Returns a remark if quotas, even unused, have no room for some slice that the job may take; None if for all.
 

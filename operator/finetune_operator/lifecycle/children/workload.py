@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, items, message, number, section, text, time
 from finetune_operator.lifecycle.children.object_condition import (
     ObjectCondition,
     find_condition,
@@ -33,7 +33,7 @@ class AdmissionCheck:
         return cls(
             name=text(found, "name") or "",
             state=text(found, "state") or "",
-            message=text(found, "message") or "",
+            message=message(found) or "",
         )
 
 
@@ -58,10 +58,10 @@ class Workload:
     def parse(cls, found: Object) -> "Workload":
         """Never raises on an object that an API server may hold."""
         metadata, spec, status = (section(found, key) for key in ("metadata", "spec", "status"))
-        owners = (text(each, "uid") for each in items(metadata, "ownerReferences"))
+        owners = (each for each in items(metadata, "ownerReferences") if each.get("controller"))
         return cls(
             name=text(metadata, "name") or "",
-            owner_uids=tuple(each for each in owners if each),
+            owner_uids=tuple(uid for each in owners if (uid := text(each, "uid"))),
             creation_timestamp=time(metadata, "creationTimestamp"),
             queue_name=text(spec, "queueName"),
             active=spec.get("active") is not False,
