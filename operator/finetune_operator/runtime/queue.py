@@ -63,10 +63,14 @@ class KeySchedule[K: Hashable]:
         self._failures: dict[K, int] = {}
 
     def add(self, key: K, at: float) -> None:
-        """Schedules the key for that time, unless it is due earlier. A key in progress is handled again afterwards."""
+        """Schedules the key for that time, unless it is due earlier. A key in progress is handled again afterwards.
+
+        One that was postponed takes its place among the due keys then.
+        """
         if key in self._due and self._due[key] <= at:
             return
         self._due[key] = at
+        self._postponed.pop(key, None)
         if key not in self._taken:
             self._push(key)
 
@@ -80,8 +84,10 @@ class KeySchedule[K: Hashable]:
         namespace = _namespace(key)
         if namespace not in self._turns and namespace not in self._parked:
             return False
-        self._postponed[key] = now
-        self.add(key, now + LONGEST_POSTPONEMENT)
+        latest = now + LONGEST_POSTPONEMENT
+        self.add(key, latest)
+        if self._due[key] == latest:
+            self._postponed[key] = now
         return True
 
     def take(self, now: float, *, each: int | None = None, total: int | None = None) -> K | None:
@@ -158,7 +164,7 @@ class KeySchedule[K: Hashable]:
 
     def oldest(self, now: float) -> float:
         """Returns the seconds for which the most overdue key has been due, or postponed; 0 if none is."""
-        firsts = [keys[0][0] for keys in (*self._turns.values(), *self._parked.values())]
+        firsts = [min(keys)[0] for keys in (*self._turns.values(), *self._parked.values())]
         if (later := self.next_due()) is not None:
             firsts.append(later)
         firsts += itertools.islice((at for key, at in self._postponed.items() if key not in self._taken), 1)
@@ -209,11 +215,12 @@ class KeySchedule[K: Hashable]:
 
     def _enqueue_postponed(self, now: float) -> None:
         """Makes the key due that has been postponed longest."""
-        for key in self._postponed:
-            if key not in self._taken:
-                self.add(key, now)
-                self._enqueue_due(now)
-                return
+        key = next((key for key in self._postponed if key not in self._taken), None)
+        if key is not None:
+            since = self._postponed[key]
+            self.add(key, now)
+            self._postponed[key] = since
+            self._enqueue_due(now)
 
     def _stands(self, entry: _Entry[K]) -> bool:
         return self._standing.get(entry[2]) is entry

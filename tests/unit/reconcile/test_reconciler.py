@@ -545,10 +545,11 @@ def chain(observation: Observation) -> Decision:
     """A stub of ``decide`` that creates one JobSet after another and regards each as finished once it exists."""
     have = {jobset.name for jobset in observation.jobsets}
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
-    action = Create(jobset=child("JobSet", wanted)) if wanted else Finish()
+    if observation.snapshot is None:
+        return Decision(status=observation.status, action=Admit(write=plan()), requeue_after=0)
     return Decision(
         status=_status(Phase.RUNNING if wanted else Phase.SUCCEEDED, made=len(have)),
-        action=action if observation.snapshot else Admit(write=plan()),
+        action=Create(jobset=child("JobSet", wanted)) if wanted else Finish(),
         events=(JobEvent(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
         requeue_after=0 if wanted else None,
     )

@@ -75,6 +75,8 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(key=KEYS, after=WAITS)
     def add(self, key: Job, after: float) -> None:
         self.schedule.add(key, self.now + after)
+        if self.now + after < self.due.get(key, 0.0):
+            self.postponed.pop(key, None)
         self.earliest(key, self.now + after)
 
     @rule()
@@ -118,8 +120,10 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert self.schedule.postpone(key, self.now) == bool(others)
         self.looked = self.now
         if others:
-            self.postponed[key] = self.now
-            self.earliest(key, self.now + LONGEST_POSTPONEMENT)
+            latest = self.now + LONGEST_POSTPONEMENT
+            self.earliest(key, latest)
+            if self.due[key] == latest:
+                self.postponed[key] = self.now
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data(), again=st.none() | WAITS)
