@@ -1,40 +1,16 @@
 """The plan of a job: made at admission, stored, and read again by every later decision."""
 
-from collections.abc import Mapping
-from hashlib import sha256
-from typing import Any
-
-from pydantic_core import to_json
-
-from finetune_contract import CONTRACT_VERSION, MemoryOutcome
+from finetune_contract import CONTRACT_VERSION
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.capacity import flavors_tried
 from finetune_operator.lifecycle.children.quotas import check_quotas
 from finetune_operator.lifecycle.decision import Admit, EventType, JobEvent, NextStep
-from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.derive import preflight_found
-from finetune_operator.planning import (
-    Plan,
-    Refused,
-    StoredPlan,
-    admit,
-    check_ledger,
-    make_plan,
-    read_stored_plan,
-    render_stored_plan,
-    replan,
-)
+from finetune_operator.planning import Plan, Refused, StoredPlan, admit, check_ledger, render_stored_plan
 from finetune_operator.planning.errors import naming_contact
-from finetune_operator.planning.stored_plan import LIFECYCLE, identity, plan_name
-
-type Object = Mapping[str, Any]
-
-#: Maximum size in bytes of what a kept plan is made from, apart from the profile. Tenants decide it.
-_KEPT_BYTES = 16 * 2**10
-#: Metadata that change with every write, and that no plan depends on.
-_VERSIONS = ("resourceVersion", "generation")
+from finetune_operator.planning.stored_plan import identity, plan_name
 
 
 def admit_job(observation: Observation) -> NextStep:
@@ -60,58 +36,28 @@ def current_plan(
     """
     fresh = [each for each in attempts if since_retry(observation.folder.retry, each)]
     tried = flavors_tried(fresh)
-    plan, refused = _planned(observation.job, snapshot, tried, None)
+    planner = observation.planner
+    plan, refused = planner.plan(observation.job, snapshot, tried, None)
     if plan.memory is not None and not plan.memory.candidates:
         return plan, refused
     found = preflight_found(observation, plan, attempts)
     if found is None or found.memory is None:
         return plan, refused
-    return _planned(observation.job, snapshot, tried, found.memory)
-
-
-def _planned(
-    job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
-) -> tuple[Plan, Refused | None]:
-    try:
-        return _replanned(job, snapshot, tried, found), None
-    except Refused as refused:
-        return make_plan(_as_admitted(job, snapshot), snapshot, tried, found), refused
-
-
-def _replanned(
-    job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
-) -> Plan:
-    """Returns the same as ``replan``, from memory if nothing that it depends on has changed. Raises Refused."""
-    metadata = {key: value for key, value in job["metadata"].items() if key not in _VERSIONS}
-    inputs = {key: job[key] for key in ("apiVersion", "kind", "spec") if key in job} | {"metadata": metadata}
-    text, record = to_json(inputs), found and found.model_dump_json(by_alias=True)
-    if len(text) + len(record or "") + len(snapshot.stored["spec.json"]) > _KEPT_BYTES:
-        return replan(job, snapshot, tried, found)
-    rest = to_json([snapshot.digest, sorted(tried.items()), record])
-    return kept_plans.plan(
-        metadata["uid"],
-        sha256(text + rest).digest(),
-        chosen=found is not None,
-        make=lambda: replan(job, snapshot, tried, found),
-    )
-
-
-def _as_admitted(job: Object, snapshot: StoredPlan) -> Object:
-    """Returns the job with the admitted spec, except for the fields that control its lifecycle."""
-    steering = {name: job["spec"][name] for name in LIFECYCLE if name in job["spec"]}
-    return {**job, "spec": {**snapshot.spec, **steering}}
+    return planner.plan(observation.job, snapshot, tried, found.memory)
 
 
 def stored_plan(observation: Observation) -> StoredPlan | None:
-    """Returns the job's stored plan; None if there is none. Raises Refused if it is another job's, or of another major
-    version of the contract."""
-    if observation.snapshot is None:
+    """Returns the job's stored plan; None if there is none. Raises Refused if it is not one that this release reads,
+    or another job's."""
+    snapshot = observation.snapshot
+    if snapshot is None:
         return None
-    snapshot = read_stored_plan(observation.snapshot)
+    if isinstance(snapshot, Refused):
+        raise snapshot
     if snapshot.job != identity(observation.job):
         raise Refused(
             Reason.PLAN_MISSING,
-            f"ConfigMap {observation.snapshot['metadata']['name']} in the operator's namespace is the plan of "
+            f"ConfigMap {plan_name(snapshot.job.uid)} in the operator's namespace is the plan of "
             f"{snapshot.job.namespace}/{snapshot.job.name} ({snapshot.job.uid}), not of this job. "
             "Ask the platform team to delete it.",
         )
@@ -131,10 +77,16 @@ def plan_to_store(observation: Observation) -> tuple[StoredPlan, str | None]:
     A lost plan is made again only if it has the digest that the job's JobSets and status name: under another plan the
     job would silently get another image, slice or folder in the middle of its run.
     """
-    job = observation.job
+    job, planner = observation.job, observation.planner
     admission = admit(
-        job, observation.profiles, observation.template, observation.source, observation.neighbours
+        job,
+        observation.profiles,
+        observation.template,
+        observation.source,
+        observation.neighbours,
+        checked=planner.checked,
     )
+    planner.admitted(admission)
     snapshot = admission.snapshot
     with naming_contact(snapshot.profile):
         check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)

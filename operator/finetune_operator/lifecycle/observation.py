@@ -27,6 +27,8 @@ from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.planning import Refused, StoredPlan
+from finetune_operator.planning.admission import Planner
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
@@ -177,8 +179,8 @@ class Observation:
     """The job's status as it is stored now (``lifecycle.status.fitting.read_status``)."""
     profiles: tuple[Object, ...]
     """All FineTuneProfiles, from which admission chooses. Ignored once ``snapshot`` exists."""
-    snapshot: Object | None
-    """ConfigMap of the job's stored plan (``planning.stored_plan``). None before admission, or if it was lost."""
+    snapshot: StoredPlan | Refused | None
+    """The job's stored plan, or why it cannot be read. None before admission, or if it was lost."""
     jobsets: tuple[JobSet, ...]
     """JobSets of this job, including those that are being deleted."""
     pods: tuple[Pod, ...]
@@ -206,6 +208,7 @@ class Observation:
     """Progress of each process of training; None: not read."""
     events: tuple[ObjectEvent, ...] | None = None
     """Events about the object that the previous decision named; None: not read."""
+    planner: Planner = field(default_factory=Planner, compare=False)
     job_texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The job's labels and annotations (``reduced_job.job_texts``). Empty unless it was read live."""
     ledger: str | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from finetune_contract import PREFERENCE_TYPES, MemoryOutcome
 from finetune_contract.engine import override_faults
@@ -39,10 +39,38 @@ from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_
 from finetune_operator.planning.sections.chat_template import template_ref, with_chat_template
 from finetune_operator.planning.slices.topology import NONE_TRIED
 from finetune_operator.planning.source_job import source_name, with_source_model
-from finetune_operator.planning.stored_plan import StoredPlan, identity
+from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity
 from finetune_operator.planning.support import refuse_later_fields
 
 type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedProfile:
+    """A valid profile, and what it implies for every job that is admitted under it."""
+
+    name: str
+    hash: str
+    document: Object
+    """Its spec with an explicit mode, so that the default of a later version does not apply to its jobs."""
+    spec: DefaultedProfileSpec
+    """Model of ``document``."""
+    defaults: Object
+    """The built-in defaults under its own."""
+
+    @classmethod
+    def of(cls, profile: Object) -> Self:
+        """Checks the profile. Raises Refused."""
+        check_profile_object(profile)
+        name = profile["metadata"]["name"]
+        document = merge({"constraints": {"mode": CONSTRAINT_MODE}}, profile["spec"])
+        return cls(
+            name=name,
+            hash=digest(profile["spec"]),
+            document=document,
+            spec=profile_spec(name, document),
+            defaults=merge(BUILT_IN, document.get("defaults", {})),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +79,8 @@ class Admission:
 
     job: Object
     snapshot: StoredPlan
-
-    @property
-    def plan(self) -> Plan:
-        """The plan, which is computed at each access: the operator derives it from the stored snapshot."""
-        return make_plan(self.job, self.snapshot)
+    plan: Plan
+    """What :func:`replan` returns for job and snapshot until one of them changes."""
 
 
 def admit(
@@ -64,6 +89,8 @@ def admit(
     template: Object | None = None,
     source: Object | None = None,
     neighbours: Sequence[Object] = (),
+    *,
+    checked: Callable[[Object], CheckedProfile] = CheckedProfile.of,
 ) -> Admission:
     """Chooses the profile, checks the job against it and fixes what must not change later. Raises Refused.
 
@@ -73,61 +100,54 @@ def admit(
         template: the ConfigMap with the job's chat template, if the job names one that exists.
         source: the FineTuneJob whose model the job starts from, if the job names one that exists.
         neighbours: FineTuneJobs of any namespace that have used the run folder from which the job resumes.
+        checked: returns what :meth:`CheckedProfile.of` does, and may remember it.
     """
     parsed = _parsed(job)
-    profile = choose_profile(job, profiles)
-    check_profile_object(profile)
-    name, plain = profile["metadata"]["name"], _with_mode(profile["spec"])
-    spec = profile_spec(name, plain)
-    with naming_contact(plain):
+    profile = checked(choose_profile(job, profiles))
+    merged = merge(profile.defaults, job["spec"])
+    with naming_contact(profile.document):
         _check_overrides(parsed)
-    base = merge(BUILT_IN, plain.get("defaults", {}))
-    merged = merge(base, job["spec"])
+        _refuse_unsuitable_overrides(job_spec(merged))
     if source_name(merged) == parsed.metadata.name:
         raise Refused(
             Reason.INVALID_SPEC, "spec.model.fromJob.name is the job's own name. Name the job to start from."
         )
-    with naming_contact(plain):
-        _refuse_unsuitable_overrides(job_spec(merged))
     whole = with_source_model(with_chat_template(merged, template), source)
-    with naming_contact(plain):
-        broken = policy_problems(parsed, name, spec, job_spec(whole), merged=whole, base=base)
-        provisional = _plan_within_limits(
-            lambda: make_plan(job, _snapshot(job, profile, whole)), name, spec, whole, broken
+    with naming_contact(profile.document):
+        broken = policy_problems(
+            parsed, profile.name, profile.spec, job_spec(whole), merged=whole, base=profile.defaults
+        )
+        admission = _within_limits(
+            lambda: _admission(job, profile, whole), profile.name, profile.spec, whole, broken
         )
     refuse_folder_in_use(job, neighbours)
-    # Fixed here: the global batch stays that of the first plan, whatever resources are edited to later.
-    fixed = merge(
-        whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
-    )
-    return Admission(job=job, snapshot=_snapshot(job, profile, fixed))
+    return admission
 
 
-def _snapshot(job: Object, profile: Object, spec: Object) -> StoredPlan:
-    """Returns the snapshot with an explicit mode, so that the default of a later version does not apply to it."""
-    snapshot = StoredPlan.make(job, profile, spec)
-    return replace(snapshot, profile=_with_mode(snapshot.profile))
+def _admission(job: Object, profile: CheckedProfile, spec: Object) -> Admission:
+    """Returns the admission with a fixed global batch: it stays that of the first slice, whatever resources are edited
+    to later."""
+    first = StoredPlan.make(job, profile.name, profile.hash, profile.document, spec)
+    site, _ = Draft.of(job, first).sites(NONE_TRIED, None)
+    fixed = {"hyperparameters": {"globalBatchSize": site.global_batch}}
+    snapshot = replace(first, spec=merge(first.spec, fixed))
+    return Admission(job=job, snapshot=snapshot, plan=make_plan(job, snapshot))
 
 
-def _with_mode(profile: Object) -> Object:
-    """Returns the spec of a profile with an explicit ``constraints.mode``: its own, or else the default."""
-    return merge({"constraints": {"mode": CONSTRAINT_MODE}}, profile)
-
-
-def _plan_within_limits(
-    plan: Callable[[], Plan],
+def _within_limits(
+    admission: Callable[[], Admission],
     name: str,
     profile: DefaultedProfileSpec,
     merged: Object,
     broken: Sequence[str],
-) -> Plan:
-    """Returns the result of ``plan``.
+) -> Admission:
+    """Returns the result of ``admission``.
 
     Raises Refused with everything that the profile ``name`` does not allow at once: the rules in ``broken``, limits,
     and the reason why there is no plan.
     """
     try:
-        made = plan()
+        made = admission()
     except Refused as error:
         problems = [*broken, *written_problems(bounds_of(profile.constraints), merged)]
         if not problems:
@@ -135,7 +155,7 @@ def _plan_within_limits(
         raise Refused(
             Reason.POLICY_VIOLATION, f"{refused_by(name, problems).message} {error.message}"
         ) from error
-    if problems := [*broken, *limit_problems(made, merged)]:
+    if problems := [*broken, *limit_problems(made.plan, merged)]:
         raise refused_by(name, problems)
     return made
 
@@ -175,15 +195,44 @@ def replan(
     Raises Refused if an edit requests what is not allowed or does not fit.
     """
     parsed = _parsed(job)
-    base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
-    live = merge(base, job["spec"])
-    merged = {**live, **_admitted_identity(job, base, snapshot)}
-    name = snapshot.profile_name
+    name, base = snapshot.profile_name, merge(BUILT_IN, snapshot.profile.get("defaults", {}))
     with naming_contact(snapshot.profile):
         _check_overrides(parsed)
-        draft = Draft.of(job, snapshot, live, found)
+        draft = Draft.of(job, snapshot, found)
+        merged = {**merge(base, job["spec"]), **_admitted_identity(job, base, snapshot)}
         broken = policy_problems(parsed, name, draft.profile, draft.spec, merged=merged, base=base)
-        return _plan_within_limits(lambda: draft.plan(tried, found), name, draft.profile, merged, broken)
+        admission = _within_limits(
+            lambda: Admission(job=job, snapshot=snapshot, plan=draft.plan(tried, found)),
+            name,
+            draft.profile,
+            merged,
+            broken,
+        )
+    return admission.plan
+
+
+class Planner:
+    """Makes each plan when it is asked for. The operator's own one remembers them (:mod:`reconcile.made_plans`)."""
+
+    def checked(self, profile: Object) -> CheckedProfile:
+        """Returns what a profile implies. Raises Refused."""
+        return CheckedProfile.of(profile)
+
+    def admitted(self, admission: Admission) -> None:
+        """Takes note of an admission, whose plan need not be made again."""
+
+    def plan(
+        self, job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
+    ) -> tuple[Plan, Refused | None]:
+        """Returns the plan of :func:`replan`; if it is refused, that of before the edit, and why. Raises Refused."""
+        try:
+            return replan(job, snapshot, tried, found), None
+        except Refused as refused:
+            steering = {name: job["spec"][name] for name in LIFECYCLE if name in job["spec"]}
+            as_admitted = {**job, "spec": {**snapshot.spec, **steering}}
+            # Another one, because the traceback holds what was planned, and this may be kept.
+            why = Refused(refused.reason, refused.message)
+            return make_plan(as_admitted, snapshot, tried, found), why
 
 
 def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Object:

@@ -11,8 +11,6 @@ from typing import Any
 from finetune_operator.api import exact
 from finetune_operator.catalog import TpuShape
 from finetune_operator.planning.defaulted import DefaultedFlavor, DefaultedResources
-from finetune_operator.planning.defaults import BUILT_IN
-from finetune_operator.planning.merge import merge
 from finetune_operator.planning.plan import Plan
 from finetune_operator.planning.plan_builder import Draft, slice_faults
 from finetune_operator.planning.slices.choice import MOST_CANDIDATES
@@ -43,7 +41,7 @@ def considered_slices(job: Object, snapshot: StoredPlan, plan: Plan) -> Sequence
 
     Of a job that names its slice, only that one is considered. ``plan`` is the job's plan before anything has run.
     """
-    draft = Draft.of(job, snapshot, merge(BUILT_IN, snapshot.profile.get("defaults", {}), job["spec"]), None)
+    draft = Draft.of(job, snapshot)
     resources, flavors = draft.spec.resources, draft.profile.flavors
     if resources.names_a_slice:
         return [_named(plan)]

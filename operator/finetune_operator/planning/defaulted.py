@@ -7,8 +7,6 @@ optional have the same meaning of None as in the API.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
-from json import loads
 from typing import Any
 
 from finetune_operator.api import FineTuneJobSpec, FineTuneProfileSpec, InvalidObject, Reason, parse_merged
@@ -267,9 +265,3 @@ def profile_spec(name: str, profile: Object) -> DefaultedProfileSpec:
             f'profile "{name}": spec.{error.path}: {error.message}. The profile was stored under another version of '
             "the API: correct the field, and create jobs that were admitted before again.",
         ) from error
-
-
-@lru_cache(maxsize=64)
-def stored_profile_spec(name: str, text: str) -> DefaultedProfileSpec:
-    """Returns the same for JSON text. Cached, since the stored plans of many jobs hold the same profile."""
-    return profile_spec(name, loads(text))

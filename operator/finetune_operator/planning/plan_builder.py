@@ -75,8 +75,7 @@ def make_plan(
         tried: how often each flavor was tried without success, by name; those are used last.
         found: preflight's record of the training's memory, which decides the slice if the job names none.
     """
-    defaults = snapshot.profile.get("defaults", {})
-    return Draft.of(job, snapshot, merge(BUILT_IN, defaults, job["spec"]), found).plan(tried, found)
+    return Draft.of(job, snapshot, found).plan(tried, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +92,9 @@ class Draft:
     queues: Queues
 
     @classmethod
-    def of(cls, job: Object, snapshot: StoredPlan, live: Object, found: MemoryOutcome | None) -> Self:
-        """Returns the draft. ``live`` is the job's current spec over all defaults."""
+    def of(cls, job: Object, snapshot: StoredPlan, found: MemoryOutcome | None = None) -> Self:
+        """Returns the draft. Raises Refused for a spec that was stored under another schema."""
+        live = merge(BUILT_IN, snapshot.profile.get("defaults", {}), job["spec"])
         merged = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
         if found is not None and lookup(merged, "preflight.memory") == MemoryCheck.OFF:
             # An edit after preflight applies to the next preflight; the findings of this one stay valid.
@@ -103,13 +103,15 @@ class Draft:
         queues = resolve_queues(job["metadata"].get("labels") or {}, profile.queue)
         return cls(job=job, snapshot=snapshot, merged=merged, spec=spec, profile=profile, queues=queues)
 
-    @property
-    def queued(self) -> bool:
-        """Whether a queue admits the job's slices."""
-        return self.queues.tpu is not None
-
     def plan(self, tried: Mapping[str, int], found: MemoryOutcome | None) -> Plan:
         """Returns the plan. Arguments and errors are those of :func:`make_plan`."""
+        return _plan(self, *self.sites(tried, found))
+
+    def sites(
+        self, tried: Mapping[str, int], found: MemoryOutcome | None
+    ) -> tuple[SlicePlan, Sequence[SlicePlan]]:
+        """Returns the job on its slice, and on those that preflight may choose instead. Arguments and errors are those
+        of :func:`make_plan`."""
         snapshot, resources, flavors = self.snapshot, self.spec.resources, self.profile.flavors
         name = snapshot.profile_name
         refuse_other_controller(lookup(snapshot.spec, "resources.controller"), resources.controller)
@@ -121,15 +123,15 @@ class Draft:
                 resources,
                 name,
                 flavors,
-                queued=self.queued,
+                queued=self.queues.tpu is not None,
                 tried=tried,
             )
-            return self.at(slice_plan(self.spec, snapshot, taken))
+            return slice_plan(self.spec, snapshot, taken), ()
         offers = by_price(resources, name, flavors, tried)
         if self.spec.preflight.memory is MemoryCheck.OFF:
             serving = [offer.flavor.name for offer in offers]
             taken = self._place(offers[0], f"{CHEAPEST}, {NO_WISH}", serving)
-            return self.at(slice_plan(self.spec, snapshot, taken))
+            return slice_plan(self.spec, snapshot, taken), ()
         before = by_price(resources, name, flavors) if tried else offers
         choice = choose(
             offers,
@@ -140,18 +142,14 @@ class Draft:
             tried=tried,
         )
         site = self.site(choice.offer, choice.why, choice.flavors)
-        return self.at(site, [self.site(each) for each in choice.candidates])
+        return site, [self.site(each) for each in choice.candidates]
 
     def site(self, offer: SliceOffer, why: str = "", flavors: Iterable[str] = ()) -> SlicePlan:
         """Returns the job on a slice that it does not name. Raises Refused if its numbers do not fit that slice."""
         return slice_plan(self.spec, self.snapshot, self._place(offer, why, flavors), share_rows=True)
 
     def _place(self, offer: SliceOffer, why: str, flavors: Iterable[str]) -> Placement:
-        return placement(offer, why, flavors, queued=self.queued)
-
-    def at(self, site: SlicePlan, candidates: Sequence[SlicePlan] = ()) -> Plan:
-        """Returns the plan at ``site``. ``candidates`` are the slices that preflight may choose instead."""
-        return _plan(self, site, candidates)
+        return placement(offer, why, flavors, queued=self.queues.tpu is not None)
 
 
 def slice_faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
@@ -168,7 +166,7 @@ def slice_faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
             return _FAULTS.get(refused.reason, f"does not suit the job ({refused.reason})")
         if not bounds:
             return None
-        elsewhere = elsewhere or draft.at(site)
+        elsewhere = elsewhere or _plan(draft, site, ())
         plan = replace(
             elsewhere,
             placement=site.placement,

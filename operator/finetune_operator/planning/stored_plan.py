@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
 from finetune_operator.api import API_VERSION, Reason, canonical
-from finetune_operator.planning.defaulted import DefaultedProfileSpec, stored_profile_spec
+from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.slices.pathways import with_pathways_images
 
@@ -58,10 +58,10 @@ class StoredPlan:
     more: Mapping[str, str] = field(default_factory=dict)
     """Further data that a newer operator has stored: kept, so that the digest stays the same."""
 
-    @property
+    @cached_property
     def profile_spec(self) -> DefaultedProfileSpec:
         """Model of ``profile``. Raises Refused if this version of the operator cannot read it."""
-        return stored_profile_spec(self.profile_name, self.stored["profile.json"])
+        return profile_spec(self.profile_name, self.profile)
 
     @property
     def run_folder(self) -> RunFolder:
@@ -106,15 +106,15 @@ class StoredPlan:
         }
 
     @classmethod
-    def make(cls, job: Object, profile: Object, spec: Object) -> Self:
-        """Returns the plan to store for an admission."""
-        copied = profile["spec"].get("pod", {}).get("jobLabels", ())
+    def make(cls, job: Object, profile_name: str, profile_hash: str, profile: Object, spec: Object) -> Self:
+        """Returns the plan to store for an admission. ``profile`` is the spec of the profile."""
+        copied = profile.get("pod", {}).get("jobLabels", ())
         labels = job["metadata"].get("labels") or {}
         return cls(
             job=identity(job),
-            profile_name=profile["metadata"]["name"],
-            profile_hash=digest(profile["spec"]),
-            profile=_with_images(profile["spec"], spec["resources"]["controller"]),
+            profile_name=profile_name,
+            profile_hash=profile_hash,
+            profile=_with_images(profile, spec["resources"]["controller"]),
             spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
             contract=CONTRACT_VERSION,
             job_labels={key: labels[key] for key in copied if key in labels},
@@ -186,6 +186,14 @@ def render_stored_plan(snapshot: StoredPlan) -> dict[str, Any]:
         "immutable": True,
         "data": {**snapshot.stored, _DIGEST: snapshot.digest},
     }
+
+
+def stored_plan_in(config_map: Object | None) -> StoredPlan | Refused | None:
+    """Returns the plan in a ConfigMap, or why it cannot be read; None without a ConfigMap."""
+    try:
+        return None if config_map is None else read_stored_plan(config_map)
+    except Refused as refused:
+        return refused
 
 
 def read_stored_plan(config_map: Object) -> StoredPlan:

@@ -17,7 +17,7 @@ from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, ProfileUsage
-from finetune_operator.planning import Refused, read_stored_plan
+from finetune_operator.planning import Refused, StoredPlan
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.merge import lookup
 from finetune_operator.reconcile.at_work import AtWork
@@ -106,17 +106,20 @@ class Budgets:
 
     # What decisions and metrics read.
 
-    def of(self, job: Object, snapshot: Object | None) -> MonthlyBudget | None:
+    def of(self, job: Object, snapshot: StoredPlan | Refused | None) -> MonthlyBudget | None:
         """Returns the budget of a job's namespace under its profile; None if the profile sets none.
 
         The limit is that of the existing profile. Of a deleted one, the limit at the job's admission applies.
 
         Args:
             job: the job.
-            snapshot: ConfigMap of its stored plan; None if there is none.
+            snapshot: its stored plan, or why it cannot be read; None if there is none.
         """
-        name, admitted = _profile_of(job, snapshot)
-        limit = self._limits[name] if name in self._limits else admitted()
+        if isinstance(snapshot, StoredPlan):
+            name, admitted = snapshot.profile_name, snapshot.profile
+        else:
+            name, admitted = lookup(job, "status.resolved.profile.name"), {}
+        limit = self._limits[name] if name in self._limits else _limit(admitted)
         if name is None or limit is None:
             return None
         return self._usage.budget(job, name, limit, self._utc_now())
@@ -205,18 +208,3 @@ def _limit(spec: Object) -> float | None:
     """Returns the limit of a profile's spec, which may have been stored under another schema; None if it sets none."""
     found = lookup(spec, "constraints.chipHoursPerMonth")
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
-
-
-def _profile_of(job: Object, snapshot: Object | None) -> tuple[str | None, Callable[[], float | None]]:
-    """Returns the name of the job's profile, and a function that returns that profile's limit at its admission."""
-    if snapshot is None:
-        resolved = (job.get("status") or {}).get("resolved") or {}
-        return (resolved.get("profile") or {}).get("name"), lambda: None
-
-    def admitted() -> float | None:
-        try:
-            return _limit(read_stored_plan(snapshot).profile)
-        except Refused:
-            return None
-
-    return (snapshot.get("data") or {}).get("profile-name"), admitted

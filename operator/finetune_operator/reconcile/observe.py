@@ -32,13 +32,16 @@ from finetune_operator.lifecycle.observation import Observation, ReadFailure, Ru
 from finetune_operator.lifecycle.reduced_job import job_texts, reduced_job
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
+from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
+from finetune_operator.planning.stored_plan import StoredPlan, stored_plan_in
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.children import ChildReader, list_kept
 from finetune_operator.reconcile.nodes import ListedNodes, failed_kinds, list_nodes
 from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.record_writer import run_folder
 from finetune_operator.reconcile.run_folder import Folders, Own, RunFolderReader
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.shared_read import SharedRead
@@ -127,7 +130,7 @@ class Observer:
         texts: Mapping[str, Mapping[str, str]] = {}
         if cached is not None:
             job = cached.job
-            snapshot, found = await self._children.cached(cached)
+            config_map, found = await self._children.cached(cached)
         else:
             whole = await self._find(JOBS, key.namespace, key.name)
             if whole is None:
@@ -136,15 +139,19 @@ class Observer:
                 return None
             job, texts = reduced_job(whole), job_texts(whole)
             del whole
-            snapshot, found = await self._children.live(job, large=large)
+            config_map, found = await self._children.live(job, large=large)
+        snapshot = stored_plan_in(config_map)
         status, jobsets = read_status(job.get("status")), found.jobsets
         pods = own_pods(found.pods, jobsets, self._utc_now())
-        profiles = await self._profiles(snapshot)
-        template, source, quotas = await asyncio.gather(
-            self._template(job, snapshot),
-            self._source(job, snapshot),
-            self._quotas(key.namespace, snapshot),
-        )
+        profiles: Sequence[Object] = ()
+        template, source, quotas = None, None, tuple[Quota, ...]()
+        if not isinstance(snapshot, StoredPlan):
+            # Live: the plan is immutable, so no later event could correct the use of an outdated profile. Jobs that are
+            # admitted at the same time share a list that begins after each of them has asked.
+            profiles = await self._all_profiles()
+            template, source, quotas = await asyncio.gather(
+                self._template(job), self._source(job), self._quotas(key.namespace)
+            )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
         if found.excess is not None and snapshot is not None:
             # Without their pods it is unknown how attempts have ended.
@@ -178,6 +185,7 @@ class Observer:
             unobserved_until=self._served.unobserved_until(key.namespace),
             nodes=nodes,
             workloads=found.workloads,
+            planner=self._plans.made,
             job_texts=texts,
             ledger=self._ledger,
             month=self._budgets.of(job, snapshot) if self._budgets else None,
@@ -212,12 +220,13 @@ class Observer:
         """Has the job's run folder read the next time."""
         self._folder.reread(key)
 
-    async def admitted(self, key: JobKey, observation: Observation, snapshot: Object) -> Observation:
+    async def admitted(self, key: JobKey, observation: Observation, config_map: Object) -> Observation:
         """Returns the observation of a job without children after its plan was stored. Raises ClusterError.
 
         Only what the plan adds is read: the run folder and, if the job continues in it, its other users. Storing the
         plan has failed if another client had admitted the job, so no child can have been created since.
         """
+        snapshot = stored_plan_in(config_map)
         own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
         state = ClusterState.of(observation.job, (), ()) if observation.cached else None
         view = await self._view(key, observation.job, snapshot, own, state)
@@ -238,8 +247,7 @@ class Observer:
 
     async def with_details(self, observation: Observation, at: DetailRequest) -> Observation:
         """Returns the observation with the requested details added. Raises ClusterError."""
-        assert observation.snapshot is not None, "a job that runs was admitted"
-        run = Folders.of(observation.snapshot).run
+        run = run_folder(observation)
         namespace = observation.job["metadata"]["namespace"]
         return replace(
             observation,
@@ -270,16 +278,17 @@ class Observer:
         self,
         key: JobKey,
         job: Object,
-        snapshot: Object | None,
+        snapshot: StoredPlan | Refused | None,
         own: Own,
         state: ClusterState | None,
     ) -> RunFolderView:
         """Returns the view of the job's run folder. ``state``: None if everything is to be read."""
         if snapshot is None:
             return RunFolderView()
-        folders = Folders.of(snapshot)
+        if isinstance(snapshot, Refused):
+            return RunFolderView(unreadable=ReadFailure(reason=snapshot.reason, message=snapshot.message))
         view = await self._folder.view(
-            folders,
+            Folders(run=snapshot.run_folder, cache=snapshot.cache),
             of=key,
             own=own,
             retry=job["spec"].get("retry", {}).get("generation", 0),
@@ -300,27 +309,17 @@ class Observer:
             log.warning("Events cannot be listed, so the autoscaler's messages are missing: %s", error)
             return ()
 
-    async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
-        """Returns all profiles before admission; afterwards, the snapshot holds the job's copy.
-
-        They are read live: the plan is immutable, so no later event could correct the use of an outdated profile. Jobs
-        that are admitted at the same time share a list that begins after each of them has asked.
-        """
-        return () if snapshot is not None else await self._all_profiles()
-
-    async def _quotas(self, namespace: str, snapshot: Object | None) -> tuple[Quota, ...]:
-        """Returns the namespace's ResourceQuotas before admission; none if the operator may not list them."""
-        if snapshot is not None:
-            return ()
+    async def _quotas(self, namespace: str) -> tuple[Quota, ...]:
+        """Returns the namespace's ResourceQuotas; none if the operator may not list them."""
         try:
             return tuple(await list_kept(self._cluster, QUOTAS, namespace, keep=Quota.parse))
         except Rejected as error:
             log.warning("ResourceQuotas cannot be listed, so they are not compared with slices: %s", error)
             return ()
 
-    async def _template(self, job: Object, snapshot: Object | None) -> Object | None:
-        """Returns the ConfigMap of the chat template before admission; afterwards, the snapshot holds its text."""
-        reference = template_ref(job["spec"]) if snapshot is None else None
+    async def _template(self, job: Object) -> Object | None:
+        """Returns the ConfigMap of the chat template."""
+        reference = template_ref(job["spec"])
         if reference is None:
             return None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
@@ -353,9 +352,9 @@ class Observer:
         )
         return found, last if last is not None and not self._served.serves(last) else None
 
-    async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
-        """Returns the job whose model this one starts from before admission; afterwards, the snapshot has the model."""
-        name = source_name(job["spec"]) if snapshot is None else None
+    async def _source(self, job: Object) -> Object | None:
+        """Returns the job whose model this one starts from."""
+        name = source_name(job["spec"])
         if name is None:
             return None
         return await self.job(JobKey(job["metadata"]["namespace"], name))

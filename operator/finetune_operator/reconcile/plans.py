@@ -14,8 +14,8 @@ from finetune_operator.cluster.port import (
     NotFound,
     Object,
 )
-from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL, PLAN_COMPONENT, plan_name
+from finetune_operator.reconcile.made_plans import MadePlans
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class Plans:
         self._cached: OrderedDict[str, Object] = OrderedDict()
         """Plans by uid of their jobs, least recently used first."""
         self._bytes = 0
+        self.made = MadePlans()
+        """What decisions have made from stored plans."""
 
     async def find(self, uid: str) -> Object | None:
         """Returns the stored plan of the job with that uid, or None. Raises ClusterError."""
@@ -77,7 +79,7 @@ class Plans:
 
     def forget(self, uid: str) -> None:
         """Drops the stored plan, and the plan that decisions have made from it."""
-        kept_plans.forget(uid)
+        self.made.forget(uid)
         self._drop(uid)
 
     def _drop(self, uid: str) -> None:

@@ -226,8 +226,8 @@ class Reconciler:
         if plan := _first_plan(observation, decision):
             # Before the plan exists: no later decision says again what admission remarks.
             await self._applier.announce(observation, decision)
-            snapshot = await self._applier.store_plan(plan)
-            observation = await self._observer.admitted(key, observation, snapshot)
+            stored = await self._applier.store_plan(plan)
+            observation = await self._observer.admitted(key, observation, stored)
             decision = await self._decided(observation)
         if decision.details is not None:
             observation = await self._observer.with_details(observation, decision.details)

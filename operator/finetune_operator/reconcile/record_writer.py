@@ -14,15 +14,15 @@ from finetune_operator.lifecycle.decision import Record
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.run_record import run_record
 from finetune_operator.lifecycle.status.fitting import fit_schema
-from finetune_operator.reconcile.run_folder import Folders
+from finetune_operator.planning.stored_plan import StoredPlan
 
 log = logging.getLogger(__name__)
 
 
 def run_folder(observation: Observation) -> RunFolder:
     """Returns the run folder of an admitted job."""
-    assert observation.snapshot is not None, "only an admitted job has a run folder"
-    return Folders.of(observation.snapshot).run
+    assert isinstance(observation.snapshot, StoredPlan), "only an admitted job has a run folder"
+    return observation.snapshot.run_folder
 
 
 def attempt_labels(jobset: Object) -> dict[str, object]:

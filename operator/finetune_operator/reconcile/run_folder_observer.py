@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import batched
-from typing import Self
 
 from finetune_contract import (
     CacheLayout,
@@ -23,7 +22,6 @@ from finetune_contract import (
 )
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore, ObjectTooLarge, StorageError
-from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.attempts.classify import settled
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import (
@@ -34,7 +32,6 @@ from finetune_operator.lifecycle.observation import (
     TakeoverRecord,
     in_order,
 )
-from finetune_operator.planning.stored_plan import read_stored_plan
 from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.listing import files_by_attempt, retry_generations, taken_over_by
 from finetune_operator.reconcile.records import (
@@ -52,12 +49,6 @@ class Folders:
 
     run: RunFolder
     cache: CacheLayout
-
-    @classmethod
-    def of(cls, snapshot: Object) -> Self:
-        """Returns the locations in a stored plan. Raises Refused if the ConfigMap is not a valid plan."""
-        read = read_stored_plan(snapshot)
-        return cls(run=read.run_folder, cache=read.cache)
 
 
 #: Maximum number of concurrent requests of one observation.

@@ -9,7 +9,7 @@ from finetune_contract import Stage
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.ledger.record import LedgerRecord
-from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings
+from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings, TrainingRecords
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class TrainingTimes:
     """The past trainings of all namespaces that this process follows. It is used by one event loop."""
 
     def __init__(self) -> None:
-        self._namespaces: defaultdict[str, PastTrainings] = defaultdict(PastTrainings)
+        self._namespaces: defaultdict[str, TrainingRecords] = defaultdict(TrainingRecords)
         self._places = Semaphore(_AT_ONCE)
 
     def recorded(self, record: LedgerRecord) -> None:
@@ -33,7 +33,7 @@ class TrainingTimes:
 
     def of(self, namespace: str) -> PastTrainings:
         """Returns the namespace's past trainings, as far as they are known."""
-        return self._namespaces[namespace]
+        return self._namespaces[namespace].trainings()
 
     async def read(self, namespace: str, reader: LedgerReader, today: date) -> None:
         """Reads the namespace's trainings of the last days, once. Nothing waits for them."""

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.stored_plan import (
     _sha256,
@@ -219,12 +218,10 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(
         world.config_map["data"]["format"] = "99"
     elif change == "narrower schema":
 
-        def refuse(name: str, text: str) -> DefaultedProfileSpec:
-            return profile_spec(name, json.loads(text) | {"namespaces": [""]})
+        def refuse(name: str, spec: dict[str, Any]) -> DefaultedProfileSpec:
+            return profile_spec(name, spec | {"namespaces": [""]})
 
-        monkeypatch.setattr("finetune_operator.planning.stored_plan.stored_profile_spec", refuse)
-        # Another release is another process.
-        kept_plans.clear()
+        monkeypatch.setattr("finetune_operator.planning.stored_plan.profile_spec", refuse)
     else:
         world.config_map = None
         world.edit(checkpointing={"everySteps": 50})
@@ -286,33 +283,3 @@ def test_the_status_shows_the_plan() -> None:
     assert resolved["cache"] == "gs://cache/team-a"
     assert world.config_map is not None
     assert resolved["plan"]["digest"] == world.config_map["data"]["digest"]
-
-
-def test_large_jobs_are_not_kept_for_the_next_decision() -> None:
-    """Tenants decide how large their jobs are, and thousands of plans are kept."""
-    kept_plans.clear()
-    world = World(
-        job=job(evaluation={"prompts": [f"{number:04}" + "\u4e2d" * 2_000 for number in range(16)]})
-    )
-    world.until(Stage.TRAIN)
-    assert len(kept_plans) == 0
-
-
-def test_only_the_plans_of_a_jobs_last_decision_are_kept() -> None:
-    kept_plans.clear()
-    world = World(job=job())
-    world.until(Stage.TRAIN)
-    before = len(kept_plans)
-    for steps in (40, 50, 60):
-        world.edit(checkpointing={"everySteps": steps})
-        world.reconcile()
-    assert len(kept_plans) == before <= 2
-
-
-def test_the_plans_of_an_ended_job_are_dropped() -> None:
-    kept_plans.clear()
-    world = World(job=job())
-    world.to_the_end()
-    kept_plans.forget(world.job["metadata"]["uid"])
-    world.reconcile()
-    assert len(kept_plans) == 0

@@ -63,7 +63,9 @@ from finetune_operator.lifecycle.observation import in_order, since
 from finetune_operator.lifecycle.reduced_job import reduced_job
 from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.estimate.past_runs import PastTrainings
+from finetune_operator.planning.stored_plan import stored_plan_in
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
 from tests.unit.lifecycle.writes import writes
@@ -119,7 +121,12 @@ def profile(name: str = "local", *, default: bool = True, **spec: Any) -> Object
     return {
         "apiVersion": "tpu-finetune.dev/v1alpha1",
         "kind": "FineTuneProfile",
-        "metadata": {"name": name, "annotations": annotations},
+        "metadata": {
+            "name": name,
+            "uid": f"uid-of-{name}",
+            "resourceVersion": "1",
+            "annotations": annotations,
+        },
         "spec": {
             "owner": {"team": "ml-platform", "contact": "#ml-help"},
             "images": {"trainer": "registry.example/finetune-trainer@sha256:" + "0" * 64},
@@ -238,7 +245,7 @@ class World:
             job=reduced_job(answered(self.job)),
             status=read_status(self.job.get("status")),
             profiles=tuple(answered(self.profiles)),
-            snapshot=answered(self.config_map),
+            snapshot=stored_plan_in(answered(self.config_map)),
             jobsets=jobsets,
             pods=pods,
             folder=self._view(),
@@ -263,8 +270,11 @@ class World:
         )
 
     def _view(self) -> RunFolderView:
-        if self.config_map is None:
+        stored = stored_plan_in(self.config_map)
+        if stored is None:
             return RunFolderView()
+        if isinstance(stored, Refused):
+            return RunFolderView(unreadable=ReadFailure(reason=stored.reason, message=stored.message))
         if isinstance(self.unreadable, str):
             away = ReadFailure(reason=Reason.STORE_UNAVAILABLE, message=self.unreadable)
             return RunFolderView(unreadable=away)

@@ -14,7 +14,7 @@ from finetune_operator.planning.estimate.past_runs import (
     DAYS,
     LEAST_STEPS,
     PastRuns,
-    PastTrainings,
+    TrainingRecords,
     TrainingShape,
 )
 from tests.unit.ledger.test_record import UID, record
@@ -55,7 +55,7 @@ def ended(
 def past_runs(
     plan: Plan, records: Sequence[LedgerRecord], steps: int | None = None, least: float | None = None
 ) -> PastRuns | None:
-    return PastTrainings(records).of(TrainingShape.of_plan(plan), steps, least)
+    return TrainingRecords(records).trainings().of(TrainingShape.of_plan(plan), steps, least)
 
 
 def of(attempts: int, steps: tuple[int, int], *range_: float) -> PastRuns:
@@ -203,21 +203,23 @@ def test_a_record_that_is_given_twice_counts_once(plan: Plan) -> None:
 
 
 def test_what_is_known_follows_new_records(plan: Plan) -> None:
-    trainings, shape = PastTrainings(), TrainingShape.of_plan(plan)
-    assert trainings.of(shape) is None
+    records, shape = TrainingRecords(), TrainingShape.of_plan(plan)
+    assert records.trainings().of(shape) is None
     for number in (1, 2):
-        trainings.add(ended(plan, uid=f"job-{number}"))
-        found = trainings.of(shape)
+        records.add(ended(plan, uid=f"job-{number}"))
+        found = records.trainings().of(shape)
         assert found is not None
         assert found.attempts == number
 
 
 def test_usage_that_is_recorded_after_the_end_counts(plan: Plan) -> None:
-    trainings, shape = PastTrainings([ended(plan)]), TrainingShape.of_plan(plan)
-    assert trainings.of(shape) == of(1, (100, 100), 10, 10, 10)
+    records, shape = TrainingRecords([ended(plan)]), TrainingShape.of_plan(plan)
+    before = records.trainings()
+    assert before.of(shape) == of(1, (100, 100), 10, 10, 10)
     late = ended(plan, seconds=500, outcome=LedgerOutcome.CORRECTION)
-    trainings.add(late.model_copy(update={"trained": None}))
-    assert trainings.of(shape) == of(1, (100, 100), 15, 15, 15)
+    records.add(late.model_copy(update={"trained": None}))
+    assert records.trainings().of(shape) == of(1, (100, 100), 15, 15, 15)
+    assert before.of(shape) == of(1, (100, 100), 10, 10, 10), "what a decision was given stays as it was"
 
 
 def test_old_trainings_are_forgotten(plan: Plan) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.planning import Refused, admit, check_profile_object
+from finetune_operator.planning import Refused, admit, check_profile_object, replan
 from finetune_operator.planning.stored_plan import read_stored_plan, render_stored_plan
 from tests.unit.api.documents import JOB, Document, profile
 
@@ -82,8 +82,8 @@ def test_listed_labels_of_a_job_are_copied_at_admission_and_stay() -> None:
     assert admission.plan.pod.labels == {"team": "nlp", "cost": "7", "env": "prod"}
     stored = read_stored_plan(render_stored_plan(admission.snapshot))
     assert stored == admission.snapshot
-    edited = type(admission)(job=labelled(team="edited", cost="9"), snapshot=stored)
-    assert edited.plan.pod.labels == admission.plan.pod.labels
+    edited = replan(labelled(team="edited", cost="9"), stored)
+    assert edited.pod.labels == admission.plan.pod.labels
 
 
 def test_a_job_without_listed_labels_gets_those_of_the_profile() -> None:

@@ -292,10 +292,8 @@ def workload(jobset: str, uid: str) -> dict[str, Any]:
 
 def plan(owner: str = "demo") -> dict[str, Any]:
     """Returns the stored plan of the job ``owner``."""
-    profile = {
-        "metadata": {"name": "local"},
-        "spec": {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}},
-    }
-    made = render_stored_plan(StoredPlan.make(job(owner), profile, {"resources": {"controller": "McJAX"}}))
+    profile = {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}}
+    spec = {"resources": {"controller": "McJAX"}}
+    made = render_stored_plan(StoredPlan.make(job(owner), "local", "0", profile, spec))
     made["metadata"]["namespace"] = OWN
     return made

@@ -43,6 +43,7 @@ from finetune_operator.lifecycle.decision import (
 )
 from finetune_operator.lifecycle.observation import Observation, RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.planning import read_stored_plan
 from finetune_operator.reconcile.apply import Applier, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
@@ -79,7 +80,7 @@ class Bench:
             job=job,
             status=read_status(job.get("status")),
             profiles=(),
-            snapshot=plan(),
+            snapshot=read_stored_plan(plan()),
             jobsets=tuple(map(JobSet.parse, self.cluster.of(JOBSETS))),
             pods=(),
             folder=RunFolderView(),

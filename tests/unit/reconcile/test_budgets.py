@@ -17,7 +17,7 @@ from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
-from finetune_operator.planning import StoredPlan, render_stored_plan
+from finetune_operator.planning import StoredPlan, read_stored_plan, render_stored_plan
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.training_times import TrainingTimes
@@ -66,7 +66,7 @@ class Bench:
             await asyncio.wait({task})
 
     def of(self, found: Object, snapshot: Object | None = None) -> MonthlyBudget | None:
-        return self.budgets.of(found, snapshot or plan())
+        return self.budgets.of(found, read_stored_plan(snapshot or plan()))
 
     @property
     def listed(self) -> list[str]:
@@ -75,11 +75,11 @@ class Bench:
 
 def plan(limit: float | None = None) -> Object:
     """The stored plan of a job that was admitted under the profile local, whose limit was this one."""
-    spec: dict[str, Any] = {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}}
+    of: dict[str, Any] = {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}}
     if limit is not None:
-        spec["constraints"] = {"chipHoursPerMonth": limit}
-    of = {"metadata": {"name": "local"}, "spec": spec}
-    return render_stored_plan(StoredPlan.make(job(), of, {"resources": {"controller": "McJAX"}}))
+        of["constraints"] = {"chipHoursPerMonth": limit}
+    spec = {"resources": {"controller": "McJAX"}}
+    return render_stored_plan(StoredPlan.make(job(), "local", "0", of, spec))
 
 
 def profile(limit: float | None) -> Object:

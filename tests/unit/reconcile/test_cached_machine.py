@@ -14,7 +14,10 @@ from finetune_contract import Stage
 from finetune_operator.lifecycle import AttemptKey, Decision, Observation, decide
 from finetune_operator.lifecycle.decision import Create, Delete
 from finetune_operator.lifecycle.observation import RunFolderView
+from finetune_operator.planning import Plan, Refused
+from finetune_operator.planning.admission import Planner
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
+from finetune_operator.reconcile.made_plans import MadePlans
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 from tests.unit.lifecycle.test_machine import TPU, Machine, WatchedWorld
 from tests.unit.lifecycle.world import ConflictError, Crash
@@ -23,6 +26,15 @@ from tests.unit.lifecycle.world import ConflictError, Crash
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KINDS = ("job", "jobsets", "pods", "workloads")
+
+
+class CheckedPlans(MadePlans):
+    """Each remembered plan is the one that would be made now."""
+
+    def plan(self, *asked: Any) -> tuple[Plan, Refused | None]:
+        (plan, refused), (now, refused_now) = super().plan(*asked), Planner().plan(*asked)
+        assert (plan, str(refused)) == (now, str(refused_now))
+        return plan, refused
 
 
 class LaggingWorld(WatchedWorld):
@@ -34,6 +46,7 @@ class LaggingWorld(WatchedWorld):
         self.cached_plan: Any = None
         self.trusted = False
         self.views = ViewCache()
+        self.made = CheckedPlans()
 
     def deliver(self, *kinds: str) -> None:
         for kind in kinds:
@@ -46,7 +59,7 @@ class LaggingWorld(WatchedWorld):
             self.trusted = True
         self.cached_plan = self.config_map
         self.views.forget("job")
-        return super().observe()
+        return replace(super().observe(), planner=self.made)
 
     def observe_cached(self) -> Observation:
         if not self.trusted:
@@ -57,7 +70,7 @@ class LaggingWorld(WatchedWorld):
             setattr(self, kind, value)
         try:
             seen = WatchedWorld.observe(self)
-            return replace(seen, cached=True, folder=self.folder_of(seen))
+            return replace(seen, cached=True, folder=self.folder_of(seen), planner=self.made)
         finally:
             for kind, value in true.items():
                 setattr(self, kind, value)

@@ -361,7 +361,7 @@ def resuming(cluster: FakeCluster) -> None:
     """Adds an admitted job that is about to take over a run folder of team-b."""
     mine = cluster.put(JOBS, of_world("demo", "team", "uid-of-demo", resumeFrom={"runFolder": LENT}))
     spec = {"resources": {"controller": "McJAX"}, "resumeFrom": {"runFolder": LENT}}
-    stored = render_stored_plan(StoredPlan.make(mine, world.profile(), spec))
+    stored = render_stored_plan(StoredPlan.make(mine, "local", "0", world.profile()["spec"], spec))
     stored["metadata"]["namespace"] = OWN
     cluster.put(CONFIG_MAPS, stored)
 

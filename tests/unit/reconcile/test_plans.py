@@ -3,7 +3,6 @@
 import pytest
 
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Conflict
-from finetune_operator.lifecycle.kept_plans import kept_plans
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from tests.unit.reconcile.fakes import OWN, FakeCluster, job, plan
 
@@ -74,11 +73,3 @@ async def test_the_plan_of_a_deleted_job_is_not_kept_in_memory(cluster: FakeClus
     plans = Plans(cluster, OWN)
     await plans.delete_orphan(KEY)
     assert plans.cached(KEY.uid) is None
-
-
-async def test_a_forgotten_plan_is_made_again(cluster: FakeCluster) -> None:
-    made = object()
-    assert kept_plans.plan(KEY.uid, b"", chosen=False, make=lambda: made) is made  # type: ignore[arg-type, return-value]
-    Plans(cluster, OWN).forget(KEY.uid)
-    assert kept_plans.plan(KEY.uid, b"", chosen=False, make=object) is not made  # type: ignore[arg-type]
-    kept_plans.forget(KEY.uid)

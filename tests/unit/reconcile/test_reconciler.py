@@ -28,6 +28,7 @@ from finetune_operator.cluster.port import (
     ResponseTooLarge,
     Unavailable,
 )
+from finetune_operator.lifecycle import decide
 from finetune_operator.lifecycle.attempts.pending_records import pending_records
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import (
@@ -553,6 +554,23 @@ def chain(observation: Observation) -> Decision:
         events=(JobEvent(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
         requeue_after=0 if wanted else None,
     )
+
+
+async def test_a_job_whose_plan_is_damaged_is_still_stopped(cluster: FakeCluster) -> None:
+    damaged = plan()
+    damaged["data"]["spec.json"] = "{}"
+    cluster.put(CONFIG_MAPS, damaged)
+    cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
+    stopped = job()
+    stopped["spec"]["suspend"] = True
+    cluster.put(JOBS, stopped)
+    store = FakeStore()
+    await make(cluster, decide, store).reconcile(KEY, retry_in=1)
+    assert cluster.of(JOBSETS) == []
+    assert store.calls == []
+    status = cluster.objects[JOBS, "team", "demo"]["status"]
+    (valid,) = (each for each in status["conditions"] if each["type"] == "Valid")
+    assert "do not match its digest" in valid["message"]
 
 
 async def test_a_job_is_admitted_and_its_first_jobset_created_in_one_pass(cluster: FakeCluster) -> None:

@@ -16,17 +16,17 @@ from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import Reconciler
-from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
-from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 from tests.unit.reconcile.records import FINGERPRINT, progress, result, stage_progress
 from tests.unit.reconcile.watched import Watched
 
 KEY = JobKey("team", "demo")
-RUN = Folders.of(plan()).run
+RUN = FOLDERS.run
 TRAIN, CONVERT = AttemptKey(Stage.TRAIN, 1), AttemptKey(Stage.CONVERT, 1)
 POD = "demo-train-1-slice-0-0-abcde"
 CONVERTING = RUN.stage_progress("conv", 1)
-READ, MANIFEST = f"read {CONVERTING}", f"read {Folders.of(plan()).cache.convert_manifest(FINGERPRINT)}"
+READ, MANIFEST = f"read {CONVERTING}", f"read {FOLDERS.cache.convert_manifest(FINGERPRINT)}"
 LIST, PROGRESS = f"list {RUN.attempts}", f"read {RUN.progress}"
 
 

@@ -5,12 +5,11 @@ its attempts have taken together.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from statistics import median
-from threading import Lock
 from typing import Final, Self
 
 from finetune_contract import Stage
@@ -109,7 +108,7 @@ class _End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
+class Made:
     """What one job has made in a shape."""
 
     attempts: int
@@ -129,7 +128,7 @@ class _Job:
     def shapes(self) -> set[TrainingShape]:
         return {end.shape for end in self.ends.values() if end.shape is not None}
 
-    def made(self, shape: TrainingShape) -> _Made | None:
+    def made(self, shape: TrainingShape) -> Made | None:
         """Returns how far the job has got in a shape, and in which time; None if the time is not known.
 
         An attempt whose steps are not known counts with its time if the next one shows what it has saved. A step that
@@ -161,7 +160,7 @@ class _Job:
         # The usage of attempts that were recorded late together is in the record of the last one, perhaps Evaluate's.
         if not last:
             return None
-        return _Made(attempts=attempts, steps=steps, seconds=round(float(hours) * 3600 / shape.chips))
+        return Made(attempts=attempts, steps=steps, seconds=round(float(hours) * 3600 / shape.chips))
 
     def older(self, oldest: int) -> list[_Number]:
         """Returns the attempts whose newest record is older than that ordinal of a date."""
@@ -173,42 +172,11 @@ class _Job:
             self.ends.pop(number, None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PastTrainings:
-    """The trainings among the records that it is given, in any order. A record may be given several times.
+    """Trainings by their shape."""
 
-    Threads may share it: decisions about large jobs run in one of their own.
-    """
-
-    def __init__(self, records: Iterable[LedgerRecord] = ()) -> None:
-        self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
-        """By UID."""
-        self._shapes: defaultdict[TrainingShape, set[str]] = defaultdict(set)
-        """UIDs of the jobs."""
-        self._known: dict[TrainingShape, list[_Made]] = {}
-        self._newest = date.min
-        self._lock = Lock()
-        for record in records:
-            self.add(record)
-
-    def add(self, record: LedgerRecord) -> None:
-        """Takes a record; those of other stages are ignored."""
-        if record.stage is not Stage.TRAIN:
-            return
-        with self._lock:
-            self._add(record)
-
-    def _add(self, record: LedgerRecord) -> None:
-        job, number = self._jobs[record.uid], (record.number, record.restart)
-        # The time is that of the chip hours: the record of usage that could not be recorded for a while has no other.
-        job.hours[number][record.day, record.outcome] = record.chip_hours
-        if record.ends_attempt:
-            job.ends[number] = _End.of(record)
-        for shape in job.shapes:
-            self._shapes[shape].add(record.uid)
-            self._known.pop(shape, None)
-        if record.day > self._newest:
-            self._newest = record.day
-            self._forget_old()
+    made: Mapping[TrainingShape, Sequence[Made]] = field(default_factory=dict)
 
     def of(
         self, shape: TrainingShape, steps: int | None = None, least_step_seconds: float | None = None
@@ -223,46 +191,80 @@ class PastTrainings:
             least_step_seconds: seconds that no step can be faster than. Jobs that were faster are left out; None if
                 that is not known.
         """
-        least = max(LEAST_STEPS, LEAST_SHARE * (steps or 0))
-        with self._lock:
-            if shape not in self._shapes:
-                return None
-            if shape not in self._known:
-                made = (self._jobs[uid].made(shape) for uid in self._shapes[shape])
-                self._known[shape] = [each for each in made if each is not None]
-            known = self._known[shape]
-        fastest = least_step_seconds or 0.0
-        found = [each for each in known if each.steps >= least and each.seconds >= fastest * each.steps]
-        if not found:
+        least, fastest = max(LEAST_STEPS, LEAST_SHARE * (steps or 0)), least_step_seconds or 0.0
+        jobs = [
+            job
+            for job in self.made.get(shape, ())
+            if job.steps >= least and job.seconds >= fastest * job.steps
+        ]
+        if not jobs:
             return None
-        each_step = [each.seconds / each.steps for each in found]
+        step_seconds = [job.seconds / job.steps for job in jobs]
         return PastRuns(
-            attempts=sum(each.attempts for each in found),
-            jobs=len(found),
-            fewest_steps=min(each.steps for each in found),
-            most_steps=max(each.steps for each in found),
-            low=min(each_step),
-            median=median(each_step),
-            high=max(each_step),
+            attempts=sum(job.attempts for job in jobs),
+            jobs=len(jobs),
+            fewest_steps=min(job.steps for job in jobs),
+            most_steps=max(job.steps for job in jobs),
+            low=min(step_seconds),
+            median=median(step_seconds),
+            high=max(step_seconds),
         )
+
+
+class TrainingRecords:
+    """The trainings among the records that it is given, in any order. A record may be given several times."""
+
+    def __init__(self, records: Iterable[LedgerRecord] = ()) -> None:
+        self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
+        """By UID."""
+        self._made: defaultdict[TrainingShape, dict[str, Made]] = defaultdict(dict)
+        """What each job has made in a shape, by UID."""
+        self._trainings: PastTrainings | None = None
+        self._newest = date.min
+        for record in records:
+            self.add(record)
+
+    def add(self, record: LedgerRecord) -> None:
+        """Takes a record; those of other stages are ignored."""
+        if record.stage is not Stage.TRAIN:
+            return
+        job, number = self._jobs[record.uid], (record.number, record.restart)
+        # The time is that of the chip hours: the record of usage that could not be recorded for a while has no other.
+        job.hours[number][record.day, record.outcome] = record.chip_hours
+        if record.ends_attempt:
+            job.ends[number] = _End.of(record)
+        self._changed(record.uid, job.shapes)
+        if record.day > self._newest:
+            self._newest = record.day
+            self._forget_old()
+
+    def trainings(self) -> PastTrainings:
+        """Returns the trainings of all records until now."""
+        if self._trainings is None:
+            self._trainings = PastTrainings(
+                made={shape: tuple(made.values()) for shape, made in self._made.items()}
+            )
+        return self._trainings
+
+    def _changed(self, uid: str, shapes: Iterable[TrainingShape]) -> None:
+        self._trainings = None
+        for shape in shapes:
+            self._made[shape].pop(uid, None)
+            if made := self._jobs[uid].made(shape):
+                self._made[shape][uid] = made
+            if not self._made[shape]:
+                del self._made[shape]
 
     def _forget_old(self) -> None:
         """Forgets attempts whose newest record is too old, once a day."""
         oldest = self._newest.toordinal() - DAYS
         for uid, job in list(self._jobs.items()):
-            old = job.older(oldest)
-            if not old:
-                continue
-            before = job.shapes
-            job.forget(old)
-            for shape in before:
-                self._known.pop(shape, None)
-            for shape in before - job.shapes:
-                self._shapes[shape].discard(uid)
-                if not self._shapes[shape]:
-                    del self._shapes[shape]
-            if not job.hours:
-                del self._jobs[uid]
+            if old := job.older(oldest):
+                before = job.shapes
+                job.forget(old)
+                self._changed(uid, before)
+                if not job.hours:
+                    del self._jobs[uid]
 
 
 def _newest(days: Mapping[tuple[date, LedgerOutcome], Decimal]) -> date:
