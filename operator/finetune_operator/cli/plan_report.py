@@ -142,7 +142,7 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
     identity = _identity(plan, model) if model else None
     steps, memory = step_count(plan, known.rows), candidates_memory(plan, model) if model else {}
     least, shape = least_step_seconds(plan, model) if model else None, TrainingShape.of_plan(plan)
-    considered = considered_slices(job.admission.job, job.admission.snapshot, plan)
+    considered = considered_slices(job.admission.job, job.admission.stored, plan)
     found: list[CliError] = []
     if model and identity:
         found += _refusals(plan, model, identity, memory)
@@ -251,7 +251,7 @@ def _needs(plan: Plan, stage: Stage, model: ModelShape | None, identity: ModelId
 
 
 def _monthly(job: PlannedJob) -> float | None:
-    found = lookup(job.admission.snapshot.profile, "constraints.chipHoursPerMonth")
+    found = lookup(job.admission.stored.profile, "constraints.chipHoursPerMonth")
     return None if found is None else float(found)
 
 

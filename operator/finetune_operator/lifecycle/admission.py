@@ -19,15 +19,15 @@ def admit_job(observation: Observation) -> NextStep:
     The next decision follows at once and reports the admission. The plan may be that of a job that has run for days.
     Raises Refused.
     """
-    snapshot, remark = plan_to_store(observation)
+    stored, remark = plan_to_store(observation)
     events = (
         (JobEvent(type=EventType.WARNING, reason=Reason.QUOTA_TOO_SMALL, message=remark),) if remark else ()
     )
-    return NextStep(action=Admit(write=render_stored_plan(snapshot)), events=events, requeue_after=0.0)
+    return NextStep(action=Admit(write=render_stored_plan(stored)), events=events, requeue_after=0.0)
 
 
 def current_plan(
-    observation: Observation, snapshot: StoredPlan, attempts: tuple[Attempt, ...]
+    observation: Observation, stored: StoredPlan, attempts: tuple[Attempt, ...]
 ) -> tuple[Plan, Refused | None]:
     """Returns the plan for the spec in its present form; if that is refused, the admitted plan and why. Raises Refused.
 
@@ -37,38 +37,38 @@ def current_plan(
     fresh = [each for each in attempts if since_retry(observation.folder.retry, each)]
     tried = flavors_tried(fresh)
     planner = observation.planner
-    plan, refused = planner.plan(observation.job, snapshot, tried, None)
+    plan, refused = planner.plan(observation.job, stored, tried, None)
     if plan.memory is not None and not plan.memory.candidates:
         return plan, refused
     found = preflight_found(observation, plan, attempts)
     if found is None or found.memory is None:
         return plan, refused
-    return planner.plan(observation.job, snapshot, tried, found.memory)
+    return planner.plan(observation.job, stored, tried, found.memory)
 
 
 def stored_plan(observation: Observation) -> StoredPlan | None:
     """Returns the job's stored plan; None if there is none. Raises Refused if it is not one that this release reads,
     or another job's."""
-    snapshot = observation.snapshot
-    if snapshot is None:
+    stored = observation.stored
+    if stored is None:
         return None
-    if isinstance(snapshot, Refused):
-        raise snapshot
-    if snapshot.job != identity(observation.job):
+    if isinstance(stored, Refused):
+        raise stored
+    if stored.job != identity(observation.job):
         raise Refused(
             Reason.PLAN_MISSING,
-            f"ConfigMap {plan_name(snapshot.job.uid)} in the operator's namespace is the plan of "
-            f"{snapshot.job.namespace}/{snapshot.job.name} ({snapshot.job.uid}), not of this job. "
+            f"ConfigMap {plan_name(stored.job.uid)} in the operator's namespace is the plan of "
+            f"{stored.job.namespace}/{stored.job.name} ({stored.job.uid}), not of this job. "
             "Ask the platform team to delete it.",
         )
-    if snapshot.contract.major != CONTRACT_VERSION.major:
+    if stored.contract.major != CONTRACT_VERSION.major:
         raise Refused(
             Reason.CONTRACT_UNSUPPORTED,
-            f"The job was admitted under version {snapshot.contract} of the contract, and this operator supports "
+            f"The job was admitted under version {stored.contract} of the contract, and this operator supports "
             f"{CONTRACT_VERSION}: nothing is started, and what runs stays within its limits. Create the job again, or "
             "install the operator's earlier release.",
         )
-    return snapshot
+    return stored
 
 
 def plan_to_store(observation: Observation) -> tuple[StoredPlan, str | None]:
@@ -87,16 +87,16 @@ def plan_to_store(observation: Observation) -> tuple[StoredPlan, str | None]:
         checked=planner.checked,
     )
     planner.admitted(admission)
-    snapshot = admission.snapshot
-    with naming_contact(snapshot.profile):
-        check_ledger(snapshot.profile_name, snapshot.profile_spec, observation.ledger)
+    stored = admission.stored
+    with naming_contact(stored.profile):
+        check_ledger(stored.profile_name, stored.profile_spec, observation.ledger)
     named = _named(observation)
     if not named:
         if admission.plan.plan_only:
-            return snapshot, None
-        with naming_contact(snapshot.profile):
-            return snapshot, check_quotas(admission.plan, observation.quotas)
-    if named != {snapshot.digest}:
+            return stored, None
+        with naming_contact(stored.profile):
+            return stored, check_quotas(admission.plan, observation.quotas)
+    if named != {stored.digest}:
         raise Refused(
             Reason.PLAN_MISSING,
             f"The job's plan, ConfigMap {plan_name(job['metadata']['uid'])} in the operator's namespace, is missing "
@@ -104,7 +104,7 @@ def plan_to_store(observation: Observation) -> tuple[StoredPlan, str | None]:
             "ConfigMap or undo the change; or create the job again: spec.resumeFrom continues from its last "
             "checkpoint.",
         )
-    return snapshot, None
+    return stored, None
 
 
 def _named(observation: Observation) -> set[str]:

@@ -54,4 +54,4 @@ def ends_unstarted(observation: Observation) -> bool:
     waits_for_takeover = "resumeFrom" in observation.job["spec"] and all(
         each.uid != uid for each in folder.takeovers
     )
-    return observation.snapshot is None or folder.unreadable is not None or waits_for_takeover
+    return observation.stored is None or folder.unreadable is not None or waits_for_takeover

@@ -179,7 +179,7 @@ def _with_unwritten(observation: Observation, step: NextStep, unwritten: tuple[R
 
     Records are written before the status that no longer holds them.
     """
-    folder_is_known = observation.snapshot is not None and not observation.folder.unreadable
+    folder_is_known = observation.stored is not None and not observation.folder.unreadable
     if not folder_is_known or step.pending is not None or _being_deleted(observation.job):
         return step
     if finished(observation.job):

@@ -178,8 +178,8 @@ class Observation:
     status: FineTuneJobStatus
     """The job's status as it is stored now (``lifecycle.status.fitting.read_status``)."""
     profiles: tuple[Object, ...]
-    """All FineTuneProfiles, from which admission chooses. Ignored once ``snapshot`` exists."""
-    snapshot: StoredPlan | Refused | None
+    """All FineTuneProfiles, from which admission chooses. Ignored once ``stored`` exists."""
+    stored: StoredPlan | Refused | None
     """The job's stored plan, or why it cannot be read. None before admission, or if it was lost."""
     jobsets: tuple[JobSet, ...]
     """JobSets of this job, including those that are being deleted."""
@@ -187,11 +187,11 @@ class Observation:
     """Pods of this job."""
     folder: RunFolderView
     template: Object | None = None
-    """ConfigMap of the chat template that the job names; None if there is none. Not read once ``snapshot`` exists."""
+    """ConfigMap of the chat template that the job names; None if there is none. Not read once ``stored`` exists."""
     source: Object | None = None
-    """FineTuneJob whose model the job starts from; None if there is none. Not read once ``snapshot`` exists."""
+    """FineTuneJob whose model the job starts from; None if there is none. Not read once ``stored`` exists."""
     quotas: tuple[Quota, ...] = ()
-    """ResourceQuotas of the job's namespace. Not read once ``snapshot`` exists."""
+    """ResourceQuotas of the job's namespace. Not read once ``stored`` exists."""
     neighbours: tuple[Object, ...] = ()
     """FineTuneJobs that may use the run folder in which this one continues (``spec.resumeFrom``); read until this job
     has taken the folder over."""

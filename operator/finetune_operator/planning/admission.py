@@ -1,4 +1,4 @@
-"""Admission: turns a job and the existing profiles into a snapshot and a plan, or into a refusal."""
+"""Admission: turns a job and the existing profiles into a stored plan and a plan, or into a refusal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,9 +78,9 @@ class Admission:
     """A job that may run."""
 
     job: Object
-    snapshot: StoredPlan
+    stored: StoredPlan
     plan: Plan
-    """What :func:`replan` returns for job and snapshot until one of them changes."""
+    """What :func:`replan` returns for job and stored plan until one of them changes."""
 
 
 def admit(
@@ -130,8 +130,8 @@ def _admission(job: Object, profile: CheckedProfile, spec: Object) -> Admission:
     first = StoredPlan.make(job, profile.name, profile.hash, profile.document, spec)
     site, _ = Draft.of(job, first).sites(NONE_TRIED, None)
     fixed = {"hyperparameters": {"globalBatchSize": site.global_batch}}
-    snapshot = replace(first, spec=merge(first.spec, fixed))
-    return Admission(job=job, snapshot=snapshot, plan=make_plan(job, snapshot))
+    stored = replace(first, spec=merge(first.spec, fixed))
+    return Admission(job=job, stored=stored, plan=make_plan(job, stored))
 
 
 def _within_limits(
@@ -185,24 +185,24 @@ def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
 
 def replan(
     job: Object,
-    snapshot: StoredPlan,
+    stored: StoredPlan,
     tried: Mapping[str, int] = NONE_TRIED,
     found: MemoryOutcome | None = None,
 ) -> Plan:
-    """Returns the plan for the next attempt of an admitted job: identity from the snapshot, the rest from today's spec.
+    """Returns the plan for the next attempt of an admitted job: identity as admitted, the rest from today's spec.
 
     Flavors that were ``tried`` without success come last; if the job names no slice, preflight's ``found`` decides it.
     Raises Refused if an edit requests what is not allowed or does not fit.
     """
     parsed = _parsed(job)
-    name, base = snapshot.profile_name, merge(BUILT_IN, snapshot.profile.get("defaults", {}))
-    with naming_contact(snapshot.profile):
+    name, base = stored.profile_name, merge(BUILT_IN, stored.profile.get("defaults", {}))
+    with naming_contact(stored.profile):
         _check_overrides(parsed)
-        draft = Draft.of(job, snapshot, found)
-        merged = {**merge(base, job["spec"]), **_admitted_identity(job, base, snapshot)}
+        draft = Draft.of(job, stored, found)
+        merged = {**merge(base, job["spec"]), **_admitted_identity(job, base, stored)}
         broken = policy_problems(parsed, name, draft.profile, draft.spec, merged=merged, base=base)
         admission = _within_limits(
-            lambda: Admission(job=job, snapshot=snapshot, plan=draft.plan(tried, found)),
+            lambda: Admission(job=job, stored=stored, plan=draft.plan(tried, found)),
             name,
             draft.profile,
             merged,
@@ -222,26 +222,26 @@ class Planner:
         """Takes note of an admission, whose plan need not be made again."""
 
     def plan(
-        self, job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
+        self, job: Object, stored: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
     ) -> tuple[Plan, Refused | None]:
         """Returns the plan of :func:`replan`; if it is refused, that of before the edit, and why. Raises Refused."""
         try:
-            return replan(job, snapshot, tried, found), None
+            return replan(job, stored, tried, found), None
         except Refused as refused:
             steering = {name: job["spec"][name] for name in LIFECYCLE if name in job["spec"]}
-            as_admitted = {**job, "spec": {**snapshot.spec, **steering}}
+            as_admitted = {**job, "spec": {**stored.spec, **steering}}
             # Another one, because the traceback holds what was planned, and this may be kept.
             why = Refused(refused.reason, refused.message)
-            return make_plan(as_admitted, snapshot, tried, found), why
+            return make_plan(as_admitted, stored, tried, found), why
 
 
-def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Object:
+def _admitted_identity(job: Object, base: Object, stored: StoredPlan) -> Object:
     """Returns the sections that decide the result, as they were admitted, including the resolved place of the model.
 
     The global batch is included only if the job or the profile names it: rules do not apply to what follows from the
     slice.
     """
-    admitted = {name: snapshot.spec[name] for name in IDENTITY}
+    admitted = {name: stored.spec[name] for name in IDENTITY}
     named = merge(base, {"hyperparameters": job["spec"].get("hyperparameters", {})}).get(
         "hyperparameters", {}
     )

@@ -36,16 +36,16 @@ class ConsideredSlice:
     why: str
 
 
-def considered_slices(job: Object, snapshot: StoredPlan, plan: Plan) -> Sequence[ConsideredSlice]:
+def considered_slices(job: Object, stored: StoredPlan, plan: Plan) -> Sequence[ConsideredSlice]:
     """Returns what the profile offers, the cheapest first, then the flavors without a slice for the job.
 
     Of a job that names its slice, only that one is considered. ``plan`` is the job's plan before anything has run.
     """
-    draft = Draft.of(job, snapshot)
+    draft = Draft.of(job, stored)
     resources, flavors = draft.spec.resources, draft.profile.flavors
     if resources.names_a_slice:
         return [_named(plan)]
-    offers = by_price(resources, snapshot.profile_name, flavors)
+    offers = by_price(resources, stored.profile_name, flavors)
     fault = slice_faults(draft)
     candidates = [each.slice for each in plan.memory.candidates] if plan.memory else []
     tried = {(each.family, each.topology, each.hosts): number for number, each in enumerate(candidates, 1)}

@@ -63,7 +63,7 @@ _FAULTS = {
 
 def make_plan(
     job: Object,
-    snapshot: StoredPlan,
+    stored: StoredPlan,
     tried: Mapping[str, int] = NONE_TRIED,
     found: MemoryOutcome | None = None,
 ) -> Plan:
@@ -71,11 +71,11 @@ def make_plan(
 
     Args:
         job: the FineTuneJob.
-        snapshot: the decisions of its admission.
+        stored: the decisions of its admission.
         tried: how often each flavor was tried without success, by name; those are used last.
         found: preflight's record of the training's memory, which decides the slice if the job names none.
     """
-    return Draft.of(job, snapshot, found).plan(tried, found)
+    return Draft.of(job, stored, found).plan(tried, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Draft:
     """A job before its slice is known."""
 
     job: Object
-    snapshot: StoredPlan
+    stored: StoredPlan
     merged: Object
     """The merged spec, with the admitted values of sections that never change after admission."""
     spec: DefaultedJobSpec
@@ -92,16 +92,16 @@ class Draft:
     queues: Queues
 
     @classmethod
-    def of(cls, job: Object, snapshot: StoredPlan, found: MemoryOutcome | None = None) -> Self:
+    def of(cls, job: Object, stored: StoredPlan, found: MemoryOutcome | None = None) -> Self:
         """Returns the draft. Raises Refused for a spec that was stored under another schema."""
-        live = merge(BUILT_IN, snapshot.profile.get("defaults", {}), job["spec"])
-        merged = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
+        live = merge(BUILT_IN, stored.profile.get("defaults", {}), job["spec"])
+        merged = {**live, **{name: stored.spec[name] for name in IDENTITY}}
         if found is not None and lookup(merged, "preflight.memory") == MemoryCheck.OFF:
             # An edit after preflight applies to the next preflight; the findings of this one stay valid.
             merged = merge(merged, {"preflight": {"memory": found.source}})
-        spec, profile = job_spec(merged), snapshot.profile_spec
+        spec, profile = job_spec(merged), stored.profile_spec
         queues = resolve_queues(job["metadata"].get("labels") or {}, profile.queue)
-        return cls(job=job, snapshot=snapshot, merged=merged, spec=spec, profile=profile, queues=queues)
+        return cls(job=job, stored=stored, merged=merged, spec=spec, profile=profile, queues=queues)
 
     def plan(self, tried: Mapping[str, int], found: MemoryOutcome | None) -> Plan:
         """Returns the plan. Arguments and errors are those of :func:`make_plan`."""
@@ -112,9 +112,9 @@ class Draft:
     ) -> tuple[SlicePlan, Sequence[SlicePlan]]:
         """Returns the job on its slice, and on those that preflight may choose instead. Arguments and errors are those
         of :func:`make_plan`."""
-        snapshot, resources, flavors = self.snapshot, self.spec.resources, self.profile.flavors
-        name = snapshot.profile_name
-        refuse_other_controller(lookup(snapshot.spec, "resources.controller"), resources.controller)
+        stored, resources, flavors = self.stored, self.spec.resources, self.profile.flavors
+        name = stored.profile_name
+        refuse_other_controller(lookup(stored.spec, "resources.controller"), resources.controller)
         if resources.names_a_slice:
             if tried and self.spec.budget and self.spec.budget.max_cost is not None:
                 # Money cannot be counted on a flavor without a price.
@@ -126,12 +126,12 @@ class Draft:
                 queued=self.queues.tpu is not None,
                 tried=tried,
             )
-            return slice_plan(self.spec, snapshot, taken), ()
+            return slice_plan(self.spec, stored, taken), ()
         offers = by_price(resources, name, flavors, tried)
         if self.spec.preflight.memory is MemoryCheck.OFF:
             serving = [offer.flavor.name for offer in offers]
             taken = self._place(offers[0], f"{CHEAPEST}, {NO_WISH}", serving)
-            return slice_plan(self.spec, snapshot, taken), ()
+            return slice_plan(self.spec, stored, taken), ()
         before = by_price(resources, name, flavors) if tried else offers
         choice = choose(
             offers,
@@ -146,7 +146,7 @@ class Draft:
 
     def site(self, offer: SliceOffer, why: str = "", flavors: Iterable[str] = ()) -> SlicePlan:
         """Returns the job on a slice that it does not name. Raises Refused if its numbers do not fit that slice."""
-        return slice_plan(self.spec, self.snapshot, self._place(offer, why, flavors), share_rows=True)
+        return slice_plan(self.spec, self.stored, self._place(offer, why, flavors), share_rows=True)
 
     def _place(self, offer: SliceOffer, why: str, flavors: Iterable[str]) -> Placement:
         return placement(offer, why, flavors, queued=self.queues.tpu is not None)
@@ -184,7 +184,7 @@ def slice_faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
 
 
 def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
-    job, snapshot, spec, profile = draft.job, draft.snapshot, draft.spec, draft.profile
+    job, stored, spec, profile = draft.job, draft.stored, draft.spec, draft.profile
     accounts, hang = profile.service_accounts, spec.hang_policy
     secret = spec.hugging_face_token_secret_ref
     memory = resolve_memory(spec.preflight.memory, site, candidates, profile, spec.resources)
@@ -194,12 +194,12 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
     return Plan(
         job=identity(job),
         owner=owner_reference(job),
-        digest=snapshot.digest,
-        profile_name=snapshot.profile_name,
-        profile_hash=snapshot.profile_hash,
+        digest=stored.digest,
+        profile_name=stored.profile_name,
+        profile_hash=stored.profile_hash,
         spec_hash=digest({name: value for name, value in draft.merged.items() if name not in LIFECYCLE}),
-        spec_digests=stage_digests(job["spec"], snapshot.profile.get("defaults", {})),
-        contract=snapshot.contract,
+        spec_digests=stage_digests(job["spec"], stored.profile.get("defaults", {})),
+        contract=stored.contract,
         stages=stages_of(model, evaluation),
         placement=site.placement,
         flavors={flavor.name: FlavorTerms.of(flavor) for flavor in profile.flavors},
@@ -239,10 +239,10 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
             blind=hang.blind_seconds,
             child_ttl=spec.child_ttl_seconds_after_finished,
         ),
-        run_folder=snapshot.run_folder,
-        resumes="resumeFrom" in snapshot.spec,
-        cache=snapshot.cache,
-        programs=snapshot.programs,
+        run_folder=stored.run_folder,
+        resumes="resumeFrom" in stored.spec,
+        cache=stored.cache,
+        programs=stored.programs,
         image=profile.images.trainer,
         cpu_image=profile.images.cpu,
         service_account_tpu=accounts.tpu or _SERVICE_ACCOUNT,
@@ -251,7 +251,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         upload_tokens=upload_tokens(spec),
         cpu_pool=_cpu_nodes(profile.cpu_pool),
         queues=draft.queues,
-        pod=pod_additions(profile.pod, snapshot.job_labels),
+        pod=pod_additions(profile.pod, stored.job_labels),
         currency=profile.currency,
         owner_of_profile=profile.owner.to_document() if profile.owner else {},
         bounds=bounds_of(profile.constraints),

@@ -84,10 +84,10 @@ class StoredPlan:
     @cached_property
     def digest(self) -> str:
         """sha256 over all stored data, 64 hexadecimal digits. JobSets and the status record it."""
-        return _sha256(self.stored)
+        return _sha256(self.data)
 
     @cached_property
-    def stored(self) -> Mapping[str, str]:
+    def data(self) -> Mapping[str, str]:
         """Data of the ConfigMap, without the digest over them."""
         return {
             "format": _FORMAT,
@@ -166,25 +166,25 @@ def plan_name(uid: str) -> str:
     return f"finetune-plan-{uid}"
 
 
-def render_stored_plan(snapshot: StoredPlan) -> dict[str, Any]:
-    """Returns the ConfigMap, without a namespace. The same snapshot always gives the same ConfigMap."""
+def render_stored_plan(stored: StoredPlan) -> dict[str, Any]:
+    """Returns the ConfigMap, without a namespace. The same plan always gives the same ConfigMap."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": plan_name(snapshot.job.uid),
+            "name": plan_name(stored.job.uid),
             "labels": {
                 "app.kubernetes.io/name": "finetune",
-                "app.kubernetes.io/instance": snapshot.job.name,
+                "app.kubernetes.io/instance": stored.job.name,
                 "app.kubernetes.io/managed-by": "finetune-operator",
                 **PLAN_COMPONENT,
-                _JOB_LABEL: snapshot.job.name,
-                JOB_NAMESPACE_LABEL: snapshot.job.namespace,
-                _UID_LABEL: snapshot.job.uid,
+                _JOB_LABEL: stored.job.name,
+                JOB_NAMESPACE_LABEL: stored.job.namespace,
+                _UID_LABEL: stored.job.uid,
             },
         },
         "immutable": True,
-        "data": {**snapshot.stored, _DIGEST: snapshot.digest},
+        "data": {**stored.data, _DIGEST: stored.digest},
     }
 
 
@@ -202,7 +202,7 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
     try:
         if data["format"] != _FORMAT:
             raise ValueError(f"format {data['format']}, expected {_FORMAT}")
-        snapshot = StoredPlan(
+        stored = StoredPlan(
             job=JobIdentity(namespace=data["job-namespace"], name=data["job-name"], uid=data["job-uid"]),
             profile_name=data["profile-name"],
             profile_hash=data["profile-hash"],
@@ -212,15 +212,15 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
             job_labels=json.loads(data.get(_JOB_LABELS, "{}")),
             more={name: value for name, value in data.items() if name not in _KEYS},
         )
-        stored = {name: value for name, value in data.items() if name != _DIGEST}
-        if _sha256(stored) != data[_DIGEST]:
+        hashed = {name: value for name, value in data.items() if name != _DIGEST}
+        if _sha256(hashed) != data[_DIGEST]:
             raise ValueError("its data do not match its digest")
-        if (data["run-folder"], data["cache"]) != (snapshot.run_folder.uri, snapshot.cache.uri):
+        if (data["run-folder"], data["cache"]) != (stored.run_folder.uri, stored.cache.uri):
             raise ValueError("its folders do not follow from its data")
         # What was read is what would be written: formatting it again takes longer than the rest.
-        vars(snapshot).update(stored=stored, digest=data[_DIGEST])
-        if metadata["name"] != plan_name(snapshot.job.uid):
-            raise ValueError(f"it is the plan of the job with uid {snapshot.job.uid}")
+        vars(stored).update(data=hashed, digest=data[_DIGEST])
+        if metadata["name"] != plan_name(stored.job.uid):
+            raise ValueError(f"it is the plan of the job with uid {stored.job.uid}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Refused(
             Reason.PLAN_MISSING,
@@ -228,7 +228,7 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
             f"wrote ({error!r}). Ask the platform team to delete it: the operator then makes the plan again from the "
             "job and its profile, where both are unchanged since the job was admitted.",
         ) from error
-    return snapshot
+    return stored
 
 
 def _artifacts(profile: Object) -> str:

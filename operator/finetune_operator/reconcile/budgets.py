@@ -106,17 +106,17 @@ class Budgets:
 
     # What decisions and metrics read.
 
-    def of(self, job: Object, snapshot: StoredPlan | Refused | None) -> MonthlyBudget | None:
+    def of(self, job: Object, stored: StoredPlan | Refused | None) -> MonthlyBudget | None:
         """Returns the budget of a job's namespace under its profile; None if the profile sets none.
 
         The limit is that of the existing profile. Of a deleted one, the limit at the job's admission applies.
 
         Args:
             job: the job.
-            snapshot: its stored plan, or why it cannot be read; None if there is none.
+            stored: its stored plan, or why it cannot be read; None if there is none.
         """
-        if isinstance(snapshot, StoredPlan):
-            name, admitted = snapshot.profile_name, snapshot.profile
+        if isinstance(stored, StoredPlan):
+            name, admitted = stored.profile_name, stored.profile
         else:
             name, admitted = lookup(job, "status.resolved.profile.name"), {}
         limit = self._limits[name] if name in self._limits else _limit(admitted)

@@ -79,15 +79,15 @@ class ChildReader:
         """
         uid = job["metadata"]["uid"]
         self._cache.adopt(job)
-        snapshot = await self._plan(uid)
+        config_map = await self._plan(uid)
         try:
             jobsets, pods, workloads = await self._listed(job, JOB_BYTES if large else _SMALL_BYTES)
         except ResponseTooLarge as error:
             if isinstance(error, ManyChildren) and not large:
                 raise
-            return snapshot, Children(await self._named_jobsets(job), (), (), excess=f"{error}.")
+            return config_map, Children(await self._named_jobsets(job), (), (), excess=f"{error}.")
         self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods, WORKLOADS: workloads or ()})
-        return snapshot, _children(
+        return config_map, _children(
             _views(jobsets), _views(pods), None if workloads is None else _views(workloads)
         )
 
@@ -117,11 +117,11 @@ class ChildReader:
     async def cached(self, cached: CachedJob) -> tuple[Object | None, Children]:
         """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
         job, jobsets, workloads = cached.job, cached.jobsets, cached.workloads
-        snapshot = await self._cached_plan(job, jobsets)
+        config_map = await self._cached_plan(job, jobsets)
         if workloads is None:
             listed = await self._workloads(job, _managed(jobsets))
             workloads = None if listed is None else _views(listed)
-        return snapshot, _children(jobsets, cached.pods, workloads)
+        return config_map, _children(jobsets, cached.pods, workloads)
 
     async def _cached_plan(self, job: Object, jobsets: Sequence[JobSet]) -> Object | None:
         """Returns the plan of a job if it can have one."""

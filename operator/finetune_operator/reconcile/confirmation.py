@@ -27,9 +27,9 @@ def confirmation(observation: Observation, decision: Decision) -> Confirmation:
     """
     action = decision.action
     if isinstance(action, Admit):
-        first = observation.snapshot is None and not observation.status.resolved
+        first = observation.stored is None and not observation.status.resolved
         return Confirmation.NOTHING if first else Confirmation.EVERYTHING
-    if isinstance(action, Delete) or action.records or observation.snapshot is None:
+    if isinstance(action, Delete) or action.records or observation.stored is None:
         return Confirmation.EVERYTHING
     if isinstance(action, Create):
         key = AttemptKey.of(action.jobset)

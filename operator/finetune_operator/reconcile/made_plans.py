@@ -37,19 +37,19 @@ class MadePlans(Planner):
         return checked
 
     def admitted(self, admission: Admission) -> None:
-        job, snapshot = admission.job, admission.snapshot
-        if _size(job, snapshot, None) <= _PLAN_BYTES:
-            made = _inputs(job, snapshot, NONE_TRIED, None), (admission.plan, None)
+        job, stored = admission.job, admission.stored
+        if _size(job, stored, None) <= _PLAN_BYTES:
+            made = _inputs(job, stored, NONE_TRIED, None), (admission.plan, None)
             _put(self._plans, (job["metadata"]["uid"], False), made, _MOST_PLANS)
 
     def plan(
-        self, job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
+        self, job: Object, stored: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
     ) -> _Made:
-        key, inputs = (job["metadata"]["uid"], found is not None), _inputs(job, snapshot, tried, found)
+        key, inputs = (job["metadata"]["uid"], found is not None), _inputs(job, stored, tried, found)
         kept = self._plans.pop(key, None)
         if kept is None or kept[0] != inputs:
-            kept = inputs, super().plan(job, snapshot, tried, found)
-            if _size(job, snapshot, found) > _PLAN_BYTES:
+            kept = inputs, super().plan(job, stored, tried, found)
+            if _size(job, stored, found) > _PLAN_BYTES:
                 return kept[1]
         _put(self._plans, key, kept, _MOST_PLANS)
         return kept[1]
@@ -67,14 +67,14 @@ def _put[K, V](kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
 
 
 def _inputs(
-    job: Object, snapshot: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
+    job: Object, stored: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
 ) -> tuple[object, ...]:
     """Returns what a plan follows from. The generation stands for the spec; what else planning reads of a job is fixed
     with its uid."""
     generation, labels = job["metadata"]["generation"], job["metadata"].get("labels")
-    return snapshot.digest, generation, labels, dict(tried), found
+    return stored.digest, generation, labels, dict(tried), found
 
 
-def _size(job: Object, snapshot: StoredPlan, found: MemoryOutcome | None) -> int:
+def _size(job: Object, stored: StoredPlan, found: MemoryOutcome | None) -> int:
     record = found.to_json() if found else ""
-    return len(to_json(job["spec"])) + len(snapshot.stored["spec.json"]) + len(record)
+    return len(to_json(job["spec"])) + len(stored.data["spec.json"]) + len(record)

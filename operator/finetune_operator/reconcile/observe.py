@@ -140,12 +140,12 @@ class Observer:
             job, texts = reduced_job(whole), job_texts(whole)
             del whole
             config_map, found = await self._children.live(job, large=large)
-        snapshot = stored_plan_in(config_map)
+        stored = stored_plan_in(config_map)
         status, jobsets = read_status(job.get("status")), found.jobsets
         pods = own_pods(found.pods, jobsets, self._utc_now())
         profiles: Sequence[Object] = ()
         template, source, quotas = None, None, tuple[Quota, ...]()
-        if not isinstance(snapshot, StoredPlan):
+        if not isinstance(stored, StoredPlan):
             # Live: the plan is immutable, so no later event could correct the use of an outdated profile. Jobs that are
             # admitted at the same time share a list that begins after each of them has asked.
             profiles = await self._all_profiles()
@@ -153,14 +153,14 @@ class Observer:
                 self._template(job), self._source(job), self._quotas(key.namespace)
             )
         own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
-        if found.excess is not None and snapshot is not None:
+        if found.excess is not None and stored is not None:
             # Without their pods it is unknown how attempts have ended.
             view = RunFolderView(unreadable=ReadFailure(reason=Reason.TOO_MANY_OBJECTS, message=found.excess))
         else:
             view = await self._view(
-                key, job, snapshot, own, ClusterState.of(job, jobsets, pods) if cached else None
+                key, job, stored, own, ClusterState.of(job, jobsets, pods) if cached else None
             )
-        resumes = snapshot is not None or may_resume(job, profiles)
+        resumes = stored is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
         now = self._utc_now()
         kinds = failed_kinds(pods, jobsets, view, now)
@@ -173,7 +173,7 @@ class Observer:
             job=job,
             status=status,
             profiles=tuple(profiles),
-            snapshot=snapshot,
+            stored=stored,
             jobsets=jobsets,
             pods=pods,
             folder=view,
@@ -188,7 +188,7 @@ class Observer:
             planner=self._plans.made,
             job_texts=texts,
             ledger=self._ledger,
-            month=self._budgets.of(job, snapshot) if self._budgets else None,
+            month=self._budgets.of(job, stored) if self._budgets else None,
             past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
             paused=self._paused,
             cached=cached is not None,
@@ -226,16 +226,16 @@ class Observer:
         Only what the plan adds is read: the run folder and, if the job continues in it, its other users. Storing the
         plan has failed if another client had admitted the job, so no child can have been created since.
         """
-        snapshot = stored_plan_in(config_map)
+        stored = stored_plan_in(config_map)
         own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
         state = ClusterState.of(observation.job, (), ()) if observation.cached else None
-        view = await self._view(key, observation.job, snapshot, own, state)
+        view = await self._view(key, observation.job, stored, own, state)
         neighbours, unserved = await self._neighbours(observation.job, view)
         return replace(
             observation,
             now=self._utc_now(),
-            snapshot=snapshot,
-            month=self._budgets.of(observation.job, snapshot) if self._budgets else None,
+            stored=stored,
+            month=self._budgets.of(observation.job, stored) if self._budgets else None,
             folder=view,
             neighbours=neighbours,
             unserved_namespace=unserved,
@@ -278,17 +278,17 @@ class Observer:
         self,
         key: JobKey,
         job: Object,
-        snapshot: StoredPlan | Refused | None,
+        stored: StoredPlan | Refused | None,
         own: Own,
         state: ClusterState | None,
     ) -> RunFolderView:
         """Returns the view of the job's run folder. ``state``: None if everything is to be read."""
-        if snapshot is None:
+        if stored is None:
             return RunFolderView()
-        if isinstance(snapshot, Refused):
-            return RunFolderView(unreadable=ReadFailure(reason=snapshot.reason, message=snapshot.message))
+        if isinstance(stored, Refused):
+            return RunFolderView(unreadable=ReadFailure(reason=stored.reason, message=stored.message))
         view = await self._folder.view(
-            Folders(run=snapshot.run_folder, cache=snapshot.cache),
+            Folders(run=stored.run_folder, cache=stored.cache),
             of=key,
             own=own,
             retry=job["spec"].get("retry", {}).get("generation", 0),

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 def run_folder(observation: Observation) -> RunFolder:
     """Returns the run folder of an admitted job."""
-    assert isinstance(observation.snapshot, StoredPlan), "only an admitted job has a run folder"
-    return observation.snapshot.run_folder
+    assert isinstance(observation.stored, StoredPlan), "only an admitted job has a run folder"
+    return observation.stored.run_folder
 
 
 def attempt_labels(jobset: Object) -> dict[str, object]:

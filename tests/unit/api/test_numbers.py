@@ -114,7 +114,7 @@ def test_an_integer_and_a_whole_float_are_the_same_plan_and_ask_the_same_of_each
         return admit(document, [profile(flavors=flavors, currency="USD")])
 
     whole, fraction = admitted(1, 2), admitted(1.0, 2.0)
-    assert whole.snapshot.stored == fraction.snapshot.stored
+    assert whole.stored.data == fraction.stored.data
     assert whole.plan == fraction.plan
     assert (
         stage_digests({"evaluation": {"generation": {"temperature": 1}}}, {})[Stage.EVALUATE]

@@ -119,8 +119,8 @@ def test_a_plan_without_a_contract_version_is_refused() -> None:
     world = World()
     world.reconcile()
     assert world.config_map is not None
-    snapshot = read_stored_plan(world.config_map)
-    data = {name: value for name, value in snapshot.stored.items() if name != "contract"}
+    stored = read_stored_plan(world.config_map)
+    data = {name: value for name, value in stored.data.items() if name != "contract"}
     world.config_map["data"] = {**data, "digest": _sha256(data)}
     reconciled(world)
     stalled = world.condition("Stalled")

@@ -245,7 +245,7 @@ class World:
             job=reduced_job(answered(self.job)),
             status=read_status(self.job.get("status")),
             profiles=tuple(answered(self.profiles)),
-            snapshot=stored_plan_in(answered(self.config_map)),
+            stored=stored_plan_in(answered(self.config_map)),
             jobsets=jobsets,
             pods=pods,
             folder=self._view(),
@@ -342,7 +342,7 @@ class World:
             steps.append(lambda: self.takeovers.append(made.takeover))
         steps += [lambda k=key, f=failure: self._record(k, f) for key, failure in made.records]  # type: ignore[misc]
         if made.plan is not None:
-            steps.append(lambda: self._create_snapshot(made.plan))
+            steps.append(lambda: self._store_plan(made.plan))
         deletions = [lambda d=each: self._delete(d.name, d.uid) for each in made.deletions]  # type: ignore[misc]
         if not made.status_first:
             steps += deletions
@@ -385,7 +385,7 @@ class World:
         files = self.attempts.get(key, AttemptFiles())
         self.attempts[key] = replace(files, failure=failure)
 
-    def _create_snapshot(self, config_map: Any) -> None:
+    def _store_plan(self, config_map: Any) -> None:
         if self.config_map is not None:
             raise ConflictError
         self.config_map = answered(dict(config_map))

@@ -405,19 +405,19 @@ def test_defaults_depend_on_the_method(method: dict[str, Any], rate: float, weig
 def test_the_stored_plan_keeps_the_decisions() -> None:
     wanted = job()
     admission = admit(wanted, [profile()])
-    config_map = render_stored_plan(admission.snapshot)
+    config_map = render_stored_plan(admission.stored)
     assert config_map["immutable"] is True
     # No owner reference crosses namespaces.
     assert "ownerReferences" not in config_map["metadata"]
     assert wanted["metadata"]["uid"] in config_map["metadata"]["name"]
-    snapshot = read_stored_plan(config_map)
-    assert snapshot == admission.snapshot
-    assert replan(wanted, snapshot) == admission.plan
+    stored = read_stored_plan(config_map)
+    assert stored == admission.stored
+    assert replan(wanted, stored) == admission.plan
 
 
 def test_a_stored_plan_of_another_format_is_refused() -> None:
     wanted = job()
-    config_map = render_stored_plan(admit(wanted, [profile()]).snapshot)
+    config_map = render_stored_plan(admit(wanted, [profile()]).stored)
     config_map["data"]["format"] = "9"
     with pytest.raises(Refused, match="finetune-plan-"):
         read_stored_plan(config_map)
@@ -497,12 +497,10 @@ def test_an_unavailable_slice_does_not_hide_other_violations() -> None:
     ):
         assert expected in refused.message
     assert refused.message.count("Ask #ml-help.") == 1
-    snapshot = admit(job(method=AT_ONCE["method"]), [profile()]).snapshot
-    snapshot = replace(
-        snapshot, profile=merge(snapshot.profile, {"constraints": narrow["spec"]["constraints"]})
-    )
+    stored = admit(job(method=AT_ONCE["method"]), [profile()]).stored
+    stored = replace(stored, profile=merge(stored.profile, {"constraints": narrow["spec"]["constraints"]}))
     with pytest.raises(Refused, match=r"rank is 128.*is not offered"):
-        replan(job(method=AT_ONCE["method"], resources=AT_ONCE["resources"]), snapshot)
+        replan(job(method=AT_ONCE["method"], resources=AT_ONCE["resources"]), stored)
     assert refusal(job(resources=AT_ONCE["resources"])).reason == Reason.NO_FLAVOR_FITS
 
 

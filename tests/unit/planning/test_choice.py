@@ -217,7 +217,7 @@ def test_a_slice_has_the_flags_of_its_flavor() -> None:
 
 def test_the_slice_chosen_by_preflight_is_planned_with_flavor_and_price() -> None:
     wanted, admission = admitted(ON_DEMAND, SPOT)
-    plan = replan(wanted, admission.snapshot, found=found("v6e-16", "v6e-4", plan=admission.plan))
+    plan = replan(wanted, admission.stored, found=found("v6e-16", "v6e-4", plan=admission.plan))
     assert (plan.placement.shape.name, plan.placement.flavor, plan.chips) == ("v6e-16", "spot", 16)
     assert plan.placement.chip_hour_price == 1.1
     assert plan.mesh.devices == 16
@@ -230,7 +230,7 @@ def test_the_slice_chosen_by_preflight_is_planned_with_flavor_and_price() -> Non
 
 def test_the_first_slice_is_kept_if_it_fits() -> None:
     wanted, admission = admitted(ON_DEMAND)
-    plan = replan(wanted, admission.snapshot, found=found("v6e-4", plan=admission.plan))
+    plan = replan(wanted, admission.stored, found=found("v6e-4", plan=admission.plan))
     assert plan.placement.shape.name == "v6e-4"
     assert plan.placement.why.startswith("the cheapest slice of the profile that fits; ")
 
@@ -238,7 +238,7 @@ def test_the_first_slice_is_kept_if_it_fits() -> None:
 def test_a_slice_without_a_result_is_reported_as_unknown() -> None:
     wanted, admission = admitted(ON_DEMAND)
     record = found("v6e-8", "v6e-4", plan=admission.plan, unknown="Not compiled in time.")
-    plan = replan(wanted, admission.snapshot, found=record)
+    plan = replan(wanted, admission.stored, found=record)
     assert plan.placement.shape.name == "v6e-8"
     assert "not known to be too small: v6e-4 does not fit" in plan.placement.why
 
@@ -267,7 +267,7 @@ def test_a_record_that_names_no_candidate_is_ignored(case: str) -> None:
     record = MemoryOutcome.model_validate(
         {"source": "Compile", "slice": "v6e-8", "chosen": shape(), **FORGED[case]}
     )
-    plan = replan(wanted, admission.snapshot, found=record)
+    plan = replan(wanted, admission.stored, found=record)
     assert (plan.placement.shape, plan.mesh) == (admission.plan.placement.shape, admission.plan.mesh)
     assert "preflight has not compiled for it" in plan.placement.why
 
@@ -279,14 +279,14 @@ def test_a_record_cannot_choose_a_slice_beyond_limits_or_without_a_price() -> No
             flavor("OnDemand", 1, "2x2"), flavor("Spot", None, "2x4"), constraints=constraints, **spec
         )
         record = MemoryOutcome(source="Compile", slice="v6e-8", chosen=shape())
-        assert replan(wanted, admission.snapshot, found=record).placement.shape.name == "v6e-4"
+        assert replan(wanted, admission.stored, found=record).placement.shape.name == "v6e-4"
 
 
 def test_a_slice_that_does_not_fit_is_not_used_on_other_capacity() -> None:
     """If Spot has no nodes: the same slice on demand, although the smaller one is cheaper there."""
     wanted, admission = admitted(ON_DEMAND, SPOT)
     record = found("v6e-16", "v6e-4", plan=admission.plan)
-    passed = replan(wanted, admission.snapshot, {"spot": 1}, record)
+    passed = replan(wanted, admission.stored, {"spot": 1}, record)
     assert (passed.placement.capacity, passed.placement.shape.name) == ("OnDemand", "v6e-16")
     assert passed.placement.flavors == ("ondemand", "spot")
 
@@ -294,7 +294,7 @@ def test_a_slice_that_does_not_fit_is_not_used_on_other_capacity() -> None:
 def test_an_unproven_slice_is_used_if_other_capacity_has_no_other() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2", "4x4"))
     record = found("v6e-8", "v6e-4", plan=admission.plan)
-    passed = replan(wanted, admission.snapshot, {"spot": 1}, record)
+    passed = replan(wanted, admission.stored, {"spot": 1}, record)
     assert (passed.placement.capacity, passed.placement.shape.name) == ("OnDemand", "v6e-16")
     assert "in place of the one that preflight chose: v6e-4 does not fit" in passed.placement.why
 
@@ -303,14 +303,14 @@ def test_capacity_with_only_slices_that_do_not_fit_is_skipped() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2"))
     assert set(admission.plan.placement.flavors) == {"spot", "ondemand"}
     record = found("v6e-8", "v6e-4", plan=admission.plan)
-    assert replan(wanted, admission.snapshot, found=record).placement.flavors == ("spot",)
+    assert replan(wanted, admission.stored, found=record).placement.flavors == ("spot",)
 
 
 def test_an_edit_of_capacity_does_not_select_a_slice_known_as_too_small() -> None:
     wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2", "4x4"))
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     edited = {**wanted, "spec": {**wanted["spec"], "resources": {"capacity": ["OnDemand"]}}}
-    plan = replan(edited, admission.snapshot, found=record)
+    plan = replan(edited, admission.stored, found=record)
     assert (plan.placement.capacity, plan.placement.shape.name) == ("OnDemand", "v6e-16")
     assert "v6e-4 does not fit" in plan.placement.why
 
@@ -319,7 +319,7 @@ def test_an_edit_of_the_number_of_slices_invalidates_the_record() -> None:
     wanted, admission = admitted(flavor("OnDemand", 1, "2x2", "2x4", "4x4", maxSlices=2))
     record = found("v6e-16", "v6e-4", "v6e-8", plan=admission.plan)
     edited = {**wanted, "spec": {**wanted["spec"], "resources": {"slices": 2}}}
-    assert replan(edited, admission.snapshot, found=record).placement.shape.name == "v6e-8"
+    assert replan(edited, admission.stored, found=record).placement.shape.name == "v6e-8"
 
 
 def test_an_edit_that_removes_the_slice_keeps_the_compiled_one() -> None:
@@ -327,13 +327,13 @@ def test_an_edit_that_removes_the_slice_keeps_the_compiled_one() -> None:
     wanted, admission = admitted(ON_DEMAND, resources={"tpu": "v6e-16"}, hyperparameters=numbers)
     record = MemoryOutcome(source="Compile", slice="v6e-16", peak_bytes=30 << 30, limit_bytes=31 << 30)
     unnamed = {**wanted, "spec": {**wanted["spec"], "resources": {}}}
-    plan = replan(unnamed, admission.snapshot, found=record)
+    plan = replan(unnamed, admission.stored, found=record)
     assert plan.placement.shape.name == "v6e-16"
     assert plan.placement.why.startswith(
         "the slice that preflight has compiled for, since spec.resources names none"
     )
     nothing = record.model_copy(update={"unknown": "no compiler"})
-    plan = replan(unnamed, admission.snapshot, found=nothing)
+    plan = replan(unnamed, admission.stored, found=nothing)
     assert plan.placement.shape.name == "v6e-4"
     assert "preflight tries" not in plan.placement.why
     assert "a retry from Preflight" in plan.placement.why
@@ -343,17 +343,17 @@ def test_an_edit_that_disables_the_check_keeps_its_result() -> None:
     wanted, admission = admitted(ON_DEMAND)
     record = found("v6e-8", "v6e-4", plan=admission.plan, tuning={"remat_policy": "full"})
     off = {**wanted, "spec": {**wanted["spec"], "preflight": {"memory": "Off"}}}
-    plan = replan(off, admission.snapshot, found=record)
+    plan = replan(off, admission.stored, found=record)
     assert plan.placement.shape.name == "v6e-8"
     assert check_of(plan).source == "Compile"
-    assert replan(off, admission.snapshot).memory is None, "the next preflight follows the job"
+    assert replan(off, admission.stored).memory is None, "the next preflight follows the job"
 
 
 def test_an_edit_that_names_a_slice_overrides_the_choice() -> None:
     wanted, admission = admitted(ON_DEMAND, hyperparameters={"steps": 1, "globalBatchSize": 16})
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     named = {**wanted, "spec": {**wanted["spec"], "resources": {"tpu": "v6e-16"}}}
-    plan = replan(named, admission.snapshot, found=record)
+    plan = replan(named, admission.stored, found=record)
     assert (plan.placement.shape.name, plan.placement.why.partition(";")[0]) == (
         "v6e-16",
         "spec.resources requests v6e-16",

@@ -102,7 +102,7 @@ def test_a_template_of_a_config_map_is_read_once_and_kept_in_the_plan() -> None:
     wanted = job(datasets={"train": [SOURCE], "chatTemplate": REF})
     admission = admit(wanted, [profile()], config_map(**{"chat.jinja": TEMPLATE}))
     assert admission.plan.data.chat_template == TEMPLATE
-    kept = read_stored_plan(render_stored_plan(admission.snapshot))
+    kept = read_stored_plan(render_stored_plan(admission.stored))
     # From now on the ConfigMap can be changed or deleted.
     assert replan(wanted, kept).data.chat_template == TEMPLATE
 
@@ -157,7 +157,7 @@ def test_templates_print_the_creation_date_of_the_job_in_every_stage() -> None:
     wanted["metadata"]["creationTimestamp"] = "2026-03-31T23:59:59Z"
     admission = admit(wanted, [profile()])
     assert admission.plan.data.chat_template_date == date(2026, 3, 31)
-    kept = read_stored_plan(render_stored_plan(admission.snapshot))
+    kept = read_stored_plan(render_stored_plan(admission.stored))
     assert replan(wanted, kept).data.chat_template_date == date(2026, 3, 31)
     for stage in (Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE):
         assert stage_request(admission.plan, stage, 1, Findings()).data.chat_template_date == date(

@@ -48,9 +48,9 @@ def test_a_spec_without_a_default_is_refused_with_path_and_fix() -> None:
 
 
 def test_an_unreadable_stored_profile_is_refused_with_path_and_fix() -> None:
-    snapshot = admit(job(), [profile()]).snapshot
-    flavors = [{**each, "capacity": "Borrowed"} for each in snapshot.profile["flavors"]]
-    stored = replace(snapshot, profile={**snapshot.profile, "flavors": flavors})
+    stored = admit(job(), [profile()]).stored
+    flavors = [{**each, "capacity": "Borrowed"} for each in stored.profile["flavors"]]
+    stored = replace(stored, profile={**stored.profile, "flavors": flavors})
     with pytest.raises(Refused, match=r"spec\.flavors\[0\]\.capacity: .*correct the field") as caught:
         replan(job(), read_stored_plan(render_stored_plan(stored)))
     assert caught.value.reason is Reason.PROFILE_INVALID
@@ -58,6 +58,6 @@ def test_an_unreadable_stored_profile_is_refused_with_path_and_fix() -> None:
 
 def test_a_stored_profile_of_an_older_schema_is_read() -> None:
     admission = admit(job(), [profile()])
-    older = merge(admission.snapshot.profile, {"currency": "USD", "storage": {"shards": 4}})
-    plan = replan(job(), replace(admission.snapshot, profile=older))
+    older = merge(admission.stored.profile, {"currency": "USD", "storage": {"shards": 4}})
+    plan = replan(job(), replace(admission.stored, profile=older))
     assert plan.placement == admission.plan.placement

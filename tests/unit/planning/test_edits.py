@@ -35,8 +35,8 @@ SWITCHES: dict[str, Any] = {"suspend": True, "cancel": True, "planOnly": True, "
 
 def edited(**spec: Any) -> tuple[Plan, Plan]:
     """The plan before and after an edit."""
-    snapshot = admit(job(), [profile()]).snapshot
-    return replan(job(), snapshot), replan(job(**spec), snapshot)
+    stored = admit(job(), [profile()]).stored
+    return replan(job(), stored), replan(job(**spec), stored)
 
 
 def test_every_section_of_a_spec_has_a_reader_or_is_immutable() -> None:

@@ -240,7 +240,7 @@ def test_no_step_is_faster_than_its_arithmetic() -> None:
 def considered(profile: dict[str, Any], **spec: Any) -> list[tuple[str | None, str, bool, int | None, str]]:
     manifest = job(**spec)
     admission = offline_admission(manifest, profile)
-    found = considered_slices(admission.job, admission.snapshot, admission.plan)
+    found = considered_slices(admission.job, admission.stored, admission.plan)
     return [
         (each.shape.name if each.shape else None, each.flavor, each.chosen, each.next, each.why)
         for each in found

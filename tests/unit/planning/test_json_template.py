@@ -112,7 +112,7 @@ def test_the_trainer_gets_jinja_and_the_plan_keeps_it() -> None:
     datasets = {"train": [{"uri": "gs://data/a.jsonl"}], "chatTemplate": {"inline": json.dumps(PROMPT)}}
     admission = admit(job(datasets=datasets), [profile()])
     assert admission.plan.data.chat_template == as_jinja(json.dumps(PROMPT))
-    assert admission.snapshot.spec["datasets"]["chatTemplate"]["inline"] == admission.plan.data.chat_template
+    assert admission.stored.spec["datasets"]["chatTemplate"]["inline"] == admission.plan.data.chat_template
 
 
 REFERENCE = {"configMapRef": {"name": "templates", "key": "a.json"}}

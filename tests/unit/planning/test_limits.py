@@ -175,9 +175,9 @@ def test_decimals_are_compared_as_numbers() -> None:
 
 def test_a_limit_applies_to_edits_and_to_the_profiles_own_defaults() -> None:
     found = limited("checkpointing.everySteps", min=50)
-    snapshot = admit(job(), [found]).snapshot
+    stored = admit(job(), [found]).stored
     with pytest.raises(Refused, match=r"checkpointing.everySteps is 7, at least 50"):
-        replan(job(checkpointing={"everySteps": 7}), snapshot)
+        replan(job(checkpointing={"everySteps": 7}), stored)
     found["spec"]["defaults"] = {"checkpointing": {"everySteps": 3}}
     with pytest.raises(Refused, match="is 3, at least 50"):
         admit(job(), [found])

@@ -134,7 +134,7 @@ def test_a_profile_that_allows_another_class_is_invalid(key: str) -> None:
 
 
 def test_an_edit_of_an_admitted_job_is_checked_like_a_new_job() -> None:
-    snapshot = admit(job(), [profile()]).snapshot
+    stored = admit(job(), [profile()]).stored
     with pytest.raises(Refused) as caught:
-        replan(job(engineOverrides={"dump_hlo": "true"}), snapshot)
+        replan(job(engineOverrides={"dump_hlo": "true"}), stored)
     assert caught.value.reason == Reason.INVALID_SPEC

@@ -73,14 +73,14 @@ def test_mcjax_has_no_pathways_settings() -> None:
     admission = admit(job(), [profile()])
     assert admission.plan.pathways is None
     assert admission.plan.mesh.controller == "McJAX"
-    assert admission.snapshot.profile == profile()["spec"]
+    assert admission.stored.profile == profile()["spec"]
 
 
 def test_the_images_of_an_admitted_job_survive_an_upgrade(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     admission = admit(wanted(), [profile()])
-    stored = read_stored_plan(render_stored_plan(admission.snapshot))
+    stored = read_stored_plan(render_stored_plan(admission.stored))
     newer = replace(pathways_images(), jax="9.9.9", server="server:jax-9.9.9", proxy="proxy:jax-9.9.9")
     monkeypatch.setattr("finetune_operator.planning.slices.pathways.pathways_images", lambda: newer)
     assert replan(wanted(), stored).pathways == admission.plan.pathways
@@ -167,11 +167,11 @@ def test_capacity_that_a_queue_provisions_is_refused() -> None:
 
 @pytest.mark.parametrize(("admitted", "now"), [("McJAX", "Pathways"), ("Pathways", "McJAX")])
 def test_the_controller_of_an_admitted_job_is_kept(admitted: str, now: str) -> None:
-    snapshot = admit(wanted(controller=admitted), [profile()]).snapshot
+    stored = admit(wanted(controller=admitted), [profile()]).stored
     with pytest.raises(Refused, match=f"is {now}, but the job was admitted with {admitted}") as caught:
-        replan(wanted(controller=now), snapshot)
+        replan(wanted(controller=now), stored)
     assert caught.value.reason == Reason.PATHWAYS_NOT_POSSIBLE
-    replan(wanted(controller=admitted), snapshot)
+    replan(wanted(controller=admitted), stored)
 
 
 def test_a_profile_may_lock_the_controller() -> None:

@@ -349,7 +349,7 @@ def test_strict_is_the_default_mode() -> None:
     refused = refusal(job(export={"destinations": [{"uri": "gs://elsewhere/m"}]}), found)
     assert refused.reason == Reason.POLICY_VIOLATION
     admission = admit(job(), [found])
-    assert admission.snapshot.profile["constraints"]["mode"] == "Strict"
+    assert admission.stored.profile["constraints"]["mode"] == "Strict"
 
 
 HUB_ROWS = {"huggingFace": {"repo": "HuggingFaceH4/ultrachat_200k"}}
@@ -580,20 +580,20 @@ def test_no_broad_entry_allows_writing_compiled_programs() -> None:
 
 def test_an_edit_is_checked_like_an_admission() -> None:
     found = strict()
-    snapshot = admit(job(), [found]).snapshot
+    stored = admit(job(), [found]).stored
     edited = job(export={"destinations": [{"uri": "gs://artifacts/team-b/victim-12345678/export/model"}]})
     with pytest.raises(Refused, match="is in the profile's own storage"):
-        replan(edited, snapshot)
+        replan(edited, stored)
     with pytest.raises(Refused, match="does not cover"):
-        replan(job(evaluation={"benchmarks": [{"name": "gsm8k"}]}), snapshot)
+        replan(job(evaluation={"benchmarks": [{"name": "gsm8k"}]}), stored)
 
 
 def test_a_plan_older_than_modes_keeps_its_places() -> None:
     found = profile()
     admission = admit(job(), [found])
     constraints = {"limits": [{"path": "hyperparameters.globalBatchSize", "max": 1}]}
-    old = {**admission.snapshot.profile, "constraints": constraints}
-    assert replan(job(), replace(admission.snapshot, profile=old))
+    old = {**admission.stored.profile, "constraints": constraints}
+    assert replan(job(), replace(admission.stored, profile=old))
 
 
 # --- forms

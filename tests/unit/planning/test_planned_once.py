@@ -64,8 +64,8 @@ def check(wanted: Object, offered: Object) -> bool:
         admission = admit(wanted, [offered])
     except Refused:
         return False
-    stored = read_stored_plan(render_stored_plan(admission.snapshot))
-    assert stored == admission.snapshot
+    stored = read_stored_plan(render_stored_plan(admission.stored))
+    assert stored == admission.stored
     assert replan(wanted, stored) == admission.plan
     return True
 

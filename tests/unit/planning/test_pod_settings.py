@@ -80,8 +80,8 @@ COPYING = profile(pod={"labels": {"team": "platform", "env": "prod"}, "jobLabels
 def test_listed_labels_of_a_job_are_copied_at_admission_and_stay() -> None:
     admission = admit(labelled(team="nlp", cost="7", other="x"), [COPYING])
     assert admission.plan.pod.labels == {"team": "nlp", "cost": "7", "env": "prod"}
-    stored = read_stored_plan(render_stored_plan(admission.snapshot))
-    assert stored == admission.snapshot
+    stored = read_stored_plan(render_stored_plan(admission.stored))
+    assert stored == admission.stored
     edited = replan(labelled(team="edited", cost="9"), stored)
     assert edited.pod.labels == admission.plan.pod.labels
 
@@ -91,5 +91,5 @@ def test_a_job_without_listed_labels_gets_those_of_the_profile() -> None:
 
 
 def test_a_plan_that_copies_nothing_is_stored_as_before() -> None:
-    stored = admit(labelled(team="nlp"), [profile(**OPEN)]).snapshot.stored
+    stored = admit(labelled(team="nlp"), [profile(**OPEN)]).stored.data
     assert not [key for key in stored if "labels" in key]

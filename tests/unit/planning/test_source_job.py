@@ -34,7 +34,7 @@ def test_the_plan_stores_the_exported_model_of_the_source_job() -> None:
     wanted = second()
     admission = admit(wanted, [profile()], source=first())
     assert admission.plan.model.uri == MODEL
-    kept = read_stored_plan(render_stored_plan(admission.snapshot))
+    kept = read_stored_plan(render_stored_plan(admission.stored))
     again = replan(wanted, kept)
     assert again.model.uri == MODEL
     assert again.lineage == {

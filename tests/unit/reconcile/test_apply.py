@@ -80,7 +80,7 @@ class Bench:
             job=job,
             status=read_status(job.get("status")),
             profiles=(),
-            snapshot=read_stored_plan(plan()),
+            stored=read_stored_plan(plan()),
             jobsets=tuple(map(JobSet.parse, self.cluster.of(JOBSETS))),
             pods=(),
             folder=RunFolderView(),

@@ -65,8 +65,8 @@ class Bench:
             task.cancel()
             await asyncio.wait({task})
 
-    def of(self, found: Object, snapshot: Object | None = None) -> MonthlyBudget | None:
-        return self.budgets.of(found, read_stored_plan(snapshot or plan()))
+    def of(self, found: Object, stored: Object | None = None) -> MonthlyBudget | None:
+        return self.budgets.of(found, read_stored_plan(stored or plan()))
 
     @property
     def listed(self) -> list[str]:

@@ -301,7 +301,7 @@ async def test_a_plan_that_cannot_be_stored_twice_is_read_after_the_conflict() -
     assert isinstance(caught.value.__cause__, Conflict)
     setup.action = Wait
     await setup.reconcile()
-    assert setup.observed[-1].snapshot is not None
+    assert setup.observed[-1].stored is not None
 
 
 def queued(setup: Setup) -> str:

@@ -77,7 +77,7 @@ class LaggingWorld(WatchedWorld):
 
     def folder_of(self, seen: Observation) -> RunFolderView:
         """Returns what the reader of run folders does: the last view, as far as the rule allows."""
-        if seen.snapshot is None:
+        if seen.stored is None:
             return seen.folder
         state, now = ClusterState.of(seen.job, seen.jobsets, seen.pods), self.now.timestamp()
         kept, what = self.views.get("job"), Due.EVERYTHING

@@ -36,7 +36,7 @@ def remembering(**spec: Any) -> RememberingWorld:
 
 @pytest.fixture
 def stored() -> StoredPlan:
-    return admit(job(resources={}), [OFFER]).snapshot
+    return admit(job(resources={}), [OFFER]).stored
 
 
 def test_the_admitted_plan_is_that_of_the_first_jobset() -> None:
@@ -121,7 +121,7 @@ def test_what_a_profile_implies_is_derived_once_per_version() -> None:
     offer["metadata"]["resourceVersion"] = "2"
     offer["spec"]["storage"] = {"artifacts": "gs://other"}
     admission = admit(job(), [offer], checked=made.checked)
-    assert admission.snapshot.run_folder.uri.startswith("gs://other")
+    assert admission.stored.run_folder.uri.startswith("gs://other")
     del offer["spec"]["storage"]
     offer["metadata"]["resourceVersion"] = "3"
     with pytest.raises(Refused):

@@ -178,7 +178,7 @@ async def test_a_plan_in_the_jobs_own_namespace_is_not_read() -> None:
         cluster.put(CONFIG_MAPS, forged)
     observation = await look(cluster)
     assert observation is not None
-    assert observation.snapshot is None
+    assert observation.stored is None
 
 
 async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> None:

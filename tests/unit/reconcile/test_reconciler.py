@@ -311,7 +311,7 @@ async def test_what_admission_remarks_is_an_event_although_the_first_jobset_foll
         status=FineTuneJobStatus(observed_generation=-1), action=Admit(write=plan()), events=(remark,)
     )
     reconciler = make(
-        cluster, lambda observed: FIRST if observed.snapshot else admitted, postpone=lambda _: True
+        cluster, lambda observed: FIRST if observed.stored else admitted, postpone=lambda _: True
     )
     await reconciler.reconcile(KEY, retry_in=1)
     assert cluster.of(JOBSETS)
@@ -546,7 +546,7 @@ def chain(observation: Observation) -> Decision:
     """A stub of ``decide`` that creates one JobSet after another and regards each as finished once it exists."""
     have = {jobset.name for jobset in observation.jobsets}
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
-    if observation.snapshot is None:
+    if observation.stored is None:
         return Decision(status=observation.status, action=Admit(write=plan()), requeue_after=0)
     return Decision(
         status=_status(Phase.RUNNING if wanted else Phase.SUCCEEDED, made=len(have)),

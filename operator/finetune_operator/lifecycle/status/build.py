@@ -114,7 +114,7 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
             "stages": stages_status(observation, state, stages),
             # Before admission the run folder has not been read, so the cluster may not show all attempts.
             "attempts": attempts_status(stages, previous.attempts, observation.folder.progress)
-            if observation.snapshot
+            if observation.stored
             else None,
             "evaluation": evaluation_status(stages),
             "artifacts": artifacts_status(stages, trains=observation.folder.progress is not None) or None,

@@ -50,7 +50,7 @@ _OUTCOMES: Mapping[JobPhase, tuple[ConditionStatus, ...]] = {
 
 def conditions(observation: Observation, state: JobState, stages: JobStages | None) -> tuple[Condition, ...]:
     """Returns ``status.conditions``, in the order of :class:`ConditionType`."""
-    folder = None if observation.snapshot is None else observation.folder
+    folder = None if observation.stored is None else observation.folder
     states: dict[ConditionType, ConditionState] = {
         ConditionType.VALID: _valid(state, stages),
         ConditionType.DATA_READY: _data_ready(stages),

@@ -73,7 +73,7 @@ def pathways_faults(profile: FineTuneProfileSpec) -> Iterator[str]:
 
 
 def resolve_pathways(profile: DefaultedProfileSpec, namespace: str, placement: Placement) -> Pathways:
-    """Resolves Pathways for a job's slice, with the images of the snapshot's profile. Raises Refused.
+    """Resolves Pathways for a job's slice, with the images of the profile in the stored plan. Raises Refused.
 
     The servers run programs that they find in their scratch folder, so each namespace has its own.
     """

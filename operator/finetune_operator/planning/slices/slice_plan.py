@@ -25,29 +25,29 @@ class SlicePlan:
 
 
 def slice_plan(
-    spec: DefaultedJobSpec, snapshot: StoredPlan, placement: Placement, *, share_rows: bool = False
+    spec: DefaultedJobSpec, stored: StoredPlan, placement: Placement, *, share_rows: bool = False
 ) -> SlicePlan:
     """Returns the job's plan on that slice. Raises Refused if its numbers do not fit the slice.
 
     Args:
         spec: the merged spec.
-        snapshot: the job's stored plan, for the profile.
+        stored: the job's stored plan, for the profile.
         placement: the slice.
         share_rows: whether devices may share rows, if the job sets no parallelism and its batch is too small for all
             devices.
     """
-    resources, profile = spec.resources, snapshot.profile_spec
+    resources, profile = spec.resources, stored.profile_spec
     mesh = resolve_mesh(placement.shape, resources.slices, resources.parallelism, resources.controller)
     if share_rows and resources.parallelism == Parallelism():
         mesh = sharing_rows(mesh, spec.hyperparameters)
     return SlicePlan(
         placement=placement,
         mesh=mesh,
-        pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
+        pathways=resolve_pathways(profile, stored.job.namespace, placement)
         if mesh.controller == "Pathways"
         else None,
         global_batch=resolve_global_batch(spec.hyperparameters, mesh),
         budget=resolve_budget(
-            spec.budget, snapshot.profile_name, profile.constraints.max_chip_hours, placement.chip_hour_price
+            spec.budget, stored.profile_name, profile.constraints.max_chip_hours, placement.chip_hour_price
         ),
     )
