@@ -8,10 +8,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
+from finetune_contract import Stage
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import CallSlots, calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
 from finetune_operator.lifecycle.accounting.recorded import with_records
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decide import finished, unprocessed
 from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
@@ -34,6 +36,7 @@ STORE_SECONDS = 60
 LONGEST_RETRY_AFTER = 600.0
 #: Backoff in seconds from which a repeated conflict is shown to the user.
 _PERSISTENT_SECONDS = 4
+_FIRST = AttemptKey(Stage.PREFLIGHT, 1)
 #: Number of JobSets and pods for which a decision takes about 10 ms.
 _FEW = 200
 #: Number of jobs with children that take much memory that are reconciled at once, one of a namespace at most.
@@ -81,9 +84,11 @@ def _first_plan(observation: Observation, decision: Decision) -> Object | None:
 
 
 def _may_report_later(observation: Observation, decision: Decision) -> bool:
-    """Returns whether the decision has created a job's first JobSet, and its status holds nothing that exists nowhere
-    else. The next decision gives the same status and Events, with a later time."""
-    return isinstance(decision.action, Create) and unprocessed(observation.job) and not decision.ledger
+    """Returns whether the decision has created a job's first JobSet, and its status replaces none, not even an error's.
+    The next decision gives the same status and Events, with a later time."""
+    first = isinstance(decision.action, Create) and AttemptKey.of(decision.action.jobset) == _FIRST
+    new = unprocessed(observation.job) and not observation.status.conditions
+    return first and new and not decision.ledger
 
 
 class Reconciler:

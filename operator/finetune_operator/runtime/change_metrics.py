@@ -207,12 +207,14 @@ class ChangeMetrics:
         Args:
             live: where jobs are.
         """
-        used, now = {place[:2] for place in live}, self._clock()
+        self.count_held()
+        used, held = ({place[:2] for place in places} for places in (live, self._held))
+        now = self._clock()
         expired = list[tuple[str, str]]()
         for pair in {place[:2] for place in self._begun}:
             if pair in used:
                 self._idle.pop(pair, None)
-            elif now - self._idle.setdefault(pair, now) > _DAY:
+            elif now - self._idle.setdefault(pair, now) > _DAY and pair not in held:
                 expired.append(pair)
         for namespace, profile in expired[:1]:
             del self._idle[namespace, profile]

@@ -53,8 +53,8 @@ class KeySchedule[K: Hashable]:
         """Due keys by namespace, none empty, in the order of the namespaces' turns; each in the order of due times."""
         self._parked: dict[str | None, deque[_Entry[K]]] = {}
         """The same for namespaces that had their maximum of keys in progress at their last turn. Each has some."""
-        self._postponed: dict[K, float] = {}
-        """Keys that wait until no key is due, and since when, the longest waiting first."""
+        self._postponed: dict[str | None, dict[K, float]] = {}
+        """By namespace, none empty: keys that wait until no other is due, the first postponed first, and since when."""
         self._order = itertools.count()
         self._taken: dict[K, float] = {}
         """Due times of keys in progress."""
@@ -70,15 +70,15 @@ class KeySchedule[K: Hashable]:
         if key in self._due and self._due[key] <= at:
             return
         self._due[key] = at
-        self._postponed.pop(key, None)
+        self._resume(key)
         if key not in self._taken:
             self._push(key)
 
     def postpone(self, key: K, now: float) -> bool:
-        """Schedules a key that is in progress for when no key is due, at the latest LONGEST_POSTPONEMENT from now.
+        """Schedules a key that is in progress for when no key of its namespace is due.
 
-        Returns False, without any effect, if no other key of its namespace is due: there is nothing to wait for, and
-        the keys of one namespace never postpone those of another.
+        After LONGEST_POSTPONEMENT it is due, and comes before those of its namespace that were not postponed. Returns
+        False, without any effect, if no other key of the namespace is due: there is nothing to wait for.
         """
         self._enqueue_due(now)
         namespace = _namespace(key)
@@ -87,8 +87,11 @@ class KeySchedule[K: Hashable]:
         latest = now + LONGEST_POSTPONEMENT
         self.add(key, latest)
         if self._due[key] == latest:
-            self._postponed[key] = now
+            self._postponed.setdefault(namespace, {})[key] = self._taken[key]
         return True
+
+    def is_postponed(self, key: K) -> bool:
+        return key in self._postponed.get(_namespace(key), ())
 
     def take(self, now: float, *, each: int | None = None, total: int | None = None) -> K | None:
         """Takes a due key; None if none is due.
@@ -103,8 +106,7 @@ class KeySchedule[K: Hashable]:
                 those of a few namespaces never use up the limit. None for no limit.
         """
         self._enqueue_due(now)
-        if not self._turns and not self._parked:
-            self._enqueue_postponed(now)
+        self._enqueue_postponed(now)
         limit = each
         if total is not None:
             left = total - len(self._taken)
@@ -121,7 +123,8 @@ class KeySchedule[K: Hashable]:
             if keys:
                 self._turns[namespace] = keys
             del self._due[key], self._standing[key]
-            self._taken[key] = min(due, self._postponed.pop(key, due))
+            since = self._resume(key)
+            self._taken[key] = due if since is None else min(due, since)
             self._in_progress[namespace] = in_progress + 1
             return key
         return None
@@ -155,7 +158,7 @@ class KeySchedule[K: Hashable]:
 
     def depth(self, now: float) -> int:
         """Returns the number of keys that are due or postponed, and not taken."""
-        due = (key for key, at in self._due.items() if at <= now or key in self._postponed)
+        due = (key for key, at in self._due.items() if at <= now or self.is_postponed(key))
         return sum(1 for key in due if key not in self._taken)
 
     def waiting(self) -> int:
@@ -167,7 +170,8 @@ class KeySchedule[K: Hashable]:
         firsts = [min(keys)[0] for keys in (*self._turns.values(), *self._parked.values())]
         if (later := self.next_due()) is not None:
             firsts.append(later)
-        firsts += itertools.islice((at for key, at in self._postponed.items() if key not in self._taken), 1)
+        for postponed in self._postponed.values():
+            firsts += [since for key, since in postponed.items() if key not in self._taken]
         return max(0.0, now - min(firsts, default=now))
 
     def delay(self, key: K, now: float) -> float:
@@ -208,19 +212,32 @@ class KeySchedule[K: Hashable]:
                 keys = self._parked.get(namespace) or self._turns.get(namespace)
                 if keys is None:
                     keys = self._turns[namespace] = deque()
-                if entry[2] in self._postponed:
-                    keys.appendleft(entry)
+                if self.is_postponed(entry[2]):
+                    ahead = itertools.takewhile(lambda other: self.is_postponed(other[2]), keys)
+                    keys.insert(sum(1 for _ in ahead), entry)
                 else:
                     keys.append(entry)
 
     def _enqueue_postponed(self, now: float) -> None:
-        """Makes the key due that has been postponed longest."""
-        key = next((key for key in self._postponed if key not in self._taken), None)
-        if key is not None:
-            since = self._postponed[key]
-            self.add(key, now)
-            self._postponed[key] = since
-            self._enqueue_due(now)
+        """In each namespace without due keys, makes the key due that was postponed first."""
+        for namespace, postponed in tuple(self._postponed.items()):
+            if namespace in self._turns or namespace in self._parked:
+                continue
+            key = next((key for key in postponed if key not in self._taken), None)
+            if key is not None:
+                since = postponed[key]
+                self.add(key, now)
+                self._enqueue_due(now)
+                self._postponed.setdefault(namespace, {})[key] = since
+
+    def _resume(self, key: K) -> float | None:
+        """Makes a postponed key an ordinary one; returns since when it waits, None if it is not postponed."""
+        namespace = _namespace(key)
+        postponed = self._postponed.get(namespace, {})
+        since = postponed.pop(key, None)
+        if not postponed:
+            self._postponed.pop(namespace, None)
+        return since
 
     def _stands(self, entry: _Entry[K]) -> bool:
         return self._standing.get(entry[2]) is entry
@@ -249,6 +266,9 @@ class WorkQueue[K: Hashable]:
     def postpone(self, key: K) -> bool:
         """See :meth:`KeySchedule.postpone`."""
         return self._schedule.postpone(key, self._clock())
+
+    def is_postponed(self, key: K) -> bool:
+        return self._schedule.is_postponed(key)
 
     async def take(self, *, each: int | None = None, total: int | None = None) -> K | None:
         """Waits for a due key and takes it; None if the queue is closed.

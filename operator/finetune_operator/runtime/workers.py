@@ -130,7 +130,8 @@ class Workers[K: Hashable]:
                 log.exception("internal error of the operator")
             self._queue.failed(key)
         else:
-            self._metrics.brought_up_to_date(self._queue.delay(key))
+            if not self._queue.is_postponed(key):
+                self._metrics.brought_up_to_date(self._queue.delay(key))
             self._queue.done(key, again_after)
         finally:
             self._metrics.reconciled(key, self._clock() - begun, reason)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -247,6 +248,14 @@ async def test_a_refusal_that_was_not_reported_is_not_in_the_status(cluster: Fak
 
 
 STARTED = JobEvent(type=EventType.NORMAL, reason="PreflightStarted", message="Preflight is starting.")
+UNREACHABLE = {
+    "type": "Reconciling",
+    "status": "True",
+    "observedGeneration": 1,
+    "reason": "APIServerUnavailable",
+    "message": "no answer",
+    "lastTransitionTime": "2026-11-27T12:00:00Z",
+}
 FIRST = Decision(
     status=RUNNING,
     action=Create(jobset=child("JobSet", "demo-prep-1")),
@@ -287,9 +296,11 @@ async def test_the_first_status_is_written_at_once_if_no_other_job_waits(cluster
     [
         (Decision(status=RUNNING, action=Wait()), None),
         (FIRST, {"observedGeneration": 1, "phase": "Validating"}),
+        (FIRST, {"observedGeneration": -1, "conditions": [UNREACHABLE]}),
+        (replace(FIRST, action=Create(jobset=child("JobSet", "demo-prep-2"))), None),
         (Decision(status=RUNNING, action=Finish(ends_now=True)), None),
     ],
-    ids=["without a creation", "a later stage", "an end"],
+    ids=["without a creation", "a later status", "that of an error", "another attempt", "an end"],
 )
 async def test_only_a_first_status_that_follows_a_creation_waits(
     cluster: FakeCluster, decision: Decision, status: dict[str, Any] | None

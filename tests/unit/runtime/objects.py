@@ -67,17 +67,20 @@ def key(name: str = "demo") -> JobKey:
     return JobKey("team", name)
 
 
-def status_of(profile: str = "small", **fields: Any) -> FineTuneJobStatus:
+def status_of(profile: str = "small", capacity: str = "Spot", **fields: Any) -> FineTuneJobStatus:
     resources = {"tpu": "v6e-4", "accelerator": "a", "topology": "2x2", "chips": 4, "hosts": 1, "slices": 1}
     resolved = {
         "profile": {"name": profile, "hash": f"sha256:{'0' * 64}"},
-        "resources": {**resources, "capacity": "Spot"},
+        "resources": {**resources, "capacity": capacity},
     }
     return read_status({"resolved": resolved if profile else None, **fields})
 
 
-def ended(metrics: OperatorMetrics, namespace: str = "team", profile: str = "small") -> None:
+def ended(
+    metrics: OperatorMetrics, namespace: str = "team", profile: str = "small", capacity: str = "Spot"
+) -> None:
     """Counts the end of a job."""
     failure = {"class": "User", "reason": "R", "message": "M"}
-    before, after = status_of(profile), status_of(profile, phase="Failed", failure=failure)
+    before = status_of(profile, capacity)
+    after = status_of(profile, capacity, phase="Failed", failure=failure)
     metrics.changed({"metadata": {"namespace": namespace}, "spec": {}}, changes(before, after))

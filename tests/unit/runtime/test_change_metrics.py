@@ -229,6 +229,19 @@ def test_what_is_held_is_counted_without_a_scrape() -> None:
     assert samples(metrics, "finetune_jobs_ended_total") == {("", "User", "team", "small", "Failed"): 2}
 
 
+async def test_what_is_held_of_a_namespace_without_jobs_is_counted_before_its_series_end() -> None:
+    now = 0.0
+    metrics = OperatorMetrics(clock=lambda: now)
+    ended(metrics)
+    await metrics.render()
+    now = 24 * 3600 + 60
+    ended(metrics, capacity="Reserved")  # begins another place, before the watch has delivered the job
+    await metrics.render()
+    now += HELD_SECONDS
+    await metrics.render()
+    assert samples(metrics, "finetune_jobs_ended_total") == {("", "User", "team", "small", "Failed"): 2}
+
+
 async def test_series_of_a_namespace_whose_jobs_were_never_admitted_end_after_a_day() -> None:
     now = 0.0
     metrics = OperatorMetrics(clock=lambda: now)

@@ -36,6 +36,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.looked = -1.0
         """Time of the last attempt to take a key."""
         self.taken: set[Job] = set()
+        self.since: dict[Job, float] = {}
+        """Since when a taken key was due."""
         self.postponed: dict[Job, float] = {}
         self.failures: dict[Job, int] = {}
         self.ahead: dict[str | None, set[str | None]] = {namespace: set() for namespace in NAMESPACES}
@@ -81,10 +83,11 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        idle = [key for key in self.postponed if key not in self.taken]
-        if idle and not self.ready():
-            # Nothing is due, so the key that has been postponed longest is.
-            self.due[idle[0]] = self.now
+        for namespace in NAMESPACES:
+            own = [key for key in self.postponed if key.namespace == namespace and key not in self.taken]
+            if own and all(key.namespace != namespace for key in self.ready()):
+                # No key of the namespace is due, so the one that was postponed first is.
+                self.due[own[0]] = self.now
         free = self.free()
         key = self.schedule.take(self.now, each=EACH, total=TOTAL)
         self.looked = self.now
@@ -94,10 +97,9 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert key is not None
         assert key not in self.taken, "the key is already being handled"
         peers = {other: at for other, at in free.items() if other.namespace == key.namespace}
-        if overdue := peers.keys() & self.postponed.keys():
-            assert key in overdue, (
-                "a key that has been postponed for long comes before those of its namespace"
-            )
+        if overdue := [other for other in peers if other in self.postponed]:
+            assert peers[key] == min(peers[other] for other in overdue)
+            assert key in overdue, "a key that has been postponed for long comes first in its namespace"
         else:
             assert free[key] == min(peers.values()), "the key that has been due longest is taken first"
         for namespace, ahead in self.ahead.items():
@@ -106,8 +108,9 @@ class ScheduleMachine(RuleBasedStateMachine):
             else:
                 assert key.namespace not in ahead, "no namespace has two turns while another waits for one"
                 ahead.add(key.namespace)
-        del self.due[key]
-        self.postponed.pop(key, None)
+        due = self.due.pop(key)
+        self.since[key] = min(due, self.postponed.pop(key, due))
+        assert self.schedule.delay(key, self.now) == self.now - self.since[key]
         self.taken.add(key)
 
     @precondition(lambda self: self.taken)
@@ -123,7 +126,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             latest = self.now + LONGEST_POSTPONEMENT
             self.earliest(key, latest)
             if self.due[key] == latest:
-                self.postponed[key] = self.now
+                self.postponed[key] = self.since[key]
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data(), again=st.none() | WAITS)

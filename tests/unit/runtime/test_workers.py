@@ -64,6 +64,25 @@ async def test_a_failure_is_tried_again_and_counted_by_reason() -> None:
     assert sample(metrics, "finetune_reconcile_errors_total", reason="APIServerUnavailable") == 1
 
 
+async def test_a_postponed_status_counts_once_when_it_is_written() -> None:
+    queue, metrics = WorkQueue[JobKey](), OperatorMetrics()
+    handled: list[str] = []
+
+    async def reconcile(key: JobKey, /, *, retry_in: float) -> float | None:
+        handled.append(key.name)
+        if len(handled) == 1:
+            assert queue.postpone(key)
+        if len(handled) == 3:
+            queue.close()
+        return None
+
+    queue.add(key(name="first"))
+    queue.add(key(name="second"))
+    await Workers(queue, reconcile, metrics=metrics).run(1)
+    assert handled == ["first", "second", "first"]
+    assert sample(metrics, "finetune_status_delay_seconds_count") == 2
+
+
 async def test_what_is_in_hand_is_finished_when_the_queue_is_closed() -> None:
     queue = WorkQueue[JobKey]()
     begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
