@@ -207,7 +207,6 @@ class ChangeMetrics:
         Args:
             live: where jobs are.
         """
-        self.count_held()
         used, held = ({place[:2] for place in places} for places in (live, self._held))
         now = self._clock()
         expired = list[tuple[str, str]]()

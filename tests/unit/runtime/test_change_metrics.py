@@ -238,8 +238,8 @@ async def test_what_is_held_of_a_namespace_without_jobs_is_counted_before_its_se
     ended(metrics, capacity="Reserved")  # begins another place, before the watch has delivered the job
     await metrics.render()
     now += HELD_SECONDS
-    await metrics.render()
-    assert samples(metrics, "finetune_jobs_ended_total") == {("", "User", "team", "small", "Failed"): 2}
+    shown = (await metrics.render()).decode()
+    assert 'class="User",namespace="team",profile="small",result="Failed"} 2.0' in shown
 
 
 async def test_series_of_a_namespace_whose_jobs_were_never_admitted_end_after_a_day() -> None:
