@@ -5,19 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from finetune_operator.cli.app import WHILE, app, echo
+from finetune_operator.cli.app import WHILE, echo
 from finetune_operator.cli.options import (
     AllNamespaces,
-    Context,
-    Kubeconfig,
+    ClusterOptions,
     Name,
     Names,
-    Namespace,
     ObjectOutput,
     Selector,
-    User,
+    cluster_command,
     stage_named,
-    with_connection,
 )
 
 
@@ -30,58 +27,46 @@ class ListOutput(StrEnum):
     YAML = "yaml"
 
 
-@app.command(name="list", rich_help_panel=WHILE)
-def list_jobs(  # noqa: PLR0917  typer passes options by name
-    namespace: Namespace = None,
+@cluster_command(WHILE, name="list")
+def list_jobs(
     all_namespaces: AllNamespaces = False,
     selector: Selector = None,
     output: Annotated[
         ListOutput | None, typer.Option("--output", "-o", help="Default: a table; wide: more columns.")
     ] = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """List jobs with phase, stage, progress, cost and age."""
     from finetune_operator.cli.listing import show_list
 
-    with_connection(
-        kubeconfig,
-        context,
-        user,
-        namespace,
-        lambda cluster: show_list(
-            cluster, everywhere=all_namespaces, selector=selector, output=output, write=echo
+    cluster.run(
+        lambda connection: show_list(
+            connection, everywhere=all_namespaces, selector=selector, output=output, write=echo
         ),
     )
 
 
-@app.command(rich_help_panel=WHILE)
-def status(  # noqa: PLR0917
+@cluster_command(WHILE)
+def status(
     name: Name,
     output: Annotated[
         ObjectOutput | None, typer.Option("--output", "-o", help="Print the object instead.")
     ] = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Show the status of a job on one page."""
     from finetune_operator.cli.status import show_status
 
-    with_connection(
-        kubeconfig, context, user, namespace, lambda cluster: show_status(cluster, name, output, echo)
-    )
+    cluster.run(lambda connection: show_status(connection, name, output, echo))
 
 
-@app.command(rich_help_panel=WHILE)
+@cluster_command(WHILE)
 def watch(
     name: Name,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Follow a job live until it ends. Exit code 0 if it succeeded, 1 if it failed."""
     from rich.console import Console
@@ -89,44 +74,36 @@ def watch(
     from finetune_operator.cli.watch import watch_job
 
     try:
-        code = with_connection(
-            kubeconfig, context, user, namespace, lambda cluster: watch_job(cluster, name, Console())
-        )
+        code = cluster.run(lambda connection: watch_job(connection, name, Console()))
     except KeyboardInterrupt:
         echo(f"The job continues; `finetune watch {name}` follows it again.", err=True)
         raise
     raise typer.Exit(code)
 
 
-@app.command(rich_help_panel=WHILE)
-def wait(  # noqa: PLR0917
+@cluster_command(WHILE)
+def wait(
     names: Names,
     timeout: Annotated[
         str | None,
         typer.Option("--timeout", help="For example 90s, 30m or 2h. Default: no limit.", metavar="DURATION"),
     ] = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Wait until jobs have ended, without output but one line for each. Exit code 0 if all succeeded, 1 if one failed,
     124 after the timeout."""
     from finetune_operator.cli.wait import seconds_of, wait_for
 
     seconds = None if timeout is None else seconds_of(timeout)
-    code = with_connection(
-        kubeconfig,
-        context,
-        user,
-        namespace,
-        lambda cluster: wait_for(cluster, names, seconds=seconds, write=echo),
+    code = cluster.run(
+        lambda connection: wait_for(connection, names, seconds=seconds, write=echo),
     )
     raise typer.Exit(code)
 
 
-@app.command(rich_help_panel=WHILE)
-def logs(  # noqa: PLR0917
+@cluster_command(WHILE)
+def logs(
     name: Name,
     stage: Annotated[
         Any,
@@ -141,20 +118,16 @@ def logs(  # noqa: PLR0917
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the logs until the job ends.")
     ] = False,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Print the logs of a stage's pods, or the stored end of the log after the pods are deleted."""
     from finetune_operator.cli.logs import LogSelection, show_logs
     from finetune_operator.cli.run_folder import caller_store
 
     selection = LogSelection(stage=stage, attempt=attempt)
-    with_connection(
-        kubeconfig,
-        context,
-        user,
-        namespace,
-        lambda cluster: show_logs(cluster, name, selection, follow=follow, store=caller_store(), write=echo),
+    cluster.run(
+        lambda connection: show_logs(
+            connection, name, selection, follow=follow, store=caller_store(), write=echo
+        ),
     )

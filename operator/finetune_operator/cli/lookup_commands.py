@@ -8,39 +8,30 @@ import typer
 
 from finetune_operator.cli.app import AFTER, BEFORE, WHILE, app, echo
 from finetune_operator.cli.options import (
-    Context,
-    Kubeconfig,
-    Namespace,
+    ClusterOptions,
     ObjectOutput,
-    User,
+    cluster_command,
     complete_names,
     parsed_option,
-    with_connection,
 )
 
 
-@app.command(rich_help_panel=BEFORE)
-def profiles(  # noqa: PLR0917  typer passes options by name
+@cluster_command(BEFORE)
+def profiles(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Show this one alone. Default: all.")
     ] = None,
     output: Annotated[
         ObjectOutput | None, typer.Option("--output", "-o", help="Print the objects instead.")
     ] = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Show what jobs of the namespace may use: slices and prices, models, data, limits, and whom to ask."""
     from finetune_operator.cli.profiles import show_profiles
 
-    with_connection(
-        kubeconfig,
-        context,
-        user,
-        namespace,
-        lambda cluster: show_profiles(cluster, name, output, echo),
+    cluster.run(
+        lambda connection: show_profiles(connection, name, output, echo),
     )
 
 
@@ -50,8 +41,8 @@ class DoctorOutput(StrEnum):
     JSON = "json"
 
 
-@app.command(rich_help_panel=BEFORE)
-def doctor(  # noqa: PLR0917  typer passes options by name
+@cluster_command(BEFORE)
+def doctor(
     operator_namespace: Annotated[
         str, typer.Option("--operator-namespace", help="Where the operator runs.", metavar="NS")
     ] = "finetune-system",
@@ -65,21 +56,15 @@ def doctor(  # noqa: PLR0917  typer passes options by name
     output: Annotated[
         DoctorOutput | None, typer.Option("--output", "-o", help="Default: a line for each finding.")
     ] = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Check the installation, as its administrator or as a user: what is missing, and the command that mends it."""
     from finetune_operator.cli.doctor import examine
 
-    with_connection(
-        kubeconfig,
-        context,
-        user,
-        namespace,
-        lambda cluster: examine(
-            cluster, operator_namespace, probe=probe, as_json=output is not None, write=echo
+    cluster.run(
+        lambda connection: examine(
+            connection, operator_namespace, probe=probe, as_json=output is not None, write=echo
         ),
     )
 
@@ -91,7 +76,7 @@ class CostsOutput(StrEnum):
     JSON = "json"
 
 
-@app.command(rich_help_panel=AFTER)
+@cluster_command(AFTER)
 def costs(  # noqa: PLR0917  typer passes options by name
     by: Annotated[
         str, typer.Option("--by", help="namespace, profile, model or label=KEY.", metavar="FIELD")
@@ -134,9 +119,8 @@ def costs(  # noqa: PLR0917  typer passes options by name
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="Without a ledger: jobs of all namespaces.")
     ] = False,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Sum chip hours and money, from the operator's ledger, or from the statuses of existing jobs without it."""
     import asyncio
@@ -168,12 +152,8 @@ def costs(  # noqa: PLR0917  typer passes options by name
         uri = parsed_option("--ledger", ledger_named, ledger)
         asyncio.run(show_ledger(store, uri, query, echo))
         return
-    with_connection(
-        kubeconfig,
-        context,
-        user,
-        namespace,
-        lambda cluster: show_costs(cluster, store, operator_namespace, all_namespaces, query, echo),
+    cluster.run(
+        lambda connection: show_costs(connection, store, operator_namespace, all_namespaces, query, echo),
     )
 
 
@@ -191,8 +171,8 @@ def explain(
         echo(line)
 
 
-@app.command(rich_help_panel=AFTER)
-def compare(  # noqa: PLR0917
+@cluster_command(AFTER)
+def compare(
     names: Annotated[
         list[str],
         typer.Argument(
@@ -212,10 +192,8 @@ def compare(  # noqa: PLR0917
         str, typer.Option("--output", "-o", help="html=FILE writes a page.", metavar="text|json|html=FILE")
     ] = "text",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Compare evaluated jobs: metrics on the same rows with intervals, answers, settings, cost and time."""
     from finetune_operator.cli.compare import (
@@ -230,9 +208,7 @@ def compare(  # noqa: PLR0917
     chosen = output_named(output, force=force)
     store = caller_store()
     if needs_cluster(names):
-        runs = with_connection(
-            kubeconfig, context, user, namespace, lambda cluster: records_of(names, cluster, store)
-        )
+        runs = cluster.run(lambda connection: records_of(names, connection, store))
     else:
         runs = asyncio.run(records_of(names, None, store))
     show_comparison(comparison_of(runs, common=common, samples=samples), chosen, force=force)

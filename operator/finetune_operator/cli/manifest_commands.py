@@ -8,17 +8,15 @@ import typer
 
 from finetune_operator.cli.app import BEFORE, app, echo, print_error
 from finetune_operator.cli.options import (
-    Context,
-    Kubeconfig,
+    ClusterOptions,
     ManifestFiles,
     ManifestNamespace,
     MoreFiles,
     Recursive,
-    User,
+    cluster_command,
     complete_names,
     complete_profiles,
     parsed_option,
-    with_connection,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def quantization_named(text: str) -> "Quantization":
     return found
 
 
-@app.command(rich_help_panel=BEFORE)
+@cluster_command(BEFORE)
 def init(  # noqa: PLR0917  typer passes options by name
     model: Annotated[
         str | None,
@@ -138,9 +136,8 @@ def init(  # noqa: PLR0917  typer passes options by name
             metavar="NS",
         ),
     ] = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Write the manifest of a job: from flags, by asking where model or data are not given, or from another job."""
     from finetune_operator.cli.init import GivenFlags, cloned_manifest, new_manifest, show_next
@@ -164,9 +161,7 @@ def init(  # noqa: PLR0917  typer passes options by name
     if output is not None and not force:
         refuse_existing(output)
     if source is not None:
-        text = with_connection(
-            kubeconfig, context, user, namespace, lambda cluster: cloned_manifest(cluster, source, given)
-        )
+        text = cluster.run(lambda connection: cloned_manifest(connection, source, given))
     else:
         text = new_manifest(given, Questions() if can_ask() else None)
     if output is None:

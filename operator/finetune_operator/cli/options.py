@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from finetune_operator.cli.app import app
 from finetune_operator.cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -42,16 +45,9 @@ def complete_profiles(ctx: typer.Context, incomplete: str) -> list[str]:
 def _completions(
     ctx: typer.Context, incomplete: str, names: Callable[["Connection"], Awaitable[list[str]]]
 ) -> list[str]:
-    given = ctx.params
+    given = {name: ctx.params.get(name) for name in _CLUSTER_OPTIONS}
     try:
-        found = with_connection(
-            given.get("kubeconfig"),
-            given.get("context"),
-            given.get("user"),
-            given.get("namespace"),
-            names,
-            seconds=_COMPLETION_SECONDS,
-        )
+        found = ClusterOptions(**given).run(names, seconds=_COMPLETION_SECONDS)
         return [name for name in found if name.startswith(incomplete)]
     except (CliError, TimeoutError):
         return []
@@ -137,24 +133,57 @@ def parsed_option[T](option: str, parse: Callable[[str], T], value: str) -> T:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def with_connection[T](
-    kubeconfig: Path | None,
-    context: str | None,
-    user: str | None,
-    namespace: str | None,
-    command: Callable[["Connection"], Awaitable[T]],
-    *,
-    seconds: float | None = None,
-) -> T:
-    """Runs one command against a cluster. Raises TimeoutError after ``seconds``, CliError and what it raises."""
-    from finetune_operator.cli.connection import connect
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """The options that select a cluster and a namespace."""
 
-    async def run() -> T:
-        path = str(kubeconfig) if kubeconfig else None
-        async with (
-            asyncio.timeout(seconds),
-            connect(path=path, context=context, user=user, namespace=namespace) as cluster,
-        ):
-            return await command(cluster)
+    namespace: str | None = None
+    kubeconfig: Path | None = None
+    context: str | None = None
+    user: str | None = None
 
-    return asyncio.run(run())
+    def run[T](self, command: Callable[["Connection"], Awaitable[T]], *, seconds: float | None = None) -> T:
+        """Runs one command against the cluster. Raises TimeoutError after ``seconds``, CliError and what it raises."""
+        from finetune_operator.cli.connection import connect
+
+        async def run() -> T:
+            path = str(self.kubeconfig) if self.kubeconfig else None
+            async with (
+                asyncio.timeout(seconds),
+                connect(
+                    path=path, context=self.context, user=self.user, namespace=self.namespace
+                ) as connection,
+            ):
+                return await command(connection)
+
+        return asyncio.run(run())
+
+
+_CLUSTER_OPTIONS = {"namespace": Namespace, "kubeconfig": Kubeconfig, "context": Context, "user": User}
+
+
+def cluster_command(panel: str, name: str | None = None) -> Callable[[Callable[..., None]], None]:
+    """Registers a command that gets the options of a cluster as ``cluster``, a :class:`ClusterOptions`.
+
+    They follow its own options. One of its own may replace one of them, such as a ``namespace`` with another help.
+    """
+
+    def register(command: Callable[..., None]) -> None:
+        own = [option for option in signature(command).parameters.values() if option.name != "cluster"]
+        added = [
+            Parameter(option, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+            for option, hint in _CLUSTER_OPTIONS.items()
+            if all(other.name != option for other in own)
+        ]
+
+        def run(**given: Any) -> None:
+            cluster = ClusterOptions(**{option: given[option] for option in _CLUSTER_OPTIONS})
+            command(**{option.name: given[option.name] for option in own}, cluster=cluster)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        # typer reads both.
+        vars(run)["__signature__"] = Signature([*own, *added])
+        run.__annotations__ = {option.name: option.annotation for option in (*own, *added)}
+        app.command(name=name, rich_help_panel=panel)(run)
+
+    return register

@@ -8,10 +8,10 @@ from pathlib import Path
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli.comparison_inputs import records_at, records_of_job
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.options import with_connection
+from finetune_operator.cli.options import ClusterOptions
 from finetune_operator.cli.output_file import save
 from finetune_operator.cli.report_inputs import report_records
-from finetune_operator.cli.run_folder import ClusterOptions, existing_job, run_at
+from finetune_operator.cli.run_folder import existing_job, run_at
 from finetune_operator.report import Report, ReportRecords, report_of
 
 #: ``--output`` for stdout.
@@ -29,13 +29,7 @@ def read_report(name: str | None, uri: str | None, cluster: ClusterOptions, stor
         assert uri is not None, "one of them is given"
         records = asyncio.run(_records_at(run_at(uri).folder.uri, store))
     else:
-        records = with_connection(
-            cluster.kubeconfig,
-            cluster.context,
-            cluster.user,
-            cluster.namespace,
-            lambda connection: records_by_name(name, connection, store),
-        )
+        records = cluster.run(lambda connection: records_by_name(name, connection, store))
     return report_of(records, datetime.now(UTC))
 
 

@@ -5,13 +5,11 @@ from typing import Annotated
 
 import typer
 
-from finetune_operator.cli.app import AFTER, app, echo
+from finetune_operator.cli.app import AFTER, echo
 from finetune_operator.cli.options import (
-    Context,
+    ClusterOptions,
     ExportName,
-    Kubeconfig,
-    Namespace,
-    User,
+    cluster_command,
     complete_names,
 )
 
@@ -29,8 +27,8 @@ What = Annotated[
 ]
 
 
-@app.command(rich_help_panel=AFTER)
-def report(  # noqa: PLR0917  typer passes options by name
+@cluster_command(AFTER)
+def report(
     name: JobName = None,
     output: Annotated[
         Path | None,
@@ -38,31 +36,28 @@ def report(  # noqa: PLR0917  typer passes options by name
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     run: RunUri = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Write one HTML page about a job, in any state: curves, time and cost, data, answers, attempts, files."""
     from finetune_operator.cli.html_page import require_pages
     from finetune_operator.cli.output_file import refuse_existing
     from finetune_operator.cli.report import STDOUT, file_of, page_of, read_report, write_page
-    from finetune_operator.cli.run_folder import ClusterOptions, caller_store, require_one
+    from finetune_operator.cli.run_folder import caller_store, require_one
 
     require_one(name, run)
     require_pages()
     file = output or file_of(name, run)
     if file != STDOUT and not force:
         refuse_existing(file)
-    cluster = ClusterOptions(kubeconfig, context, user, namespace)
     page = page_of(read_report(name, run, cluster, caller_store()))
     write_page(page, file, force=force)
     if file != STDOUT:
         echo(str(file))
 
 
-@app.command(rich_help_panel=AFTER)
-def download(  # noqa: PLR0917  typer passes options by name
+@cluster_command(AFTER)
+def download(
     name: JobName = None,
     what: What = None,
     to: Annotated[
@@ -73,10 +68,8 @@ def download(  # noqa: PLR0917  typer passes options by name
         bool, typer.Option("--force", help="Replace files with the same names, and keep others.")
     ] = False,
     run: RunUri = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Fetch the exported model or adapter, and check every file's digest. Run it again to continue a download."""
     from rich.console import Console
@@ -84,11 +77,11 @@ def download(  # noqa: PLR0917  typer passes options by name
     from finetune_operator.cli import text
     from finetune_operator.cli.download import download as fetch
     from finetune_operator.cli.download import next_commands, open_exported
-    from finetune_operator.cli.run_folder import ClusterOptions, find_run
+    from finetune_operator.cli.run_folder import find_run
 
     console = Console(stderr=True)
     try:
-        found = find_run(name, run, ClusterOptions(kubeconfig, context, user, namespace))
+        found = find_run(name, run, cluster)
         exported = open_exported(found, what)
         folder = to or Path(f"{found.name}-{exported.name}")
         fetch(exported, folder, force=force, console=console)
@@ -106,8 +99,8 @@ def download(  # noqa: PLR0917  typer passes options by name
         echo(line, err=True)
 
 
-@app.command(rich_help_panel=AFTER)
-def tensorboard(  # noqa: PLR0917
+@cluster_command(AFTER)
+def tensorboard(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME", help="Names of FineTuneJobs.", autocompletion=complete_names),
@@ -122,26 +115,24 @@ def tensorboard(  # noqa: PLR0917
         list[str] | None,
         typer.Option("--run", help="Run folder of a deleted job; may be repeated.", metavar="URI"),
     ] = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Run TensorBoard on the metrics of jobs, side by side, also while they train. Ctrl-C ends it."""
     import asyncio
 
-    from finetune_operator.cli.run_folder import ClusterOptions, caller_store, find_runs
+    from finetune_operator.cli.run_folder import caller_store, find_runs
     from finetune_operator.cli.tensorboard import show_tensorboard, tensorboard_program
 
     if not names and not runs:
         raise typer.BadParameter("give the NAME of a job, or --run URI, the run folder of a deleted one.")
     options = [*([f"--port={port}"] if port is not None else []), *([f"--host={host}"] if host else [])]
     program = tensorboard_program()
-    found = find_runs(names or [], runs or [], ClusterOptions(kubeconfig, context, user, namespace))
+    found = find_runs(names or [], runs or [], cluster)
     asyncio.run(show_tensorboard(found, program, options, caller_store(), lambda line: echo(line, err=True)))
 
 
-@app.command(name="try", rich_help_panel=AFTER)
+@cluster_command(AFTER, name="try")
 def try_prompt(  # noqa: PLR0917
     name: Annotated[
         str | None,
@@ -172,21 +163,19 @@ def try_prompt(  # noqa: PLR0917
         ),
     ] = None,
     run: RunUri = None,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    user: User = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Let the exported model answer a prompt, with transformers. Without a prompt, or without transformers, show the
     answers that Evaluate has recorded."""
     from rich.console import Console
 
     from finetune_operator.cli.answering import Prompt
-    from finetune_operator.cli.run_folder import ClusterOptions, find_run
+    from finetune_operator.cli.run_folder import find_run
     from finetune_operator.cli.try_model import show_samples, try_model
 
     asked, text = (None, name) if run is not None and prompt is None else (name, prompt)
-    found = find_run(asked, run, ClusterOptions(kubeconfig, context, user, namespace))
+    found = find_run(asked, run, cluster)
     if text is None:
         show_samples(found, echo)
         return

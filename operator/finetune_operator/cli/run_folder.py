@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -26,7 +25,7 @@ from finetune_operator.artifacts.scheme_router import SchemeRouter, StoreBackend
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.options import with_connection
+from finetune_operator.cli.options import ClusterOptions
 from finetune_operator.cluster.port import Object
 
 #: Seconds of one call. On a slow line, eight parts of 2 MiB share some 60 kB/s.
@@ -42,16 +41,6 @@ class JobRun:
     """The job's name; without a job that of the folder."""
     folder: RunFolder
     job: Object | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterOptions:
-    """The options that select a cluster and a namespace, as :func:`.options.with_connection` takes them."""
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    user: str | None = None
-    namespace: str | None = None
 
 
 def find_run(name: str | None, uri: str | None, cluster: ClusterOptions) -> JobRun:
@@ -76,11 +65,7 @@ def find_runs(names: Sequence[str], uris: Sequence[str], cluster: ClusterOptions
     async def jobs(connection: Connection) -> list[Object]:
         return [await existing_job(connection, name) for name in dict.fromkeys(names)]
 
-    found = (
-        with_connection(cluster.kubeconfig, cluster.context, cluster.user, cluster.namespace, jobs)
-        if names
-        else []
-    )
+    found = cluster.run(jobs) if names else []
     return [*map(run_of, found), *at_uris]
 
 
