@@ -29,14 +29,9 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from finetune_contract import ConvertManifest, HostProgress, Progress, StageProgress
-from finetune_operator.lifecycle import (
-    AttemptFiles,
-    AttemptKey,
-    ReadFailure,
-    RetryRecord,
-    TakeoverRecord,
-    decide,
-)
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.observation import AttemptFiles, ReadFailure, RetryRecord, TakeoverRecord
 from tests.unit.lifecycle.test_machine import Machine
 from tests.unit.lifecycle.world import World
 from tests.unit.lifecycle.writes import writes

@@ -12,7 +12,7 @@ from typing import Any
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
 from finetune_operator.cluster.port import Unavailable
-from finetune_operator.lifecycle import ReadFailure
+from finetune_operator.lifecycle.observation import ReadFailure
 from finetune_operator.reconcile.errors import status_with_error
 from tests.unit.lifecycle.world import World, job, profile
 

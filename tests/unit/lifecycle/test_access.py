@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from finetune_contract import ExitCode, Stage
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from tests.unit.lifecycle.world import World
 
 STORAGE = "StoragePermissionDenied"

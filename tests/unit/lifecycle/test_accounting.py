@@ -9,9 +9,9 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerOutcome, LedgerRecord, TrainedSteps
-from finetune_operator.lifecycle import decide
 from finetune_operator.lifecycle.accounting.amounts import amount, text_of
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
+from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.simulated_jobs import DISRUPTED, PRICES
 from tests.unit.lifecycle.test_limits import flavors

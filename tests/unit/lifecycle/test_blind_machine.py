@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import ReadFailure
+from finetune_operator.lifecycle.observation import ReadFailure
 from tests.unit.lifecycle.test_machine import TPU, Machine
 
 pytestmark = pytest.mark.slow

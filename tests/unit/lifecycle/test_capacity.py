@@ -6,7 +6,7 @@ import pytest
 
 from finetune_contract import Failure, Stage
 from finetune_operator.api.timestamps import parse, stamp
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from tests.unit.lifecycle.test_blind import MALFORMED
 from tests.unit.lifecycle.test_endings import DISRUPTED, add_worker, pathways
 from tests.unit.lifecycle.test_limits import (

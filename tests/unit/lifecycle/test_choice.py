@@ -6,7 +6,7 @@ from typing import Any, override
 import pytest
 
 from finetune_contract import MemoryOutcome, PreflightOutcome, SliceShape, Stage, StageRequest
-from finetune_operator.lifecycle import Observation
+from finetune_operator.lifecycle.observation import Observation
 from tests.stage_outcomes import DOES_NOT_FIT, memory
 from tests.unit.lifecycle.test_limits import until_placed
 from tests.unit.lifecycle.world import World, job, profile

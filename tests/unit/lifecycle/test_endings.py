@@ -8,7 +8,8 @@ import pytest
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey, ReadFailure
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.observation import ReadFailure
 from tests.unit.lifecycle.world import World, job
 from tests.unit.lifecycle.writes import writes
 

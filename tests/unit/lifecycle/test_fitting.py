@@ -17,7 +17,7 @@ from finetune_operator.api.status_results import EvaluationStatus
 from finetune_operator.api.status_stages import MetricPoint, ProgressStatus
 from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.cli.schema_check import check_rules, check_schema
-from finetune_operator.lifecycle import AttemptFiles
+from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.lifecycle.status.fitting import fit_schema, read_status
 from tests.unit.lifecycle.world import World
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle import AttemptKey
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.status.progress import goodput_status, progress_status
 from tests.unit.lifecycle.world import World, job, profile
 

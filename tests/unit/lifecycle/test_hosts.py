@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from finetune_contract import HostProgress, Stage
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.pods import node_of_host, pod_of_host
 from tests.unit.lifecycle.world import World, job

@@ -8,12 +8,13 @@ import pytest
 
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey, RetryRecord, decide
 from finetune_operator.lifecycle.attempts.attempt import MOST_ATTEMPTS, attempts_of
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import Finish
-from finetune_operator.lifecycle.observation import ReadFailure
+from finetune_operator.lifecycle.observation import ReadFailure, RetryRecord
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests.unit.lifecycle.world import Crash, World, job, profile

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from finetune_contract import ExitCode, Failure, Outcome, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import AttemptKey, Decision, Observation, decide
 from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
 from finetune_operator.lifecycle.attempts.deadlines import (
     HUNG,
@@ -21,11 +20,15 @@ from finetune_operator.lifecycle.attempts.deadlines import (
     STARTUP_TIMEOUT,
 )
 from finetune_operator.lifecycle.attempts.pending_records import pending_records
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.object_condition import find_condition
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.pod_blocker import lacks_input
 from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.decision import Decision
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.retry_budget import MOST_STUCK
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.defaults import CPU_STAGE_SECONDS, EVALUATE_SECONDS

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.api.timestamps import parse, stamp
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from tests.unit.lifecycle.test_limits import NOT_CHARGED, charged, flavors
 from tests.unit.lifecycle.test_queueing import ADMITTED, RESERVED, queued
 from tests.unit.lifecycle.test_waits import event

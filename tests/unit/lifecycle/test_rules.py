@@ -8,8 +8,9 @@ import pytest
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import AttemptFiles, decide
+from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import Finish, Wait
+from finetune_operator.lifecycle.observation import AttemptFiles
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 from tests.unit.lifecycle.writes import writes

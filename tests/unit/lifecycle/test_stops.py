@@ -9,8 +9,10 @@ import pytest
 from finetune_contract import CONTRACT_VERSION, ContractVersion, Failure, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle import AttemptFiles, AttemptKey, ReadFailure, decide
 from finetune_operator.lifecycle.attempts.pending_records import pending_records
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.observation import AttemptFiles, ReadFailure
 from finetune_operator.planning import StoredPlan, read_stored_plan, render_stored_plan
 from tests.unit.lifecycle.world import World, job, profile
 from tests.unit.lifecycle.writes import writes

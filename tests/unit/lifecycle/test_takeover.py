@@ -6,7 +6,7 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import in_order
 from finetune_operator.planning import Refused, admit
 from tests.unit.lifecycle.world import World, job, profile

@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle import AttemptFiles
+from finetune_operator.lifecycle.observation import AttemptFiles
 from tests.unit.lifecycle.test_endings import DISRUPTED
 from tests.unit.lifecycle.test_limits import flavors, until_placed, wait_step_by_step
 from tests.unit.lifecycle.test_queueing import ADMITTED, BACK, EVICTED, RESERVED, evict, resume

@@ -17,7 +17,7 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_contract.versions import marked_fields
-from finetune_operator.lifecycle import AttemptFiles
+from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import merge, stored_plan
 from finetune_operator.planning.defaults import BUILT_IN
 from finetune_operator.planning.stages import STAGES

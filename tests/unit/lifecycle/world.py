@@ -35,22 +35,10 @@ from finetune_operator.api.timestamps import stamp
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.month import MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
-from finetune_operator.lifecycle import (
-    AttemptFiles,
-    AttemptKey,
-    Decision,
-    DetailRequest,
-    JobEvent,
-    Observation,
-    ReadFailure,
-    RetryRecord,
-    RunFolderView,
-    TakeoverRecord,
-    decide,
-)
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
 from finetune_operator.lifecycle.changes import changes
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import read_event
@@ -59,7 +47,18 @@ from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.pods import running_span
 from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
-from finetune_operator.lifecycle.observation import in_order, since
+from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.decision import Decision, DetailRequest, JobEvent
+from finetune_operator.lifecycle.observation import (
+    AttemptFiles,
+    Observation,
+    ReadFailure,
+    RetryRecord,
+    RunFolderView,
+    TakeoverRecord,
+    in_order,
+    since,
+)
 from finetune_operator.lifecycle.reduced_job import reduced_job
 from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.status.fitting import read_status

@@ -21,7 +21,8 @@ from finetune_contract import (
 from finetune_operator.api import Reason
 from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.cli.schema_check import check_rules, check_schema
-from finetune_operator.lifecycle import AttemptKey, Decision
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decision import Decision
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
 from finetune_operator.lifecycle.status.fitting import read_status
 from tests.unit.lifecycle.writes import writes

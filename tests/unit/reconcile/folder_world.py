@@ -13,9 +13,10 @@ from typing import Any
 
 from finetune_contract import HostProgress, Stage
 from finetune_contract.base import Record
-from finetune_operator.lifecycle import Decision, DetailRequest, Observation, RunFolderView
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.decide import finished
+from finetune_operator.lifecycle.decision import Decision, DetailRequest
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.fuzz.folders import Change

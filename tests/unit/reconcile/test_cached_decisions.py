@@ -19,8 +19,9 @@ from finetune_operator.cluster.port import (
     Conflict,
     ResponseTooLarge,
 )
-from finetune_operator.lifecycle import AttemptKey, Decision, Observation
-from finetune_operator.lifecycle.decision import Admit, Create, Delete, Deletion, Finish, Wait
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete, Deletion, Finish, Wait
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.cache_check import distrust_outdated
 from finetune_operator.reconcile.observe import JobKey, Observer

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle import AttemptKey, Decision, Observation, decide
-from finetune_operator.lifecycle.decision import Create, Delete
-from finetune_operator.lifecycle.observation import RunFolderView
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.decision import Create, Decision, Delete
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.admission import Planner
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation

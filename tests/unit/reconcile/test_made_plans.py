@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle import Observation
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.planning import Refused, StoredPlan, admit
 from finetune_operator.planning.admission import CheckedProfile, Planner
 from finetune_operator.reconcile.made_plans import MadePlans

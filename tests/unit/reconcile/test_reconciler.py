@@ -29,9 +29,9 @@ from finetune_operator.cluster.port import (
     ResponseTooLarge,
     Unavailable,
 )
-from finetune_operator.lifecycle import decide
 from finetune_operator.lifecycle.attempts.pending_records import pending_records
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import (
     Admit,
     Create,

@@ -10,8 +10,9 @@ from finetune_contract.progress import DiscardedCheckpoint
 from finetune_operator.api import FineTuneJobStatus, Phase
 from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES
-from finetune_operator.lifecycle import AttemptKey, Decision, Observation
-from finetune_operator.lifecycle.decision import Action, Create, Finish, Wait
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
+from finetune_operator.lifecycle.decision import Action, Create, Decision, Finish, Wait
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
