@@ -18,6 +18,7 @@ from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Decision, DetailRequest
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.planning.stored_plan import read_stored_plan
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.fuzz.folders import Change
 from tests.unit.lifecycle.world import World, job, own_children, profile
@@ -59,7 +60,8 @@ class FolderWorld(World):
         assert self.config_map is not None, "the job is not admitted"
         digest = self.config_map["data"]["digest"]
         if digest not in _FOLDERS:
-            _FOLDERS[digest] = Folders.of(self.config_map)
+            stored = read_stored_plan(self.config_map)
+            _FOLDERS[digest] = Folders(run=stored.run_folder, cache=stored.cache)
         return _FOLDERS[digest]
 
     def honest(self) -> dict[str, bytes]:
