@@ -1,6 +1,5 @@
 """The operator under its ServiceAccount on the real control plane; a fake trainer runs the stages."""
 
-import asyncio
 import json
 import os
 import signal
@@ -10,8 +9,7 @@ from typing import Any
 
 from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
-from finetune_operator.artifacts.file_store import FileStore
-from finetune_operator.reconcile.records import read_run_record
+from finetune_operator.lifecycle.run_record import RunRecord
 from tests.integration import fake_trainer
 from tests.integration.jobs import (
     PROFILE,
@@ -53,8 +51,7 @@ def test_the_end_of_a_job_outlives_it(double: LocalCluster, namespace: str) -> N
     double.delete(path)
     double.wait_gone(path)
     run = RunFolder(done["status"]["resolved"]["runFolder"])
-    record = asyncio.run(read_run_record(FileStore(), run))
-    assert record is not None
+    record = RunRecord.model_validate_json(Path(run.status.removeprefix("file://")).read_text())
     assert record.job.status == {name: each for name, each in done["status"].items() if name != "ledger"}
     assert record.job.spec == done["spec"]
     assert record.job.metadata.uid == done["metadata"]["uid"]

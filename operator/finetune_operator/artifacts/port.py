@@ -6,8 +6,6 @@ from typing import Protocol, Self
 
 #: Bytes of one record. Records of the contract have a few KiB; a trainer writes nothing larger.
 RECORD_LIMIT = 2**20
-#: Bytes of the record of a job's end, which contains an object of the API.
-RUN_RECORD_LIMIT = 2 * 2**20
 #: Bytes of one record that a running stage writes repeatedly.
 PROGRESS_LIMIT = 64 * 2**10
 #: Objects below one folder: ten for each attempt that a job can make.

@@ -2,10 +2,8 @@
 
 from pydantic import BaseModel, ValidationError
 
-from finetune_contract import Failure, Outcome, RunFolder, StageResult, TrainOutcome
+from finetune_contract import Failure, Outcome, StageResult, TrainOutcome
 from finetune_contract.versions import CONTRACT_VERSION, major_of
-from finetune_operator.artifacts.port import RUN_RECORD_LIMIT, ObjectStore
-from finetune_operator.lifecycle.run_record import RunRecord
 
 
 class MalformedRecordError(Exception):
@@ -35,15 +33,6 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
         raise MalformedRecordError(
             f"{uri} is not a valid {model.__name__}: {where[:128]}: {first['msg'][:256]}"
         ) from error
-
-
-async def read_run_record(store: ObjectStore, run: RunFolder) -> RunRecord | None:
-    """Returns the record of the end of the run folder's job; None if there is none.
-
-    Raises StorageError, MalformedRecordError or NewerRecordError.
-    """
-    content = await store.read(run.status, limit=RUN_RECORD_LIMIT)
-    return None if content is None else parsed(run.status, content, RunRecord)
 
 
 def result_in_brief(record: StageResult) -> StageResult:

@@ -9,8 +9,6 @@ from finetune_contract import CONTRACT_VERSION, Failure, Stage
 from finetune_operator.api import FineTuneJobStatus, Phase, WaitingReason
 from finetune_operator.api.status import WaitingStatus
 from finetune_operator.artifacts.port import (
-    RUN_RECORD_LIMIT,
-    ObjectTooLarge,
     StorageDenied,
     StorageError,
     StorageUnavailable,
@@ -42,12 +40,12 @@ from finetune_operator.lifecycle.decision import (
     Wait,
 )
 from finetune_operator.lifecycle.observation import Observation, RunFolderView, TakeoverRecord
+from finetune_operator.lifecycle.run_record import RunRecord
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning import read_stored_plan
 from finetune_operator.reconcile.apply import Applier, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
-from finetune_operator.reconcile.records import MalformedRecordError, read_run_record
 from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
@@ -384,8 +382,7 @@ async def test_the_end_of_a_job_is_recorded_before_its_status(bench: Bench) -> N
         "create events",
         "patch finetunejobs/status",
     ]
-    record = await read_run_record(bench.store, FOLDERS.run)
-    assert record is not None
+    record = RunRecord.model_validate_json(bench.store.files[RECORD])
     assert record.job.status == bench.cluster.of(JOBS)[0]["status"] == ENDED.to_document()
     assert read_status(record.job.status) == ENDED
     assert (record.job.metadata.name, record.job.metadata.uid) == ("demo", "uid-of-demo")
@@ -404,16 +401,8 @@ async def test_the_end_is_recorded_once_and_again_after_a_retry(bench: Bench) ->
     again = ENDED.model_copy(update={"phase": Phase.FAILED})
     await bench.apply(Decision(action=Finish(ends_now=True), status=again))
     assert bench.store.files[RECORD] != first
-    record = await read_run_record(bench.store, FOLDERS.run)
-    assert record is not None
+    record = RunRecord.model_validate_json(bench.store.files[RECORD])
     assert record.job.status["phase"] == "Failed"
-
-
-async def test_a_run_folder_without_a_record_and_one_that_is_too_large(bench: Bench) -> None:
-    assert await read_run_record(bench.store, FOLDERS.run) is None
-    bench.store.files[RECORD] = b" " * (RUN_RECORD_LIMIT + 1)
-    with pytest.raises(ObjectTooLarge):
-        await read_run_record(bench.store, FOLDERS.run)
 
 
 @pytest.mark.parametrize("error", [StorageDenied, StorageUnavailable])
@@ -426,38 +415,3 @@ async def test_a_job_ends_although_its_end_cannot_be_recorded(
     assert status["phase"] == "Succeeded"
     assert status["summary"].startswith(f"Succeeded. This status could not be recorded: {RECORD}: nono")
     assert len(status["summary"]) == 1024
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[]",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"written": "yesterday"}',
-        json.dumps(
-            {"written": "2026-11-21T12:00:00Z", "operator": "1", "contract": "2.0", "job": {}}
-        ).encode(),
-        json.dumps(
-            {
-                "written": "2026-11-21T12:00:00Z",
-                "operator": "1",
-                "contract": "2.0",
-                "job": {
-                    "apiVersion": "v1",
-                    "kind": "FineTuneJob",
-                    "metadata": {"namespace": "team", "name": "x" * 300, "uid": "1"},
-                    "spec": {},
-                    "status": {},
-                },
-            }
-        ).encode(),
-    ],
-)
-async def test_a_record_that_another_client_wrote_is_refused_in_one_line(
-    bench: Bench, content: bytes
-) -> None:
-    bench.store.files[RECORD] = content
-    with pytest.raises(MalformedRecordError, match=f"^{RECORD} is not a valid RunRecord: [^\n]*$"):
-        await read_run_record(bench.store, FOLDERS.run)
