@@ -20,7 +20,6 @@ from finetune_operator.api.method import Method, MethodType, options_of
 from finetune_operator.api.model import Model
 from finetune_operator.api.numbers import canonical, exact, unquoted
 from finetune_operator.api.parsing import (
-    FieldError,
     InvalidObject,
     did_you_mean,
     one_of,
@@ -52,7 +51,6 @@ __all__ = [
     "Condition",
     "ConditionStatus",
     "ConditionType",
-    "FieldError",
     "FineTuneJob",
     "FineTuneJobSpec",
     "FineTuneJobStatus",

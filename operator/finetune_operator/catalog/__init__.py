@@ -2,7 +2,7 @@
 
 from finetune_contract.tpu import TpuShape, all_shapes
 from finetune_operator.catalog.gke_nodes import host_requests
-from finetune_operator.catalog.pathways import PathwaysImages, jax_of_image, pathways_images
+from finetune_operator.catalog.pathways import jax_of_image, pathways_images
 from finetune_operator.catalog.tpu import (
     CatalogError,
     shape_by_name,
@@ -13,7 +13,6 @@ from finetune_operator.catalog.xla_flags import default_libtpu_args
 
 __all__ = [
     "CatalogError",
-    "PathwaysImages",
     "TpuShape",
     "all_shapes",
     "default_libtpu_args",

@@ -8,8 +8,7 @@ from finetune_operator.planning.admission import (
     replan,
 )
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.plan import CpuNodes, Findings, Plan
-from finetune_operator.planning.plan_builder import make_plan
+from finetune_operator.planning.plan import Findings, Plan
 from finetune_operator.planning.policy.profile_checks import check_ledger, profile_remarks
 from finetune_operator.planning.profile_choice import choose_profile, default_profile, serves
 from finetune_operator.planning.requests import stage_request
@@ -17,7 +16,6 @@ from finetune_operator.planning.stored_plan import StoredPlan, read_stored_plan,
 
 __all__ = [
     "Admission",
-    "CpuNodes",
     "Findings",
     "Plan",
     "Refused",
@@ -28,7 +26,6 @@ __all__ = [
     "choose_profile",
     "default_profile",
     "judge_findings",
-    "make_plan",
     "profile_remarks",
     "read_stored_plan",
     "render_stored_plan",

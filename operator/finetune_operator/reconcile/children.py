@@ -25,11 +25,12 @@ from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL, Workl
 from finetune_operator.lifecycle.decide import unprocessed
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
-from finetune_operator.reconcile.watch_entries import JOB_BYTES, ChildVersion, own_child, weight
+from finetune_operator.reconcile.watch_entries import ChildVersion, own_child, weight
 from finetune_operator.rendering.labels import UID_LABEL
 
-#: Maximum size in bytes of what any listing keeps: some 400 pods. Larger jobs are observed one at a time.
-_SMALL_BYTES = 2**20
+#: Maximum size in bytes of what a listing keeps: some 400 pods; and of a job that has a slot for many children: the
+#: largest slice has 2,304 hosts, each of whose pods may have a message of 8 KiB.
+_SMALL_BYTES, _LARGE_BYTES = 2**20, 16 * 2**20
 
 
 class ManyChildren(ResponseTooLarge):
@@ -71,7 +72,7 @@ class ChildReader:
 
         Args:
             job: the job.
-            large: whether its pods may take JOB_BYTES.
+            large: whether it has a slot for many children.
 
         Raises:
             ManyChildren: they take more than a job may that is not ``large``.
@@ -81,7 +82,7 @@ class ChildReader:
         self._cache.adopt(job)
         config_map = await self._plan(uid)
         try:
-            jobsets, pods, workloads = await self._listed(job, JOB_BYTES if large else _SMALL_BYTES)
+            jobsets, pods, workloads = await self._listed(job, _LARGE_BYTES if large else _SMALL_BYTES)
         except ResponseTooLarge as error:
             if isinstance(error, ManyChildren) and not large:
                 raise
@@ -94,16 +95,21 @@ class ChildReader:
     async def _listed(
         self, job: Object, most: int
     ) -> tuple[Sequence[ChildVersion], Sequence[ChildVersion], Sequence[ChildVersion] | None]:
-        """Lists JobSets, pods and Workloads of a job. ``most``: maximum size of the pods. Raises ClusterError."""
+        """Lists JobSets, pods and Workloads of a job. ``most``: maximum size of each. Raises ClusterError."""
         labels = {UID_LABEL: job["metadata"]["uid"]}
-        jobsets, pods = await asyncio.gather(
-            self._own(JOBSETS, job, labels=labels), self._own(PODS, job, most=most, labels=labels)
-        )
+        listings = [self._own(kind, job, most=most, labels=labels) for kind in (JOBSETS, PODS)]
+        # Neither continues when this raises, and the slot for it is free again.
+        read: list[list[ChildVersion]] = []
+        for listed in await asyncio.gather(*listings, return_exceptions=True):
+            if isinstance(listed, BaseException):
+                raise listed
+            read.append(listed)
+        jobsets, pods = read
         own = _views(jobsets)
         # The cache has also those of JobSets that Kueue may suspend later.
         every = self._cache.watches(WORKLOADS, job["metadata"]["namespace"])
         uids = frozenset(jobset.uid for jobset in own) if every else _managed(own)
-        return jobsets, pods, await self._workloads(job, uids)
+        return jobsets, pods, await self._workloads(job, uids, most)
 
     async def _named_jobsets(self, job: Object) -> tuple[JobSet, ...]:
         """Returns the job's JobSets among those that may exist by its status. Raises ClusterError."""
@@ -115,7 +121,8 @@ class ChildReader:
         return tuple(jobset for named in found for jobset in _views(named))
 
     async def cached(self, cached: CachedJob) -> tuple[Object | None, Children]:
-        """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
+        """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError, ManyChildren among
+        them if a live read is needed."""
         job, jobsets, workloads = cached.job, cached.jobsets, cached.workloads
         config_map = await self._cached_plan(job, jobsets)
         if workloads is None:
@@ -133,7 +140,9 @@ class ChildReader:
         """Returns the plan of the job with that uid. A plan that was read once is immutable."""
         return self._plans.cached(uid) or await self._plans.find(uid)
 
-    async def _workloads(self, job: Object, jobsets: frozenset[str]) -> Sequence[ChildVersion] | None:
+    async def _workloads(
+        self, job: Object, jobsets: frozenset[str], most: int = _SMALL_BYTES
+    ) -> Sequence[ChildVersion] | None:
         """Lists Kueue's Workloads of the JobSets with these uids; None if Kueue is not installed.
 
         Without such a JobSet the result is empty and no request is made. Raises ClusterError.
@@ -141,7 +150,7 @@ class ChildReader:
         if not jobsets:
             return ()
         try:
-            return await self._own(WORKLOADS, job, labels={OWNER_UID_LABEL: jobsets})
+            return await self._own(WORKLOADS, job, most=most, labels={OWNER_UID_LABEL: jobsets})
         except NotFound:
             return None
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from hashlib import sha256
 
 from pydantic_core import to_json
 
@@ -69,10 +70,10 @@ def _put[K, V](kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
 def _inputs(
     job: Object, stored: StoredPlan, tried: Mapping[str, int], found: MemoryOutcome | None
 ) -> tuple[object, ...]:
-    """Returns what a plan follows from. The generation stands for the spec; what else planning reads of a job is fixed
-    with its uid."""
-    generation, labels = job["metadata"]["generation"], job["metadata"].get("labels")
-    return stored.digest, generation, labels, dict(tried), found
+    """Returns what a plan follows from; what else planning reads of a job is fixed with its uid. A generation does not
+    stand for a spec: after etcd is restored, it is another one's."""
+    spec, labels = sha256(to_json(job["spec"])).digest(), job["metadata"].get("labels")
+    return stored.digest, spec, labels, dict(tried), found
 
 
 def _size(job: Object, stored: StoredPlan, found: MemoryOutcome | None) -> int:

@@ -126,7 +126,8 @@ class Observer:
             ManyChildren: the children take much memory, and ``large`` is false.
             ClusterError: any other error.
         """
-        cached = None if earlier is not None else await self._cache.job(key.namespace, key.name)
+        live = large or earlier is not None
+        cached = None if live else await self._cache.job(key.namespace, key.name)
         texts: Mapping[str, Mapping[str, str]] = {}
         if cached is not None:
             job = cached.job
@@ -141,6 +142,9 @@ class Observer:
             del whole
             config_map, found = await self._children.live(job, large=large)
         stored = stored_plan_in(config_map)
+        if isinstance(stored, Refused):
+            # It may be restored.
+            self._plans.forget(job["metadata"]["uid"])
         status, jobsets = read_status(job.get("status")), found.jobsets
         pods = own_pods(found.pods, jobsets, self._utc_now())
         profiles: Sequence[Object] = ()

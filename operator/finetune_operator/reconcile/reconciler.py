@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Self
@@ -136,15 +137,17 @@ class Reconciler:
         Raises:
             ReconcileError: for any error.
         """
-        with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
-            try:
-                return await self._confirm_and_reconcile(key, retry_in, large=False)
-            except ManyChildren:
-                await self._large.take(key.namespace)
-            try:
+        with calls_for_tenant(key.namespace, seconds=STORE_SECONDS), suppress(ManyChildren):
+            return await self._confirm_and_reconcile(key, retry_in, large=False)
+        # What the first pass has read is released before the job waits.
+        await self._large.take(key.namespace)
+        try:
+            with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
                 return await self._confirm_and_reconcile(key, retry_in, large=True)
-            finally:
-                self._large.give_back(key.namespace)
+        except ManyChildren as error:
+            raise ReconcileError.of(error) from error
+        finally:
+            self._large.give_back(key.namespace)
 
     async def _confirm_and_reconcile(self, key: JobKey, retry_in: float, *, large: bool) -> float | None:
         """Reconciles one job, on a second observation if the first is cached and does not suffice."""

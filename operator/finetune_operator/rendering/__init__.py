@@ -3,7 +3,6 @@
 from finetune_operator.rendering.jobset import first_group, render_jobset
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
-    JOB_LABEL,
     MAX_RESTART,
     PLAN_ANNOTATION,
     RESTART_LABEL,
@@ -12,12 +11,11 @@ from finetune_operator.rendering.labels import (
     attempt_of,
     jobset_name,
 )
-from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
+from finetune_operator.rendering.memory import CpuPoolTooSmall
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
 
 __all__ = [
     "ATTEMPT_LABEL",
-    "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
     "MAX_RESTART",
     "PLAN_ANNOTATION",
@@ -26,7 +24,6 @@ __all__ = [
     "UID_LABEL",
     "CpuPoolTooSmall",
     "attempt_of",
-    "cpu_memory_gib",
     "first_group",
     "jobset_name",
     "plan_offline",

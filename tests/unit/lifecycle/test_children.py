@@ -223,7 +223,7 @@ def test_texts_and_lists_of_any_length_are_cut() -> None:
         {"metadata": {"finalizers": ["f" * 5000] * 50}, "status": {"conditions": [long] * 99}}
     )
     assert (len(jobset.conditions), len(jobset.finalizers), len(jobset.finalizers[0])) == (32, 32, 1024)
-    assert (len(jobset.failure_message), len(jobset.conditions[0].reason or "")) == (4096, 1024)
+    assert (len(jobset.failure_message), len(jobset.conditions[0].reason or "")) == (32_768, 1024)
     pod = Pod.parse({"metadata": {}, "status": {"containerStatuses": [{"state": {"waiting": long}}] * 99}})
     assert (len(pod.containers), len(pod.containers[0].state.waiting_message)) == (32, 4096)
 
@@ -295,3 +295,26 @@ def test_incomplete_objects_can_be_parsed(data: st.DataObject) -> None:
     assert Workload.parse(partly(WORKLOAD)).name is not None
     assert SliceNode.parse(partly(NODE)).name is not None
     assert ObjectEvent.parse(partly(EVENT)).last_time is not None
+
+
+def test_what_is_searched_for_in_a_list_may_be_its_last_element() -> None:
+    others = [{"apiVersion": "v1", "kind": "ConfigMap", "name": str(number)} for number in range(40)]
+    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "uid": "u", "controller": True}
+    assert Workload.parse({"metadata": {"ownerReferences": [*others, owner]}}).owner_uids == ("u",)
+    problems = [{"type": f"Problem{number}", "status": "False"} for number in range(40)]
+    ready = {"type": "Ready", "status": "True"}
+    assert SliceNode.parse({"status": {"conditions": [*problems, ready]}}).ready
+
+
+def test_the_end_of_a_long_message_of_kueue_decides_whether_waiting_helps() -> None:
+    flavors = [
+        f"insufficient quota for google.com/tpu in flavor {number}, > maximum capacity (128)"
+        for number in range(90)
+    ]
+    message = ", ".join(
+        [*flavors, "insufficient unused quota for google.com/tpu in flavor last, 64 more needed"]
+    )
+    condition = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}
+    parsed = Workload.parse({"status": {"conditions": [condition]}})
+    assert len(message) > 6000
+    assert parsed.conditions[0].message == message

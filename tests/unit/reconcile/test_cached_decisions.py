@@ -358,7 +358,7 @@ async def test_a_lost_deletion_of_the_job_is_noticed_and_the_job_forgotten() -> 
     assert setup.watched.cache.bytes_of() == 0
 
 
-def flood(setup: Setup, pods: int = 2500) -> None:
+def flood(setup: Setup, pods: int = 3500) -> None:
     """Adds what the tenant's own batch Job, whose name begins like that of the JobSet, may create."""
     for number in range(pods):
         pod = child("Pod", f"demo-prep-1-x-0-{number:05}")

@@ -56,7 +56,7 @@ def test_a_job_that_no_one_edits_is_planned_once() -> None:
 
 
 CHANGES: dict[str, Any] = {
-    "the spec": lambda wanted: wanted["metadata"].update(generation=2),
+    "the spec": lambda wanted: wanted["spec"].update(activeDeadlineSeconds=3600),
     "a label": lambda wanted: wanted["metadata"].update(labels={"kueue.x-k8s.io/queue-name": "research"}),
     "another job": lambda wanted: wanted["metadata"].update(uid=UID[::-1]),
 }

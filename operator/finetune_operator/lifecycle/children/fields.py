@@ -14,9 +14,9 @@ from finetune_operator.api.timestamps import parse
 type Object = Mapping[str, Any]
 
 _EMPTY: Object = {}
-#: Maximum number of characters of a text, and of a message of a condition, container or Event. A kubelet cuts those of
-#: containers at the same length.
-_TEXT, _MESSAGE = 1024, 4096
+#: Maximum number of characters of a text, of a message of a container or Event, which kubelets cut at the same length,
+#: and of a condition's, as API servers and Kueue allow.
+_TEXT, _MESSAGE, CONDITION_MESSAGE = 1024, 4096, 32_768
 #: Maximum number of elements of a list.
 _ITEMS = 32
 
@@ -27,12 +27,14 @@ def section(found: Object, key: str) -> Object:
     return value if isinstance(value, dict) else _EMPTY
 
 
-def items(found: Object, key: str) -> Sequence[Object]:
-    """Returns the first objects in a list; empty if it is missing."""
+def items(found: Object, key: str, **having: object) -> Sequence[Object]:
+    """Returns the first objects in a list, of those that have these values; empty if it is missing."""
     value = found.get(key)
     if not isinstance(value, list | tuple):
         return ()
-    return list(islice((each for each in value if isinstance(each, dict)), _ITEMS))
+    objects = (item for item in value if isinstance(item, dict))
+    wanted = (item for item in objects if all(item.get(name) == having[name] for name in having))
+    return list(islice(wanted, _ITEMS))
 
 
 def texts(found: Object, key: str) -> tuple[str, ...]:
@@ -48,9 +50,9 @@ def text(found: Object, key: str) -> str | None:
     return _cut(found, key, _TEXT)
 
 
-def message(found: Object) -> str | None:
+def message(found: Object, most: int = _MESSAGE) -> str | None:
     """Returns the message of a condition, container or Event, cut if it is long; None if it is missing."""
-    return _cut(found, "message", _MESSAGE)
+    return _cut(found, "message", most)
 
 
 def _cut(found: Object, key: str, most: int) -> str | None:

@@ -33,8 +33,8 @@ class SliceNode:
         """Never raises on an object that an API server may hold."""
         metadata = section(found, "metadata")
         labels = section(metadata, "labels")
-        conditions = items(section(found, "status"), "conditions")
-        heartbeats = (time(each, "lastHeartbeatTime") for each in conditions if each.get("type") == "Ready")
+        conditions = items(section(found, "status"), "conditions", type="Ready")
+        heartbeats = (time(each, "lastHeartbeatTime") for each in conditions)
         ready = parse_condition(conditions, "Ready", "True")
         maintenance = text(labels, MAINTENANCE_LABEL) or "false"
         return cls(

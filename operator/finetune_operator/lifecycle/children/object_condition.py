@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_operator.lifecycle.children.fields import Object, items, message, text, time
+from finetune_operator.lifecycle.children.fields import CONDITION_MESSAGE, Object, items, message, text, time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class ObjectCondition:
             type=text(found, "type") or "",
             status=text(found, "status") or "",
             reason=text(found, "reason"),
-            message=message(found),
+            message=message(found, CONDITION_MESSAGE),
             last_transition_time=time(found, "lastTransitionTime"),
         )
 

@@ -58,7 +58,7 @@ class Workload:
     def parse(cls, found: Object) -> "Workload":
         """Never raises on an object that an API server may hold."""
         metadata, spec, status = (section(found, key) for key in ("metadata", "spec", "status"))
-        owners = (each for each in items(metadata, "ownerReferences") if each.get("controller"))
+        owners = items(metadata, "ownerReferences", controller=True)
         return cls(
             name=text(metadata, "name") or "",
             owner_uids=tuple(uid for each in owners if (uid := text(each, "uid"))),
