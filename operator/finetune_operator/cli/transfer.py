@@ -32,9 +32,7 @@ async def copy_files(
             for _ in range(min(_FILES, len(files))):
                 group.create_task(worker())
     except* (CliError, StorageError, OSError) as errors:
-        task = asyncio.current_task()
-        # After Ctrl-C requests may end with any error.
-        raise (asyncio.CancelledError if task and task.cancelling() else errors.exceptions[0]) from None
+        raise errors.exceptions[0] from None
 
 
 async def _copy(

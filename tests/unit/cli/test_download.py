@@ -1,6 +1,5 @@
 """``finetune download``: whole, interrupted and resumed, against hostile folders, and what it says when it cannot."""
 
-import asyncio
 import errno
 import json
 import os
@@ -26,7 +25,6 @@ from finetune_operator.artifacts.port import (
 from finetune_operator.cli import download as download_module
 from finetune_operator.cli import transfer
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.model_manifest import ManifestFile
 from finetune_operator.cli.target_folder import TargetFolder
 from tests.unit.cli.exported import (
     ADAPTER,
@@ -418,24 +416,3 @@ def test_arguments_that_name_no_run_are_refused_with_code_2(arguments: tuple[str
     done = CliRunner().invoke(app, ["download", *arguments])
     assert done.exit_code == 2
     assert "Traceback" not in done.output
-
-
-async def test_ctrl_c_is_no_error_of_a_request_that_it_ends(tmp_path: Path) -> None:
-    begun = asyncio.Event()
-
-    class Closing(Watched):
-        async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                raise StorageUnavailable(uri, "the session is closed") from None
-
-    file = ManifestFile(path="model.safetensors", size=10, sha256="0" * 64)
-    folder = TargetFolder(tmp_path, [file], force=False)
-    missing = folder.missing(lambda _: None)
-    copying = asyncio.create_task(transfer.copy_files(Closing(), "gs://b/x", missing, folder, lambda _: None))
-    await begun.wait()
-    copying.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await copying
