@@ -194,7 +194,7 @@ class Applier:
                     JOBS, namespace, name, document, resource_version=None, uid=metadata["uid"]
                 )
         except NotFound as error:
-            await self._plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
+            await self.delete_orphan(namespace, name, metadata["uid"])
             raise Conflict(f"{error}: deleted since it was observed", status=error.status) from error
         except (Rejected, Unavailable):
             self._unwritten({**job, "status": document})
@@ -203,6 +203,11 @@ class Applier:
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
         self._changed(job, changes(read_status(job.get("status")), status))
+
+    async def delete_orphan(self, namespace: str, name: str, uid: str | None) -> None:
+        """Deletes the plan of a job that is gone; None: it has none. Raises ClusterError."""
+        if uid is not None:
+            await self._plans.delete_orphan(PlanKey(namespace, name, uid))
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.

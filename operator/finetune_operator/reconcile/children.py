@@ -121,8 +121,7 @@ class ChildReader:
         return tuple(jobset for named in found for jobset in _views(named))
 
     async def cached(self, cached: CachedJob) -> tuple[Object | None, Children]:
-        """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError, ManyChildren among
-        them if a live read is needed."""
+        """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
         job, jobsets, workloads = cached.job, cached.jobsets, cached.workloads
         config_map = await self._cached_plan(job, jobsets)
         if workloads is None:

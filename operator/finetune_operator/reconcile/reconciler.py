@@ -116,7 +116,7 @@ class Reconciler:
         postpone: Callable[[JobKey], bool] = lambda _: False,
     ) -> None:
         self._ledger = ledger
-        self._postpone = postpone
+        self._postpone, self._unreported = postpone, dict[JobKey, str]()
         self._observer = observer
         self._decide = decide
         self._applier = applier
@@ -166,7 +166,10 @@ class Reconciler:
         try:
             observation = await self._observer.observe(key, large=large, earlier=earlier)
             if observation is None:
+                # Its plan may be younger than the event of its deletion.
+                await self._applier.delete_orphan(key.namespace, key.name, self._unreported.pop(key, None))
                 return None
+            self._unreported.pop(key, None)
             decision = await self._decided(observation)
             observation, decision = await self._completed(key, observation, decision)
             observation = await self._confirmed(observation, decision)
@@ -176,6 +179,7 @@ class Reconciler:
                 )
             decision = await self._applier.apply(observation, decision)
             if _may_report_later(observation, decision) and self._postpone(key):
+                self._unreported[key] = observation.job["metadata"]["uid"]
                 return None
             await self._applier.announce(observation, decision)
             # The name of an Event depends on the status before the transition, so that a retry does not create it

@@ -285,6 +285,15 @@ async def test_the_first_status_waits_until_the_other_jobs_of_the_namespace_have
     assert postponed == [KEY]
 
 
+async def test_a_job_deleted_before_its_postponed_status_leaves_no_plan(cluster: FakeCluster) -> None:
+    reconciler = make(cluster, lambda _: FIRST, postpone=lambda _: True)
+    await reconciler.reconcile(KEY, retry_in=1)
+    assert cluster.of(CONFIG_MAPS)
+    del cluster.objects[JOBS, KEY.namespace, KEY.name]
+    assert await reconciler.reconcile(KEY, retry_in=1) is None
+    assert cluster.of(CONFIG_MAPS) == []
+
+
 async def test_the_first_status_is_written_at_once_if_no_other_job_waits(cluster: FakeCluster) -> None:
     assert await make(cluster, lambda _: FIRST).reconcile(KEY, retry_in=1) == 5
     assert cluster.of(JOBS)[0]["status"] == RUNNING.to_document()

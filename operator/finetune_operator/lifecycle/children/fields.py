@@ -14,8 +14,7 @@ from finetune_operator.api.timestamps import parse
 type Object = Mapping[str, Any]
 
 _EMPTY: Object = {}
-#: Maximum number of characters of a text, of a message of a container or Event, which kubelets cut at the same length,
-#: and of a condition's, as API servers and Kueue allow.
+#: Maximum number of characters of a text, of a container's message as kubelets cut it, and of a condition's.
 _TEXT, _MESSAGE, CONDITION_MESSAGE = 1024, 4096, 32_768
 #: Maximum number of elements of a list.
 _ITEMS = 32
