@@ -25,8 +25,8 @@ from finetune_operator.rendering.labels import UID_LABEL
 
 #: Maximum size in bytes of what is kept of all jobs and their children.
 TOTAL_BYTES = 160 * 2**20
-#: Maximum size in bytes of the children of one job: some 5,000 pods; the largest slice has 2,304. Those of larger jobs
-#: are not cached, and a live read refuses them.
+#: Maximum size in bytes of the children of one job: some 5,000 pods; the largest slice has 2,304. Larger jobs are read
+#: live, with one of a few slots (:mod:`.children`).
 JOB_BYTES = 12 * 2**20
 
 MAY_BE_CHILD: Mapping[ResourceKind, Callable[[Object, Object], bool]] = {
