@@ -18,19 +18,17 @@ SAFE_INTEGER_MAX: Final = 2**53 - 1
 
 def canonical(value: Any) -> Any:
     """Returns ``value``, plain JSON, with each number in one canonical form: an integer if it is whole."""
-    match value:
-        case bool():
-            return value
-        case int() if abs(value) > SAFE_INTEGER_MAX:
-            return _as_float(value)
-        case float() if value.is_integer() and abs(value) <= SAFE_INTEGER_MAX:
-            return int(value)
-        case Mapping():
-            return {key: canonical(item) for key, item in value.items()}
-        case list() | tuple():
-            return [canonical(item) for item in value]
-        case _:
-            return value
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, dict):
+        return {key: canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(item) for item in value]
+    if isinstance(value, int):
+        return _as_float(value) if abs(value) > SAFE_INTEGER_MAX else value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= SAFE_INTEGER_MAX else value
+    return canonical(dict(value)) if isinstance(value, Mapping) else value
 
 
 def exact(number: float) -> Decimal:

@@ -128,10 +128,15 @@ def _admission(job: Object, profile: CheckedProfile, spec: Object) -> Admission:
     """Returns the admission with a fixed global batch: it stays that of the first slice, whatever resources are edited
     to later."""
     first = StoredPlan.make(job, profile.name, profile.hash, profile.document, spec)
-    site, _ = Draft.of(job, first).sites(NONE_TRIED, None)
-    fixed = {"hyperparameters": {"globalBatchSize": site.global_batch}}
-    stored = replace(first, spec=merge(first.spec, fixed))
-    return Admission(job=job, stored=stored, plan=make_plan(job, stored))
+    draft = Draft.of(job, first)
+    site, candidates = draft.sites(NONE_TRIED, None)
+    stored = replace(
+        first, spec=merge(first.spec, {"hyperparameters": {"globalBatchSize": site.global_batch}})
+    )
+    if not (draft.spec.resources.names_a_slice or draft.spec.hyperparameters.global_batch_size):
+        # Other slices may suit the fixed batch than a batch that follows from each of them.
+        return Admission(job=job, stored=stored, plan=make_plan(job, stored))
+    return Admission(job=job, stored=stored, plan=Draft.of(job, stored).plan_on(site, candidates))
 
 
 def _within_limits(

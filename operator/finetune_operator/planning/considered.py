@@ -46,7 +46,7 @@ def considered_slices(job: Object, stored: StoredPlan, plan: Plan) -> Sequence[C
     if resources.names_a_slice:
         return [_named(plan)]
     offers = by_price(resources, stored.profile_name, flavors)
-    fault = slice_faults(draft)
+    fault = slice_faults(draft, draft.site)
     candidates = [each.slice for each in plan.memory.candidates] if plan.memory else []
     tried = {(each.family, each.topology, each.hosts): number for number, each in enumerate(candidates, 1)}
     taken, found = _key(plan.placement.shape), list[ConsideredSlice]()

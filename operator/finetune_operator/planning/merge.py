@@ -39,7 +39,7 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, .
         below = merged.get(name)
         if value is None:
             continue
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
+        if isinstance(value, dict) and isinstance(below, dict):
             merged[name] = _overlay(below, value, (*path, name))
         else:
             merged[name] = value
@@ -50,7 +50,7 @@ def lookup(document: Mapping[str, Any], path: str) -> Any:
     """Returns the value at a dotted path, or None if there is none."""
     value: Any = document
     for name in path.split("."):
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             return None
         value = value.get(name)
     return value

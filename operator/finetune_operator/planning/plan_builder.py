@@ -105,7 +105,11 @@ class Draft:
 
     def plan(self, tried: Mapping[str, int], found: MemoryOutcome | None) -> Plan:
         """Returns the plan. Arguments and errors are those of :func:`make_plan`."""
-        return _plan(self, *self.sites(tried, found))
+        return self.plan_on(*self.sites(tried, found))
+
+    def plan_on(self, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
+        """Returns the plan for what :meth:`sites` returns. Raises Refused if numbers do not fit."""
+        return _plan(self, site, candidates)
 
     def sites(
         self, tried: Mapping[str, int], found: MemoryOutcome | None
@@ -133,27 +137,33 @@ class Draft:
             taken = self._place(offers[0], f"{CHEAPEST}, {NO_WISH}", serving)
             return slice_plan(self.spec, stored, taken), ()
         before = by_price(resources, name, flavors) if tried else offers
+        site_of = cache(self.site)
         choice = choose(
             offers,
             before,
-            slice_faults(self),
+            slice_faults(self, site_of),
             found,
             slices=resources.slices,
             tried=tried,
         )
-        site = self.site(choice.offer, choice.why, choice.flavors)
-        return site, [self.site(each) for each in choice.candidates]
+        taken = self._place(choice.offer, choice.why, choice.flavors)
+        return replace(site_of(choice.offer), placement=taken), [site_of(each) for each in choice.candidates]
 
-    def site(self, offer: SliceOffer, why: str = "", flavors: Iterable[str] = ()) -> SlicePlan:
+    def site(self, offer: SliceOffer) -> SlicePlan:
         """Returns the job on a slice that it does not name. Raises Refused if its numbers do not fit that slice."""
-        return slice_plan(self.spec, self.stored, self._place(offer, why, flavors), share_rows=True)
+        return slice_plan(self.spec, self.stored, self._place(offer, "", ()), share_rows=True)
 
     def _place(self, offer: SliceOffer, why: str, flavors: Iterable[str]) -> Placement:
         return placement(offer, why, flavors, queued=self.queues.tpu is not None)
 
 
-def slice_faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
-    """Returns why the job cannot run on an offer, in a few words; None if it can, as far as known without compiling."""
+def slice_faults(
+    draft: Draft, site_of: Callable[[SliceOffer], SlicePlan]
+) -> Callable[[SliceOffer], str | None]:
+    """Returns why the job cannot run on an offer, in a few words; None if it can, as far as known without compiling.
+
+    ``site_of``: :meth:`Draft.site`.
+    """
     bounds = bounds_of(draft.profile.constraints)
     elsewhere: Plan | None = None
 
@@ -161,12 +171,12 @@ def slice_faults(draft: Draft) -> Callable[[SliceOffer], str | None]:
     def fault(offer: SliceOffer) -> str | None:
         nonlocal elsewhere
         try:
-            site = draft.site(offer)
+            site = site_of(offer)
         except Refused as refused:
             return _FAULTS.get(refused.reason, f"does not suit the job ({refused.reason})")
         if not bounds:
             return None
-        elsewhere = elsewhere or _plan(draft, site, ())
+        elsewhere = elsewhere or draft.plan_on(site, ())
         plan = replace(
             elsewhere,
             placement=site.placement,
