@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.conditions import is_true
 from finetune_operator.lifecycle import retry
@@ -14,8 +15,10 @@ from finetune_operator.lifecycle.attempts.attempt import attempts_of
 from finetune_operator.lifecycle.attempts.damaged_records import without_damaged_records
 from finetune_operator.lifecycle.cancellation import cancelled, ends_unstarted, is_cancelled, not_retried
 from finetune_operator.lifecycle.changes import changes
+from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import (
     Admit,
+    Create,
     Decision,
     Delete,
     Deletion,
@@ -35,6 +38,8 @@ from finetune_operator.lifecycle.without_plan import without_plan
 from finetune_operator.planning import Refused
 
 type Object = Mapping[str, Any]
+
+_FIRST = AttemptKey(Stage.PREFLIGHT, 1)
 
 
 def decide(observation: Observation) -> Decision:
@@ -75,6 +80,8 @@ def _being_deleted(job: Object) -> bool:
 def _decide(observation: Observation) -> Decision:
     observation, unwritten = without_damaged_records(observation)
     step = _with_unwritten(observation, _next_step(observation), unwritten)
+    if observation.report_later and _is_unreported_start(observation, step):
+        return Decision(action=step.action, status=observation.status, reported=False)
     status = job_status(observation, step)
     ledger = due_records(observation, step, status)
     if observation.ledger is not None:
@@ -88,6 +95,13 @@ def _decide(observation: Observation) -> Decision:
         requeue_after=step.requeue_after,
         details=step.details,
     )
+
+
+def _is_unreported_start(observation: Observation, step: NextStep) -> bool:
+    """Whether the step creates a job's first JobSet, and its status replaces none, not even an error's. The next
+    decision gives the same status and Events, with a later time."""
+    first = isinstance(step.action, Create) and AttemptKey.of(step.action.jobset) == _FIRST
+    return first and unprocessed(observation.job) and not observation.status.conditions
 
 
 def _next_step(observation: Observation) -> NextStep:

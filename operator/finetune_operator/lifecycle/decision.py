@@ -170,6 +170,8 @@ class Decision:
     """Seconds; None: only after a change."""
     details: DetailRequest | None = None
     """Details to be read before the decision is applied; it is then taken again."""
+    reported: bool = True
+    """False: status, Events and the record of the JobSet follow with the next decision."""
     fault: Exception | None = None
     """Raised by what the run folder contains; the decision was taken without it. To be reported as a fault of the
     operator once the decision is applied."""

@@ -218,6 +218,8 @@ class Observation:
     is not admitted."""
     past_trainings: PastTrainings | None = None
     """Past trainings of the namespace, as far as the ledger contains them and is read; None if there is no ledger."""
+    report_later: bool = False
+    """Whether a first JobSet is not reported before the other jobs of the namespace that wait have theirs."""
     paused: bool = False
     """Whether the operator starts no stage of any job, until it is started again without the pause."""
     cached: bool = False

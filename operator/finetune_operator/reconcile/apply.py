@@ -114,7 +114,8 @@ class Applier:
             await self._delete(job, action.jobsets)
         await self._delete(job, decision.obsolete)
         if isinstance(action, Create):
-            created = await self._create_and_record(observation, action.jobset)
+            create = self._create_and_record if decision.reported else self._create_jobset
+            created = await create(observation, action.jobset)
             log.info("created JobSet %s", created["metadata"]["name"], extra=attempt_labels(action.jobset))
             self._created(created)
         if isinstance(action, Finish) and action.ends_now:
@@ -244,14 +245,16 @@ class Applier:
             if left is not None:
                 self._cache.wrote(JOBSETS, left)
 
-    async def _create_and_record(self, observation: Observation, jobset: Object) -> Object:
-        """Creates the JobSet and returns it as stored; meanwhile writes ``jobset.json`` of its attempt.
+    async def record_jobset(self, run: RunFolder, jobset: Object) -> None:
+        """Writes ``jobset.json`` of the JobSet's attempt. Nothing is decided by that record: a failure is logged."""
+        await self._records.write_jobset(run, jobset)
 
-        Nothing is decided by that record, so the attempt does not wait for it and starts without it.
-        """
+    async def _create_and_record(self, observation: Observation, jobset: Object) -> Object:
+        """Creates the JobSet and returns it as stored; meanwhile writes ``jobset.json`` of its attempt, which does not
+        wait for that and starts without it."""
         created, recorded = await asyncio.gather(
             self._create_jobset(observation, jobset),
-            self._records.write_jobset(observation, jobset),
+            self.record_jobset(run_folder(observation), jobset),
             return_exceptions=True,
         )
         for each in (created, recorded):

@@ -5,17 +5,16 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
-from finetune_contract import Stage
+from finetune_contract import RunFolder
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import CallSlots, calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict, Object
 from finetune_operator.lifecycle.accounting.recorded import with_records
-from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.decide import finished, unprocessed
+from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.errors import Refused
@@ -26,6 +25,7 @@ from finetune_operator.reconcile.errors import reason_of, status_with_error
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.nodes import ListedNodes
 from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.record_writer import run_folder
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ STORE_SECONDS = 60
 LONGEST_RETRY_AFTER = 600.0
 #: Backoff in seconds from which a repeated conflict is shown to the user.
 _PERSISTENT_SECONDS = 4
-_FIRST = AttemptKey(Stage.PREFLIGHT, 1)
 #: Number of JobSets and pods for which a decision takes about 10 ms.
 _FEW = 200
 #: Number of jobs with children that take much memory that are reconciled at once, one of a namespace at most.
@@ -84,12 +83,14 @@ def _first_plan(observation: Observation, decision: Decision) -> Object | None:
     return None if known else action.write
 
 
-def _may_report_later(observation: Observation, decision: Decision) -> bool:
-    """Returns whether the decision has created a job's first JobSet, and its status replaces none, not even an error's.
-    The next decision gives the same status and Events, with a later time."""
-    first = isinstance(decision.action, Create) and AttemptKey.of(decision.action.jobset) == _FIRST
-    new = unprocessed(observation.job) and not observation.status.conditions
-    return first and new and not decision.ledger
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unreported:
+    """A first JobSet whose report waits."""
+
+    uid: str
+    """Of the job."""
+    run: RunFolder
+    jobset: Object
 
 
 class Reconciler:
@@ -102,7 +103,7 @@ class Reconciler:
         utc_now: the wall clock, for errors in the status.
         ledger: takes the records of attempts; None if the operator keeps none.
         postpone: has a key reconciled again when no key is due, and returns True, if other keys of its namespace wait:
-            the first status of a job then waits until they have their JobSets.
+            the report of a job's first JobSet then waits until they have theirs.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Reconciler:
         postpone: Callable[[JobKey], bool] = lambda _: False,
     ) -> None:
         self._ledger = ledger
-        self._postpone, self._unreported = postpone, dict[JobKey, str]()
+        self._postpone, self._unreported = postpone, dict[JobKey, _Unreported]()
         self._observer = observer
         self._decide = decide
         self._applier = applier
@@ -164,12 +165,9 @@ class Reconciler:
         decision: Decision | None = None
         announced = False
         try:
-            observation = await self._observer.observe(key, large=large, earlier=earlier)
+            observation = await self._observed(key, large=large, earlier=earlier)
             if observation is None:
-                # Its plan may be younger than the event of its deletion.
-                await self._applier.delete_orphan(key.namespace, key.name, self._unreported.pop(key, None))
                 return None
-            self._unreported.pop(key, None)
             decision = await self._decided(observation)
             observation, decision = await self._completed(key, observation, decision)
             observation = await self._confirmed(observation, decision)
@@ -178,8 +176,12 @@ class Reconciler:
                     "internal error while reading the content of the run folder", exc_info=decision.fault
                 )
             decision = await self._applier.apply(observation, decision)
-            if _may_report_later(observation, decision) and self._postpone(key):
-                self._unreported[key] = observation.job["metadata"]["uid"]
+            if not decision.reported and isinstance(decision.action, Create):
+                self._unreported[key] = _Unreported(
+                    uid=observation.job["metadata"]["uid"],
+                    run=run_folder(observation),
+                    jobset=decision.action.jobset,
+                )
                 return None
             await self._applier.announce(observation, decision)
             # The name of an Event depends on the status before the transition, so that a retry does not create it
@@ -214,6 +216,18 @@ class Reconciler:
             raise ReconcileError.of(decision.fault) from decision.fault
         return decision.requeue_after
 
+    async def _observed(self, key: JobKey, *, large: bool, earlier: ListedNodes | None) -> Observation | None:
+        """Observes a job. What has waited for that is done before: the record of its first JobSet."""
+        unreported = self._unreported.get(key)
+        if unreported:
+            await self._applier.record_jobset(unreported.run, unreported.jobset)
+        observation = await self._observer.observe(key, large=large, earlier=earlier)
+        if observation is None and unreported:
+            # Its plan may be younger than the event of its deletion.
+            await self._applier.delete_orphan(key.namespace, key.name, unreported.uid)
+        self._unreported.pop(key, None)
+        return observation
+
     async def _recorded(self, observation: Observation, decision: Decision) -> Decision:
         """Writes the ledger's records. Returns the decision with the status that shows them."""
         if self._ledger is None:
@@ -240,7 +254,8 @@ class Reconciler:
             await self._applier.announce(observation, decision)
             stored = await self._applier.store_plan(plan)
             observation = await self._observer.admitted(key, observation, stored)
-            decision = await self._decided(observation)
+            later = self._postpone(key)
+            decision = await self._decided(replace(observation, report_later=later))
         if decision.details is not None:
             observation = await self._observer.with_details(observation, decision.details)
             decision = await self._decided(observation)
@@ -298,6 +313,8 @@ class Reconciler:
         """Writes the error to the status, and what was decided of the job. Best effort, since the API server itself may
         be failing."""
         retry_in = max(retry_in, ReconcileError.of(error).retry_after)
+        if observation and decision and not decision.reported:
+            decision = self._decide(observation)
         try:
             job = observation.job if observation else await self._observer.job(key)
             # The status of a finished job stays as it is; errors of its cleanup appear in the log and metrics.

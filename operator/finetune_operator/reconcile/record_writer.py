@@ -44,11 +44,11 @@ class RecordWriter:
         for key, failure in records:
             await self._store.write(run.failure(*key.place), failure.to_json().encode())
 
-    async def write_jobset(self, observation: Observation, jobset: Object) -> None:
+    async def write_jobset(self, run: RunFolder, jobset: Object) -> None:
         """Writes a JobSet (``jobset.json``). Nothing is decided by it, so a failure is only logged."""
         key = AttemptKey.of(jobset)
         assert key is not None, "the operator labels its JobSets"
-        uri = run_folder(observation).jobset(key.stage.short, key.number)
+        uri = run.jobset(key.stage.short, key.number)
         try:
             await self._store.write(uri, json.dumps(jobset, indent=1, sort_keys=True).encode())
         except StorageError as error:

@@ -1,6 +1,6 @@
 """Many jobs at once, this project's operator against Kubeflow Trainer, and many jobs in all.
 
-    python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer] [--stages]
+    python -m tests.bench.scale [--jobs 1000] [--runs 3] [--systems ours trainer equal] [--stages]
                                 [--present 5000 10000] [--idle] [--storm 1000] [--faulty]
                                 [--hosts] [--kueue 200] [--latency] [--soak MINUTES [--replicas N]]
 
@@ -37,12 +37,13 @@ from tests.bench.scale import admissions, faulty, hosts, idle, latency, presence
 from tests.bench.scale.comparison import BACKLOG, BURST, Comparison
 from tests.bench.scale.load import without_controllers
 from tests.bench.scale.present import Present
-from tests.bench.scale.systems import FineTuneOperator, KubeflowTrainer, System
+from tests.bench.scale.systems import EqualJobSets, FineTuneOperator, KubeflowTrainer, System
 from tests.bench.scale.targets import missed, targets
 
 _SYSTEMS: Mapping[str, Callable[[LocalCluster, Path], System]] = {
     "ours": FineTuneOperator,
     "trainer": KubeflowTrainer,
+    "equal": EqualJobSets,
 }
 
 #: Live jobs of a soak, at most.

@@ -11,7 +11,7 @@ from devcluster.kube import Kube
 from devcluster.testing import LocalCluster
 from tests.bench.scale.load import Run, median_of
 from tests.bench.scale.measure import Phase
-from tests.bench.scale.systems import FineTuneOperator, KubeflowTrainer, System
+from tests.bench.scale.systems import EqualJobSets, FineTuneOperator, KubeflowTrainer, System
 
 BACKLOG = "backlog: start → first JobSet"
 BURST = "burst: create → first JobSet"
@@ -56,21 +56,22 @@ class Comparison:
 
     def figures(self) -> Mapping[str, float]:
         """Returns the figures that have aims: ratios are medians of those of each run."""
-        found = {"operator's CPU to the first JobSet, ms per job": self.ours(BURST).cpu_per_job}
+        burst = self.ours(BURST)
+        found = {
+            "operator's CPU to the first JobSet, ms per job": burst.cpu_per_job,
+            "API server's CPU to the first JobSet, ms per job": burst.server_cpu_per_job,
+        }
         for name in (BACKLOG, BURST, LAST):
-            pairs = list(
-                zip(
-                    *(self._phases[name][each.name] for each in (FineTuneOperator, KubeflowTrainer)),
-                    strict=False,
-                )
-            )
-            if pairs:
-                found[f"{name}, jobs per s against theirs"] = statistics.median(
-                    mine.rate / their.rate for mine, their in pairs
-                )
-                found[f"{name}, p99 against theirs"] = statistics.median(
-                    mine.percentile(0.99) / their.percentile(0.99) for mine, their in pairs
-                )
+            for peer in (KubeflowTrainer, EqualJobSets):
+                by_system = self._phases[name]
+                pairs = list(zip(by_system[FineTuneOperator.name], by_system[peer.name], strict=False))
+                if pairs:
+                    found[f"{name}, jobs per s against {peer.name}"] = statistics.median(
+                        ours.rate / theirs.rate for ours, theirs in pairs
+                    )
+                    found[f"{name}, p99 against {peer.name}"] = statistics.median(
+                        ours.percentile(0.99) / theirs.percentile(0.99) for ours, theirs in pairs
+                    )
         return found
 
     def print(self) -> None:

@@ -75,15 +75,19 @@ class Phase:
         """Milliseconds of the controller."""
         return 1e3 * self.cpu / len(self.latencies)
 
+    @property
+    def server_cpu_per_job(self) -> float:
+        """Milliseconds of the API server."""
+        return 1e3 * self.server_cpu / len(self.latencies)
+
     def percentile(self, share: float) -> float:
         """Seconds that ``share`` of the jobs are below."""
         return percentile(self.latencies, share)
 
     def row(self) -> str:
         """Cells of a Markdown table."""
-        jobs = len(self.latencies)
         p50, p99 = map(self.percentile, (0.5, 0.99))
         return (
             f"{self.rate:.1f} | {p50:.2f} | {p99:.2f} | {self.cpu_per_job:.1f} | "
-            f"{1e3 * self.server_cpu / jobs:.1f} | {self.resident:.0f} | {self.peak:.0f}"
+            f"{self.server_cpu_per_job:.1f} | {self.resident:.0f} | {self.peak:.0f}"
         )

@@ -18,6 +18,7 @@ import yaml
 from devcluster.build import go_compiler, go_environment, module_program
 from devcluster.kube import Object
 from devcluster.testing import LocalCluster
+from finetune_operator.rendering.offline import plan_offline
 from tests.bench.measure import stage_request
 from tests.integration import fake_trainer
 
@@ -183,6 +184,42 @@ class KubeflowTrainer:
 
     def finished(self, job: Object) -> bool:
         return _condition(job, "Complete")
+
+
+class EqualJobSets(KubeflowTrainer):
+    """Kubeflow Trainer with a runtime whose JobSets have the spec of the operator's first ones: the same pods, labels,
+    policies and request, as constant text."""
+
+    name = "Kubeflow Trainer, equal JobSets"
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        super().__init__(cluster, folder)
+        path = folder / "equal.yaml"
+        path.write_text(yaml.safe_dump(_equal_runtime(folder)))
+        cluster.kubectl("apply", "--server-side", "-f", str(path))
+
+    def manifest(self, namespace: str, name: str) -> Object:
+        manifest = super().manifest(namespace, name)
+        return {**manifest, "spec": {"runtimeRef": {"name": "equal"}, "trainer": {"numNodes": 1}}}
+
+
+def _equal_runtime(folder: Path) -> Object:
+    job, profile = fake_trainer.job("bench", "equal", _PROFILE), fake_trainer.profile(_PROFILE, folder)
+    _, jobset = plan_offline(job, profile)[0]
+    (group,) = jobset["spec"]["replicatedJobs"]
+    labels, pod = group["template"]["metadata"]["labels"], group["template"]["spec"]["template"]["spec"]
+    # The names by which Kubeflow Trainer finds what it runs.
+    group["name"] = pod["containers"][0]["name"] = "node"
+    labels["trainer.kubeflow.org/trainjob-ancestor-step"] = "trainer"
+    for rule in group["template"]["spec"]["podFailurePolicy"]["rules"]:
+        if "onExitCodes" in rule:
+            rule["onExitCodes"]["containerName"] = "node"
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": "equal"},
+        "spec": {"mlPolicy": {"numNodes": 1}, "template": {"spec": jobset["spec"]}},
+    }
 
 
 def _condition(found: Object, kind: str) -> bool:

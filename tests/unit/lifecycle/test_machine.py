@@ -2,6 +2,7 @@
 faults stop, the job ends."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -377,11 +378,12 @@ class Machine(RuleBasedStateMachine):
                 self.world.untold.clear()
 
     @precondition(lambda self: self.taken is None)
-    @rule()
-    def reconcile(self) -> None:
+    @rule(later=st.booleans())
+    def reconcile(self, later: bool = False) -> None:
+        """``later``: other jobs wait for their JobSets."""
         before = list(self.world.created)
         try:
-            decision = self.world.reconcile()
+            decision = self.world.reconcile(observation=replace(self.world.observe(), report_later=later))
         except ConflictError:
             return
         self.a_wait_ends(decision)

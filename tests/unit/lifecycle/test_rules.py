@@ -1,6 +1,7 @@
 """Rules of a job's lifecycle, one per test."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle.decide import decide
-from finetune_operator.lifecycle.decision import Finish, Wait
+from finetune_operator.lifecycle.decision import Create, Decision, Finish, Wait
 from finetune_operator.lifecycle.observation import AttemptFiles
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
@@ -686,3 +687,51 @@ def test_the_history_names_and_keeps_the_node_of_the_failed_host() -> None:
     world.lose(name)
     world.reconcile()
     assert world.status["attempts"]["history"][-1]["node"] == "node-1"
+
+
+# --- reports in a burst
+
+
+def _unreported(world: World) -> Decision:
+    return decide(replace(world.observe(), report_later=True))
+
+
+def test_the_first_jobset_is_created_without_its_report_if_that_may_wait() -> None:
+    world = World()
+    world.reconcile()
+    decision = _unreported(world)
+    assert isinstance(decision.action, Create)
+    assert (decision.reported, decision.events, decision.status.conditions) == (False, (), None)
+    assert decision.action == decide(world.observe()).action
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: states.at(Stage.TRAIN),
+        states.born_suspended,
+        states.no_profile,
+        states.succeeded,
+        states.failed,
+    ],
+)
+def test_no_other_decision_goes_without_its_report(make: Callable[[], World]) -> None:
+    world = make()
+    assert _unreported(world) == decide(world.observe())
+
+
+def test_a_first_jobset_that_follows_an_error_in_the_status_is_reported() -> None:
+    world = World()
+    world.reconcile()
+    failed = {
+        "type": "Reconciling",
+        "status": "True",
+        "observedGeneration": 1,
+        "reason": "APIServerUnavailable",
+        "message": "no answer",
+        "lastTransitionTime": "2026-11-27T12:00:00Z",
+    }
+    world.job["status"] = {"observedGeneration": -1, "conditions": [failed]}
+    decision = _unreported(world)
+    assert isinstance(decision.action, Create)
+    assert decision.reported

@@ -264,29 +264,50 @@ FIRST = Decision(
 )
 
 
-async def test_the_first_status_waits_until_the_other_jobs_of_the_namespace_have_their_jobsets(
-    cluster: FakeCluster,
+ADMITTED = Decision(status=FineTuneJobStatus(observed_generation=-1), action=Admit(write=plan()))
+
+
+def start(observation: Observation) -> Decision:
+    """Admits the job and creates its first JobSet."""
+    if observation.stored is None:
+        return ADMITTED
+    if observation.report_later:
+        return Decision(status=observation.status, action=FIRST.action, reported=False)
+    return replace(FIRST, action=Wait()) if observation.jobsets else FIRST
+
+
+@pytest.fixture
+def unplanned() -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    return cluster
+
+
+async def test_a_first_jobset_is_reported_when_the_other_jobs_of_the_namespace_have_theirs(
+    unplanned: FakeCluster,
 ) -> None:
-    postponed: list[JobKey] = []
+    cluster, store, postponed = unplanned, FakeStore(), list[JobKey]()
 
     def postpone(key: JobKey) -> bool:
-        assert cluster.of(JOBSETS), "asked for after the JobSet is created"
         postponed.append(key)
         return True
 
-    assert await make(cluster, lambda _: FIRST, postpone=postpone).reconcile(KEY, retry_in=1) is None
+    reconciler = make(cluster, start, store, postpone=postpone)
+    assert await reconciler.reconcile(KEY, retry_in=1) is None
     assert postponed == [KEY]
+    assert cluster.of(JOBSETS)
     assert cluster.of(JOBS)[0]["status"] == {"observedGeneration": -1}
-    assert cluster.of(EVENTS) == []
-    later = Decision(status=RUNNING, action=Wait(), events=(STARTED,))
-    await make(cluster, lambda _: later, postpone=postpone).reconcile(KEY, retry_in=1)
+    assert (cluster.of(EVENTS), store.files) == ([], {})
+    await reconciler.reconcile(KEY, retry_in=1)
     assert cluster.of(JOBS)[0]["status"] == RUNNING.to_document()
     assert [event["reason"] for event in cluster.of(EVENTS)] == [STARTED.reason]
+    assert [uri.rpartition("/")[2] for uri in store.files] == ["jobset.json"]
     assert postponed == [KEY]
 
 
-async def test_a_job_deleted_before_its_postponed_status_leaves_no_plan(cluster: FakeCluster) -> None:
-    reconciler = make(cluster, lambda _: FIRST, postpone=lambda _: True)
+async def test_a_job_deleted_before_its_postponed_status_leaves_no_plan(unplanned: FakeCluster) -> None:
+    cluster = unplanned
+    reconciler = make(cluster, start, postpone=lambda _: True)
     await reconciler.reconcile(KEY, retry_in=1)
     assert cluster.of(CONFIG_MAPS)
     del cluster.objects[JOBS, KEY.namespace, KEY.name]
@@ -294,48 +315,36 @@ async def test_a_job_deleted_before_its_postponed_status_leaves_no_plan(cluster:
     assert cluster.of(CONFIG_MAPS) == []
 
 
-async def test_the_first_status_is_written_at_once_if_no_other_job_waits(cluster: FakeCluster) -> None:
-    assert await make(cluster, lambda _: FIRST).reconcile(KEY, retry_in=1) == 5
-    assert cluster.of(JOBS)[0]["status"] == RUNNING.to_document()
-    assert len(cluster.of(EVENTS)) == 1
+async def test_the_first_status_is_written_at_once_if_no_other_job_waits(unplanned: FakeCluster) -> None:
+    assert await make(unplanned, start).reconcile(KEY, retry_in=1) == 5
+    assert unplanned.of(JOBS)[0]["status"] == RUNNING.to_document()
+    assert len(unplanned.of(EVENTS)) == 1
 
 
-@pytest.mark.parametrize(
-    ("decision", "status"),
-    [
-        (Decision(status=RUNNING, action=Wait()), None),
-        (FIRST, {"observedGeneration": 1, "phase": "Validating"}),
-        (FIRST, {"observedGeneration": -1, "conditions": [UNREACHABLE]}),
-        (replace(FIRST, action=Create(jobset=child("JobSet", "demo-prep-2"))), None),
-        (Decision(status=RUNNING, action=Finish(ends_now=True)), None),
-    ],
-    ids=["without a creation", "a later status", "that of an error", "another attempt", "an end"],
-)
-async def test_only_a_first_status_that_follows_a_creation_waits(
-    cluster: FakeCluster, decision: Decision, status: dict[str, Any] | None
+async def test_a_first_jobset_that_is_refused_is_reported_at_once(unplanned: FakeCluster) -> None:
+    unplanned.fault = lambda _, request: Rejected("no", status=403) if request == "create jobsets" else None
+    with pytest.raises(ReconcileError):
+        await make(unplanned, start, postpone=lambda _: True).reconcile(KEY, retry_in=1)
+    status = unplanned.of(JOBS)[0]["status"]
+    assert status["summary"].startswith("no.")
+    assert (status["phase"], status["observedGeneration"]) == ("Running", 1)
+
+
+async def test_what_admission_remarks_is_an_event_although_the_first_jobset_follows_at_once(
+    unplanned: FakeCluster,
 ) -> None:
-    if status:
-        cluster.of(JOBS)[0]["status"] = status
-    reconciler = make(cluster, lambda _: decision, postpone=lambda _: pytest.fail("postponed"))
-    await reconciler.reconcile(KEY, retry_in=1)
-    assert cluster.of(JOBS)[0]["status"]["phase"] == "Running"
-
-
-async def test_what_admission_remarks_is_an_event_although_the_first_jobset_follows_at_once() -> None:
-    cluster = FakeCluster()
-    cluster.put(JOBS, job())
     remark = JobEvent(
         type=EventType.WARNING, reason="QuotaTooSmall", message="The largest slice has no room."
     )
-    admitted = Decision(
-        status=FineTuneJobStatus(observed_generation=-1), action=Admit(write=plan()), events=(remark,)
-    )
+    admitted = replace(ADMITTED, events=(remark,))
     reconciler = make(
-        cluster, lambda observed: FIRST if observed.stored else admitted, postpone=lambda _: True
+        unplanned,
+        lambda observed: start(observed) if observed.stored else admitted,
+        postpone=lambda _: True,
     )
     await reconciler.reconcile(KEY, retry_in=1)
-    assert cluster.of(JOBSETS)
-    assert [event["reason"] for event in cluster.of(EVENTS)] == [remark.reason]
+    assert unplanned.of(JOBSETS)
+    assert [event["reason"] for event in unplanned.of(EVENTS)] == [remark.reason]
 
 
 async def test_a_job_whose_plan_is_refused_is_valid_and_observed() -> None:
