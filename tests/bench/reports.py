@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from finetune_operator.report.metrics import training_metrics
 from tests.pages.chromium import chromium
 from tests.pages.reports import page
 from tests.unit.comparison.runs import FOLDER, results, rows, run
 from tests.unit.report.records import finished, finished_status, metrics_lines
+from tests.unit.report.records import measured as metrics_of
 
 ROOT = Path(__file__).parents[2]
 _SLOW = 4
@@ -50,7 +50,7 @@ def made(metrics: bytes) -> str:
         measured=measured, evaluation=results(measured), run_folder=FOLDER, status=finished_status(),
         spec={"model": {"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}}, "method": {"type": "SFT"}},
     )  # fmt: skip
-    return page(finished(run=done, metrics=training_metrics(metrics, most_lines=10**6)))
+    return page(finished(run=done, metrics=metrics_of(metrics)))
 
 
 def loaded(browser: Any, file: Path, runs: int, *, slower: int) -> tuple[float, float]:

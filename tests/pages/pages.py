@@ -5,10 +5,11 @@ from typing import Any
 
 from finetune_contract import EvaluatedRow, Sample
 from finetune_operator.cli.compare_page import comparison_page
-from finetune_operator.comparison import RunRecords, compared
-from finetune_operator.pages import document
-from finetune_operator.pages.bars import Bar, bar_chart
-from finetune_operator.pages.chart import Series, line_chart
+from finetune_operator.results.comparison.compare import compared
+from finetune_operator.results.pages import document
+from finetune_operator.results.pages.bars import Bar, bar_chart
+from finetune_operator.results.pages.chart import Series, line_chart
+from finetune_operator.results.records import RunRecords
 from tests.pages import reports
 from tests.pages.hostile import HOSTILE
 from tests.unit.comparison.runs import progress, request, row, rows, run, status

@@ -1,10 +1,12 @@
 """Reports under test: of jobs in several states, of a long run, and of hostile records."""
 
+from dataclasses import replace
 from typing import Any
 
 from finetune_contract import EvaluatedRow, Stage
 from finetune_operator.cli.report import page_of
-from finetune_operator.report import AttemptRecords, ReportRecords, report_of
+from finetune_operator.results.records import AttemptRecords, RunRecords
+from finetune_operator.results.report.build import report_of
 from tests.pages.hostile import HOSTILE
 from tests.unit.comparison.runs import FOLDER, progress, results, row, rows, run
 from tests.unit.report.records import (
@@ -38,7 +40,7 @@ _GATES = [
 ]
 
 
-def page(records: ReportRecords) -> str:
+def page(records: RunRecords) -> str:
     return page_of(report_of(records, NOW))
 
 
@@ -76,7 +78,7 @@ def report_running() -> str:
         checkpoints=None, summary="Training: step 120 of 600, loss 2.1, 8-10 min left.",
     )  # fmt: skip
     live = run(status=status, evaluation=None, progress=progress(120), run_folder=FOLDER)
-    return page(ReportRecords(run=live, metrics=metrics(120), data=data_report()))
+    return page(replace(live, metrics=metrics(120), data=data_report()))
 
 
 def report_queued() -> str:

@@ -12,9 +12,18 @@ import pytest
 import finetune_operator
 
 ROOT = Path(finetune_operator.__file__).parent
-PURE = ("lifecycle", "planning", "rendering", "api", "catalog", "report", "comparison", "pages")
+PURE = (
+    "lifecycle",
+    "planning",
+    "rendering",
+    "api",
+    "catalog",
+    "results/report",
+    "results/comparison",
+    "results/pages",
+)
 #: Where functions may be cached: the catalogue, the schemas, and tables and scripts of the release.
-CACHED = ("api/", "catalog/", "planning/estimate/published_models.py", "pages/document.py")
+CACHED = ("api/", "catalog/", "planning/estimate/published_models.py", "results/pages/document.py")
 #: Modules for programs with several threads or tasks.
 CONCURRENT = {
     "threading",

@@ -1,9 +1,9 @@
 """``finetune compare``: reads the records of several runs, compares them and prints the result."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -13,75 +13,66 @@ from rich.text import Text
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli.app import echo
 from finetune_operator.cli.compare_view import Line, comparison_lines
-from finetune_operator.cli.comparison_inputs import is_run_folder, is_run_folder_uri, run_records
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.run_folder import explained
 from finetune_operator.cli.text import one_line
-from finetune_operator.comparison import (
-    MOST_RUNS,
-    Comparison,
-    NotComparableError,
-    RunRecords,
-    compared,
-)
+from finetune_operator.results.comparison.compare import MOST_RUNS, compared
+from finetune_operator.results.comparison.model import Comparison
+from finetune_operator.results.errors import ResultsError
+from finetune_operator.results.reader import records_at, records_of_job
+from finetune_operator.results.records import RunRecords
 
 #: Columns that a continued line has at least, however far it is indented.
 _NARROWEST = 20
+_RUN_FOLDER = re.compile(r"(gs://[^/]+|file://)/[^\0]+")
 
 
-class ComparisonFormat(StrEnum):
-    """Output formats of ``compare``."""
-
-    TEXT = "text"
-    JSON = "json"
-    HTML = "html"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Where the comparison is printed or written."""
-
-    format: ComparisonFormat
-    file: Path | None = None
-    """The file of an HTML page; None for text and JSON, which are printed."""
+@contextmanager
+def explained_results() -> Iterator[None]:
+    """Converts a StorageError or ResultsError inside to a CliError with one remedy."""
+    try:
+        with explained():
+            yield
+    except ResultsError as error:
+        raise CliError(one_line(error.message), fix=error.fix) from error
 
 
-def output_named(text: str, *, force: bool) -> Output:
-    """Parses ``text``, ``json`` or ``html=FILE``, before anything is read.
+def check_output(output: str, *, force: bool) -> None:
+    """Checks ``text``, ``json`` or ``html=FILE``, before anything is read.
 
     Raises BadParameter for anything else, and CliError if the file exists and ``force`` is false, or if the packages
     for pages are not installed.
     """
-    name, _, file = text.partition("=")
-    if name == ComparisonFormat.HTML and file:
-        from finetune_operator.cli.html_page import require_pages
-        from finetune_operator.cli.output_file import refuse_existing
-
-        require_pages()
-        if not force:
-            refuse_existing(Path(file))
-        return Output(ComparisonFormat.HTML, Path(file))
-    if text not in (ComparisonFormat.TEXT, ComparisonFormat.JSON):
+    if output in ("text", "json"):
+        return
+    name, _, file = output.partition("=")
+    if name != "html" or not file:
         raise typer.BadParameter(
-            f"{text[:128]!r} is not one of 'text', 'json', 'html=FILE'.", param_hint="--output"
+            f"{output[:128]!r} is not one of 'text', 'json', 'html=FILE'.", param_hint="--output"
         )
-    return Output(ComparisonFormat(text))
+    from finetune_operator.cli.html_page import require_pages
+    from finetune_operator.cli.output_file import refuse_existing
+
+    require_pages()
+    if not force:
+        refuse_existing(Path(file))
 
 
-def show_comparison(comparison: Comparison, output: Output, *, force: bool) -> None:
+def show_comparison(comparison: Comparison, output: str, *, force: bool) -> None:
     """Prints the comparison, or writes its page and prints the file's name. Raises CliError."""
-    match output.format:
-        case ComparisonFormat.TEXT:
-            print_comparison(comparison, Console())
-        case ComparisonFormat.JSON:
-            echo(comparison_json(comparison))
-        case ComparisonFormat.HTML:
-            from finetune_operator.cli.compare_page import comparison_page
-            from finetune_operator.cli.output_file import save
+    if output == "text":
+        print_comparison(comparison, Console())
+    elif output == "json":
+        # In ASCII, since its texts come from run folders.
+        echo(json.dumps(json.loads(comparison.model_dump_json(by_alias=True)), indent=2))
+    else:
+        from finetune_operator.cli.compare_page import comparison_page
+        from finetune_operator.cli.output_file import save
 
-            assert output.file is not None
-            save(comparison_page(comparison), output.file, force=force)
-            echo(str(output.file))
+        file = output.partition("=")[2]
+        save(comparison_page(comparison), Path(file), force=force)
+        echo(file)
 
 
 def needs_cluster(names: Sequence[str]) -> bool:
@@ -89,12 +80,29 @@ def needs_cluster(names: Sequence[str]) -> bool:
     if not 2 <= len(names) <= MOST_RUNS:
         raise typer.BadParameter(f"compare takes 2 to {MOST_RUNS} jobs or run folders, got {len(names)}.")
     for name in names:
-        if is_run_folder(name) and not is_run_folder_uri(name):
+        if "://" in name and (not _RUN_FOLDER.fullmatch(name) or len(name) > 1024):
             raise typer.BadParameter(
                 f"{name[:128]!r} is not the URI of a run folder: gs://BUCKET/PATH or file:///PATH, as in "
                 "status.resolved.runFolder."
             )
-    return not all(map(is_run_folder, names))
+    return not all("://" in name for name in names)
+
+
+async def run_records(name: str, connection: Connection | None, store: ObjectStore) -> RunRecords:
+    """Returns the records of a job by name, or of a run folder by URI, for which ``connection`` may be None.
+
+    Raises CliError and ClusterError.
+    """
+    with explained_results():
+        if "://" in name:
+            return await records_at(name, store)
+        assert connection is not None, "jobs are read from a cluster"
+        try:
+            job = await connection.job(name)
+        except CliError as error:
+            advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
+            raise CliError(error.message, fix=f"{error.fix} {advice}".strip()) from error
+        return await records_of_job(job, store)
 
 
 async def records_of(
@@ -104,14 +112,14 @@ async def records_of(
 
     Raises CliError, also if two of them are one run folder, and ClusterError.
     """
-    found: dict[str, RunRecords] = {}
+    by_folder: dict[str, RunRecords] = {}
     runs = []
     for name in names:
         run = await run_records(name, connection, store)
         if run.run_folder is not None:
-            if (other := found.get(run.run_folder)) is not None:
+            if (other := by_folder.get(run.run_folder)) is not None:
                 raise _same_folder(other, run)
-            found[run.run_folder] = run
+            by_folder[run.run_folder] = run
         runs.append(run)
     return runs
 
@@ -130,15 +138,8 @@ def _same_folder(first: RunRecords, second: RunRecords) -> CliError:
 
 def comparison_of(runs: Sequence[RunRecords], *, common: bool, samples: int) -> Comparison:
     """Returns the comparison. Raises CliError if the runs were evaluated on different rows."""
-    try:
+    with explained_results():
         return compared(runs, common=common, samples=samples)
-    except NotComparableError as error:
-        raise CliError(one_line(error.message), fix=error.fix) from error
-
-
-def comparison_json(comparison: Comparison) -> str:
-    """Returns the comparison as JSON in ASCII, since its texts come from run folders."""
-    return json.dumps(json.loads(comparison.model_dump_json(by_alias=True)), indent=2)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

@@ -1,6 +1,6 @@
-"""The page of a comparison: its data structure as the texts and charts of ``compare.html.j2``. Pure."""
+"""The page of a comparison: what ``compare.html.j2`` words itself in numbers, charts and marked words. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from finetune_operator.cli.compare_view import (
     NOT_SET,
@@ -11,110 +11,70 @@ from finetune_operator.cli.compare_view import (
     value_text,
 )
 from finetune_operator.cli.text import count, number
-from finetune_operator.comparison.model import (
-    AnswerComparison,
+from finetune_operator.results.comparison.model import (
     ChangeKind,
     ComparedJob,
     Comparison,
     Contrast,
     JobAnswer,
     MetricComparison,
-    MetricValue,
-    SetRows,
     Verdict,
 )
-from finetune_operator.pages.chart import Series, line_chart
-from finetune_operator.pages.document import render
-from finetune_operator.pages.intervals import Difference, Tone, interval_chart
-from finetune_operator.pages.markup import Markup, element
+from finetune_operator.results.pages.chart import Series, line_chart
+from finetune_operator.results.pages.document import render
+from finetune_operator.results.pages.intervals import Difference, Tone, interval_chart
+from finetune_operator.results.pages.markup import Markup, element
 
-type Values = Sequence[tuple[str, str]]
-"""Label of a job and its value, for each job."""
-
-_TONES: Mapping[Verdict, Tone] = {Verdict.BETTER: "good", Verdict.WORSE: "bad"}
+TONES: Mapping[str, Tone] = {
+    Verdict.BETTER: "good",
+    Verdict.WORSE: "bad",
+    "Succeeded": "good",
+    "Planned": "good",
+    "Failed": "bad",
+}
+"""Classes of the style sheet by verdict, phase and outcome; of others there is none."""
+_TAGS = {ChangeKind.SAME: "span", ChangeKind.REMOVED: "del", ChangeKind.ADDED: "ins"}
 
 
 def comparison_page(comparison: Comparison) -> str:
     """Returns the comparison as HTML, equal for equal comparisons."""
-    jobs = comparison.jobs
     return render(
         "compare.html.j2",
-        names=[job.name for job in jobs],
-        jobs=[{"job": job, "facts": list(_facts(job))} for job in jobs],
-        notes=comparison.notes,
-        metrics=[_metric(each) for each in comparison.metrics],
-        sets=[_set(each) for each in comparison.rows],
-        curve=_curve(jobs),
-        answers=comparison.answers,
-        shown=[_answer(each) for each in comparison.answers.shown] if comparison.answers else [],
-        settings=[(each.path, _values(each.values, NOT_SET)) for each in comparison.configuration],
-        costs=[(name, _values(values, UNKNOWN)) for name, values in costs_and_times(jobs)],
+        comparison=comparison,
+        settings=[(each.path, each.values) for each in comparison.configuration],
+        costs=costs_and_times(comparison.jobs),
+        curve=_curve(comparison.jobs),
+        not_set=NOT_SET,
+        unknown=UNKNOWN,
+        tones=TONES,
+        about=about_text,
+        chart=_chart,
+        count=count,
+        equal=_equal,
+        marked=_marked,
+        number=number,
+        value=value_text,
+        words=contrast_words,
     )
 
 
-def _facts(job: ComparedJob) -> Iterator[tuple[str, str]]:
-    if job.model:
-        yield "Model", job.model.source
-        if job.model.revision:
-            yield "Revision", job.model.revision
-        if job.model.parameters:
-            yield "Parameters", count(job.model.parameters)
-    if job.method:
-        yield "Method", job.method
-    if job.steps is not None:
-        yield (
-            "Steps",
-            f"{job.steps:,}" if job.total_steps is None else f"{job.steps:,} of {job.total_steps:,}",
+def contrast_words(contrast: Contrast, other: str, rows: int | None) -> str:
+    """Returns a difference with its interval and verdict, as :func:`contrast_text`, without styles."""
+    return " ".join(contrast_text(contrast, other, rows).plain.split())
+
+
+def _chart(metric: MetricComparison) -> Markup:
+    differences = [
+        Difference(
+            name=f"{value.job} − A",
+            value=contrast.difference,
+            interval=contrast.interval,
+            tone=TONES.get(contrast.verdict, "neutral"),
         )
-    if job.training_loss is not None:
-        yield "Training loss", number(job.training_loss)
-    if job.validation_loss is not None:
-        yield "Validation loss", number(job.validation_loss)
-    if job.evaluated_step is not None:
-        yield "Evaluated at step", f"{job.evaluated_step:,}"
-    if job.run_folder:
-        yield "Run folder", job.run_folder
-
-
-def _metric(metric: MetricComparison) -> Mapping[str, object]:
-    return {
-        "name": metric.name,
-        "about": about_text(metric),
-        "chart": interval_chart(list(_differences(metric)), title=f"Differences from A: {metric.name}"),
-        "values": [_metric_value(each, metric) for each in metric.values],
-    }
-
-
-def _differences(metric: MetricComparison) -> Iterator[Difference]:
-    for each in metric.values:
-        contrast = each.from_reference
-        if contrast and contrast.difference is not None:
-            yield Difference(
-                name=f"{each.job} − A",
-                value=contrast.difference,
-                interval=contrast.interval,
-                tone=_TONES.get(contrast.verdict, "neutral"),
-            )
-
-
-def _metric_value(value: MetricValue, metric: MetricComparison) -> Mapping[str, object]:
-    contrasts = ((value.from_reference, "A"), (value.from_baseline, "base"))
-    return {
-        "job": value.job,
-        "mean": value_text(value.value),
-        "base": None if value.baseline is None else value_text(value.baseline),
-        "contrasts": [_contrast(each, other, metric.rows) for each, other in contrasts if each],
-    }
-
-
-def _contrast(contrast: Contrast, other: str, rows: int | None) -> Mapping[str, str]:
-    text = " ".join(contrast_text(contrast, other, rows).plain.split())
-    return {"text": text, "tone": _TONES.get(contrast.verdict, "")}
-
-
-def _set(rows: SetRows) -> Mapping[str, str]:
-    others = ", ".join(f"{more:,} more in {label}" for label, more in rows.others.items())
-    return {"kind": rows.kind, "name": rows.name, "common": f"{rows.common:,}", "others": others or "none"}
+        for value in metric.values
+        if (contrast := value.from_reference) and contrast.difference is not None
+    ]
+    return interval_chart(differences, title=f"Differences from A: {metric.name}")
 
 
 def _curve(jobs: Sequence[ComparedJob]) -> Markup:
@@ -125,15 +85,6 @@ def _curve(jobs: Sequence[ComparedJob]) -> Markup:
     return line_chart(series, title="Loss during training", x="step", y="loss")
 
 
-def _answer(answer: AnswerComparison) -> Mapping[str, object]:
-    return {
-        "about": answer,
-        "answers": [
-            {"job": each.job, "equal": _equal(each), "text": _marked(each)} for each in answer.answers
-        ],
-    }
-
-
 def _equal(answer: JobAnswer) -> bool:
     """Whether the words are those of the reference's answer."""
     return answer.changes is not None and all(change.kind is ChangeKind.SAME for change in answer.changes)
@@ -141,11 +92,6 @@ def _equal(answer: JobAnswer) -> bool:
 
 def _marked(answer: JobAnswer) -> Markup:
     """Returns the answer, with its differences from the reference's as deletions and insertions."""
-    tags = {ChangeKind.SAME: "span", ChangeKind.REMOVED: "del", ChangeKind.ADDED: "ins"}
     if answer.changes is None:
         return element("span", answer.text)
-    return Markup("".join(element(tags[change.kind], change.text) for change in answer.changes))
-
-
-def _values(values: Mapping[str, str | None], absent: str) -> Values:
-    return [(label, absent if value is None else value) for label, value in values.items()]
+    return Markup("".join(element(_TAGS[change.kind], change.text) for change in answer.changes))

@@ -1,12 +1,12 @@
 """Formats a comparison as text, from its data structure alone. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
 from finetune_operator.cli.text import count, duration, number, one_line
-from finetune_operator.comparison.model import (
+from finetune_operator.results.comparison.model import (
     AnswerComparison,
     AnswersCompared,
     ChangeKind,
@@ -19,6 +19,7 @@ from finetune_operator.comparison.model import (
     MetricValue,
     Verdict,
 )
+from finetune_operator.results.pages.axis import number_text
 
 _VERDICTS = {
     Verdict.BETTER: ("better than {other}", "green"),
@@ -239,16 +240,43 @@ def _costs(jobs: Sequence[ComparedJob]) -> Iterator[Line]:
 
 def costs_and_times(jobs: Sequence[ComparedJob]) -> Sequence[tuple[str, Mapping[str, str | None]]]:
     """Returns what is known of at least one job: its name, and the values by label of the job."""
-    rows: list[tuple[str, Mapping[str, str | None]]] = [
-        ("chip hours", {job.label: job.chip_hours for job in jobs}),
-        ("cost", {job.label: _cost(job) for job in jobs}),
-        ("running", {job.label: _time(job.running_seconds) for job in jobs}),
-    ]
+    parts: dict[str, Callable[[ComparedJob], str | None]] = {
+        "chip hours": lambda job: job.chip_hours,
+        "cost": _cost,
+        "running": lambda job: _time(job.running_seconds),
+        "step time (p50, p95)": _step_times,
+        "trained tokens per second per chip": _tokens,
+        "MFU of the last steps": _mfu,
+    }
+    rows = [(name, {job.label: part(job) for job in jobs}) for name, part in parts.items()]
     rows += [
         (stage, {job.label: _time(job.stage_seconds.get(stage)) for job in jobs})
         for stage in dict.fromkeys(stage for job in jobs for stage in job.stage_seconds)
     ]
     return [(name, values) for name, values in rows if any(values.values())]
+
+
+def _step_times(job: ComparedJob) -> str | None:
+    speed = job.throughput
+    times = (speed.median_step_seconds, speed.p95_step_seconds) if speed else ()
+    return ", ".join(seconds_text(seconds) for seconds in times if seconds is not None) or None
+
+
+def seconds_text(seconds: float) -> str:
+    """Formats the time of a step."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def _tokens(job: ComparedJob) -> str | None:
+    rate = job.throughput.tokens_per_second_per_chip if job.throughput else None
+    return None if rate is None else number_text(rate)
+
+
+def _mfu(job: ComparedJob) -> str | None:
+    share = job.throughput.mfu if job.throughput else None
+    return None if share is None else f"{number_text(100 * share)} %"
 
 
 def _cost(job: ComparedJob) -> str | None:

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from finetune_operator.cli.adapter import read_adapter
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.exports import ExportedFolder, open_export
-from finetune_operator.cli.model_manifest import MANIFEST, ManifestFile, sha256_of
 from finetune_operator.cli.options import ExportName
 from finetune_operator.cli.run_folder import JobRun, caller_store, explained
 from finetune_operator.cli.target_folder import ByteCount, TargetFolder
 from finetune_operator.cli.transfer import copy_files
+from finetune_operator.results.model_manifest import MANIFEST, ManifestFile, sha256_of
 
 
 def open_exported(run: JobRun, wanted: ExportName | None) -> ExportedFolder:

@@ -10,8 +10,8 @@ from typing import BinaryIO
 from finetune_operator.artifacts.port import ListingTooLarge, ObjectStore
 from finetune_operator.cli import text
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.model_manifest import is_safe
 from finetune_operator.cli.run_folder import JobRun, explained
+from finetune_operator.results.model_manifest import is_safe
 
 #: Files of one job, and bytes of all their event files. A training writes one file for each attempt, of some MB.
 _FILES = 1000

@@ -10,16 +10,16 @@ from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.cancel import run_folder
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.model_manifest import (
+from finetune_operator.cli.options import ExportName
+from finetune_operator.cli.run_folder import JobRun, explained
+from finetune_operator.cluster.port import Object
+from finetune_operator.results.model_manifest import (
     MANIFEST,
     MANIFEST_LIMIT,
     ManifestError,
     ModelManifest,
     sha256_of,
 )
-from finetune_operator.cli.options import ExportName
-from finetune_operator.cli.run_folder import JobRun, explained
-from finetune_operator.cluster.port import Object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

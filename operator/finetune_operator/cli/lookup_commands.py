@@ -197,18 +197,18 @@ def compare(
 ) -> None:
     """Compare evaluated jobs: metrics on the same rows with intervals, answers, settings, cost and time."""
     from finetune_operator.cli.compare import (
+        check_output,
         comparison_of,
         needs_cluster,
-        output_named,
         records_of,
         show_comparison,
     )
     from finetune_operator.cli.run_folder import caller_store
 
-    chosen = output_named(output, force=force)
+    check_output(output, force=force)
     store = caller_store()
     if needs_cluster(names):
         runs = cluster.run(lambda connection: records_of(names, connection, store))
     else:
         runs = asyncio.run(records_of(names, None, store))
-    show_comparison(comparison_of(runs, common=common, samples=samples), chosen, force=force)
+    show_comparison(comparison_of(runs, common=common, samples=samples), output, force=force)

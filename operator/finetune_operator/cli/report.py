@@ -6,13 +6,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from finetune_operator.artifacts.port import ObjectStore
-from finetune_operator.cli.comparison_inputs import records_at, records_of_job
+from finetune_operator.cli.compare import explained_results
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.options import ClusterOptions
 from finetune_operator.cli.output_file import save
-from finetune_operator.cli.report_inputs import report_records
 from finetune_operator.cli.run_folder import existing_job, run_at
-from finetune_operator.report import Report, ReportRecords, report_of
+from finetune_operator.results.reader import records_at, records_of_job
+from finetune_operator.results.records import RunRecords
+from finetune_operator.results.report.build import report_of
+from finetune_operator.results.report.model import Report
 
 #: ``--output`` for stdout.
 STDOUT = Path("-")
@@ -25,22 +27,18 @@ def read_report(name: str | None, uri: str | None, cluster: ClusterOptions, stor
         BadParameter: the URI is none of a run folder.
         CliError: there is no such job or folder, or cluster or store do not return it.
     """
-    if name is None:
-        assert uri is not None, "one of them is given"
-        records = asyncio.run(_records_at(run_at(uri).folder.uri, store))
-    else:
-        records = cluster.run(lambda connection: records_by_name(name, connection, store))
+    with explained_results():
+        if name is None:
+            assert uri is not None, "one of them is given"
+            records = asyncio.run(records_at(run_at(uri).folder.uri, store, whole=True))
+        else:
+            records = cluster.run(lambda connection: records_by_name(name, connection, store))
     return report_of(records, datetime.now(UTC))
 
 
-async def _records_at(uri: str, store: ObjectStore) -> ReportRecords:
-    return await report_records(await records_at(uri, store, require_rows=False), store)
-
-
-async def records_by_name(name: str, connection: Connection, store: ObjectStore) -> ReportRecords:
-    """Returns the records of a live job. Raises CliError and ClusterError."""
-    job = await existing_job(connection, name)
-    return await report_records(await records_of_job(job, store, require_rows=False), store)
+async def records_by_name(name: str, connection: Connection, store: ObjectStore) -> RunRecords:
+    """Returns the records of a live job. Raises CliError, ClusterError and StorageError."""
+    return await records_of_job(await existing_job(connection, name), store, whole=True)
 
 
 def page_of(report: Report) -> str:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from finetune_operator.cli import text
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.model_manifest import PARTIAL, ManifestFile
+from finetune_operator.results.model_manifest import PARTIAL, ManifestFile
 
 type ByteCount = Callable[[int], None]
 """Called with the number of bytes that were read; negative if they have to be read again."""

@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
-from finetune_contract import PreflightOutcome
-from finetune_operator.artifacts.port import ObjectStore
-from finetune_operator.cli.comparison_inputs import last_request
-from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.record_reader import RecordReader
-from finetune_operator.cli.run_folder import JobRun
+from finetune_operator.artifacts.port import ObjectStore, StorageError
+from finetune_operator.cli.run_folder import JobRun, explanation
+from finetune_operator.results.reader import RunReader
 
 #: A commit; libraries would use any other text as a part of paths.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -34,14 +31,12 @@ class TrainedWith:
 
 
 async def trained_with(run: JobRun, store: ObjectStore) -> TrainedWith:
-    """Returns the settings that the records in the run folder name. Never raises CliError: they are not required."""
-    reader = RecordReader(store)
+    """Returns the settings that the records in the run folder name. Never raises: they are not required."""
+    reader = RunReader(run.folder, store)
     try:
-        request, preflight = await asyncio.gather(
-            last_request(reader, run.folder), reader.record(run.folder.preflight_report, PreflightOutcome)
-        )
-    except CliError as error:
-        return TrainedWith(unreadable=(error.message,))
+        request, preflight = await asyncio.gather(reader.last_request(), reader.preflight())
+    except StorageError as error:
+        return TrainedWith(unreadable=(explanation(error).message,))
     model = preflight.model if preflight else None
     commit = model.revision if model and _COMMIT.fullmatch(model.revision) else None
     return TrainedWith(

@@ -16,12 +16,12 @@ from finetune_operator.cli.answering import DownloadedModel, Prompt, ask, find_p
 from finetune_operator.cli.download import download, open_exported
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.exports import ExportedFolder
-from finetune_operator.cli.model_manifest import sha256_of
 from finetune_operator.cli.options import ExportName
 from finetune_operator.cli.run_folder import JobRun, caller_store
 from finetune_operator.cli.samples import recorded_samples, sample_lines
 from finetune_operator.cli.text import one_line
 from finetune_operator.cli.trained_with import trained_with
+from finetune_operator.results.model_manifest import sha256_of
 
 #: The only file of weights that PEFT may read; without it, it would look for a pickle.
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"

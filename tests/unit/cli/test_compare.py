@@ -17,14 +17,14 @@ from finetune_contract import EvaluatedRow, RunFolder
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.compare import comparison_of, print_comparison, records_of
-from finetune_operator.cli.comparison_inputs import run_records
+from finetune_operator.cli.compare import comparison_of, print_comparison, records_of, run_records
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.comparison import RunRecords
+from finetune_operator.results.records import RunRecords
 from tests import snapshots
 from tests.unit.cli.fake_api import FakeApi
 from tests.unit.comparison.runs import preflight, progress, request, results, row, rows, samples, status
+from tests.unit.report.records import metrics_content
 
 ROOT = Path(__file__).parents[3]
 PAGES = Path(__file__).parent / "comparisons"
@@ -171,6 +171,23 @@ async def test_a_terminal_with_colors_needs_no_markers(three: list[str]) -> None
 
 def test_the_output_is_the_same_each_time(three: list[str]) -> None:
     assert compare(*three).stdout == compare(*three).stdout
+
+
+def test_step_times_and_throughput_are_compared(tmp_path: Path) -> None:
+    resources = {"tpu": "v6e-4", "chips": 4}
+    shown = recorded("run", status(resolved={"resources": resources}))
+    fast = progress().model_copy(update={"mfu": 0.4})
+    runs = [
+        written(tmp_path / "a", metrics=metrics_content(20), progress=fast, status=shown),
+        written(tmp_path / "b", metrics=metrics_content(20, seconds=0.25), status=shown),
+        written(tmp_path / "c", status=shown),
+    ]
+    done = compare(*runs)
+    assert "step time (p50, p95): A 500 ms, 500 ms, B 250 ms, 250 ms, C unknown\n" in done.stdout
+    assert "trained tokens per second per chip: A 500, B 1,000, C unknown\n" in done.stdout
+    assert "MFU of the last steps: A 40 %, B unknown, C unknown\n" in done.stdout
+    found = json.loads(compare(*runs, "-o", "json").stdout)["jobs"][1]["throughput"]
+    assert (found["medianStepSeconds"], found["tokensPerSecondPerChip"]) == (0.25, 1000)
 
 
 def test_a_run_is_identical_to_its_copy(three: list[str], tmp_path: Path) -> None:
@@ -323,7 +340,7 @@ async def test_a_linked_file_is_not_followed(tmp_path: Path) -> None:
     place = tmp_path / "run" / "evaluate" / "rows.jsonl"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(secret)
-    assert (await read(uri)).rows == ()
+    assert not (await read(uri)).rows
 
 
 # --- errors

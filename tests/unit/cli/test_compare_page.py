@@ -12,8 +12,10 @@ from typer.testing import CliRunner, Result
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.compare_page import comparison_page
 from finetune_operator.cli.compare_view import comparison_lines
-from finetune_operator.comparison import Comparison, RunRecords, compared
-from finetune_operator.pages.markup import clean
+from finetune_operator.results.comparison.compare import compared
+from finetune_operator.results.comparison.model import Comparison
+from finetune_operator.results.pages.markup import clean
+from finetune_operator.results.records import RunRecords
 from tests.pages.hostile import HOSTILE
 from tests.pages.pages import PAGES, hostile_runs
 from tests.unit.comparison.runs import request, row, rows, run, samples, status

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.cli.model_manifest import MANIFEST, ManifestError, ModelManifest
+from finetune_operator.results.model_manifest import MANIFEST, ManifestError, ModelManifest
 from tests.unit.cli.exported import FILES, manifest_of
 
 NAMES = st.lists(

@@ -273,7 +273,7 @@ def test_the_page_of_a_long_run_is_small(folder: Path) -> None:
 
 def test_the_page_of_hostile_records_is_bounded() -> None:
     text = "&" * 10_000
-    many = {"report": finished().run.preflight.train[0].model_dump() | {"name": text, "uri": text}}  # type: ignore[union-attr]
+    many = {"report": finished().preflight.train[0].model_dump() | {"name": text, "uri": text}}  # type: ignore[union-attr]
     many |= {"found": [{"kind": text, "count": 1, "first": [text] * 20}] * 20}
     records = finished(
         data=data_report(

@@ -16,7 +16,7 @@ from finetune_contract import (
     Sample,
     StageRequest,
 )
-from finetune_operator.comparison import RunRecords
+from finetune_operator.results.records import RunRecords
 from tests.stage_outcomes import sizes
 
 type Kind = Literal["Validation", "Dataset", "Benchmark"]

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_contract import Sample
-from finetune_operator.comparison.answers import answers_compared, word_changes
-from finetune_operator.comparison.model import ChangeKind
+from finetune_operator.results.comparison.answers import answers_compared, word_changes
+from finetune_operator.results.comparison.model import ChangeKind
 from tests.unit.comparison.runs import samples
 
 texts = st.text(st.sampled_from("ab \n"), max_size=60)

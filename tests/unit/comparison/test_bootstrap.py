@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.comparison import bootstrap
-from finetune_operator.comparison.bootstrap import FEWEST_ROWS, Column, intervals
+from finetune_operator.results.comparison import bootstrap
+from finetune_operator.results.comparison.bootstrap import FEWEST_ROWS, Column, intervals
 
 TRIALS = 300
 #: Three standard errors of the share of 300 intervals that contain the truth: 3 · √(0.95 · 0.05 / 300).

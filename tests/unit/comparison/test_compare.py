@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune_contract import DatasetScores, EvaluatedRow, EvaluateOutcome
-from finetune_operator.comparison import Comparison, NotComparableError, RunRecords, compared
-from finetune_operator.comparison.model import Contrast, Direction, MetricComparison, Verdict
-from finetune_operator.comparison.settings import direction_of
+from finetune_operator.results.comparison.compare import compared
+from finetune_operator.results.comparison.model import (
+    Comparison,
+    Contrast,
+    Direction,
+    MetricComparison,
+    Verdict,
+)
+from finetune_operator.results.comparison.settings import direction_of
+from finetune_operator.results.errors import NotComparableError
+from finetune_operator.results.records import RunRecords
 from tests.unit.comparison.runs import Kind, digest, preflight, request, results, row, rows, run, status
 
 PAIRS = {"type": "DPO", "beta": 0.1, "label_smoothing": 0.0, "max_prompt_length": 512}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.comparison.configuration import setting_differences
+from finetune_operator.results.comparison.configuration import setting_differences
 from tests.unit.comparison.runs import preflight, request, run, status
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_contract import EvaluatedRow
-from finetune_operator.comparison.errors import NotComparableError
-from finetune_operator.comparison.pairing import common_rows
+from finetune_operator.results.comparison.pairing import common_rows
+from finetune_operator.results.errors import NotComparableError
 from tests.unit.comparison.runs import row
 
 contents = st.lists(

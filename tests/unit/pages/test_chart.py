@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.pages.axis import LARGEST, axis, number_text
-from finetune_operator.pages.bars import Bar, bar_chart
-from finetune_operator.pages.chart import Series, line_chart
-from finetune_operator.pages.intervals import Difference, interval_chart
-from finetune_operator.pages.markup import Markup
+from finetune_operator.results.pages.axis import LARGEST, axis, number_text
+from finetune_operator.results.pages.bars import Bar, bar_chart
+from finetune_operator.results.pages.chart import Series, line_chart
+from finetune_operator.results.pages.intervals import Difference, interval_chart
+from finetune_operator.results.pages.markup import Markup
 
 NAN, INF = float("nan"), float("inf")
 HOSTILE = "</title><script>alert(1)</script>\"'&\x00\x1b\ud800\u202e"

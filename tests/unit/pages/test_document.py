@@ -9,9 +9,9 @@ import jinja2
 import pytest
 from jinja2.sandbox import SecurityError
 
-from finetune_operator.pages import document
-from finetune_operator.pages.document import CONTENT_POLICY, render
-from finetune_operator.pages.markup import Markup, clean, element
+from finetune_operator.results.pages import document
+from finetune_operator.results.pages.document import CONTENT_POLICY, render
+from finetune_operator.results.pages.markup import Markup, clean, element
 
 TEMPLATES = Path(document.__file__).parent / "templates"
 PAGE = """{% extends "document.html.j2" %}{% block title %}{{ name }}{% endblock %}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,15 +17,12 @@ from finetune_contract import (
     StageResult,
     TrainOutcome,
 )
-from finetune_operator.report import (
-    AttemptRecords,
-    ExportedFile,
-    ExportManifest,
-    Report,
-    ReportRecords,
-    report_of,
-)
-from finetune_operator.report.metrics import TrainingMetrics, training_metrics
+from finetune_operator.results.lines import parse_lines
+from finetune_operator.results.model_manifest import ManifestFile
+from finetune_operator.results.records import AttemptRecords, ExportManifest, RunRecords
+from finetune_operator.results.report.build import report_of
+from finetune_operator.results.report.model import Report
+from finetune_operator.results.training_metrics import TrainingMetrics
 from tests.unit.comparison.runs import FOLDER, preflight, rows, run, samples, status
 
 NOW = datetime(2026, 11, 20, 13, 0, tzinfo=UTC)
@@ -50,7 +48,13 @@ def metrics_content(steps: int, **changes: Any) -> bytes:
 
 
 def metrics(steps: int, **changes: Any) -> TrainingMetrics:
-    return training_metrics(metrics_content(steps, **changes), most_lines=10**6)
+    return measured(metrics_content(steps, **changes))
+
+
+def measured(content: bytes) -> TrainingMetrics:
+    found = TrainingMetrics()
+    parse_lines(content, found.take, most_lines=10**6, line_bytes=8192)
+    return found
 
 
 def result(
@@ -142,7 +146,7 @@ def manifest(files: int = 2, digest: str = "a" * 64) -> ExportManifest:
     return ExportManifest(
         digest=digest,
         files=[
-            ExportedFile(path=f"model-{number}.safetensors", size=600_000, sha256="b" * 64)
+            ManifestFile(path=f"model-{number}.safetensors", size=600_000, sha256="b" * 64)
             for number in range(files)
         ],
     )
@@ -169,9 +173,9 @@ def finished_status(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def finished(**fields: Any) -> ReportRecords:
-    """All records of a job that has succeeded."""
-    given = {
+def finished(**fields: Any) -> RunRecords:
+    """All records of a job that has succeeded; ``run``: those that a comparison reads."""
+    given: dict[str, Any] = {
         "run": run(
             measured=rows(20, seed=1),
             samples=samples("Open Settings and choose Security.", "I do not know."),
@@ -189,16 +193,17 @@ def finished(**fields: Any) -> ReportRecords:
         "export": export(),
         "manifests": {"model": manifest()},
     }
-    return ReportRecords(**given | fields)  # type: ignore[arg-type]
+    given |= fields
+    return replace(given.pop("run"), **given)
 
 
-def only(**fields: Any) -> ReportRecords:
+def only(**fields: Any) -> RunRecords:
     """The records of a run that has a status alone, and what is given."""
     nothing = {"request": None, "preflight": None, "progress": None, "evaluation": None, "run_folder": None}
-    return ReportRecords(run=run(**nothing | fields))
+    return run(**nothing | fields)
 
 
-def reported(records: ReportRecords) -> Report:
+def reported(records: RunRecords) -> Report:
     return report_of(records, NOW)
 
 

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.report.curves import loss_curve
-from finetune_operator.report.metrics import training_metrics
+from finetune_operator.results.lines import parse_lines
+from finetune_operator.results.report.curves import loss_curve
+from finetune_operator.results.training_metrics import TrainingMetrics
 from tests.unit.comparison.runs import run
-from tests.unit.report.records import metrics
+from tests.unit.report.records import measured, metrics
 
 
-def parsed(content: bytes, most_lines: int = 1000) -> dict[str, list[tuple[int, float]]]:
-    return {
-        name: column.points()
-        for name, column in training_metrics(content, most_lines=most_lines).columns.items()
-    }
+def parsed(content: bytes) -> dict[str, list[tuple[int, float]]]:
+    found = measured(content)
+    return {name: found.column(name).points() for name in found.names}
 
 
 def test_each_metric_becomes_a_column_with_its_steps() -> None:
@@ -31,7 +30,7 @@ def test_each_metric_becomes_a_column_with_its_steps() -> None:
 
 def test_values_that_are_not_finite_are_kept_and_recognized() -> None:
     content = b'{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "loss": -Infinity}\n'
-    column = training_metrics(content, most_lines=10).column("loss")
+    column = measured(content).column("loss")
     assert math.isnan(column.values[1])
     assert column.finite() == [(1, 2.0)]
 
@@ -53,10 +52,13 @@ def test_values_that_are_not_finite_are_kept_and_recognized() -> None:
     ],
 )
 def test_a_line_that_is_no_measurement_is_counted_and_left_out(line: bytes) -> None:
-    found = training_metrics(b'{"step": 1, "loss": 2.0}\n' + line + b"\n", most_lines=10)
-    assert (found.rejected, found.column("loss").points()) == (1, [(1, 2.0)])
-    assert found.first_fault.startswith("line 2: ")
-    assert len(found.first_fault) < 200
+    found = TrainingMetrics()
+    rejected = parse_lines(
+        b'{"step": 1, "loss": 2.0}\n' + line + b"\n", found.take, most_lines=10, line_bytes=8192
+    )
+    assert (rejected.number, found.column("loss").points()) == (1, [(1, 2.0)])
+    assert rejected.first_fault.startswith("line 2: ")
+    assert len(rejected.first_fault) < 200
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
@@ -66,11 +68,6 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
         + b"}"
     )
     assert parsed(content) == {}
-
-
-def test_a_file_with_too_many_lines_is_refused() -> None:
-    with pytest.raises(ValueError, match="more than 2 lines"):
-        parsed(b'{"step": 1}\n' * 3, most_lines=2)
 
 
 def test_the_number_of_metrics_is_bounded() -> None:
@@ -90,10 +87,10 @@ def test_validation_sets_beyond_those_that_are_drawn_take_no_more_memory() -> No
     def peak(sets: int) -> int:
         values = {f"set-{number}/loss": 1.5 for number in range(sets)}
         lines = (json.dumps({"step": step, **values}) for step in range(2000))
-        found = training_metrics("\n".join(lines).encode(), most_lines=2000)
+        found = measured("\n".join(lines).encode())
         tracemalloc.start()
         try:
-            curve = loss_curve(run(), found)
+            curve = loss_curve(run(metrics=found))
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

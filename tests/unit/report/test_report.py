@@ -2,14 +2,16 @@
 
 import dataclasses
 import json
+from array import array
 from typing import Any
 
 import pytest
 
 from finetune_contract import EvaluatedRow, Outcome, Stage
-from finetune_operator.comparison.model import Verdict
-from finetune_operator.report import AttemptRecords, ReportRecords
-from finetune_operator.report.bounds import bounded
+from finetune_operator.results.comparison.model import Verdict
+from finetune_operator.results.records import AttemptRecords
+from finetune_operator.results.report.bounds import bounded
+from finetune_operator.results.training_metrics import TrainingMetrics
 from tests.unit.comparison.runs import progress, results, row, rows, run
 from tests.unit.report.records import (
     NOW,
@@ -97,11 +99,11 @@ def test_losses_of_training_and_validation_are_one_chart() -> None:
         ("training loss", 600),
         ("validation loss", 6),
     ]
-    assert [curve.title for curve in report.curves] == ["Gradient norm", "Learning rate"]
+    assert [curve.title for curve in report.curves] == ["Throughput", "Gradient norm", "Learning rate"]
 
 
 def test_without_metrics_the_thinned_curve_of_the_progress_is_shown() -> None:
-    report = reported(finished(metrics=None))
+    report = reported(finished(metrics=TrainingMetrics()))
     assert report.loss is not None
     assert report.loss.series[0].points == [(1, 3.1), (600, 1.7)]
 
@@ -126,10 +128,18 @@ def test_throughput_is_the_tokens_of_some_steps_by_their_time() -> None:
     report = reported(finished())
     assert report.throughput is not None
     assert report.throughput.median_step_seconds == 0.5
-    assert report.throughput.curve is not None
-    points = report.throughput.curve.series[0].points
+    points = report.curves[0].series[0].points
     assert len(points) == 200
     assert {rate for _, rate in points} == {2000.0}
+
+
+def test_a_step_without_its_wait_is_drawn_with_the_step_before() -> None:
+    """The trainer waits for a step while the next one runs: of the last step only the rest of the wait is measured."""
+    measured_steps = metrics(40)
+    measured_steps.column("seconds").values[-2:] = array("d", [0.9, 0.1])
+    points = reported(finished(metrics=measured_steps)).curves[0].series[0].points
+    assert {rate for _, rate in points} == {2000.0}
+    assert [step for step, _ in points][-2:] == [38, 40]
 
 
 def test_tokens_per_second_are_those_of_all_steps_as_the_time_of_a_step_is() -> None:
@@ -138,14 +148,19 @@ def test_tokens_per_second_are_those_of_all_steps_as_the_time_of_a_step_is() -> 
     throughput = reported(finished(run=run(progress=last))).throughput
     assert throughput is not None
     assert throughput.tokens_per_second == 2000.0
-    without = reported(finished(run=run(progress=last), metrics=None)).throughput
+    without = reported(finished(run=run(progress=last), metrics=TrainingMetrics())).throughput
     assert without is not None
     assert without.tokens_per_second == 50.0
 
 
 def test_metrics_of_a_preference_method_have_charts_of_their_own() -> None:
     report = reported(finished(metrics=metrics(10, reward_margin=0.5, **{"faq/loss": 1.0})))
-    assert [curve.title for curve in report.curves] == ["Gradient norm", "Learning rate", "reward_margin"]
+    assert [curve.title for curve in report.curves] == [
+        "Throughput",
+        "Gradient norm",
+        "Learning rate",
+        "reward_margin",
+    ]
     assert report.loss is not None
     assert [line.name for line in report.loss.series] == ["training loss", "validation: faq"]
 
@@ -238,8 +253,8 @@ def test_evictions_are_shown_before_the_attempt_that_they_interrupted() -> None:
         {"stage": "Train", "attempt": 1, "class": "Quota", "reason": "KueuePreempted", "endStep": 40},
         {"stage": "Train", "attempt": 1, "jobSet": "support-bot-train-1", "reason": "Succeeded"},
     ]
-    records = ReportRecords(
-        run=run(status={"attempts": {"total": 1, "history": history}}),
+    records = run(
+        status={"attempts": {"total": 1, "history": history}},
         attempts=[AttemptRecords(stage=Stage.TRAIN, number=1, result=result(Stage.TRAIN))],
     )
     attempts = reported(records).attempts
@@ -274,17 +289,15 @@ def test_the_end_of_an_attempt(
     records: AttemptRecords, entry: dict[str, Any] | None, outcome: str, failure_class: str | None
 ) -> None:
     history = [{"stage": "Train", "attempt": 1, "jobSet": "x-train-1"} | entry] if entry else []
-    found = reported(
-        ReportRecords(run=run(status={"attempts": {"history": history}}), attempts=[records])
-    ).attempts
+    found = reported(run(status={"attempts": {"history": history}}, attempts=[records])).attempts
     assert found is not None
     assert (found.shown[0].outcome, found.shown[0].failure_class) == (outcome, failure_class)
 
 
 def test_the_attempt_that_runs_is_shown_as_running() -> None:
     stages = [{"name": "Train", "phase": "Running", "jobSet": "support-bot-train-2", "restart": 3}]
-    records = ReportRecords(
-        run=run(status={"phase": "Running", "stages": stages}),
+    records = run(
+        status={"phase": "Running", "stages": stages},
         attempts=[
             AttemptRecords(stage=Stage.TRAIN, number=2, restart=2),
             AttemptRecords(stage=Stage.TRAIN, number=2, restart=3),

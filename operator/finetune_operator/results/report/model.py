@@ -1,0 +1,288 @@
+"""What a report shows, as data. Everything but the name is optional: a queued job has little of it.
+
+Texts are of bounded length, and may contain anything: a page must escape them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_contract import BenchmarkReport, DataReport
+from finetune_operator.results.comparison.model import Change, ComparedModel, MetricComparison, Throughput
+from finetune_operator.results.model_manifest import ManifestFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why a job waits."""
+
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """Why a job failed, and what to change."""
+
+    reason: str
+    failure_class: str | None
+    stage: str | None
+    attempt: int | None
+    message: str
+    suggestion: str | None
+    evidence: str | None
+    """Last lines of the log."""
+    logs: str | None
+    """URI of the rest of the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One stage."""
+
+    name: str
+    phase: str
+    note: str | None
+    """Why it was skipped or failed, or that its result came from the cache."""
+    start: datetime | None
+    end: datetime | None
+    seconds: float | None
+    """From the start to the end, or to the time of the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePart:
+    """A part of the time of a job."""
+
+    name: str
+    seconds: float
+    chip_hours: float | None = None
+    """TPU chip hours in that time; None if it is unknown or no chip was held."""
+    cost: float | None = None
+    """In the currency of the job's cost, proportional to the chip hours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeAndCost:
+    """Where time and money went."""
+
+    parts: Sequence[TimePart]
+    """In the order of a job; their seconds add up to ``seconds``."""
+    seconds: float | None
+    """From admission to the end, or to the time of the report."""
+    running_seconds: int | None
+    """Time in which processes of any stage ran."""
+    chip_hours: str | None
+    """Decimal, as the operator computed it."""
+    cost: str | None
+    currency: str | None
+    budget_remaining: str | None
+    """Unused part of the budget: money if it limits the cost, else chip hours."""
+    goodput_percent: str | None
+    """Share of the training's time that advanced it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPoints:
+    """One line of a chart."""
+
+    name: str
+    points: Sequence[tuple[int, float]]
+    """Step and value of each measurement in the order of the steps; a value may be NaN or infinite."""
+    not_finite: int = 0
+    """Number of values that are NaN or infinite."""
+    first_not_finite: int | None = None
+    """The first step with such a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricCurve:
+    """A chart over the steps of the training."""
+
+    title: str
+    unit: str
+    """Unit of the values; empty for a number without unit."""
+    series: Sequence[NamedPoints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSummary:
+    """The check of the data, as far as it is shown."""
+
+    report: DataReport
+    left_out: int
+    """Number of datasets that are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateReport:
+    """Result of a gate."""
+
+    metric: str
+    value: float | None
+    at_least: bool
+    """Whether the value must be at least the threshold; else at most."""
+    threshold: float | None
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """The evaluation of the tuned model and of its base model on the same rows."""
+
+    step: int | None
+    """Optimizer step of the evaluated checkpoint."""
+    metrics: Sequence[MetricComparison]
+    gates: Sequence[GateReport]
+    benchmarks: Sequence[BenchmarkReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answers to one prompt, before and after."""
+
+    dataset: str | None
+    prompt: str
+    reference: str | None
+    baseline: str | None
+    tuned: str | None
+    changes: Sequence[Change] | None
+    """Words of both answers; None if one is missing or too long to compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Answers to the first prompts, without repetitions."""
+
+    shown: Sequence[Answer]
+    different: int
+    """Number of all different answers."""
+    total: int
+    """Number of all answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """One attempt of a stage, and what ended it."""
+
+    name: str
+    """Stage and number, and the restart inside the JobSet if it is not the first run: ``Train 2.1``."""
+    outcome: str
+    """Succeeded, Stopped, Failed, or that no end is recorded."""
+    failure_class: str | None
+    reason: str | None
+    message: str | None = None
+    fix: str | None = None
+    node: str | None = None
+    start: datetime | None = None
+    seconds: float | None = None
+    queued: float | None = None
+    """Seconds of waiting for quota."""
+    provisioning: float | None = None
+    """Seconds of waiting for nodes and images."""
+    start_step: int | None = None
+    end_step: int | None = None
+    lost_steps: int | None = None
+    """Steps that the next attempt had to repeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """The attempts in the order of their stages and numbers."""
+
+    shown: Sequence[AttemptReport]
+    total: int
+    """Number of all attempts, as far as it is known."""
+    preemptions: int
+    infrastructure: int
+    user: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReport:
+    """A saved checkpoint."""
+
+    step: int
+    uri: str | None
+    metrics: Mapping[str, str]
+    tags: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """An exported folder, or a copy of one at a destination."""
+
+    name: str
+    type: str
+    uri: str
+    digest: str
+    """sha256 of its manifest, as the record of the export has it."""
+    size: int
+    matches: bool | None
+    """Whether the manifest still has that digest; None if it was not read."""
+    files: Sequence[ManifestFile]
+    left_out: int
+    """Number of files that are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What a job has left."""
+
+    exports: Sequence[ExportReport]
+    checkpoints: Sequence[CheckpointReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """The settings as they were resolved."""
+
+    settings: Sequence[tuple[str, str]]
+    """Path in the spec or the status, and value."""
+    left_out: int
+    spec: str
+    """The spec as the user wrote it, as JSON; cut if it is long, empty if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that the records of one run show."""
+
+    name: str
+    written: datetime
+    """When the records were read."""
+    namespace: str | None = None
+    uid: str | None = None
+    labels: Mapping[str, str]
+    run_folder: str | None = None
+    live: bool = False
+    """Whether the FineTuneJob existed."""
+    phase: str | None = None
+    summary: str | None = None
+    created: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    model: ComparedModel | None = None
+    method: str | None = None
+    slice: str | None = None
+    """TPU slice, its topology and capacity."""
+    steps: int | None = None
+    total_steps: int | None = None
+    waiting: Waiting | None = None
+    failure: FailureReport | None = None
+    stages: Sequence[StageReport] = ()
+    usage: TimeAndCost | None = None
+    loss: MetricCurve | None = None
+    throughput: Throughput | None = None
+    curves: Sequence[MetricCurve] = ()
+    data: DataSummary | None = None
+    evaluation: EvaluationReport | None = None
+    answers: Answers | None = None
+    attempts: Attempts | None = None
+    configuration: Configuration | None = None
+    files: Files | None = None
+    missing: Sequence[tuple[str, str]] = ()
+    """Parts that the report does not have, and why."""
+    unreadable: Sequence[str] = ()
+    """A sentence for each record, or part of one, that is unreadable."""
