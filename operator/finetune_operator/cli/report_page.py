@@ -64,7 +64,7 @@ def _chart(curve: MetricCurve) -> Markup:
 def _marked(answer: Answer) -> Markup | str:
     """Returns the tuned model's answer, in which the words that the base model's does not have are marked."""
     if not answer.changes:
-        return answer.tuned or ""
+        return answer.sample.tuned or ""
     said = (change for change in answer.changes if change.kind is not ChangeKind.REMOVED)
     return Markup(
         "".join(element("ins" if each.kind is ChangeKind.ADDED else "span", each.text) for each in said)
@@ -73,10 +73,14 @@ def _marked(answer: Answer) -> Markup | str:
 
 def _times(attempt: AttemptReport) -> str:
     """Returns when an attempt started, and how long it ran and waited."""
-    spent = (("ran", attempt.seconds), ("queued", attempt.queued or None))
-    spent += (("waited for nodes", attempt.provisioning or None),)
-    times = [f"{name} {text.duration(seconds)}" for name, seconds in spent if seconds is not None]
-    return ", ".join([*filter(None, [when(attempt.start)]), *times])
+    times = [when(attempt.start) or ""]
+    if attempt.seconds is not None:
+        times.append(f"ran {text.duration(attempt.seconds)}")
+    if attempt.queued:
+        times.append(f"queued {text.duration(attempt.queued)}")
+    if attempt.provisioning:
+        times.append(f"waited for nodes {text.duration(attempt.provisioning)}")
+    return ", ".join(filter(None, times))
 
 
 def _lengths(details: DatasetDetails) -> Markup | str:

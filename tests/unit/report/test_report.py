@@ -126,8 +126,8 @@ def test_a_diverged_training_shows_from_which_step_on() -> None:
 
 def test_throughput_is_the_tokens_of_some_steps_by_their_time() -> None:
     report = reported(finished())
-    assert report.throughput is not None
-    assert report.throughput.median_step_seconds == 0.5
+    assert report.job.throughput is not None
+    assert report.job.throughput.median_step_seconds == 0.5
     points = report.curves[0].series[0].points
     assert len(points) == 200
     assert {rate for _, rate in points} == {2000.0}
@@ -145,10 +145,10 @@ def test_a_step_without_its_wait_is_drawn_with_the_step_before() -> None:
 def test_tokens_per_second_are_those_of_all_steps_as_the_time_of_a_step_is() -> None:
     """After a restart shortly before the end the progress record has only what came after it."""
     last = progress().model_copy(update={"tokens_per_second": 50.0})
-    throughput = reported(finished(run=run(progress=last))).throughput
+    throughput = reported(finished(run=run(progress=last))).job.throughput
     assert throughput is not None
     assert throughput.tokens_per_second == 2000.0
-    without = reported(finished(run=run(progress=last), metrics=TrainingMetrics())).throughput
+    without = reported(finished(run=run(progress=last), metrics=TrainingMetrics())).job.throughput
     assert without is not None
     assert without.tokens_per_second == 50.0
 
@@ -187,11 +187,9 @@ def test_gates_show_the_measured_value_and_the_threshold() -> None:
         finished(run=run(measured=measured, evaluation=results(measured, gates=gates)))
     ).evaluation
     assert evaluation is not None
-    assert [
-        (gate.metric, gate.value, gate.at_least, gate.threshold, gate.passed) for gate in evaluation.gates
-    ] == [
-        ("loss", 1.5, False, 1.4, False),
-        ("faq/exact_match", None, True, None, False),
+    assert [(gate.metric, gate.value, gate.op, gate.threshold, gate.passed) for gate in evaluation.gates] == [
+        ("loss", 1.5, "LessOrEqual", 1.4, False),
+        ("faq/exact_match", None, "GreaterOrEqual", None, False),
     ]
 
 
@@ -215,7 +213,7 @@ def test_different_answers_come_first_and_repetitions_are_shown_once() -> None:
     given = [sample("a", "1", "1"), sample("b", "1", "2"), sample("b", "1", "2"), sample("c", None, "3")]
     answers = reported(finished(run=run(samples=given))).answers
     assert answers is not None
-    assert [answer.prompt for answer in answers.shown] == ["b", "c", "a"]
+    assert [answer.sample.prompt for answer in answers.shown] == ["b", "c", "a"]
     assert (answers.different, answers.total) == (3, 4)
     assert answers.shown[0].changes is not None
     assert answers.shown[1].changes is None
@@ -224,7 +222,7 @@ def test_different_answers_come_first_and_repetitions_are_shown_once() -> None:
 def test_long_answers_are_shortened() -> None:
     answers = reported(finished(run=run(samples=[sample("p" * 9000, "b" * 9000, "t" * 9000)]))).answers
     assert answers is not None
-    shown = answers.shown[0]
+    shown = answers.shown[0].sample
     assert max(len(text or "") for text in (shown.prompt, shown.baseline, shown.tuned)) == 2000
 
 
@@ -390,7 +388,7 @@ def test_what_a_report_does_not_have_is_named_with_the_reason(
 def test_a_complete_report_misses_nothing() -> None:
     report = reported(finished())
     assert report.missing == []
-    assert (report.name, report.uid, report.labels) == ("support-bot", "0b5e3a52", {"team": "nlp"})
+    assert (report.job.name, report.uid, report.labels) == ("support-bot", "0b5e3a52", {"team": "nlp"})
 
 
 HOSTILE: list[Any] = [

@@ -29,26 +29,21 @@ _SKIPPED = {
 
 def report_of(run: RunRecords, written: datetime) -> Report:
     """Returns the report. ``written``: when the records were read; times of a running job count until then."""
-    status, job = run.status, compared_job("", run)
+    status, job = run.status, bounded(compared_job("A", run))
     stages = list(_stages(run, written))
     resources = lookup(status, "resolved", "resources")
     where = [text_at(resources, name) for name in ("tpu", "topology", "capacity")]
     total_steps = run.preflight.steps if run.preflight else whole_at(status, "progress", "totalSteps")
     report = Report(
-        name=run.name,
+        job=job,
         written=written,
-        namespace=run.namespace,
         uid=text_at(run.metadata, "uid"),
         labels=_labels(run),
-        run_folder=run.run_folder,
         live=run.live,
-        phase=job.phase,
         summary=text_at(status, "summary"),
         created=instant_at(run.metadata, "creationTimestamp"),
         started=instant_at(status, "startTime"),
         ended=instant_at(status, "completionTime"),
-        model=bounded(job.model),
-        method=job.method,
         slice=", ".join(part for part in where if part) or None,
         steps=job.steps if job.steps is not None else whole_at(status, "progress", "step"),
         total_steps=job.total_steps if job.total_steps is not None else total_steps,
@@ -57,7 +52,6 @@ def report_of(run: RunRecords, written: datetime) -> Report:
         stages=stages,
         usage=usage(run, stages, written),
         loss=loss_curve(run),
-        throughput=job.throughput,
         curves=list(other_curves(run.metrics)),
         data=data(run),
         evaluation=evaluation(run),
@@ -143,18 +137,18 @@ def _unreadable(run: RunRecords) -> Iterator[str]:
 
 def _missing(report: Report, run: RunRecords) -> Iterator[tuple[str, str]]:
     """Yields the parts that the report does not have, and why."""
-    if not report.phase and run.live:
+    if not report.job.phase and run.live:
         yield "Status", "the operator has not observed the job yet."
-    elif not report.phase:
+    elif not report.job.phase:
         yield "Status", "there is no status.json: the job has not ended, or was deleted before its end."
-    why = _STATE.get(report.phase or "", f": the job is {report.phase}" if report.phase else "")
+    why = _STATE.get(report.job.phase or "", f": the job is {report.job.phase}" if report.job.phase else "")
     answered = report.answers or not report.evaluation
     exported = report.files and report.files.exports
     absent = (
         ("Time and cost", report.usage, f"nothing has run yet{why}."),
         ("Data report", report.data, f"Preflight has written none{why}."),
         ("Loss", report.loss, f"the training has measured nothing{why}."),
-        ("Throughput", report.throughput, f"the training has measured nothing{why}."),
+        ("Throughput", report.job.throughput, f"the training has measured nothing{why}."),
         ("Evaluation", report.evaluation, without_evaluation(run)),
         ("Answers", answered, "no prompt and no question of a dataset was answered."),
         ("Exported files", exported, f"nothing is exported{why}."),

@@ -10,7 +10,7 @@ from finetune_operator.results.comparison.model import MetricComparison
 from finetune_operator.results.errors import NotComparableError
 from finetune_operator.results.records import RunRecords
 from finetune_operator.results.report.bounds import bounded
-from finetune_operator.results.report.model import Answer, Answers, EvaluationReport, GateReport
+from finetune_operator.results.report.model import Answer, Answers, EvaluationReport
 
 #: Number of metrics, and of prompts whose answers are shown.
 _MOST_METRICS, MOST_ANSWERS = 200, 20
@@ -24,16 +24,7 @@ def evaluation(run: RunRecords) -> EvaluationReport | None:
     return EvaluationReport(
         step=recorded.step if recorded else None,
         metrics=[bounded(each, text=256) for each in _metrics(run)[:_MOST_METRICS]],
-        gates=[
-            GateReport(
-                metric=gate.metric[:256],
-                value=gate.value,
-                at_least=gate.op == "GreaterOrEqual",
-                threshold=gate.threshold,
-                passed=gate.passed,
-            )
-            for gate in (recorded.gates if recorded else ())
-        ],
+        gates=bounded(recorded.gates if recorded else [], text=256),
         benchmarks=bounded(run.preflight.benchmarks if run.preflight else [], text=256),
     )
 
@@ -76,10 +67,6 @@ def _answer(sample: Sample) -> Answer:
     shown = sample.shown()
     both = shown.baseline is not None and shown.tuned is not None
     return Answer(
-        dataset=shown.dataset[:256] if shown.dataset else None,
-        prompt=shown.prompt,
-        reference=shown.reference,
-        baseline=shown.baseline,
-        tuned=shown.tuned,
+        sample=shown.model_copy(update={"dataset": shown.dataset and shown.dataset[:256]}),
         changes=word_changes(shown.baseline or "", shown.tuned or "") if both else None,
     )

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_contract import BenchmarkReport, DataReport
-from finetune_operator.results.comparison.model import Change, ComparedModel, MetricComparison, Throughput
+from finetune_contract import Artifact, BenchmarkReport, DataReport, GateOutcome, Sample
+from finetune_operator.results.comparison.model import Change, ComparedJob, MetricComparison
 from finetune_operator.results.model_manifest import ManifestFile
 
 
@@ -116,25 +116,13 @@ class DataSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateReport:
-    """Result of a gate."""
-
-    metric: str
-    value: float | None
-    at_least: bool
-    """Whether the value must be at least the threshold; else at most."""
-    threshold: float | None
-    passed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
     """The evaluation of the tuned model and of its base model on the same rows."""
 
     step: int | None
     """Optimizer step of the evaluated checkpoint."""
     metrics: Sequence[MetricComparison]
-    gates: Sequence[GateReport]
+    gates: Sequence[GateOutcome]
     benchmarks: Sequence[BenchmarkReport]
 
 
@@ -142,11 +130,7 @@ class EvaluationReport:
 class Answer:
     """The answers to one prompt, before and after."""
 
-    dataset: str | None
-    prompt: str
-    reference: str | None
-    baseline: str | None
-    tuned: str | None
+    sample: Sample
     changes: Sequence[Change] | None
     """Words of both answers; None if one is missing or too long to compare."""
 
@@ -213,14 +197,9 @@ class CheckpointReport:
 class ExportReport:
     """An exported folder, or a copy of one at a destination."""
 
-    name: str
-    type: str
-    uri: str
-    digest: str
-    """sha256 of its manifest, as the record of the export has it."""
-    size: int
+    artifact: Artifact
     matches: bool | None
-    """Whether the manifest still has that digest; None if it was not read."""
+    """Whether the manifest still has the digest of the record; None if it was not read."""
     files: Sequence[ManifestFile]
     left_out: int
     """Number of files that are not shown."""
@@ -249,22 +228,18 @@ class Configuration:
 class Report:
     """Everything that the records of one run show."""
 
-    name: str
+    job: ComparedJob
+    """What comparisons show of it, too."""
     written: datetime
     """When the records were read."""
-    namespace: str | None = None
     uid: str | None = None
     labels: Mapping[str, str]
-    run_folder: str | None = None
     live: bool = False
     """Whether the FineTuneJob existed."""
-    phase: str | None = None
     summary: str | None = None
     created: datetime | None = None
     started: datetime | None = None
     ended: datetime | None = None
-    model: ComparedModel | None = None
-    method: str | None = None
     slice: str | None = None
     """TPU slice, its topology and capacity."""
     steps: int | None = None
@@ -274,7 +249,6 @@ class Report:
     stages: Sequence[StageReport] = ()
     usage: TimeAndCost | None = None
     loss: MetricCurve | None = None
-    throughput: Throughput | None = None
     curves: Sequence[MetricCurve] = ()
     data: DataSummary | None = None
     evaluation: EvaluationReport | None = None

@@ -116,11 +116,7 @@ def _export(artifact: Artifact, run: RunRecords) -> ExportReport:
     manifest = run.manifests.get(artifact.name) if own else None
     listed = manifest.files if manifest else ()
     return ExportReport(
-        name=artifact.name[:64],
-        type=artifact.type,
-        uri=artifact.uri,
-        digest=artifact.digest[:128],
-        size=artifact.size_bytes,
+        artifact=artifact.model_copy(update={"name": artifact.name[:64], "digest": artifact.digest[:128]}),
         matches=None if manifest is None else artifact.digest.removeprefix("sha256:") == manifest.digest,
         files=listed[:_MOST_FILES],
         left_out=max(0, len(listed) - _MOST_FILES),
