@@ -7,8 +7,8 @@ from finetune_contract import EvaluatedRow, Sample
 from finetune_operator.cli.compare_page import comparison_page
 from finetune_operator.results.comparison.compare import compared
 from finetune_operator.results.pages import document
-from finetune_operator.results.pages.bars import Bar, bar_chart
-from finetune_operator.results.pages.chart import Series, line_chart
+from finetune_operator.results.pages.chart import line_chart
+from finetune_operator.results.pages.series import Series
 from finetune_operator.results.records import RunRecords
 from tests.pages import reports
 from tests.pages.hostile import HOSTILE
@@ -157,17 +157,15 @@ def charts() -> str:
         line_chart([Series(name="same", points=[(1, 2), (9, 2)])], title="Constant", x="step", y="tokens/s"),
         line_chart([Series(name="huge", points=[(1, -1e300), (2, 1e300)])], title="Huge", x="step", y="loss"),
         line_chart([Series(name="gaps", points=noise)], title="Many values and gaps", x="step", y="MFU in %"),
-        bar_chart(
-            [Bar(name="Train", value=3000, text="50 min 00 s"), Bar(name="x" * 200, value=1, text="1 s")],
-            title="Time",
-        ),
-        bar_chart([], title="No bars"),
     ]
+    times = [("Train", 3000, "50 min 00 s"), ("x" * 200, 1, "1 s")]
     page = document._environment().from_string(
-        '{% extends "document.html.j2" %}{% block title %}Charts{% endblock %}{% block content %}<h1>Charts</h1>'
-        '<div class="charts">{% for each in shown %}{{ each }}{% endfor %}</div>{% endblock %}'
+        '{% extends "document.html.j2" %}{% from "macros.html.j2" import bars %}'
+        "{% block title %}Charts{% endblock %}{% block content %}<h1>Charts</h1>"
+        '<div class="charts">{% for each in shown %}{{ each }}{% endfor %}'
+        '{{ bars("Time", times) }}{{ bars("No bars", ()) }}</div>{% endblock %}'
     )
-    return page.render(content_policy=document.CONTENT_POLICY, shown=shown)
+    return page.render(content_policy=document.CONTENT_POLICY, shown=shown, times=times)
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -20,10 +20,11 @@ from finetune_operator.results.comparison.model import (
     MetricComparison,
     Verdict,
 )
-from finetune_operator.results.pages.chart import Series, line_chart
+from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.document import render
 from finetune_operator.results.pages.intervals import Difference, Tone, interval_chart
-from finetune_operator.results.pages.markup import Markup, element
+from finetune_operator.results.pages.markup import Markup
+from finetune_operator.results.pages.series import Series
 
 TONES: Mapping[str, Tone] = {
     Verdict.BETTER: "good",
@@ -33,7 +34,6 @@ TONES: Mapping[str, Tone] = {
     "Failed": "bad",
 }
 """Classes of the style sheet by verdict, phase and outcome; of others there is none."""
-_TAGS = {ChangeKind.SAME: "span", ChangeKind.REMOVED: "del", ChangeKind.ADDED: "ins"}
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -51,7 +51,6 @@ def comparison_page(comparison: Comparison) -> str:
         chart=_chart,
         count=count,
         equal=_equal,
-        marked=_marked,
         number=number,
         value=value_text,
         words=contrast_words,
@@ -88,10 +87,3 @@ def _curve(jobs: Sequence[ComparedJob]) -> Markup:
 def _equal(answer: JobAnswer) -> bool:
     """Whether the words are those of the reference's answer."""
     return answer.changes is not None and all(change.kind is ChangeKind.SAME for change in answer.changes)
-
-
-def _marked(answer: JobAnswer) -> Markup:
-    """Returns the answer, with its differences from the reference's as deletions and insertions."""
-    if answer.changes is None:
-        return element("span", answer.text)
-    return Markup("".join(element(_TAGS[change.kind], change.text) for change in answer.changes))

@@ -3,17 +3,15 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
-from finetune_contract import DatasetDetails
 from finetune_operator.cli import text
 from finetune_operator.cli.compare_page import TONES, contrast_words
 from finetune_operator.cli.compare_view import about_text, seconds_text, value_text
-from finetune_operator.results.comparison.model import ChangeKind
 from finetune_operator.results.pages.axis import number_text
-from finetune_operator.results.pages.bars import Bar, bar_chart
-from finetune_operator.results.pages.chart import Series, line_chart
+from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.document import render
-from finetune_operator.results.pages.markup import Markup, element
-from finetune_operator.results.report.model import Answer, AttemptReport, MetricCurve, Report, TimeAndCost
+from finetune_operator.results.pages.markup import Markup
+from finetune_operator.results.pages.series import Series
+from finetune_operator.results.report.model import MetricCurve, Report, TimeAndCost
 
 
 def report_page(report: Report) -> str:
@@ -33,13 +31,13 @@ def report_page(report: Report) -> str:
         words=contrast_words,
         seconds=seconds_text,
         money=money,
-        marked=_marked,
-        times=_times,
-        lengths=_lengths,
+        times=_time_rows,
+        lengths=lambda details: [
+            (f"≤ {each.up_to:,}", each.rows, f"{each.rows:,}") for each in details.histogram
+        ],
         charts=[_chart(curve) for curve in curves],
         series=[line for curve in curves for line in curve.series],
         chips=list(_chips(report.usage)) if report.usage else [],
-        time_chart=_time_chart(report.usage) if report.usage else "",
     )
 
 
@@ -61,49 +59,13 @@ def _chart(curve: MetricCurve) -> Markup:
     return line_chart(series, title=curve.title, x="step", y=curve.unit or curve.title)
 
 
-def _marked(answer: Answer) -> Markup | str:
-    """Returns the tuned model's answer, in which the words that the base model's does not have are marked."""
-    if not answer.changes:
-        return answer.sample.tuned or ""
-    said = (change for change in answer.changes if change.kind is not ChangeKind.REMOVED)
-    return Markup(
-        "".join(element("ins" if each.kind is ChangeKind.ADDED else "span", each.text) for each in said)
-    )
-
-
-def _times(attempt: AttemptReport) -> str:
-    """Returns when an attempt started, and how long it ran and waited."""
-    times = [when(attempt.start) or ""]
-    if attempt.seconds is not None:
-        times.append(f"ran {text.duration(attempt.seconds)}")
-    if attempt.queued:
-        times.append(f"queued {text.duration(attempt.queued)}")
-    if attempt.provisioning:
-        times.append(f"waited for nodes {text.duration(attempt.provisioning)}")
-    return ", ".join(filter(None, times))
-
-
-def _lengths(details: DatasetDetails) -> Markup | str:
-    """Returns a chart of the lengths of a dataset's rows."""
-    bars = [
-        Bar(name=f"≤ {bucket.up_to:,}", value=bucket.rows, text=f"{bucket.rows:,}")
-        for bucket in details.histogram
-    ]
-    return bar_chart(bars, title="Rows by their length in tokens") if bars else ""
-
-
-def _time_chart(usage: TimeAndCost) -> Markup:
-    """Returns the parts of the time as bars."""
+def _time_rows(usage: TimeAndCost) -> list[tuple[str, float, str]]:
+    """Returns name, seconds and text of each part of the time."""
     whole = sum(part.seconds for part in usage.parts)
-    bars = [
-        Bar(
-            name=part.name,
-            value=part.seconds,
-            text=f"{text.duration(part.seconds)}, {100 * part.seconds / whole:.0f} %",
-        )
+    return [
+        (part.name, part.seconds, f"{text.duration(part.seconds)}, {100 * part.seconds / whole:.0f} %")
         for part in usage.parts
     ]
-    return bar_chart(bars, title="Where the time went")
 
 
 def _chips(usage: TimeAndCost) -> Iterator[Mapping[str, str]]:

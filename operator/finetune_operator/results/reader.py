@@ -156,10 +156,10 @@ class RunReader:
             self._record(folder.progress, Progress, PROGRESS_LIMIT),
         )
         metrics = TrainingMetrics()
-        evaluation, rows, samples, _ = await asyncio.gather(
+        evaluation, rows, (samples, _), _ = await asyncio.gather(
             self._record(folder.evaluation_results, EvaluateOutcome),
             self._rows(required=not whole),
-            self._samples(),
+            self._records(folder.evaluation_samples, Sample, _SAMPLE_BYTES),
             self._lines(folder.metrics, metrics.take, _METRICS_BYTES),
         )
         measured = (document, request, preflight, progress, evaluation, rows, samples)
@@ -218,10 +218,7 @@ class RunReader:
 
     async def _rows(self, *, required: bool) -> Sequence[EvaluatedRow]:
         uri = self._folder.evaluation_rows
-        rows: list[EvaluatedRow] = []
-        rejected = await self._lines(
-            uri, lambda line: rows.append(EvaluatedRow.model_validate_json(line)), _ROW_BYTES
-        )
+        rows, rejected = await self._records(uri, EvaluatedRow, _ROW_BYTES)
         if rejected.number and not rows and required:
             raise ResultsError(
                 f"{uri} contains no evaluation row: none of its {rejected.number:,} lines is a valid record "
@@ -230,14 +227,15 @@ class RunReader:
             )
         return rows
 
-    async def _samples(self) -> Sequence[Sample]:
-        samples: list[Sample] = []
-        await self._lines(
-            self._folder.evaluation_samples,
-            lambda line: samples.append(Sample.model_validate_json(line)),
-            _SAMPLE_BYTES,
+    async def _records[T: BaseModel](
+        self, uri: str, model: type[T], line_bytes: int
+    ) -> tuple[list[T], RejectedLines]:
+        """Returns the records of a file with one per line of at most ``line_bytes``."""
+        records: list[T] = []
+        rejected = await self._lines(
+            uri, lambda line: records.append(model.model_validate_json(line)), line_bytes
         )
-        return samples
+        return records, rejected
 
     async def _more(self, attempts: Mapping[AttemptPlace, set[str]]) -> Mapping[str, Any]:
         """Returns what only reports show, by the fields of RunRecords."""

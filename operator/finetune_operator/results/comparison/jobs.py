@@ -47,13 +47,7 @@ def compared_job(label: str, run: RunRecords) -> ComparedJob:
 def _model(run: RunRecords) -> ComparedModel | None:
     found = run.preflight.model if run.preflight else None
     if found is not None:
-        return ComparedModel(
-            source=found.source,
-            revision=found.revision,
-            tokenizer_revision=found.tokenizer_revision,
-            architecture=found.architecture,
-            parameters=found.parameters,
-        )
+        return ComparedModel(**found.model_dump(include=set(ComparedModel.model_fields)))
     resolved = lookup(run.status, "resolved", "model")
     source = text_at(resolved, "source") or (run.request.model.address if run.request else None)
     if source is None:

@@ -33,8 +33,8 @@ from finetune_operator.results.comparison.settings import (
 from finetune_operator.results.records import RunRecords
 
 type Model = Literal["baseline", "tuned"]
-type Columns = dict[tuple[int, str, bool], Column | str]
-"""Differences, or why there are none, by number of the metric, label of the run, and whether from the base model."""
+type Columns = dict[tuple[str, bool], Column | str]
+"""Differences, or why there are none, by label of the run, and whether from the base model."""
 
 
 def metric_comparisons(
@@ -48,68 +48,68 @@ def metric_comparisons(
         measured: labels of the runs with rows, in the order of ``common.rows``; the others have means alone.
         reference: label of the reference. If it is not among ``runs``, there are no differences from it.
     """
-    metrics = row_metrics(common)
-    tables = [metric_rows(each, common, measured) for each in metrics]
-    columns: Columns = {}
-    for number, table in enumerate(tables):
-        columns |= _columns(number, table, runs, reference)
-    usable = {key: each for key, each in columns.items() if isinstance(each, Column)}
-    bounds = dict(zip(usable, intervals(list(usable.values())), strict=True))
-
-    def contrast(number: int, label: str, *, baseline: bool) -> Contrast | None:
-        key = number, label, baseline
-        found = columns.get(key)
-        if not isinstance(found, Column):
-            return found if found is None else Contrast(verdict=Verdict.NOT_COMPARABLE, reason=found)
-        return _contrast(found, bounds[key], direction_of(metrics[number].name))
-
-    def value(number: int, table: MetricRows, label: str) -> MetricValue:
-        if label not in measured:
-            return _value_of_means(table.metric.name, runs, label, reference, same_rows=common.complete)
-        return MetricValue(
-            job=label,
-            value=mean(table.tuned[label]) if label in table.tuned else None,
-            baseline=mean(table.baseline[label]) if label in table.baseline else None,
-            from_reference=contrast(number, label, baseline=False),
-            from_baseline=contrast(number, label, baseline=True),
+    tables = [metric_rows(metric, common, measured) for metric in row_metrics(common)]
+    columns = [_columns(table, runs, reference) for table in tables]
+    bounds = iter(
+        intervals([each for found in columns for each in found.values() if isinstance(each, Column)])
+    )
+    comparisons = []
+    for table, differences in zip(tables, columns, strict=True):
+        name = table.metric.name
+        contrasts = {
+            key: _contrast(column, next(bounds), direction_of(name))
+            if isinstance(column, Column)
+            else Contrast(verdict=Verdict.NOT_COMPARABLE, reason=column)
+            for key, column in differences.items()
+        }
+        values = [
+            MetricValue(
+                job=label,
+                value=mean(table.tuned.get(label, ())),
+                baseline=mean(table.baseline.get(label, ())),
+                from_reference=contrasts.get((label, False)),
+                from_baseline=contrasts.get((label, True)),
+            )
+            if label in measured
+            else _value_of_means(name, runs, label, reference, same_rows=common.complete)
+            for label in runs
+        ]
+        comparisons.append(
+            MetricComparison(
+                name=name,
+                kind=table.metric.kind,
+                direction=direction_of(name),
+                rows=table.rows,
+                different_rows=table.different,
+                values=values,
+            )
         )
-
-    by_row = [
-        MetricComparison(
-            name=table.metric.name,
-            kind=table.metric.kind,
-            direction=direction_of(table.metric.name),
-            rows=table.rows,
-            different_rows=table.different,
-            values=[value(number, table, label) for label in runs],
-        )
-        for number, table in enumerate(tables)
-    ]
-    covered = {each.name for each in by_row}
-    by_mean = [
-        MetricComparison(
-            name=name,
-            kind=None,
-            direction=direction_of(name),
-            rows=None,
-            different_rows=None,
-            values=[
+    # Perplexity is the exponential of the loss, and has its verdict.
+    covered = {each.name for each in comparisons} | {"perplexity"}
+    for name in dict.fromkeys(name for run in runs.values() for name in _means(run, "tuned")):
+        if name not in covered:
+            values = [
                 _value_of_means(name, runs, label, reference, same_rows=common.complete) for label in runs
-            ],
-        )
-        for name in dict.fromkeys(name for run in runs.values() for name in _means(run, "tuned"))
-        # Perplexity is the exponential of the loss, and has its verdict.
-        if name not in covered and name != "perplexity"
-    ]
-    return [*by_row, *by_mean]
+            ]
+            comparisons.append(
+                MetricComparison(
+                    name=name,
+                    kind=None,
+                    direction=direction_of(name),
+                    rows=None,
+                    different_rows=None,
+                    values=values,
+                )
+            )
+    return comparisons
 
 
-def _columns(number: int, table: MetricRows, runs: Mapping[str, RunRecords], reference: str) -> Columns:
+def _columns(table: MetricRows, runs: Mapping[str, RunRecords], reference: str) -> Columns:
     """Returns the differences of each run from the reference, and from its base model."""
     found: Columns = {}
     for label in table.tuned:
         if label in table.baseline:
-            found[number, label, True] = table.from_baseline(label)
+            found[label, True] = table.from_baseline(label)
         if label == reference or reference not in table.tuned:
             continue
         why = why_not_comparable(
@@ -118,7 +118,7 @@ def _columns(number: int, table: MetricRows, runs: Mapping[str, RunRecords], ref
             pairs=table.pairs,
             benchmark=table.metric.kind == "Benchmark",
         )
-        found[number, label, False] = why or table.from_reference(reference, label)
+        found[label, False] = why or table.from_reference(reference, label)
     return found
 
 

@@ -6,8 +6,6 @@ from finetune_operator.results.pages.axis import Axis, axis, number_text
 from finetune_operator.results.pages.markup import Markup, element
 from finetune_operator.results.pages.series import Series
 
-__all__ = ["Series", "line_chart", "number_text"]
-
 #: Size of the whole chart and its margins, in units of its view box; a unit is about a pixel.
 _WIDTH, _HEIGHT = 420, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 26, 38
@@ -18,24 +16,20 @@ _STYLES = 10
 _MOST_TEXT = 64
 
 
-def line_chart(
-    series: Sequence[Series], *, title: str, x: str, y: str, whole_x: bool = True, from_zero: bool = False
-) -> Markup:
+def line_chart(series: Sequence[Series], *, title: str, x: str, y: str) -> Markup:
     """Returns a figure with a title, a chart and, of several series, a legend.
 
     Args:
         series: the lines; those beyond the tenth are drawn in the style of the first again.
         title: what the chart shows.
-        x: name of the horizontal axis, with its unit: ``step``.
+        x: name of the horizontal axis, which counts something: ``step``. Only whole numbers have ticks.
         y: name of the vertical axis, with its unit: ``tokens/s``.
-        whole_x: whether x counts something, so that only whole numbers have ticks.
-        from_zero: whether the vertical axis starts at 0.
     """
     points = [point for each in series for point in each.finite]
     if not points:
         return _figure(title, element("p", "No values.", class_="empty"))
-    across = axis([at for at, _ in points], whole=whole_x)
-    up = axis([value for _, value in points] + ([0.0] if from_zero else []))
+    across = axis([at for at, _ in points], whole=True)
+    up = axis([value for _, value in points])
     drawing = element(
         "svg",
         element("title", _shortened(title)),
