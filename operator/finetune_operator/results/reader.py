@@ -240,10 +240,13 @@ class RunReader:
     async def _more(self, attempts: Mapping[AttemptPlace, set[str]]) -> Mapping[str, Any]:
         """Returns what only reports show, by the fields of RunRecords."""
         newest = sorted(attempts, key=lambda place: (place[0].order, *place[1:]))[-MOST_ATTEMPTS:]
-        export = await self._record(self._folder.export_manifest, ExportOutcome)
+        data, export = await asyncio.gather(
+            self._record(self._folder.data_report, DataReport, _DATA_LIMIT),
+            self._record(self._folder.export_manifest, ExportOutcome),
+        )
         manifests = {name: await self._manifest(name) for name in _EXPORTS if export}
         return {
-            "data": await self._record(self._folder.data_report, DataReport, _DATA_LIMIT),
+            "data": data,
             "attempts": await asyncio.gather(*(self._attempt(place, attempts[place]) for place in newest)),
             "attempts_left_out": len(attempts) - len(newest),
             "export": export,
