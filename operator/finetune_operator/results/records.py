@@ -127,3 +127,9 @@ def instant_at(document: object, *path: str) -> datetime | None:
         return found.astimezone(UTC) if found and found.tzinfo else None
     except (ValueError, OverflowError):
         return None
+
+
+def list_at(document: object, *path: str) -> Sequence[object]:
+    """Returns the items of the list at ``path``; none for anything else."""
+    value = lookup(document, *path)
+    return value if isinstance(value, list) else ()

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from finetune_contract import Stage
 from finetune_operator.results.comparison.model import ComparedJob, ComparedModel
 from finetune_operator.results.comparison.throughput import throughput
-from finetune_operator.results.records import RunRecords, decimal_at, instant_at, lookup, text_at, whole_at
+from finetune_operator.results.records import (
+    RunRecords,
+    decimal_at,
+    instant_at,
+    list_at,
+    lookup,
+    text_at,
+    whole_at,
+)
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _STAGES = tuple(Stage)
@@ -62,8 +70,7 @@ def _model(run: RunRecords) -> ComparedModel | None:
 
 
 def _stage_seconds(status: Mapping[str, object]) -> Iterator[tuple[str, int]]:
-    stages = lookup(status, "stages")
-    for stage in stages if isinstance(stages, list) else ():
+    for stage in list_at(status, "stages"):
         name = lookup(stage, "name")
         start, end = instant_at(stage, "startTime"), instant_at(stage, "completionTime")
         if name in _STAGES and start and end and end >= start:

@@ -27,7 +27,6 @@ from finetune_operator.results.comparison.row_metrics import (
 )
 from finetune_operator.results.comparison.settings import (
     direction_of,
-    incomparable_settings,
     why_not_comparable,
 )
 from finetune_operator.results.records import RunRecords
@@ -113,7 +112,8 @@ def _columns(table: MetricRows, runs: Mapping[str, RunRecords], reference: str) 
         if label == reference or reference not in table.tuned:
             continue
         why = why_not_comparable(
-            incomparable_settings(runs[reference], runs[label]),
+            runs[reference],
+            runs[label],
             table.metric.name,
             pairs=table.pairs,
             benchmark=table.metric.kind == "Benchmark",
@@ -181,7 +181,8 @@ def _why_not(name: str, first: RunRecords, second: RunRecords, *, same_rows: boo
     accuracy = f"{prefix}/reward_accuracy" if prefix else "reward_accuracy"
     benchmarks = {each.name for each in first.request.evaluation.benchmarks} if first.request else set()
     why = why_not_comparable(
-        incomparable_settings(first, second),
+        first,
+        second,
         name,
         pairs=accuracy in _means(first, "tuned") or accuracy in _means(second, "tuned"),
         benchmark=prefix.partition("/")[0] in benchmarks,

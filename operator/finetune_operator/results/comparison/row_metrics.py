@@ -99,37 +99,24 @@ class MetricRows:
         ]
         if lacking:
             return " and ".join(lacking)
-        return column(first[1], second[1], self.contents, score=self.metric.score != LOSS)
+        before, after = first[1], second[1]
+        numbers = [value for value, _ in (*before, *after)]
+        if unusable := sum(1 for value in numbers if not abs(value) < _LARGEST):
+            return f"{unusable:,} value{'s are' if unusable > 1 else ' is'} not a finite number"
+        if any(a[1] != b[1] for a, b in zip(before, after, strict=True)):
+            return "rows have different numbers of tokens: the tokenizer or the chat template is another one"
+        return Column(
+            differences=[b[0] - a[0] for a, b in zip(before, after, strict=True)],
+            weights=[weight for _, weight in before],
+            contents=self.contents,
+            score=self.metric.score != LOSS and all(0 <= value <= 1 for value in numbers),
+        )
 
 
 def mean(values: Sequence[tuple[float, float]]) -> float | None:
     """Returns the weighted mean; None without values."""
     weight = sum(each for _, each in values)
     return sum(value for value, _ in values) / weight if weight else None
-
-
-def column(
-    first: Sequence[tuple[float, float]],
-    second: Sequence[tuple[float, float]],
-    contents: Sequence[str],
-    *,
-    score: bool,
-) -> Column | str:
-    """Returns the differences of ``second`` from ``first``; the reason in words if they are not comparable.
-
-    ``contents`` identifies the content of each row; ``score``: whether the values are scores, not losses.
-    """
-    numbers = [*first, *second]
-    if unusable := sum(1 for value, _ in numbers if not abs(value) < _LARGEST):
-        return f"{unusable:,} value{'s are' if unusable > 1 else ' is'} not a finite number"
-    if any(a[1] != b[1] for a, b in zip(first, second, strict=True)):
-        return "rows have different numbers of tokens: the tokenizer or the chat template is another one"
-    return Column(
-        differences=[after - before for (before, _), (after, _) in zip(first, second, strict=True)],
-        weights=[weight for _, weight in first],
-        contents=contents,
-        score=score and all(0 <= value <= 1 for value, _ in numbers),
-    )
 
 
 def row_metrics(common: CommonRows) -> list[RowMetric]:

@@ -1,7 +1,7 @@
 """Which metrics two runs measure in the same way, by the settings of their evaluations."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from finetune_contract import StageRequest
 from finetune_contract.method import PreferenceMethod
@@ -39,39 +39,29 @@ def direction_of(metric: str) -> Direction:
     return Direction.HIGHER if name in _HIGHER else Direction.UNKNOWN
 
 
-def incomparable_settings(first: RunRecords, second: RunRecords) -> Mapping[str, str]:
-    """Returns why metrics of two runs do not measure the same.
-
-    The keys are ``answers`` (scores of generated answers) and ``pairs`` (losses and rewards of preference pairs).
-    """
-    a, b = first.request, second.request
-    if a is None or b is None:
-        return {}
-    found = {}
-    if differing := list(_generation(a, b)):
-        found["answers"] = f"answers are generated with different settings: {', '.join(differing)}"
-    if (before := _objective(a)) != (after := _objective(b)):
-        found["pairs"] = f"the methods compute it differently: {before}, {after}"
-    elif a.method.reference and (before := _base_model(first)) != (after := _base_model(second)):
-        found["pairs"] = f"it is relative to different reference models: {before}, {after}"
-    return found
-
-
 def why_not_comparable(
-    reasons: Mapping[str, str], metric: str, *, pairs: bool, benchmark: bool
+    first: RunRecords, second: RunRecords, metric: str, *, pairs: bool, benchmark: bool
 ) -> str | None:
-    """Returns the reason for one metric; None if both runs measure it in the same way.
+    """Returns why two runs do not measure a metric in the same way; None if they do.
 
     Args:
-        reasons: the result of :func:`incomparable_settings`.
+        first: the reference.
+        second: another run.
         metric: name of the metric.
         pairs: whether the rows are preference pairs.
         benchmark: whether the rows are a benchmark's, whose task determines the generation.
     """
-    name = short_name(metric)
+    a, b, name = first.request, second.request, short_name(metric)
+    if a is None or b is None:
+        return None
     if pairs and (name == "loss" or name in _METHOD_SCORES):
-        return reasons.get("pairs")
-    return reasons.get("answers") if name in _ANSWER_SCORES and not benchmark else None
+        if (before := _objective(a)) != (after := _objective(b)):
+            return f"the methods compute it differently: {before}, {after}"
+        if a.method.reference and (before := _base_model(first)) != (after := _base_model(second)):
+            return f"it is relative to different reference models: {before}, {after}"
+    elif name in _ANSWER_SCORES and not benchmark and (differing := list(_generation(a, b))):
+        return f"answers are generated with different settings: {', '.join(differing)}"
+    return None
 
 
 def _generation(a: StageRequest, b: StageRequest) -> Iterator[str]:

@@ -70,13 +70,9 @@ def _spread(low: float, high: float) -> tuple[float, float]:
 
 def _step(least: float) -> float:
     """Returns the smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
-    power = _power(math.floor(math.log10(least)))
+    # A power of a float would be wrong in its last digit.
+    power = float(f"1e{math.floor(math.log10(least))}")
     return next(each * power for each in (1, 2, 5, 10) if each * power >= least * (1 - 1e-12))
-
-
-def _power(exponent: int) -> float:
-    """Returns 10 to the power of ``exponent``, to the last digit."""
-    return float(f"1e{exponent}")
 
 
 def _label(value: float, step: float) -> str:

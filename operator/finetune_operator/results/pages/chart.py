@@ -33,7 +33,7 @@ def line_chart(series: Sequence[Series], *, title: str, x: str, y: str) -> Marku
     drawing = element(
         "svg",
         element("title", _shortened(title)),
-        element("desc", _description(series, x, y)),
+        element("desc", " ".join(_described(each, x, y) for each in series[:_STYLES])),
         *_axes(across, up, x, y),
         *(part for number, each in enumerate(series) for part in _line(each, number, across, up)),
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
@@ -54,16 +54,13 @@ def _axes(across: Axis, up: Axis, x: str, y: str) -> Iterator[Markup]:
         yield element("text", label, x=_LEFT - 6, y=at + 4, text_anchor="end")
     for value, label in zip(across.ticks, across.labels, strict=True):
         at = _x(across, value)
+        # Keeps the label inside of the chart.
+        anchor = "end" if at > right - 16 else "middle"
         yield element("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis")
-        yield element("text", label, x=at, y=bottom + 18, text_anchor=_anchor(at, right))
+        yield element("text", label, x=at, y=bottom + 18, text_anchor=anchor)
     yield element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis")
     yield element("text", _shortened(x), x=right, y=_HEIGHT - 5, text_anchor="end", class_="name")
     yield element("text", _shortened(y), x=0, y=12, class_="name")
-
-
-def _anchor(at: float, right: float) -> str:
-    """Returns the alignment that keeps a label inside of the chart."""
-    return "end" if at > right - 16 else "middle"
 
 
 def _line(series: Series, number: int, across: Axis, up: Axis) -> Iterator[Markup]:
@@ -99,12 +96,8 @@ def _legend(series: Sequence[Series]) -> Markup:
     return element("ul", *entries, class_="legend")
 
 
-def _description(series: Sequence[Series], x: str, y: str) -> str:
-    """Returns what the lines show, for those who do not see them."""
-    return " ".join(_described(each, x, y) for each in series[:_STYLES])
-
-
 def _described(series: Series, x: str, y: str) -> str:
+    """Returns what a line shows, for those who do not see it."""
     name, points = _shortened(series.name), series.finite
     if not points:
         return f"{name}: no values."

@@ -10,6 +10,7 @@ from finetune_operator.results.records import (
     AttemptRecords,
     Object,
     RunRecords,
+    list_at,
     lookup,
     text_at,
     whole_at,
@@ -54,10 +55,9 @@ def attempts(run: RunRecords) -> Attempts | None:
 
 def _history(counted: object) -> tuple[Mapping[Key, Object], Sequence[tuple[Stage, int, Object]]]:
     """Returns the entries of ``status.attempts.history``: of attempts, and of evictions, which name no JobSet."""
-    entries = lookup(counted, "history")
     ended: dict[Key, Object] = {}
     evictions: list[tuple[Stage, int, Object]] = []
-    for entry in entries if isinstance(entries, list) else ():
+    for entry in list_at(counted, "history"):
         name, number = lookup(entry, "stage"), whole_at(entry, "attempt")
         if name not in _STAGES or number is None or not isinstance(entry, Mapping):
             continue
@@ -143,8 +143,7 @@ def _class_of(failure: Failure | None) -> FailureClass | None:
 
 def _running(status: Object) -> Key | None:
     """Returns the attempt that the status shows as running."""
-    stages = lookup(status, "stages")
-    for stage in stages if isinstance(stages, list) else ():
+    for stage in list_at(status, "stages"):
         name, match = lookup(stage, "name"), _JOBSET.search(text_at(stage, "jobSet") or "")
         if lookup(stage, "phase") == "Running" and name in _STAGES and match:
             return Stage(str(name)), int(match[1]), whole_at(stage, "restart") or 0

@@ -6,7 +6,15 @@ from datetime import datetime
 
 from finetune_contract import Stage
 from finetune_operator.results.comparison.jobs import compared_job, without_evaluation
-from finetune_operator.results.records import RunRecords, decimal_at, instant_at, lookup, text_at, whole_at
+from finetune_operator.results.records import (
+    RunRecords,
+    decimal_at,
+    instant_at,
+    list_at,
+    lookup,
+    text_at,
+    whole_at,
+)
 from finetune_operator.results.report.attempts import attempts
 from finetune_operator.results.report.bounds import bounded
 from finetune_operator.results.report.curves import loss_curve, other_curves
@@ -98,8 +106,7 @@ def _failure(run: RunRecords) -> FailureReport | None:
 
 
 def _stages(run: RunRecords, written: datetime) -> Iterator[StageReport]:
-    listed = lookup(run.status, "stages")
-    by_name = {text_at(stage, "name"): stage for stage in (listed if isinstance(listed, list) else ())}
+    by_name = {text_at(stage, "name"): stage for stage in list_at(run.status, "stages")}
     for name in map(str, Stage):
         stage = by_name.get(name)
         if stage is None:

@@ -6,7 +6,7 @@ from itertools import islice
 
 from finetune_contract.method import PreferenceMethod
 from finetune_operator.results.comparison.throughput import rates
-from finetune_operator.results.records import RunRecords, decimal_at, lookup, whole_at
+from finetune_operator.results.records import RunRecords, decimal_at, list_at, whole_at
 from finetune_operator.results.report.model import MetricCurve, NamedPoints
 from finetune_operator.results.training_metrics import TrainingMetrics
 
@@ -63,9 +63,8 @@ def _losses(metrics: TrainingMetrics) -> Iterator[NamedPoints]:
 def _thinned(run: RunRecords) -> list[tuple[int, float]]:
     if run.progress and run.progress.curve:
         return sorted(run.progress.curve)
-    points = lookup(run.status, "progress", "curve", "points")
     found = []
-    for point in points if isinstance(points, list) else ():
+    for point in list_at(run.status, "progress", "curve", "points"):
         step, value = whole_at(point, "step"), decimal_at(point, "value")
         if step is not None and value is not None:
             found.append((step, float(value)))

@@ -53,14 +53,10 @@ def answers(run: RunRecords) -> Answers | None:
     different: dict[tuple[str | None, ...], Sample] = {}
     for each in run.samples:
         different.setdefault((each.prompt, each.reference, each.baseline, each.tuned), each)
-    order = sorted(different.values(), key=_equal)
+    order = sorted(different.values(), key=lambda sample: sample.baseline == sample.tuned)
     return Answers(
         shown=[_answer(each) for each in order[:MOST_ANSWERS]], different=len(order), total=len(run.samples)
     )
-
-
-def _equal(sample: Sample) -> bool:
-    return sample.baseline == sample.tuned
 
 
 def _answer(sample: Sample) -> Answer:

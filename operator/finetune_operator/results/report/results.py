@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping
 
-from finetune_contract import Artifact, DatasetDetails, ExportOutcome, SampleRow
+from finetune_contract import Artifact, DatasetDetails, SampleRow
 from finetune_operator.results.comparison.configuration import settings_of
-from finetune_operator.results.records import RunRecords, decimal_at, lookup, text_at, whole_at
+from finetune_operator.results.records import RunRecords, decimal_at, list_at, lookup, text_at, whole_at
 from finetune_operator.results.report.bounds import bounded
 from finetune_operator.results.report.model import (
     CheckpointReport,
@@ -112,7 +112,9 @@ def files(run: RunRecords) -> Files | None:
 
 def _export(artifact: Artifact, run: RunRecords) -> ExportReport:
     # Copies at destinations have the same names, and the run folder may have been copied elsewhere since.
-    own = run.export is not None and artifact.uri == _original(run.export, artifact.name)
+    own = (
+        run.export is not None and artifact.uri == f"{run.export.manifest.rpartition('/')[0]}/{artifact.name}"
+    )
     manifest = run.manifests.get(artifact.name) if own else None
     listed = manifest.files if manifest else ()
     return ExportReport(
@@ -123,19 +125,13 @@ def _export(artifact: Artifact, run: RunRecords) -> ExportReport:
     )
 
 
-def _original(export: ExportOutcome, name: str) -> str:
-    """Returns the URI of an exported folder in the run folder as it was at the export."""
-    return f"{export.manifest.rpartition('/')[0]}/{name}"
-
-
 def _checkpoints(run: RunRecords) -> list[CheckpointReport]:
     found = []
-    listed = lookup(run.status, "checkpoints")
-    for each in (listed if isinstance(listed, list) else [])[-_MOST_CHECKPOINTS:]:
+    for each in list_at(run.status, "checkpoints")[-_MOST_CHECKPOINTS:]:
         step = whole_at(each, "step")
         if step is None:
             continue
-        metrics, tags = lookup(each, "metrics"), lookup(each, "tags")
+        metrics = lookup(each, "metrics")
         names = list(metrics)[:16] if isinstance(metrics, Mapping) else []
         values = {str(name)[:128]: decimal_at(metrics, name) for name in names}
         found.append(
@@ -143,7 +139,7 @@ def _checkpoints(run: RunRecords) -> list[CheckpointReport]:
                 step=step,
                 uri=text_at(each, "uri"),
                 metrics={name: value for name, value in values.items() if value is not None},
-                tags=[str(tag)[:32] for tag in tags[:4]] if isinstance(tags, list) else [],
+                tags=[str(tag)[:32] for tag in list_at(each, "tags")[:4]],
             )
         )
     return found
