@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from finetune_operator.results.pages.markup import clean
+from finetune_operator.results.pages.document import clean
 from tests.pages.hostile import HOSTILE
 from tests.pages.pages import PAGES
 from tests.pages.visit import PHONE, WIDE, Scheme, Visit, visit

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from markupsafe import Markup
+
 from finetune_operator.cli.compare_view import (
     NOT_SET,
     UNKNOWN,
@@ -23,7 +25,6 @@ from finetune_operator.results.comparison.model import (
 from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.document import render
 from finetune_operator.results.pages.intervals import Difference, Tone, interval_chart
-from finetune_operator.results.pages.markup import Markup
 from finetune_operator.results.pages.series import Series
 
 TONES: Mapping[str, Tone] = {

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
+from markupsafe import Markup
+
 from finetune_operator.cli import text
 from finetune_operator.cli.compare_page import TONES, contrast_words
 from finetune_operator.cli.compare_view import about_text, seconds_text, value_text
 from finetune_operator.results.pages.axis import number_text
 from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.document import render
-from finetune_operator.results.pages.markup import Markup
 from finetune_operator.results.pages.series import Series
 from finetune_operator.results.report.model import MetricCurve, Report, TimeAndCost
 

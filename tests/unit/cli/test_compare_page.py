@@ -14,7 +14,7 @@ from finetune_operator.cli.compare_page import comparison_page
 from finetune_operator.cli.compare_view import comparison_lines
 from finetune_operator.results.comparison.compare import compared
 from finetune_operator.results.comparison.model import Comparison
-from finetune_operator.results.pages.markup import clean
+from finetune_operator.results.pages.document import clean
 from finetune_operator.results.records import RunRecords
 from tests.pages.hostile import HOSTILE
 from tests.pages.pages import PAGES, hostile_runs

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from finetune_operator.results.pages import document
 from finetune_operator.results.pages.axis import LARGEST, axis, number_text
 from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.intervals import Difference, interval_chart
-from finetune_operator.results.pages.markup import Markup
 from finetune_operator.results.pages.series import Series
 
 NAN, INF = float("nan"), float("inf")

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from finetune_operator.results.pages.axis import Axis, axis, number_text
-from finetune_operator.results.pages.markup import Markup, element
-from finetune_operator.results.pages.series import Series
+from markupsafe import Markup
 
-#: Size of the whole chart and its margins, in units of its view box; a unit is about a pixel.
+from finetune_operator.results.pages.axis import Axis, axis, number_text
+from finetune_operator.results.pages.document import part
+from finetune_operator.results.pages.series import Point, Series
+
+#: Size of the whole chart and its margins, in units of its view box.
 _WIDTH, _HEIGHT = 420, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 26, 38
 #: Points of a line up to which each is marked.
@@ -27,73 +29,37 @@ def line_chart(series: Sequence[Series], *, title: str, x: str, y: str) -> Marku
     """
     points = [point for each in series for point in each.finite]
     if not points:
-        return _figure(title, element("p", "No values.", class_="empty"))
-    across = axis([at for at, _ in points], whole=True)
-    up = axis([value for _, value in points])
-    drawing = element(
-        "svg",
-        element("title", _shortened(title)),
-        element("desc", " ".join(_described(each, x, y) for each in series[:_STYLES])),
-        *_axes(across, up, x, y),
-        *(part for number, each in enumerate(series) for part in _line(each, number, across, up)),
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        role="img",
-    )
-    return _figure(title, drawing, *([_legend(series)] if len(series) > 1 else []))
+        return part("lines", title, None)
+    across, up = axis([at for at, _ in points], whole=True), axis([value for _, value in points])
+    lines = [
+        (_shortened(each.name), number % _STYLES + 1, list(_runs(each, across, up)))
+        for number, each in enumerate(series)
+    ]
+    chart = {
+        "title": _shortened(title),
+        "x": _shortened(x),
+        "y": _shortened(y),
+        "description": " ".join(_described(each, x, y) for each in series[:_STYLES]),
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "left": _LEFT,
+        "right": _RIGHT,
+        "bottom": _BOTTOM,
+        "across": [(_x(across, at), label) for at, label in zip(across.ticks, across.labels, strict=True)],
+        "up": [(_y(up, at), label) for at, label in zip(up.ticks, up.labels, strict=True)],
+        "lines": lines,
+    }
+    return part("lines", title, chart)
 
 
-def _figure(title: str, *content: Markup) -> Markup:
-    return element("figure", element("figcaption", title), *content, class_="chart")
-
-
-def _axes(across: Axis, up: Axis, x: str, y: str) -> Iterator[Markup]:
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    for value, label in zip(up.ticks, up.labels, strict=True):
-        at = _y(up, value)
-        yield element("line", x1=_LEFT, x2=right, y1=at, y2=at, class_="grid")
-        yield element("text", label, x=_LEFT - 6, y=at + 4, text_anchor="end")
-    for value, label in zip(across.ticks, across.labels, strict=True):
-        at = _x(across, value)
-        # Keeps the label inside of the chart.
-        anchor = "end" if at > right - 16 else "middle"
-        yield element("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis")
-        yield element("text", label, x=at, y=bottom + 18, text_anchor=anchor)
-    yield element("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis")
-    yield element("text", _shortened(x), x=right, y=_HEIGHT - 5, text_anchor="end", class_="name")
-    yield element("text", _shortened(y), x=0, y=12, class_="name")
-
-
-def _line(series: Series, number: int, across: Axis, up: Axis) -> Iterator[Markup]:
+def _runs(series: Series, across: Axis, up: Axis) -> Iterator[tuple[str, Sequence[Point]]]:
+    """Yields the points of each part of a line as a path, empty for a single one, and the places that are marked."""
     runs = series.runs(across.low, across.high, _WIDTH - _LEFT - _RIGHT)
     marked = sum(map(len, runs)) <= _MARKED
-    style = f"line line-{number % _STYLES + 1}"
     for run in runs:
         places = [(_x(across, at), _y(up, value)) for at, value in run]
-        if len(places) > 1:
-            path = " ".join(f"{at:.1f},{height:.1f}" for at, height in places)
-            yield element("polyline", points=path, class_=style)
-        if marked or len(places) == 1:
-            for at, height in places:
-                yield element("circle", cx=at, cy=height, r=2.5, class_=style)
-
-
-def _legend(series: Sequence[Series]) -> Markup:
-    entries = (
-        element(
-            "li",
-            element(
-                "svg",
-                element("line", x1=0, x2=30, y1=5, y2=5, class_=f"line line-{number % _STYLES + 1}"),
-                viewBox="0 0 30 10",
-                width=30,
-                height=10,
-                aria_hidden="true",
-            ),
-            element("bdi", _shortened(each.name)),
-        )
-        for number, each in enumerate(series)
-    )
-    return element("ul", *entries, class_="legend")
+        path = " ".join(f"{at:.1f},{height:.1f}" for at, height in places) if len(places) > 1 else ""
+        yield path, places if marked or not path else ()
 
 
 def _described(series: Series, x: str, y: str) -> str:

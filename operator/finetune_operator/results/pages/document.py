@@ -1,15 +1,20 @@
 """Renders templates of this package. Every text is escaped: those of records are written by tenants."""
 
+import re
 from functools import cache
 
 from jinja2 import PackageLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from finetune_operator.results.pages.markup import clean
+from markupsafe import Markup
 
 #: What a page may load, which is nothing. Its style is inline, images are part of the page.
 CONTENT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
+#: Control characters, halves of surrogate pairs and noncharacters, which no page may contain, and the marks that
+#: change the direction of the text after them.
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )
 
 
@@ -26,6 +31,16 @@ def render(template: str, /, **values: object) -> str:
     return text
 
 
+def part(macro: str, /, *values: object) -> Markup:
+    """Returns what a macro of ``charts.html.j2`` makes of its values, for which the same holds as in a page."""
+    return Markup(getattr(_environment().get_template("charts.html.j2").module, macro)(*values))  # noqa: S704
+
+
+def clean(text: str) -> str:
+    """Returns the text without characters that a page must not contain; line ends and tabs remain."""
+    return _UNSAFE.sub("", text)
+
+
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
     return ImmutableSandboxedEnvironment(
@@ -39,5 +54,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _final(value: object) -> object:
-    """Returns what an expression of a template inserts."""
+    """Returns what an expression of a template inserts. Numbers with a fraction, which are places, are rounded."""
+    if type(value) is float:
+        return f"{value:.2f}".rstrip("0").rstrip(".")
     return clean(value) if type(value) is str else value

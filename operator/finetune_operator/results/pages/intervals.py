@@ -1,12 +1,14 @@
 """Differences and their intervals on one axis, as SVG."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from markupsafe import Markup
+
 from finetune_operator.results.pages.axis import Axis, axis, number_text
-from finetune_operator.results.pages.markup import Markup, element
+from finetune_operator.results.pages.document import part
 
 type Tone = Literal["good", "bad", "neutral"]
 
@@ -33,45 +35,31 @@ def interval_chart(differences: Sequence[Difference], *, title: str) -> Markup:
     if not drawn:
         return Markup()
     across = axis([0.0, *(number for each in drawn for number in _numbers(each))], ticks=4)
-    height = _TOP + _ROW * len(drawn) + _BOTTOM
-    return element(
-        "svg",
-        element("title", title),
-        element("desc", " ".join(map(_described, drawn))),
-        *_axis(across, height),
-        *(part for number, each in enumerate(drawn) for part in _row(each, number, across)),
-        viewBox=f"0 0 {_WIDTH} {height}",
-        role="img",
-        class_="intervals",
-    )
+    bottom = _TOP + _ROW * len(drawn)
+    chart = {
+        "description": " ".join(map(_described, drawn)),
+        "width": _WIDTH,
+        "height": bottom + _BOTTOM,
+        "top": _TOP,
+        "right": _WIDTH - _RIGHT,
+        "bottom": bottom,
+        "ticks": [(_x(across, at), at, label) for at, label in zip(across.ticks, across.labels, strict=True)],
+        "rows": [
+            (
+                each.name[:_MOST_NAME],
+                _TOP + _ROW * (number + 0.5),
+                _x(across, each.value),
+                [_x(across, end) for end in each.interval or ()],
+                each.tone,
+            )
+            for number, each in enumerate(drawn)
+        ],
+    }
+    return part("intervals", title, chart)
 
 
 def _numbers(difference: Difference) -> Sequence[float]:
     return [difference.value, *(difference.interval or ())]
-
-
-def _axis(across: Axis, height: float) -> Iterator[Markup]:
-    bottom = height - _BOTTOM
-    for value, label in zip(across.ticks, across.labels, strict=True):
-        at = _x(across, value)
-        yield element("line", x1=at, x2=at, y1=_TOP, y2=bottom, class_="zero" if value == 0 else "grid")
-        anchor = "end" if at > _WIDTH - _RIGHT - 16 else "middle"
-        yield element("text", label, x=at, y=bottom + 16, text_anchor=anchor)
-
-
-def _row(difference: Difference, number: int, across: Axis) -> Iterator[Markup]:
-    middle = _TOP + _ROW * (number + 0.5)
-    yield element("text", difference.name[:_MOST_NAME], x=0, y=middle + 4, class_="name")
-    if difference.interval:
-        low, high = (_x(across, each) for each in difference.interval)
-        yield element("line", x1=low, x2=high, y1=middle, y2=middle, class_=f"interval {difference.tone}")
-        for end in (low, high):
-            yield element(
-                "line", x1=end, x2=end, y1=middle - 5, y2=middle + 5, class_=f"interval {difference.tone}"
-            )
-    yield element(
-        "circle", cx=_x(across, difference.value), cy=middle, r=4, class_=f"point {difference.tone}"
-    )
 
 
 def _described(difference: Difference) -> str:
