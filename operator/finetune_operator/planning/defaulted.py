@@ -230,13 +230,20 @@ class DefaultedFlavor(Flavor):
     tolerations: Tolerations = ()
 
 
+class DefaultedCpuPool(CpuPool):
+    """``spec.cpuPool`` of a profile."""
+
+    node_selector: NodeSelector = {}
+    tolerations: Tolerations = ()
+
+
 class DefaultedProfileSpec(FineTuneProfileSpec):
     """A profile's spec, with empty sections for those that it leaves out."""
 
     service_accounts: ServiceAccounts = ServiceAccounts()
     queue: Queue = Queue()
     flavors: tuple[DefaultedFlavor, ...]
-    cpu_pool: CpuPool = CpuPool()
+    cpu_pool: DefaultedCpuPool = DefaultedCpuPool()
     pathways: PathwaysNodes = PathwaysNodes()
     models: AllowedModels = AllowedModels()
     constraints: DefaultedConstraints = DefaultedConstraints()

@@ -41,8 +41,7 @@ def policy_problems(
     Args:
         job: the FineTuneJob.
         name: the profile's name.
-        profile: the profile's spec. One without a mode is that of a job that an operator without modes admitted, which
-            allowed whatever the profile did not forbid.
+        profile: the profile's spec.
         spec: the job's spec over all defaults.
         merged: the same in JSON.
         base: the defaults only, in JSON, which are the required values of locked paths.
