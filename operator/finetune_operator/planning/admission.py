@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from finetune_contract import PREFERENCE_TYPES, MemoryOutcome
 from finetune_contract.engine import override_faults
@@ -14,6 +14,7 @@ from finetune_operator.api import (
     parse_profile,
 )
 from finetune_operator.api.method import Optimizer
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import (
     DefaultedJobSpec,
     DefaultedProfileSpec,
@@ -40,8 +41,6 @@ from finetune_operator.planning.sections.chat_template import template_ref, with
 from finetune_operator.planning.slices.topology import NONE_TRIED
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity
-
-type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,21 +3,19 @@
 For people and ``finetune plan``: the choice itself is made in :mod:`.slices.choice`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from finetune_operator.api import exact
 from finetune_operator.catalog import TpuShape
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedFlavor, DefaultedResources
 from finetune_operator.planning.plan import Plan
 from finetune_operator.planning.plan_builder import Draft, slice_faults
 from finetune_operator.planning.slices.choice import MOST_CANDIDATES
 from finetune_operator.planning.slices.topology import SliceOffer, by_price
 from finetune_operator.planning.stored_plan import StoredPlan
-
-type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,8 @@ the method or on the presence of a section.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 BUILT_IN: Object = {
     "cache": "Use",

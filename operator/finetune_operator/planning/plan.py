@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_contract import (
     CacheLayout,
@@ -26,6 +25,7 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
+from finetune_operator.objects import Object
 from finetune_operator.planning.budget import SpendingLimits
 from finetune_operator.planning.defaulted import DefaultedCpuPool, DefaultedRecovery
 from finetune_operator.planning.policy.limits import ResolvedLimit
@@ -36,8 +36,6 @@ from finetune_operator.planning.slices.topology import (
     Placement,
 )
 from finetune_operator.planning.stages import STAGES
-
-type Object = Mapping[str, Any]
 
 #: Sections that never change after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import cache
-from typing import Any, Self
+from typing import Self
 
 from finetune_contract import MemoryOutcome, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.api.profile import PodSettings
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedProfileSpec, job_spec
 from finetune_operator.planning.defaults import (
     BUILT_IN,
@@ -48,8 +49,6 @@ from finetune_operator.planning.slices.topology import (
 )
 from finetune_operator.planning.stages import STAGES, stages_of
 from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity, owner_reference
-
-type Object = Mapping[str, Any]
 
 #: Kubernetes' own service account of pods that name none.
 _SERVICE_ACCOUNT = "default"

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from finetune_operator.api import MethodType, exact, number_paths, options_of
 from finetune_operator.api.method import Hyperparameters, member
 from finetune_operator.api.profile_policy import Constraints
+from finetune_operator.objects import Object
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.slices.memory import chosen_mesh, place_name
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from finetune_contract import PreflightOutcome
     from finetune_operator.planning.plan import Findings, Plan
 
-type Object = Mapping[str, Any]
 type Number = int | float | Decimal
 
 #: Value of a number that is not set and is therefore unlimited.

@@ -1,8 +1,7 @@
 """Checks of a profile itself: entries that cannot have an effect, and remarks on those that may not be meant."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from finetune_contract.engine import FaultKind, key_fault
 from finetune_operator.api import (
@@ -15,14 +14,13 @@ from finetune_operator.api import (
 )
 from finetune_operator.api.profile_policy import ConstraintMode
 from finetune_operator.catalog import CatalogError, shape_by_topology
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.policy.limits import LIMITED, bounds_of
 from finetune_operator.planning.policy.locations import ledger_faults, storage_faults
 from finetune_operator.planning.policy.pod_settings import pod_faults
 from finetune_operator.planning.slices.pathways import pathways_faults
-
-type Object = Mapping[str, Any]
 
 #: Similarity (difflib's ratio) from which a path counts as a typo of a known one.
 _ALIKE = 0.8
