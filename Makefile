@@ -116,7 +116,7 @@ format: install ## Format and sort
 	@.venv/bin/ruff format .
 
 generate: install ## Write crds/ (and the chart's copy) from the API models, and deploy/grafana
-	@$(PYTHON) -m finetune_operator.api.generate
+	@$(PYTHON) -m tools.generate
 	@$(PYTHON) -m deploy.grafana
 
 lock: $(UV) ## Resolve the hashed requirement files anew

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from devcluster.testing import LocalCluster
-from finetune_operator.artifacts.google_store import GoogleStore
 from finetune_operator.artifacts.port import StorageError
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cluster.api_server_client import ApiServerClient, CallLimits
 from finetune_operator.cluster.connect import user_context
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
@@ -126,18 +126,15 @@ async def test_the_object_store_as_the_operator_uses_it(
 ) -> None:
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
-    store = GoogleStore()
-    try:
-        await store.write("gs://ft-artifacts/ports/attempts/prep-1/request.json", b"{}")
-        await store.write("gs://ft-artifacts/ports/attempts/prep-1/request.json", b'{"a": 1}')
-        assert await store.read("gs://ft-artifacts/ports/attempts/prep-1/request.json") == b'{"a": 1}'
-        assert await store.list("gs://ft-artifacts/ports/attempts") == ["prep-1/request.json"]
-        assert await store.read("gs://ft-artifacts/ports/nothing") is None
-        assert await store.list("gs://ft-artifacts/nothing") == []
-        with pytest.raises(StorageError, match="bucket no-such-bucket does not exist"):
-            await store.list("gs://no-such-bucket/x")
-    finally:
-        store.close()
+    store = SharedStore()
+    await store.write("gs://ft-artifacts/ports/attempts/prep-1/request.json", b"{}")
+    await store.write("gs://ft-artifacts/ports/attempts/prep-1/request.json", b'{"a": 1}')
+    assert await store.read("gs://ft-artifacts/ports/attempts/prep-1/request.json") == b'{"a": 1}'
+    assert await store.list("gs://ft-artifacts/ports/attempts") == ["prep-1/request.json"]
+    assert await store.read("gs://ft-artifacts/ports/nothing") is None
+    assert await store.list("gs://ft-artifacts/nothing") == []
+    with pytest.raises(StorageError, match="bucket no-such-bucket does not exist"):
+        await store.list("gs://no-such-bucket/x")
 
 
 async def test_collections_are_read_page_by_page_and_without_their_data_where_asked(

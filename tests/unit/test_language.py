@@ -36,6 +36,7 @@ PACKAGES = (
     "contract/finetune_contract",
     "trainer_image/finetune_trainer",
     "devcluster",
+    "tools",
 )
 
 

@@ -11,6 +11,7 @@ PACKAGES = (
     "contract/finetune_contract",
     "trainer_image/finetune_trainer",
     "devcluster",
+    "tools",
 )
 
 

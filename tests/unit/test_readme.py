@@ -19,8 +19,8 @@ from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.commands import app
-from finetune_operator.planning import support
 from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.policy import profile_checks
 from tests.unit.lifecycle.world import profile
 
 README = (ROOT / "README.md").read_text()
@@ -184,14 +184,14 @@ def test_the_model_families_are_those_that_the_trainer_converts() -> None:
 
 def test_the_refused_fields_are_refused_by_name() -> None:
     named = [word for _, refused in ROWS.values() for word in re.findall(r"`([\w.]+)`", refused)]
-    code = Path(support.__file__).read_text()
+    code = Path(profile_checks.__file__).read_text()
     assert named == re.findall(r'"(\w+\.\w+)": spec', code)
     for path in named:
         section, name = path.split(".")
         stored = profile()["spec"]
         spec = FineTuneProfileSpec.model_validate({**stored, section: {**stored.get(section, {}), name: 1}})
         with pytest.raises(Refused) as refused:
-            support.refuse_later_fields("team", spec)
+            profile_checks.refuse_later_fields("team", spec)
         assert refused.value.reason == Reason.NOT_YET_SUPPORTED
         assert f"spec.{path}" in refused.value.message
 

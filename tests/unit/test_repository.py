@@ -78,7 +78,7 @@ def test_the_lock_of_npm_has_hashes_and_no_address() -> None:
 
 
 def test_generated_files_are_up_to_date() -> None:
-    from finetune_operator.api.generate import outdated
+    from tools.generate import outdated
 
     assert outdated(ROOT) == [], "run make generate"
 

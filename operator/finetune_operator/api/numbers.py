@@ -58,9 +58,6 @@ def _as_float(number: int) -> int | float:
         return number
 
 
-type Object = Mapping[str, Any]
-
-
 def decimal(value: float) -> str:
     """A number as the API holds it: ``1.234``, ``2e-05``."""
     return f"{value:.6g}"

@@ -16,8 +16,7 @@ from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.numbers import canonical, unquoted
 from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.string_formats import form
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

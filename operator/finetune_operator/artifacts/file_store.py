@@ -5,18 +5,16 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
 from urllib.parse import unquote, urlsplit
 
-from finetune_operator.artifacts.calls import StoreCall, StoreCalls, always
+from finetune_operator.artifacts.calls import StoreCall
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
-    NAMES_LIMIT,
-    RECORD_LIMIT,
     ListingTooLarge,
     ObjectTooLarge,
     StorageDenied,
@@ -27,95 +25,55 @@ from finetune_operator.artifacts.port import (
 
 
 class FileStore:
-    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`. Writes are atomic for readers.
+    """Implements :class:`.shared_store.BlockingStore`. Writes are atomic for readers.
 
     Only regular files are objects: pipes, devices and sockets are ignored. Pods write run folders and cache entries, so
     symbolic links in them are not followed; links in the path above belong to the platform and are followed.
-
-    Args:
-        deadline_seconds: time limit of one call, from its start.
-        threads: concurrent calls of all tenants; one tenant may use an eighth of them.
-        may_write: asked before each step of a write; if it is not allowed, the write raises StorageUnavailable.
     """
 
-    def __init__(
-        self,
-        *,
-        deadline_seconds: float = 10,
-        threads: int = 64,
-        may_write: Callable[[], bool] = always,
-    ) -> None:
-        self._deadline = deadline_seconds
-        self._may_write = may_write
-        # All files are in one place.
-        self._calls = StoreCalls(
-            seconds=deadline_seconds, total=threads, per_tenant=max(1, threads // 8), per_bucket=threads
-        )
+    seconds = 10.0
 
-    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        def work(call: StoreCall) -> bytes | None:
-            content: bytes | None = None
-            with _absence_passes(), _parent(uri) as (folder, name):
-                content = _read(folder, name, limit + 1, call)
-            if content is not None and len(content) > limit:
-                raise ObjectTooLarge(uri, limit)
-            return content
+    def read(self, call: StoreCall, uri: str, limit: int) -> bytes | None:
+        content = self.read_part(call, uri, 0, limit + 1)
+        if content is not None and len(content) > limit:
+            raise ObjectTooLarge(uri, limit)
+        return content
 
-        return await self._run(uri, work)
+    def read_part(self, call: StoreCall, uri: str, start: int, size: int) -> bytes | None:
+        with _absence_passes(), _parent(uri) as (folder, name):
+            return _read(folder, name, size, call, start)
+        return None
 
-    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
-        def work(call: StoreCall) -> bytes | None:
-            with _absence_passes(), _parent(uri) as (folder, name):
-                return _read(folder, name, size, call, start)
-            return None
+    def list(self, call: StoreCall, uri: str, limit: int) -> Sequence[str]:
+        names: list[str] = []
+        with _absence_passes(), _parent(uri) as (parent, name), _opened(parent, name, _FOLDER) as folder:
+            for seen, (path, regular) in enumerate(_walk(folder, "", call), start=1):
+                # Folders count, too: a million empty ones take as long to list.
+                if seen > limit:
+                    raise ListingTooLarge(uri, limit)
+                if regular and len(path) <= NAME_LENGTH:
+                    names.append(path)
+        return sorted(names)
 
-        return await self._run(uri, work)
+    def write(self, call: StoreCall, uri: str, content: bytes) -> None:
+        with _parent(uri, make=True) as (folder, name), _written(folder, content, call) as temporary:
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
-    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        def work(call: StoreCall) -> Sequence[str]:
-            names: list[str] = []
-            with _absence_passes(), _parent(uri) as (parent, name), _opened(parent, name, _FOLDER) as folder:
-                for seen, (path, regular) in enumerate(_walk(folder, "", call), start=1):
-                    # Folders count, too: a million empty ones take as long to list.
-                    if seen > limit:
-                        raise ListingTooLarge(uri, limit)
-                    if regular and len(path) <= NAME_LENGTH:
-                        names.append(path)
-            return sorted(names)
+    def create(self, call: StoreCall, uri: str, content: bytes) -> bool:
+        with _parent(uri, make=True) as (folder, name), _written(folder, content, call) as temporary:
+            try:
+                os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            except FileExistsError:
+                return False
+        return True
 
-        return await self._run(uri, work)
-
-    async def write(self, uri: str, content: bytes) -> None:
-        def work(call: StoreCall) -> None:
-            with _parent(uri, make=True) as (folder, name):
-                _write(folder, name, content, call)
-
-        await self._run(uri, work, self._may_write)
-
-    async def create(self, uri: str, content: bytes) -> bool:
-        def work(call: StoreCall) -> bool:
-            with _parent(uri, make=True) as (folder, name):
-                return _create(folder, name, content, call)
-
-        return await self._run(uri, work, self._may_write)
-
-    async def ended(self) -> None:
-        """Returns when no call is in flight any more."""
-        await self._calls.ended()
-
-    async def _run[T](
-        self, uri: str, work: Callable[[StoreCall], T], allowed: Callable[[], bool] = always
-    ) -> T:
-        try:
-            return await self._calls.run(uri, work, allowed)
-        except StorageError:
-            raise
-        except PermissionError as error:
-            raise StorageDenied(uri, f"{error.strerror} (as user id {os.getuid()})") from error
-        except TimeoutError as error:
-            raise StorageUnavailable(uri, f"no response within {self._deadline:.0f} s") from error
-        except OSError as error:
-            raise StorageUnavailable(uri, error.strerror or str(error)) from error
+    def explained(self, uri: str, error: Exception) -> StorageError | None:
+        match error:
+            case PermissionError():
+                return StorageDenied(uri, f"{error.strerror} (as user id {os.getuid()})")
+            case OSError():
+                return StorageUnavailable(uri, error.strerror or str(error))
+        return None
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -192,7 +150,7 @@ def _parent(uri: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         yield descriptor, name
 
 
-def _read(folder: int, name: str, most: int, call: StoreCall, start: int = 0) -> bytes | None:
+def _read(folder: int, name: str, most: int, call: StoreCall, start: int) -> bytes | None:
     """Returns up to ``most`` bytes from offset ``start``, or None if the name is not a regular file."""
     with _opened(folder, name, _FILE) as descriptor:
         found = os.fstat(descriptor)
@@ -217,21 +175,6 @@ def _walk(folder: int, prefix: str, call: StoreCall, depth: int = 0) -> Iterator
                 # The folder may have been deleted since it was listed.
                 with _absence_passes(), _opened(folder, entry.name, _FOLDER) as below:
                     yield from _walk(below, f"{path}/", call, depth + 1)
-
-
-def _write(folder: int, name: str, content: bytes, call: StoreCall) -> None:
-    with _written(folder, content, call) as temporary:
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-def _create(folder: int, name: str, content: bytes, call: StoreCall) -> bool:
-    """Returns whether the name was free."""
-    with _written(folder, content, call) as temporary:
-        try:
-            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        except FileExistsError:
-            return False
-    return True
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -21,12 +21,9 @@ from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.adapters import HTTPAdapter
 
-from finetune_operator.artifacts.calls import StoreCall, StoreCalls, always
+from finetune_operator.artifacts.calls import StoreCall
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
-    NAMES_LIMIT,
-    RECORD_LIMIT,
-    RUN_FOLDER_ADVICE,
     BucketMissing,
     ListingTooLarge,
     ObjectTooLarge,
@@ -39,6 +36,8 @@ from finetune_operator.artifacts.port import (
 
 #: Timeouts of one HTTP request in seconds; shorter if the call ends sooner.
 _CONNECT_SECONDS, _READ_SECONDS = 5, 10
+#: Connections that are kept for later requests: one for each concurrent call of an operator.
+_CONNECTIONS = 64
 #: Retries of one call, at most 10 s in total. After that, the work queue waits, and the status reports it.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.2, maximum=2).with_timeout(10)
 #: How google-auth reports a refusal by STS or IAM that the metadata server passes on.
@@ -48,147 +47,86 @@ _call: ContextVar[StoreCall] = ContextVar("call")
 
 
 class GoogleStore:
-    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`.
+    """Implements :class:`.shared_store.BlockingStore`.
 
     Credentials come from the environment (Workload Identity); with ``STORAGE_EMULATOR_HOST`` none are used.
 
     Args:
-        threads: concurrent calls of all tenants; one tenant may use an eighth of them. Half of them may call
-            one bucket.
-        deadline_seconds: time limit of one call, from its start.
-        may_write: asked before each request of a write; if it is not allowed, the write raises StorageUnavailable.
         advice: follows the store's own message in a StorageDenied.
+        seconds: time limit of one call, from its start.
     """
 
-    def __init__(
-        self,
-        *,
-        threads: int = 64,
-        deadline_seconds: float = 20,
-        may_write: Callable[[], bool] = always,
-        advice: str = RUN_FOLDER_ADVICE,
-    ) -> None:
-        self._advice = advice
-        self._calls = StoreCalls(
-            seconds=deadline_seconds,
-            total=threads,
-            per_tenant=max(1, threads // 8),
-            per_bucket=max(1, threads // 2),
-        )
-        self._threads = threads
-        self._deadline = deadline_seconds
-        self._may_write = may_write
+    def __init__(self, *, advice: str, seconds: float) -> None:
+        self.seconds = seconds
         self._advice = advice
         self._client: storage.Client | None = None
         self._making = Lock()
 
-    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        bucket, name = _split(uri)
+    def read(self, call: StoreCall, uri: str, limit: int) -> bytes | None:
+        return self._download(call, uri, limit, end=limit)
 
-        def work(call: StoreCall) -> bytes | None:
-            blob = self._connected().bucket(bucket).blob(name)
-            content = _Bounded(uri, limit, call)
-            try:
-                # Raw: a small object that is stored compressed could decompress into a large one.
-                blob.download_to_file(content, end=limit, raw_download=True, retry=_retry(call))
-            except api_errors.NotFound as error:
-                _raise_if_bucket_is_missing(uri, bucket, error)
-                return None
-            except api_errors.RequestRangeNotSatisfiable:
-                # An empty object has no first byte for a range to begin at.
-                return b""
-            return StoredBytes.of(content.getvalue(), _time(call.last_modified))
+    def read_part(self, call: StoreCall, uri: str, start: int, size: int) -> bytes | None:
+        # Without a checksum: the store's own is that of the whole object.
+        return self._download(call, uri, size, start=start, end=start + size - 1, checksum=None)
 
-        return await self._run(uri, work)
+    def _download(self, call: StoreCall, uri: str, limit: int, **part: Any) -> bytes | None:
+        content = _Bounded(uri, limit, call)
+        try:
+            # Raw: a small object that is stored compressed could decompress into a large one.
+            self._blob(call, uri).download_to_file(content, raw_download=True, retry=_retry(call), **part)
+        except api_errors.NotFound as error:
+            _raise_if_bucket_is_missing(uri, error)
+            return None
+        except api_errors.RequestRangeNotSatisfiable:
+            # The range begins at the end of the object or beyond; an empty one has no first byte.
+            return b""
+        return StoredBytes.of(content.getvalue(), _time(call.last_modified))
 
-    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
-        bucket, name = _split(uri)
-
-        def work(call: StoreCall) -> bytes | None:
-            blob = self._connected().bucket(bucket).blob(name)
-            content = _Bounded(uri, size, call)
-            try:
-                # Without a checksum: the store's own is that of the whole object.
-                blob.download_to_file(
-                    content,
-                    start=start,
-                    end=start + size - 1,
-                    raw_download=True,
-                    checksum=None,
-                    retry=_retry(call),
-                )
-            except api_errors.NotFound as error:
-                _raise_if_bucket_is_missing(uri, bucket, error)
-                return None
-            except api_errors.RequestRangeNotSatisfiable:
-                return b""
-            return content.getvalue()
-
-        return await self._run(uri, work)
-
-    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+    def list(self, call: StoreCall, uri: str, limit: int) -> Sequence[str]:
         bucket, folder = _split(uri)
         prefix = f"{folder}/" if folder else ""
+        blobs = self._connected(call).list_blobs(
+            bucket,
+            prefix=prefix,
+            max_results=limit + 1,
+            fields="items(name),nextPageToken",
+            retry=_retry(call),
+        )
+        names: list[str] = []
+        try:
+            # Each page is a request, and none begins once the call is over.
+            for seen, blob in enumerate(blobs, start=1):
+                if seen > limit:
+                    raise ListingTooLarge(uri, limit)
+                name = blob.name.removeprefix(prefix)
+                if len(name) <= NAME_LENGTH:
+                    names.append(name)
+        except api_errors.NotFound as error:
+            raise BucketMissing(uri, bucket) from error
+        return sorted(names)
 
-        def work(call: StoreCall) -> Sequence[str]:
-            blobs = self._connected().list_blobs(
-                bucket,
-                prefix=prefix,
-                max_results=limit + 1,
-                fields="items(name),nextPageToken",
-                retry=_retry(call),
-            )
-            names: list[str] = []
-            try:
-                # Each page is a request, and none begins once the call is over.
-                for seen, blob in enumerate(blobs, start=1):
-                    if seen > limit:
-                        raise ListingTooLarge(uri, limit)
-                    name = blob.name.removeprefix(prefix)
-                    if len(name) <= NAME_LENGTH:
-                        names.append(name)
-            except api_errors.NotFound as error:
-                raise BucketMissing(uri, bucket) from error
-            return sorted(names)
+    def write(self, call: StoreCall, uri: str, content: bytes) -> None:
+        # Small and replaced as a whole, so a repeat is harmless: retried without a generation precondition.
+        self._upload(call, uri, content)
 
-        return await self._run(uri, work)
+    def create(self, call: StoreCall, uri: str, content: bytes) -> bool:
+        try:
+            self._upload(call, uri, content, if_generation_match=0)
+        except api_errors.PreconditionFailed:
+            return False
+        return True
 
-    async def write(self, uri: str, content: bytes) -> None:
+    def _upload(self, call: StoreCall, uri: str, content: bytes, **condition: int) -> None:
+        self._blob(call, uri).upload_from_string(
+            content, content_type="application/json", retry=_retry(call), **condition
+        )
+
+    def _blob(self, call: StoreCall, uri: str) -> storage.Blob:
         bucket, name = _split(uri)
+        return self._connected(call).bucket(bucket).blob(name)
 
-        def work(call: StoreCall) -> None:
-            blob = self._connected().bucket(bucket).blob(name)
-            # Small and replaced as a whole, so a repeat is harmless: retried without a generation precondition.
-            blob.upload_from_string(content, content_type="application/json", retry=_retry(call))
-
-        await self._run(uri, work, self._may_write)
-
-    async def create(self, uri: str, content: bytes) -> bool:
-        bucket, name = _split(uri)
-
-        def work(call: StoreCall) -> bool:
-            blob = self._connected().bucket(bucket).blob(name)
-            try:
-                blob.upload_from_string(
-                    content, content_type="application/json", if_generation_match=0, retry=_retry(call)
-                )
-            except api_errors.PreconditionFailed:
-                return False
-            return True
-
-        return await self._run(uri, work, self._may_write)
-
-    async def ended(self) -> None:
-        """Returns when no call is in flight any more."""
-        await self._calls.ended()
-
-    def close(self) -> None:
-        """Aborts the calls in flight and closes the connections."""
-        self._calls.abort()
-        if self._client is not None:
-            self._client.close()
-
-    def _connected(self) -> storage.Client:
+    def _connected(self, call: StoreCall) -> storage.Client:
+        _call.set(call)
         # Created in a call's thread: the search for credentials may query the metadata server.
         with self._making:
             if self._client is None:
@@ -199,43 +137,33 @@ class GoogleStore:
                 client = storage.Client(project=None)
                 session = client._http  # noqa: SLF001  the library's documentation mounts adapters this way
                 for each in (session, session._auth_request.session):  # noqa: SLF001  the latter requests tokens
-                    each.mount("https://", adapter := _Adapter(pool_maxsize=self._threads))
+                    each.mount("https://", adapter := _Adapter(pool_maxsize=_CONNECTIONS))
                     each.mount("http://", adapter)
                 self._client = client
             return self._client
 
-    async def _run[T](
-        self, uri: str, work: Callable[[StoreCall], T], allowed: Callable[[], bool] = always
-    ) -> T:
-        def in_thread(call: StoreCall) -> T:
-            _call.set(call)
-            return work(call)
-
-        try:
-            return await self._calls.run(uri, in_thread, allowed)
-        except StorageError:
-            raise
-        except TimeoutError as error:
-            raise StorageUnavailable(uri, f"no response within {self._deadline:.0f} s") from error
-        except api_errors.Unauthorized as error:
-            raise StorageUnauthenticated(uri, f"no usable Google credentials: {error.message}") from error
-        except api_errors.Forbidden as error:
-            raise StorageDenied(uri, f"{error.message} {self._advice}".rstrip()) from error
-        except auth_errors.GoogleAuthError as error:
-            if _token_may_come(error):
-                raise StorageUnavailable(uri, f"credentials are not available now: {error}") from error
-            raise StorageUnauthenticated(uri, f"no usable Google credentials: {error}") from error
-        except (
-            api_errors.RetryError,
-            api_errors.ServerError,
-            api_errors.TooManyRequests,
-            requests.RequestException,
-            urllib3.exceptions.HTTPError,
-            OSError,
-        ) as error:
-            raise StorageUnavailable(uri, _short(error)) from error
-        except api_errors.GoogleAPICallError as error:
-            raise StorageError(uri, error.message) from error
+    def explained(self, uri: str, error: Exception) -> StorageError | None:  # noqa: PLR0911  one per case
+        match error:
+            case api_errors.Unauthorized():
+                return StorageUnauthenticated(uri, f"no usable Google credentials: {error.message}")
+            case api_errors.Forbidden():
+                return StorageDenied(uri, f"{error.message} {self._advice}".rstrip())
+            case auth_errors.GoogleAuthError() if _token_may_come(error):
+                return StorageUnavailable(uri, f"credentials are not available now: {error}")
+            case auth_errors.GoogleAuthError():
+                return StorageUnauthenticated(uri, f"no usable Google credentials: {error}")
+            case (
+                api_errors.RetryError()
+                | api_errors.ServerError()
+                | api_errors.TooManyRequests()
+                | requests.RequestException()
+                | urllib3.exceptions.HTTPError()
+                | OSError()
+            ):
+                return StorageUnavailable(uri, _short(error))
+            case api_errors.GoogleAPICallError():
+                return StorageError(uri, error.message)
+        return None
 
 
 class _Bounded(io.BytesIO):
@@ -292,13 +220,13 @@ def _split(uri: str) -> tuple[str, str]:
     return parts.netloc, name
 
 
-def _raise_if_bucket_is_missing(uri: str, bucket: str, error: api_errors.NotFound) -> None:
+def _raise_if_bucket_is_missing(uri: str, error: api_errors.NotFound) -> None:
     """Raises BucketMissing if the bucket is missing: it must not be taken for a missing object.
 
     Both are 404, and only the text of the error distinguishes them.
     """
     if "bucket" in error.message.lower() and "not exist" in error.message.lower():
-        raise BucketMissing(uri, bucket) from error
+        raise BucketMissing(uri, _split(uri)[0]) from error
 
 
 def _token_may_come(error: auth_errors.GoogleAuthError) -> bool:

@@ -73,7 +73,7 @@ class StoredBytes(bytes):
         return made
 
 
-class ObjectStore(Protocol):
+class ReadableStore(Protocol):
     """Object storage. Reads are strongly consistent; blocking work runs off the event loop; every call has a deadline.
 
     Tenants write what a bucket holds, so no call uses more memory than its limit allows.
@@ -87,13 +87,6 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
-        """Returns ``size`` bytes of one object from offset ``start``, fewer only where it ends; None if there is none.
-
-        Parts of one object may come from different versions of it: compare a digest of the whole. Raises StorageError.
-        """
-        ...
-
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         """Returns the sorted names of all objects below the folder ``uri``, relative to it; empty if there are none.
 
@@ -102,21 +95,24 @@ class ObjectStore(Protocol):
         """
         ...
 
+
+class ObjectStore(ReadableStore, Protocol):
+    """Object storage for records that are replaced."""
+
+    async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
+        """Returns ``size`` bytes of one object from offset ``start``, fewer only where it ends; None if there is none.
+
+        Parts of one object may come from different versions of it: compare a digest of the whole. Raises StorageError.
+        """
+        ...
+
     async def write(self, uri: str, content: bytes) -> None:
         """Replaces one small object as a whole. Raises StorageError."""
         ...
 
 
-class RecordStore(Protocol):
-    """Object storage for records that are never changed; like :class:`ObjectStore` in all else."""
-
-    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        """Returns the content of one object, as :meth:`ObjectStore.read` does."""
-        ...
-
-    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        """Returns the names of all objects below a folder, as :meth:`ObjectStore.list` does."""
-        ...
+class RecordStore(ReadableStore, Protocol):
+    """Object storage for records that are never changed."""
 
     async def create(self, uri: str, content: bytes) -> bool:
         """Creates one small object; returns False, and changes nothing, if one exists. Raises StorageError."""

@@ -21,7 +21,7 @@ from finetune_operator.artifacts.port import (
     StorageUnauthenticated,
     StorageUnavailable,
 )
-from finetune_operator.artifacts.scheme_router import SchemeRouter, StoreBackend, file_store
+from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
@@ -117,15 +117,9 @@ def _folder(uri: str) -> RunFolder | None:
 
 def caller_store() -> ObjectStore:
     """Returns the store of any URI, for reads with the caller's own credentials."""
-
-    def google() -> StoreBackend:
-        # A person who has logged in without a project for quotas gets a warning, which these reads do not need.
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.auth\b")
-        from finetune_operator.artifacts.google_store import GoogleStore
-
-        return GoogleStore(deadline_seconds=_CALL_SECONDS, advice="")
-
-    return SchemeRouter({"gs": google, "file": file_store})
+    # A person who has logged in without a project for quotas gets a warning, which these reads do not need.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.auth\b")
+    return SharedStore(blocking_stores(advice="", seconds=_CALL_SECONDS))
 
 
 @contextmanager

@@ -127,11 +127,11 @@ class ApiServerClient:
         labels: Labels | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
-        selectors = _selectors(labels, fields)
         # A continue token may expire (410). A second listing from the start then completes in time.
         for final in (False, True):
+            pages = self.kept(kind, namespace, labels=labels, fields=fields, keep=lambda found: found)
             try:
-                return await self._all(kind, namespace, selectors)
+                return [found async for page in pages for found in page]
             except Rejected as error:
                 if error.status != 410 or final:
                     raise
@@ -157,26 +157,7 @@ class ApiServerClient:
         fields: Mapping[str, str] | None = None,
         keep: Keep[T],
     ) -> AsyncIterator[Sequence[T]]:
-        async for page in self._limited(kind, namespace, _selectors(labels, fields), keep):
-            yield page
-
-    async def _all(
-        self, kind: ResourceKind, namespace: str | None, selectors: Sequence[tuple[str, str]]
-    ) -> Sequence[Object]:
-        """Returns the objects of every page."""
-        found: list[Object] = []
-        async for page in self._limited(kind, namespace, selectors):
-            found += page
-        return found
-
-    async def _limited(
-        self,
-        kind: ResourceKind,
-        namespace: str | None,
-        selectors: Sequence[tuple[str, str]],
-        keep: Keep[Any] | None = None,
-    ) -> AsyncIterator[Sequence[Any]]:
-        """Yields pages within the limits of a listing. Raises ResponseTooLarge beyond them."""
+        selectors = _selectors(labels, fields)
         limits = self._limits
         size = count = 0
         async for page in self._pages(kind, namespace, selectors, keep=keep):
@@ -436,7 +417,7 @@ class ApiServerClient:
 class _Page:
     """Objects of one page that the caller keeps."""
 
-    items: Sequence[Object]
+    items: Sequence[Any]
     count: int
     """Number of objects in the page before filtering."""
     bytes: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from finetune_contract import PREFERENCE_TYPES, MemoryOutcome
 from finetune_contract.engine import override_faults
@@ -14,6 +14,7 @@ from finetune_operator.api import (
     parse_profile,
 )
 from finetune_operator.api.method import Optimizer
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import (
     DefaultedJobSpec,
     DefaultedProfileSpec,
@@ -33,16 +34,13 @@ from finetune_operator.planning.policy.limits import (
     written_problems,
 )
 from finetune_operator.planning.policy.locations import ProfileFolders, run_folder_problem
-from finetune_operator.planning.policy.profile_checks import check_profile
+from finetune_operator.planning.policy.profile_checks import check_profile, refuse_later_fields
 from finetune_operator.planning.profile_choice import choose_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref, with_chat_template
 from finetune_operator.planning.slices.topology import NONE_TRIED
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity
-from finetune_operator.planning.support import refuse_later_fields
-
-type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

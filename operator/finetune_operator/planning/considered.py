@@ -3,21 +3,19 @@
 For people and ``finetune plan``: the choice itself is made in :mod:`.slices.choice`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from finetune_operator.api import exact
 from finetune_operator.catalog import TpuShape
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedFlavor, DefaultedResources
 from finetune_operator.planning.plan import Plan
 from finetune_operator.planning.plan_builder import Draft, slice_faults
-from finetune_operator.planning.slices.choice import MOST_CANDIDATES
+from finetune_operator.planning.slices.choice import MOST_CANDIDATES, slice_key
 from finetune_operator.planning.slices.topology import SliceOffer, by_price
 from finetune_operator.planning.stored_plan import StoredPlan
-
-type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +46,10 @@ def considered_slices(job: Object, stored: StoredPlan, plan: Plan) -> Sequence[C
     offers = by_price(resources, stored.profile_name, flavors)
     fault = slice_faults(draft, draft.site)
     candidates = [each.slice for each in plan.memory.candidates] if plan.memory else []
-    tried = {(each.family, each.topology, each.hosts): number for number, each in enumerate(candidates, 1)}
-    taken, found = _key(plan.placement.shape), list[ConsideredSlice]()
+    tried = {slice_key(each): number for number, each in enumerate(candidates, 1)}
+    taken, found = slice_key(plan.placement.shape), list[ConsideredSlice]()
     for offer in offers:
-        key, own = _key(offer.shape), offer.flavor.name == plan.placement.flavor
+        key, own = slice_key(offer.shape), offer.flavor.name == plan.placement.flavor
         if key == taken:
             why = "chosen" if own else _same(offer, plan)
         elif (said := fault(offer)) is not None:
@@ -112,7 +110,3 @@ def _without_slice(flavor: DefaultedFlavor, resources: DefaultedResources) -> Co
 def _price(offer: SliceOffer, slices: int) -> Decimal | None:
     price = offer.flavor.chip_hour_price
     return None if price is None else exact(price) * offer.shape.chips * slices
-
-
-def _key(shape: TpuShape) -> tuple[str, str, int]:
-    return shape.family, shape.topology, shape.hosts

@@ -6,9 +6,6 @@ also fill in the defaults that cannot be merged, since they depend on the presen
 optional have the same meaning of None as in the API.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from finetune_operator.api import FineTuneJobSpec, FineTuneProfileSpec, InvalidObject, Reason, parse_merged
 from finetune_operator.api.common import Flag, NonNegative, NonNegativeNumber, Positive, PositiveNumber
 from finetune_operator.api.data import Datasets, Dedupe
@@ -52,10 +49,9 @@ from finetune_operator.api.profile_policy import (
     ConstraintMode,
     Constraints,
 )
+from finetune_operator.objects import Object
 from finetune_operator.planning import defaults
 from finetune_operator.planning.errors import Refused
-
-type Object = Mapping[str, Any]
 
 
 class DefaultedResources(Resources):
@@ -230,13 +226,20 @@ class DefaultedFlavor(Flavor):
     tolerations: Tolerations = ()
 
 
+class DefaultedCpuPool(CpuPool):
+    """``spec.cpuPool`` of a profile."""
+
+    node_selector: NodeSelector = {}
+    tolerations: Tolerations = ()
+
+
 class DefaultedProfileSpec(FineTuneProfileSpec):
     """A profile's spec, with empty sections for those that it leaves out."""
 
     service_accounts: ServiceAccounts = ServiceAccounts()
     queue: Queue = Queue()
     flavors: tuple[DefaultedFlavor, ...]
-    cpu_pool: CpuPool = CpuPool()
+    cpu_pool: DefaultedCpuPool = DefaultedCpuPool()
     pathways: PathwaysNodes = PathwaysNodes()
     models: AllowedModels = AllowedModels()
     constraints: DefaultedConstraints = DefaultedConstraints()

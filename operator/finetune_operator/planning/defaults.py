@@ -2,14 +2,13 @@
 
 The descriptions of the API repeat them ("Default: 42."), and a test compares the two. ``BUILT_IN`` is the layer below
 the profile's defaults when a spec is merged. The other tables hold defaults that cannot be merged, since they depend on
-the method or on the presence of a section; :func:`filled` applies them when the merged spec is resolved.
+the method or on the presence of a section.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 BUILT_IN: Object = {
     "cache": "Use",
@@ -78,8 +77,3 @@ EVALUATE_SECONDS = 6 * 3600
 CPU_STAGE_SECONDS = 24 * 3600
 #: spec.hangPolicy.refusedPodsSeconds: the processes that run end by themselves after 300 s without the others.
 REFUSED_PODS_SECONDS = 120
-
-
-def filled(section: Object, defaults: Object) -> dict[str, Any]:
-    """Returns ``section`` with ``defaults`` for missing fields."""
-    return {**defaults, **section}

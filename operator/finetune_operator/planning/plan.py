@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_contract import (
     CacheLayout,
@@ -26,7 +25,9 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
+from finetune_operator.objects import Object
 from finetune_operator.planning.budget import SpendingLimits
+from finetune_operator.planning.defaulted import DefaultedCpuPool, DefaultedRecovery
 from finetune_operator.planning.policy.limits import ResolvedLimit
 from finetune_operator.planning.queueing import Queues
 from finetune_operator.planning.slices.pathways import Pathways
@@ -36,20 +37,8 @@ from finetune_operator.planning.slices.topology import (
 )
 from finetune_operator.planning.stages import STAGES
 
-type Object = Mapping[str, Any]
-
 #: Sections that never change after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuNodes:
-    """Nodes for the CPU stages."""
-
-    node_selector: Mapping[str, str]
-    tolerations: tuple[Object, ...]
-    max_memory: str | None
-    max_ephemeral_storage: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +54,6 @@ class PodAdditions:
     cpu_limits: bool
     host_network: bool
     privileged: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryLimits:
-    """Number of failed attempts, by failure class, after which the job fails."""
-
-    preemptions: int
-    infrastructure: int
-    user: int
-    renewed: bool = False
-    """Whether a new checkpoint renews the budget of infrastructure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +108,7 @@ class Plan:
     spec_hash: str
     """Digest of the merged spec, without the fields that only control whether and when the job runs."""
     spec_digests: Mapping[Stage, str]
-    """Digest of the request of job and profile for each stage (:mod:`.stage_digests`)."""
+    """Digest of the request of job and profile for each stage (:func:`.plan_builder.stage_digests`)."""
     contract: ContractVersion
     """Version of the contract that the trainer image is assumed to support until preflight reports it."""
     stages: tuple[Stage, ...]
@@ -163,7 +141,7 @@ class Plan:
     """Memory check of preflight. None: no check."""
     use_cache: str
     engine_overrides: Mapping[str, str]
-    recovery: RetryLimits
+    recovery: DefaultedRecovery
     budget: SpendingLimits
     limits: TimeLimits
     run_folder: RunFolder
@@ -181,7 +159,7 @@ class Plan:
     """Name and key of the Secret; never its value."""
     upload_tokens: Mapping[str, tuple[str, str]]
     """Name and key of the Secret of each hub destination, by environment variable."""
-    cpu_pool: CpuNodes
+    cpu_pool: DefaultedCpuPool
     queues: Queues
     pod: PodAdditions
     currency: str | None

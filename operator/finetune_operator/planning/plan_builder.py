@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import cache
-from typing import Any, Self
+from typing import Self
 
-from finetune_contract import MemoryOutcome
+from finetune_contract import MemoryOutcome, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.api.profile import PodSettings
-from finetune_operator.api.profile_nodes import CpuPool
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedProfileSpec, job_spec
 from finetune_operator.planning.defaults import (
     BUILT_IN,
@@ -20,7 +20,7 @@ from finetune_operator.planning.defaults import (
 )
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup, merge
-from finetune_operator.planning.plan import IDENTITY, CpuNodes, Plan, PodAdditions, RetryLimits, TimeLimits
+from finetune_operator.planning.plan import IDENTITY, Plan, PodAdditions, TimeLimits
 from finetune_operator.planning.policy.limits import bounds_of, limit_problems
 from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.sections.datasets import resolve_data
@@ -47,11 +47,8 @@ from finetune_operator.planning.slices.topology import (
     named_slice,
     placement,
 )
-from finetune_operator.planning.stage_digests import stage_digests
-from finetune_operator.planning.stages import stages_of
+from finetune_operator.planning.stages import STAGES, stages_of
 from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity, owner_reference
-
-type Object = Mapping[str, Any]
 
 #: Kubernetes' own service account of pods that name none.
 _SERVICE_ACCOUNT = "default"
@@ -231,12 +228,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         memory=memory,
         use_cache=spec.cache.value,
         engine_overrides=spec.engine_overrides or {},
-        recovery=RetryLimits(
-            preemptions=spec.recovery.max_preemptions,
-            infrastructure=spec.recovery.max_infrastructure_retries,
-            user=spec.recovery.max_user_retries,
-            renewed=spec.recovery.renewed_by is not None,
-        ),
+        recovery=spec.recovery,
         budget=site.budget,
         limits=TimeLimits(
             active=spec.active_deadline_seconds,
@@ -259,7 +251,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         service_account_cpu=accounts.cpu or _SERVICE_ACCOUNT,
         hub_token=secret_key(secret) if secret else None,
         upload_tokens=upload_tokens(spec),
-        cpu_pool=_cpu_nodes(profile.cpu_pool),
+        cpu_pool=profile.cpu_pool,
         queues=draft.queues,
         pod=pod_additions(profile.pod, stored.job_labels),
         currency=profile.currency,
@@ -269,19 +261,23 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
     )
 
 
+def stage_digests(spec: Object, defaults: Object) -> dict[Stage, str]:
+    """Returns a digest by stage of the request of the job (``spec``) and the profile (``defaults`` at admission).
+
+    It shows whether an edit concerns an existing attempt. Neither the rendering of a release nor its built-in defaults
+    are part of it: an upgrade of the operator is no edit. Sections that never change after admission are left out.
+    """
+    requested = merge(defaults, spec)
+    return {
+        stage: digest({name: requested[name] for name in STAGES[stage].reads if name in requested})
+        for stage in Stage
+    }
+
+
 def _created(job: Object) -> date | None:
     """Returns the day on which the API server created the job; None for a manifest that it has not seen."""
     stamp = job["metadata"].get("creationTimestamp")
     return datetime.fromisoformat(stamp).date() if stamp else None
-
-
-def _cpu_nodes(pool: CpuPool) -> CpuNodes:
-    return CpuNodes(
-        node_selector=pool.node_selector or {},
-        tolerations=tuple(each.to_document() for each in pool.tolerations or ()),
-        max_memory=pool.max_memory,
-        max_ephemeral_storage=pool.max_ephemeral_storage,
-    )
 
 
 def pod_additions(pod: PodSettings, job_labels: Mapping[str, str]) -> PodAdditions:

@@ -1,16 +1,14 @@
 """The choice of a job's profile: the one that it names, or else one that serves its namespace."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
 from finetune_operator.api.profile_policy import ConstraintMode
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaults import CONSTRAINT_MODE
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.policy.job_checks import serves_namespace
-
-type Object = Mapping[str, Any]
 
 
 def choose_profile(job: Object, profiles: Sequence[Object]) -> Object:

@@ -1,16 +1,14 @@
 """Checks whose run folder a job may resume from (``spec.resumeFrom``)."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_operator.api import Reason
 from finetune_operator.api.conditions import is_true
+from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
-
-type Object = Mapping[str, Any]
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _RUN = re.compile(r"(?P<name>[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)-(?P<uid>[^/]{8})")

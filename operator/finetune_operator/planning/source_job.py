@@ -4,18 +4,14 @@ Its location follows from the run folder that the operator gave the other job. T
 job's own account can write, only proves that the model exists.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import TypeAdapter, ValidationError
 
 from finetune_contract import RunFolder
 from finetune_operator.api import Reason
 from finetune_operator.api.uris import StorageUri
+from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
-
-type Object = Mapping[str, Any]
 
 _PATH = "spec.model.fromJob"
 _URI: TypeAdapter[str] = TypeAdapter(StorageUri)

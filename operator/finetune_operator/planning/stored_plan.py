@@ -17,11 +17,10 @@ from pydantic_core import to_json
 
 from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
 from finetune_operator.api import API_VERSION, Reason, canonical
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.slices.pathways import with_pathways_images
-
-type Object = Mapping[str, Any]
 
 #: Fields that a user changes while the job runs and that do not affect its result.
 LIFECYCLE = ("suspend", "cancel", "planOnly", "retry")

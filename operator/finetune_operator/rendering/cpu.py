@@ -33,7 +33,7 @@ def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, 
             "limits": {"memory": memory, **({"ephemeral-storage": f"{most}Gi"} if most else {})},
         },
         node_selector=plan.cpu_pool.node_selector,
-        tolerations=plan.cpu_pool.tolerations,
+        tolerations=[toleration.to_document() for toleration in plan.cpu_pool.tolerations],
         # The image contains libtpu, which JAX would try first.
         env=[{"name": "JAX_PLATFORMS", "value": "cpu"}, *_compiled_with(plan, request.stage)],
     )

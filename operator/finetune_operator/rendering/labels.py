@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from finetune_contract import Stage
+from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
 from finetune_operator.planning.policy.pod_settings import read_by_controllers
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
-
-type Object = Mapping[str, Any]
 
 #: Every restart up to the newest is an attempt, so a label must not name more restarts than are possible.
 MAX_RESTART = 999

@@ -1,15 +1,13 @@
 """Renders the JobSets of a whole job before anything has run, for people to read."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import Stage
+from finetune_operator.objects import Object
 from finetune_operator.planning import Admission, Findings, Plan, admit
 from finetune_operator.planning.stages import STAGES, EarlierFinding
 from finetune_operator.rendering.jobset import render_jobset
 from finetune_operator.rendering.offline_source import UNKNOWN_UID, without_checkpoint
-
-type Object = Mapping[str, Any]
 
 #: On a JobSet whose request is completed by the results of earlier stages.
 KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"

@@ -3,13 +3,9 @@
 They are used where a manifest is planned without a cluster. Pure.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from finetune_contract import RunFolder
+from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
-
-type Object = Mapping[str, Any]
 
 #: Placeholder for the uid, which the API server assigns.
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from finetune_contract import StageRequest
+from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
 from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
@@ -25,7 +26,7 @@ from finetune_operator.rendering.pod import (
     unprivileged,
     with_host_access,
 )
-from finetune_operator.rendering.replicated_job import Object, ReplicatedJob
+from finetune_operator.rendering.replicated_job import ReplicatedJob
 
 HEAD = "pathways-head"
 WORKER = "worker"

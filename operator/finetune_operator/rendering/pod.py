@@ -6,12 +6,11 @@ from typing import Any
 from finetune_contract import Stage, StageRequest
 from finetune_contract.log_line import LOG_FORMAT_VARIABLE
 from finetune_contract.request import REQUEST_VARIABLE, RESTART_VARIABLE
+from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
 from finetune_operator.planning.plan import PodAdditions
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.labels import RESTART_LABEL
-
-type Object = Mapping[str, Any]
 
 CONTAINER = "trainer"
 SCRATCH = "/scratch"

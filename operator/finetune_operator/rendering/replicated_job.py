@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_contract import ExitCode
+from finetune_operator.objects import Object
 from finetune_operator.planning.plan import PodAdditions
 from finetune_operator.rendering.labels import of_profile
 from finetune_operator.rendering.pod import CONTAINER, with_choices
-
-type Object = Mapping[str, Any]
 
 #: Exit codes of a process that was stopped: by the trainer after saving, or by SIGTERM before it could handle it.
 _STOPPED = (int(ExitCode.STOPPED), 143)

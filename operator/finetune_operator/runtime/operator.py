@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from finetune_operator.artifacts.port import ObjectStore
-from finetune_operator.artifacts.scheme_router import SchemeRouter, store_factories
+from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
 from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.lease import CannotLead, LeaderElection, LeaseSettings
@@ -176,9 +176,9 @@ class Operator:
                 "job's next observation, and this process watches them after a restart"
             )
         queue = WorkQueue[Key]()
-        records = SchemeRouter(store_factories(may_write=lambda: election.leading, advice=LEDGER_ADVICE))
+        records = SharedStore(blocking_stores(advice=LEDGER_ADVICE), may_write=lambda: election.leading)
         # Apart from the store for writing, which the records of a month must not delay.
-        months = SchemeRouter(store_factories(may_write=lambda: False, advice=LEDGER_ADVICE))
+        months = SharedStore(blocking_stores(advice=LEDGER_ADVICE), may_write=lambda: False)
         at_work = self._at_work(cluster)
         budgets = Budgets(
             months,
@@ -213,8 +213,8 @@ class Operator:
         plans = Plans(cluster, self._namespace())
         cache = WatchCache(wanted, missed=close)
         reported = partial(self._reported, cache, intake)
-        store = SchemeRouter(
-            store_factories(may_write=lambda: election.leading),
+        store = SharedStore(
+            may_write=lambda: election.leading,
             requested=self._metrics.storage_requested,
             refused=self._metrics.storage_refused,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cluster.port import JOBS, ClusterError, KubernetesClient, Rejected
 from finetune_operator.reconcile.cache_check import distrust_outdated
 from finetune_operator.reconcile.observe import JobKey
@@ -137,7 +137,7 @@ class Workers[K: Hashable]:
             self._metrics.reconciled(key, self._clock() - begun, reason)
 
 
-async def end(tasks: Iterable[asyncio.Task[object]], store: SchemeRouter, *, patience: float) -> None:
+async def end(tasks: Iterable[asyncio.Task[object]], store: SharedStore, *, patience: float) -> None:
     """Cancels the tasks and waits for them and for every call to the store that they started.
 
     A later write would conflict with the next leader's decisions.

@@ -13,7 +13,7 @@ from finetune_contract import Stage
 from finetune_operator.api import InvalidObject, canonical, exact, parse_job
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.planning import admit
-from finetune_operator.planning.stage_digests import stage_digests
+from finetune_operator.planning.plan_builder import stage_digests
 from tests.unit.api.documents import job
 from tests.unit.lifecycle.world import job as placed_job
 from tests.unit.lifecycle.world import profile

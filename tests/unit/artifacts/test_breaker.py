@@ -1,60 +1,53 @@
 """The circuit breaker with a clock that only the tests advance."""
 
 import asyncio
-from collections.abc import Sequence
+from threading import Event
 
 import pytest
 
-from finetune_operator.artifacts.circuit_breaker import CircuitBreaker
+from finetune_operator.artifacts.calls import StoreCall
 from finetune_operator.artifacts.port import (
-    NAMES_LIMIT,
     RECORD_LIMIT,
     ObjectTooLarge,
     StorageDenied,
     StorageError,
     StorageUnavailable,
 )
-from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
+from tests.unit.artifacts.fakes import Scripted
 
 ERROR = "no response within 20 s"
 
 
-class Scripted:
+class Bucket:
     """A store whose fault or delay a test sets."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.fault: type[StorageError] | None = None
-        self.held: asyncio.Event | None = None
+        self.held: Event | None = None
+        self.hanging = Event()
 
-    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
+    def __call__(self, _call: StoreCall, uri: str) -> bytes:
         self.asked.append(uri)
         if self.held:
-            await self.held.wait()
+            self.hanging.set()
+            self.held.wait()
         if self.fault is ObjectTooLarge:
-            raise ObjectTooLarge(uri, limit)
+            raise ObjectTooLarge(uri, RECORD_LIMIT)
         if self.fault:
             raise self.fault(uri, ERROR)
         return b""
-
-    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        raise NotImplementedError
-
-    async def write(self, uri: str, content: bytes) -> None:
-        await self.read(uri)
-
-    async def ended(self) -> None:
-        raise NotImplementedError
 
 
 class World:
     def __init__(self) -> None:
         self.now = 0.0
-        self.bucket = Scripted()
+        self.bucket = Bucket()
         self.refused: list[str] = []
-        self.store = SchemeRouter(
-            {"gs": lambda: self.bucket}, refused=self.refused.append, breaker=CircuitBreaker(lambda: self.now)
+        self.store = SharedStore(
+            {"gs": lambda: Scripted(self.bucket)}, refused=self.refused.append, clock=lambda: self.now
         )
 
     async def fails(self, uri: str = "gs://b/team-a/x") -> bool:
@@ -112,14 +105,15 @@ async def test_one_call_at_a_time_finds_out_whether_it_is_back(world: World) -> 
     world.bucket.fault = StorageUnavailable
     for _ in range(3):
         await world.fails()
-    world.now, world.bucket.held = 10.0, asyncio.Event()
+    world.now, world.bucket.held = 10.0, (held := Event())
     probe = asyncio.ensure_future(world.store.read("gs://b/team-a/x"))
-    await asyncio.sleep(0)
+    await asyncio.to_thread(world.bucket.hanging.wait)
     assert len(world.bucket.asked) == 4
     assert not await world.fails()
     probe.cancel()
     await asyncio.gather(probe, return_exceptions=True)
     world.bucket.held, world.bucket.fault = None, None
+    held.set()
     assert await world.store.read("gs://b/team-a/x") == b""
 
 
@@ -143,12 +137,13 @@ async def test_writes_are_refused_too(world: World) -> None:
 
 
 async def test_the_calls_of_one_reconcile_have_a_common_time(world: World) -> None:
-    world.bucket.held = asyncio.Event()
+    world.bucket.held = held = Event()
     with calls_for_tenant("team-a", seconds=0):
         for _ in range(5):
             with pytest.raises(StorageUnavailable, match="gs://b/team-a/x: the store responds too slowly"):
                 await world.store.read("gs://b/team-a/x")
     world.bucket.held = None
+    held.set()
     with calls_for_tenant("team-a"):
         assert await world.store.read("gs://b/team-a/x") == b"", (
             "the caller's time limit is no fault of the store"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     RECORD_LIMIT,
@@ -17,7 +16,7 @@ from finetune_operator.artifacts.port import (
     StorageUnavailable,
     StoredBytes,
 )
-from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.shared_store import SharedStore
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def every_file(root: Path) -> list[Path]:
 
 
 async def test_what_was_written_is_read_and_listed(root: Path) -> None:
-    store = SchemeRouter()
+    store = SharedStore()
     await store.write(f"file://{root}/attempts/train-1/result.json", b"{}")
     await store.write(f"file://{root}/attempts/train-1/failure.json", b"{}")
     assert await store.read(f"file://{root}/attempts/train-1/result.json") == b"{}"
@@ -42,7 +41,7 @@ async def test_what_was_written_is_read_and_listed(root: Path) -> None:
 
 
 async def test_what_is_not_there_is_none_and_empty(root: Path) -> None:
-    store = FileStore()
+    store = SharedStore()
     (root / "a-file").write_text("x")
     assert await store.read(f"file://{root}/nothing") is None
     assert await store.read(f"file://{root}") is None
@@ -52,28 +51,28 @@ async def test_what_is_not_there_is_none_and_empty(root: Path) -> None:
 
 async def test_a_file_that_is_being_written_is_not_listed(root: Path) -> None:
     (root / ".writing-abc").write_text("half")
-    assert await FileStore().list(f"file://{root}") == []
+    assert await SharedStore().list(f"file://{root}") == []
 
 
 async def test_a_write_replaces_whole_and_leaves_nothing_behind(root: Path) -> None:
     uri = f"file://{root}/progress.json"
     for content in (b"long long long", b"short"):
-        await FileStore().write(uri, content)
-    assert await FileStore().read(uri) == b"short"
-    assert await FileStore().list(f"file://{root}") == ["progress.json"]
+        await SharedStore().write(uri, content)
+    assert await SharedStore().read(uri) == b"short"
+    assert await SharedStore().list(f"file://{root}") == ["progress.json"]
 
 
 async def test_an_object_is_created_once_and_never_replaced(root: Path) -> None:
     uri = f"file://{root}/v1/2026-11-21/record.json"
-    assert await SchemeRouter().create(uri, b"first")
-    assert not await SchemeRouter().create(uri, b"second")
-    assert await FileStore().read(uri) == b"first"
-    assert await FileStore().list(f"file://{root}") == ["v1/2026-11-21/record.json"]
+    assert await SharedStore().create(uri, b"first")
+    assert not await SharedStore().create(uri, b"second")
+    assert await SharedStore().read(uri) == b"first"
+    assert await SharedStore().list(f"file://{root}") == ["v1/2026-11-21/record.json"]
     assert [str(path.relative_to(root)) for path in every_file(root)] == ["v1/2026-11-21/record.json"]
 
 
 async def test_an_object_is_not_created_by_a_former_leader(root: Path) -> None:
-    store = FileStore(may_write=lambda: False)
+    store = SharedStore(may_write=lambda: False)
     with pytest.raises(StorageUnavailable):
         await store.create(f"file://{root}/record.json", b"x")
     assert every_file(root) == []
@@ -82,7 +81,7 @@ async def test_an_object_is_not_created_by_a_former_leader(root: Path) -> None:
 async def test_a_write_that_is_no_longer_allowed_changes_nothing(root: Path) -> None:
     uri = f"file://{root}/failure.json"
     allowed = True
-    store = FileStore(may_write=lambda: allowed)
+    store = SharedStore(may_write=lambda: allowed)
     await store.write(uri, b"by the leader")
     allowed = False
     with pytest.raises(StorageUnavailable):
@@ -93,7 +92,7 @@ async def test_a_write_that_is_no_longer_allowed_changes_nothing(root: Path) -> 
 
 async def test_a_part_begins_at_its_offset_and_ends_with_the_file(root: Path) -> None:
     (root / "model").write_bytes(b"0123456789")
-    store, uri = SchemeRouter(), f"file://{root}/model"
+    store, uri = SharedStore(), f"file://{root}/model"
     parts = [await store.read_part(uri, start=start, size=4) for start in (0, 4, 8, 12)]
     assert parts == [b"0123", b"4567", b"89", b""]
     assert await store.read_part(f"file://{root}/nothing", start=0, size=4) is None
@@ -101,14 +100,14 @@ async def test_a_part_begins_at_its_offset_and_ends_with_the_file(root: Path) ->
 
 async def test_names_with_blanks_are_unquoted(root: Path) -> None:
     (root / "a b").write_text("x")
-    assert await FileStore().read(f"file://{root}/a%20b") == b"x"
+    assert await SharedStore().read(f"file://{root}/a%20b") == b"x"
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 async def test_no_permission_is_denied_and_not_absence(root: Path) -> None:
     (root / "closed").mkdir(mode=0)
     with pytest.raises(StorageDenied):
-        await FileStore().list(f"file://{root}/closed")
+        await SharedStore().list(f"file://{root}/closed")
 
 
 async def test_a_fault_of_the_disk_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +116,13 @@ async def test_a_fault_of_the_disk_is_unavailable(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "open", broken)
     with pytest.raises(StorageUnavailable, match="Input/output error"):
-        await FileStore().read("file:///x")
+        await SharedStore().read("file:///x")
 
 
 @pytest.mark.parametrize("uri", ["file://relative/path", "s3://bucket/x", "no-uri"])
 async def test_other_uris_are_refused_by_name(uri: str) -> None:
     with pytest.raises(StorageError, match=uri):
-        await SchemeRouter().read(uri)
+        await SharedStore().read(uri)
 
 
 @pytest.fixture
@@ -139,9 +138,9 @@ async def test_a_huge_file_is_not_read(run: Path) -> None:
         # A sparse file costs its writer nothing.
         sparse.truncate(2**40)
     with pytest.raises(ObjectTooLarge, match="larger than the limit of 1,048,576 bytes"):
-        await FileStore().read(f"file://{file}")
+        await SharedStore().read(f"file://{file}")
     os.truncate(file, RECORD_LIMIT)
-    assert len(await FileStore().read(f"file://{file}") or b"") == RECORD_LIMIT
+    assert len(await SharedStore().read(f"file://{file}") or b"") == RECORD_LIMIT
 
 
 async def test_pipes_devices_and_links_are_ignored_and_block_nothing(run: Path) -> None:
@@ -151,7 +150,7 @@ async def test_pipes_devices_and_links_are_ignored_and_block_nothing(run: Path) 
     (folder / "itself").symlink_to("itself")
     (folder / "above").symlink_to("../..")
     (folder / "failure.json").write_text("{}")
-    store = FileStore()
+    store = SharedStore()
     async with asyncio.timeout(5):
         assert await store.list(f"file://{run}/attempts") == ["train-1/failure.json"]
         for name in ("result.json", "zero", "itself", "above", "itself/x"):
@@ -163,7 +162,7 @@ async def test_links_in_a_run_folder_lead_nowhere(root: Path, run: Path) -> None
     other = root / "other" / "secret-12345678" / "attempts" / "train-1"
     other.mkdir(parents=True)
     (other / "result.json").write_text("{}")
-    store = FileStore()
+    store = SharedStore()
     (run.parent / "linked-0badcafe").symlink_to(other.parents[1])
     (run / "train").symlink_to(other)
     (run / "attempts" / "train-2").symlink_to(other)
@@ -190,7 +189,7 @@ async def test_no_folder_of_a_run_can_be_a_link(root: Path, name: str, linked: s
     (root / "team-a" / name).mkdir(parents=True)
     (root / "team-a" / name / linked).symlink_to(root / "secret")
     uri = f"file://{root}/team-a/{name}/{linked}"
-    store = FileStore()
+    store = SharedStore()
     assert await store.read(f"{uri}/train-1/report.json") is None
     assert await store.list(uri) == []
     assert await store.list(f"{uri}/train-1") == []
@@ -205,7 +204,7 @@ async def test_a_link_far_below_a_run_folder_is_not_followed(root: Path, run: Pa
     (run / "train" / "tensorboard" / "a").mkdir(parents=True)
     (run / "train" / "tensorboard" / "a" / "b").symlink_to(root / "secret")
     uri = f"file://{run}/train/tensorboard/a/b/x.tfevents"
-    assert await FileStore().read_part(uri, start=0, size=8) is None
+    assert await SharedStore().read_part(uri, start=0, size=8) is None
 
 
 async def test_links_in_an_export_lead_nowhere(root: Path, run: Path) -> None:
@@ -215,7 +214,7 @@ async def test_links_in_an_export_lead_nowhere(root: Path, run: Path) -> None:
     (run / "export" / "model" / "key").symlink_to(root / "secret" / "key")
     (run / "export" / "model" / "link").symlink_to(root)
     (run / "evaluate").symlink_to(root / "secret")
-    store = FileStore()
+    store = SharedStore()
     for name in ("export/model/key", "export/model/link/secret/key", "evaluate/key"):
         assert await store.read(f"file://{run}/{name}") is None
         assert await store.read_part(f"file://{run}/{name}", start=0, size=8) is None
@@ -227,16 +226,16 @@ async def test_links_in_an_export_lead_nowhere(root: Path, run: Path) -> None:
 async def test_a_root_that_the_platform_has_linked_is_followed(root: Path, run: Path, name: str) -> None:
     (root / name).symlink_to(run.parent)
     uri = f"file://{root}/{name}/demo-0badcafe/attempts"
-    await FileStore().write(f"{uri}/train-1/failure.json", b"{}")
-    assert await FileStore().list(uri) == ["train-1/failure.json"]
+    await SharedStore().write(f"{uri}/train-1/failure.json", b"{}")
+    assert await SharedStore().list(uri) == ["train-1/failure.json"]
 
 
 async def test_a_write_replaces_a_link_and_not_what_it_leads_to(root: Path, run: Path) -> None:
     (root / "precious").write_text("kept")
     (run / "attempts/train-1/failure.json").symlink_to(root / "precious")
-    await FileStore().write(f"file://{run}/attempts/train-1/failure.json", b"{}")
+    await SharedStore().write(f"file://{run}/attempts/train-1/failure.json", b"{}")
     assert (root / "precious").read_text() == "kept"
-    assert await FileStore().read(f"file://{run}/attempts/train-1/failure.json") == b"{}"
+    assert await SharedStore().read(f"file://{run}/attempts/train-1/failure.json") == b"{}"
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
@@ -244,7 +243,7 @@ async def test_a_listing_ends_above_its_limit(run: Path, make: Callable[[Path], 
     for number in range(12):
         make(run / "attempts/train-1" / str(number))
     with pytest.raises(ListingTooLarge, match="more files than the limit of 10"):
-        await FileStore().list(f"file://{run}/attempts", limit=10)
+        await SharedStore().list(f"file://{run}/attempts", limit=10)
 
 
 async def test_names_that_no_trainer_writes_are_left_out(run: Path) -> None:
@@ -254,12 +253,12 @@ async def test_names_that_no_trainer_writes_are_left_out(run: Path) -> None:
     deep.mkdir(parents=True)
     (deep / "x").touch()
     (run / "attempts" / ("b" * (NAME_LENGTH - 1))).touch()
-    assert await FileStore().list(f"file://{run}/attempts") == ["b" * (NAME_LENGTH - 1)]
+    assert await SharedStore().list(f"file://{run}/attempts") == ["b" * (NAME_LENGTH - 1)]
 
 
 async def test_content_knows_when_it_was_written(root: Path) -> None:
     (root / "progress.json").write_bytes(b"{}")
     os.utime(root / "progress.json", (0, 1_800_000_000))
-    content = await SchemeRouter().read(f"file://{root}/progress.json")
+    content = await SharedStore().read(f"file://{root}/progress.json")
     assert isinstance(content, StoredBytes)
     assert content.stored == datetime.fromtimestamp(1_800_000_000, UTC)

@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 
 from finetune_operator.artifacts import google_store
-from finetune_operator.artifacts.google_store import GoogleStore
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
@@ -28,6 +27,7 @@ from finetune_operator.artifacts.port import (
     StorageUnavailable,
     StoredBytes,
 )
+from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
 #: The library does not close the response of a failed download; only garbage collection does.
@@ -69,10 +69,8 @@ async def bucket(unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch) -> Async
 
 
 @pytest.fixture
-def store(bucket: Bucket) -> Iterator[GoogleStore]:
-    made = GoogleStore()
-    yield made
-    made.close()
+def store(bucket: Bucket) -> SharedStore:
+    return SharedStore()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,14 +83,14 @@ def collected() -> Iterator[None]:
 
 
 async def test_an_object_is_read_without_credentials_from_an_emulator(
-    bucket: Bucket, store: GoogleStore
+    bucket: Bucket, store: SharedStore
 ) -> None:
     bucket.answer = lambda: web.Response(body=b"{}")
     assert await store.read("gs://team/run/a b#1.json") == b"{}"
     assert bucket.paths == ["GET /download/storage/v1/b/team/o/run%2Fa%20b%231.json?alt=media"]
 
 
-async def test_a_folder_is_listed_by_relative_names(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_folder_is_listed_by_relative_names(bucket: Bucket, store: SharedStore) -> None:
     items = [{"name": "run/attempts/train-1/b"}, {"name": "run/attempts/train-1/a"}]
     bucket.answer = lambda: web.Response(text=json.dumps({"items": items}), content_type="application/json")
     assert await store.list("gs://team/run/attempts") == ["train-1/a", "train-1/b"]
@@ -101,15 +99,14 @@ async def test_a_folder_is_listed_by_relative_names(bucket: Bucket, store: Googl
 
 async def test_a_write_that_is_no_longer_allowed_sends_nothing(bucket: Bucket) -> None:
     bucket.answer = lambda: web.Response(status=404, text="No such object: team/x")
-    store = GoogleStore(may_write=lambda: False)
+    store = SharedStore(may_write=lambda: False)
     with pytest.raises(StorageUnavailable):
         await store.write("gs://team/x", b"by a former leader")
     assert bucket.paths == []
     assert await store.read("gs://team/x") is None
-    store.close()
 
 
-async def test_an_object_is_created_only_if_there_is_none(bucket: Bucket, store: GoogleStore) -> None:
+async def test_an_object_is_created_only_if_there_is_none(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = lambda: web.json_response({"name": "v1/record.json", "bucket": "ledger"})
     assert await store.create("gs://ledger/v1/record.json", b"{}")
     assert "ifGenerationMatch=0" in bucket.paths[0]
@@ -117,12 +114,12 @@ async def test_an_object_is_created_only_if_there_is_none(bucket: Bucket, store:
     assert not await store.create("gs://ledger/v1/record.json", b"{}")
 
 
-async def test_an_object_that_is_not_there_is_none(bucket: Bucket, store: GoogleStore) -> None:
+async def test_an_object_that_is_not_there_is_none(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = lambda: web.Response(status=404, text="No such object: team/x")
     assert await store.read("gs://team/x") is None
 
 
-async def test_a_bucket_that_is_not_there_is_no_absence(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_bucket_that_is_not_there_is_no_absence(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = lambda: web.Response(status=404, text="The specified bucket does not exist.")
     with pytest.raises(StorageError, match="gs://team/x: bucket team does not exist"):
         await store.read("gs://team/x")
@@ -131,13 +128,13 @@ async def test_a_bucket_that_is_not_there_is_no_absence(bucket: Bucket, store: G
         await store.list("gs://team/x")
 
 
-async def test_a_missing_role_is_named(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_missing_role_is_named(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = error(403, "sa@project does not have storage.objects.list access.")
     with pytest.raises(StorageDenied, match=r"does not have storage.objects.list.*roles/storage"):
         await store.list("gs://team/x")
 
 
-async def test_credentials_that_are_not_accepted_are_denied(bucket: Bucket, store: GoogleStore) -> None:
+async def test_credentials_that_are_not_accepted_are_denied(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = error(401, "Invalid credentials")
     with pytest.raises(StorageUnauthenticated, match="no usable Google credentials"):
         await store.list("gs://team/x")
@@ -145,7 +142,7 @@ async def test_credentials_that_are_not_accepted_are_denied(bucket: Bucket, stor
 
 @pytest.mark.parametrize("code", [429, 500, 503])
 async def test_a_store_that_is_busy_or_broken_is_tried_again_and_then_unavailable(
-    bucket: Bucket, store: GoogleStore, code: int
+    bucket: Bucket, store: SharedStore, code: int
 ) -> None:
     bucket.answer = error(code, "try again")
     for call in (store.read("gs://team/x"), store.list("gs://team/x"), store.write("gs://team/x", b"")):
@@ -156,7 +153,7 @@ async def test_a_store_that_is_busy_or_broken_is_tried_again_and_then_unavailabl
 
 async def test_no_server_at_all_is_unavailable_in_one_line(
     bucket: Bucket,
-    store: GoogleStore,
+    store: SharedStore,
     unused_tcp_port_factory: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,13 +163,13 @@ async def test_no_server_at_all_is_unavailable_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("uri", ["gs:///x", "file:///x"])
-async def test_other_uris_are_refused(store: GoogleStore, uri: str) -> None:
+@pytest.mark.parametrize("uri", ["gs:///x", "gs:/b/x"])
+async def test_other_uris_are_refused(store: SharedStore, uri: str) -> None:
     with pytest.raises(StorageError, match="expected gs://bucket/name"):
         await store.read(uri)
 
 
-async def test_a_huge_object_is_not_read(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_huge_object_is_not_read(bucket: Bucket, store: SharedStore) -> None:
     asked: list[str | None] = []
     sent = 0
 
@@ -203,7 +200,7 @@ async def test_a_huge_object_is_not_read(bucket: Bucket, store: GoogleStore) -> 
 
 @pytest.mark.parametrize(("size", "whole"), [(PROGRESS_LIMIT, True), (PROGRESS_LIMIT + 1, False)])
 async def test_an_object_as_large_as_the_limit_is_read(
-    bucket: Bucket, store: GoogleStore, size: int, whole: bool
+    bucket: Bucket, store: SharedStore, size: int, whole: bool
 ) -> None:
     content = b"x" * size
     bucket.answer = lambda: web.Response(status=206, body=content[: PROGRESS_LIMIT + 1])
@@ -214,19 +211,19 @@ async def test_an_object_as_large_as_the_limit_is_read(
             await store.read("gs://team/x", limit=PROGRESS_LIMIT)
 
 
-async def test_a_small_object_does_not_unpack_into_a_large_one(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_small_object_does_not_unpack_into_a_large_one(bucket: Bucket, store: SharedStore) -> None:
     packed = gzip.compress(bytes(64 * 2**20))
     assert len(packed) < RECORD_LIMIT
     bucket.answer = lambda: web.Response(body=packed, headers={"Content-Encoding": "gzip"})
     assert await store.read("gs://team/x") == packed
 
 
-async def test_an_empty_object_is_no_absence(bucket: Bucket, store: GoogleStore) -> None:
+async def test_an_empty_object_is_no_absence(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = error(416, "Request range not satisfiable")
     assert await store.read("gs://team/x") == b""
 
 
-async def test_a_part_is_one_range_and_fewer_bytes_mean_the_end(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_part_is_one_range_and_fewer_bytes_mean_the_end(bucket: Bucket, store: SharedStore) -> None:
     asked: list[str | None] = []
     content = b"0123456789"
 
@@ -243,13 +240,13 @@ async def test_a_part_is_one_range_and_fewer_bytes_mean_the_end(bucket: Bucket, 
     assert asked == ["bytes=0-3", "bytes=4-7", "bytes=8-11", "bytes=12-15"]
 
 
-async def test_a_part_takes_no_more_memory_than_its_size(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_part_takes_no_more_memory_than_its_size(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = lambda: web.Response(body=bytes(1000))
     with pytest.raises(ObjectTooLarge):
         await store.read_part("gs://team/x", start=0, size=999)
 
 
-async def test_a_part_of_what_does_not_exist_is_none(bucket: Bucket, store: GoogleStore) -> None:
+async def test_a_part_of_what_does_not_exist_is_none(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = lambda: web.Response(status=404, text="No such object: team/x")
     assert await store.read_part("gs://team/x", start=0, size=4) is None
     bucket.answer = lambda: web.Response(status=404, text="The specified bucket does not exist.")
@@ -259,15 +256,14 @@ async def test_a_part_of_what_does_not_exist_is_none(bucket: Bucket, store: Goog
 
 async def test_a_person_who_is_refused_gets_no_advice_about_the_operator(bucket: Bucket) -> None:
     bucket.answer = error(403, "ada@example.com does not have storage.objects.get access.")
-    store = GoogleStore(advice="")
+    store = SharedStore(blocking_stores(advice=""))
     with pytest.raises(StorageDenied) as caught:
         await store.list("gs://team/x")
     assert caught.value.message.endswith("storage.objects.get access.")
-    store.close()
 
 
 async def test_a_listing_ends_above_its_limit_and_asks_for_no_more(
-    bucket: Bucket, store: GoogleStore
+    bucket: Bucket, store: SharedStore
 ) -> None:
     async def serve(request: web.Request) -> web.StreamResponse:
         first = int(request.query.get("pageToken", "0"))
@@ -286,7 +282,7 @@ async def test_a_listing_ends_above_its_limit_and_asks_for_no_more(
     assert "maxResults=6" in bucket.paths[0]
 
 
-async def test_names_that_no_trainer_writes_are_left_out(bucket: Bucket, store: GoogleStore) -> None:
+async def test_names_that_no_trainer_writes_are_left_out(bucket: Bucket, store: SharedStore) -> None:
     names = ["a", "b" * NAME_LENGTH, "c" * (NAME_LENGTH + 1)]
     bucket.answer = lambda: web.json_response({"items": [{"name": f"run/{name}"} for name in names]})
     assert await store.list("gs://team/run") == names[:2]
@@ -317,7 +313,7 @@ async def test_the_deadline_ends_the_work_and_not_the_wait_alone(
     bucket: Bucket, serve: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> None:
     bucket.serve = serve
-    store = GoogleStore(deadline_seconds=0.3)
+    store = SharedStore(blocking_stores(seconds=0.3))
     asked = (
         [store.list("gs://team/run")]
         if serve is endless_pages
@@ -329,13 +325,13 @@ async def test_the_deadline_ends_the_work_and_not_the_wait_alone(
     requests = len(bucket.paths)
     bucket.serve = None
     bucket.answer = lambda: web.Response(body=b"{}")
-    assert await store.read("gs://team/y") == b"{}"
+    with calls_for_tenant("another"):
+        assert await store.read("gs://team/y") == b"{}"
     assert len(bucket.paths) == requests + 1, "the earlier calls send no more requests"
-    store.close()
 
 
 async def test_a_caller_that_is_cancelled_leaves_no_request_behind(
-    bucket: Bucket, store: GoogleStore
+    bucket: Bucket, store: SharedStore
 ) -> None:
     begun = asyncio.Event()
 
@@ -362,7 +358,7 @@ async def test_a_caller_that_is_cancelled_leaves_no_request_behind(
     ],
 )
 async def test_the_silence_of_one_tenants_folder_costs_others_nothing(
-    bucket: Bucket, store: GoogleStore, slow: str, other: str
+    bucket: Bucket, store: SharedStore, slow: str, other: str
 ) -> None:
     hanging = asyncio.Event()
 
@@ -385,7 +381,7 @@ async def test_the_silence_of_one_tenants_folder_costs_others_nothing(
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_tenants_are_kept_apart_below_any_root(bucket: Bucket, store: GoogleStore) -> None:
+async def test_tenants_are_kept_apart_below_any_root(bucket: Bucket, store: SharedStore) -> None:
     async def serve(request: web.Request) -> web.StreamResponse:
         return await silent(request) if "team-a" in request.path_qs else web.Response(body=b"{}")
 
@@ -409,7 +405,7 @@ async def test_tenants_are_kept_apart_below_any_root(bucket: Bucket, store: Goog
     ],
 )
 async def test_content_knows_when_the_store_wrote_it(
-    bucket: Bucket, store: GoogleStore, header: str | None, stored: datetime | None
+    bucket: Bucket, store: SharedStore, header: str | None, stored: datetime | None
 ) -> None:
     headers = {"Last-Modified": header} if header else {}
     bucket.answer = lambda: web.Response(body=b"{}", headers=headers)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from google.auth.compute_engine import _metadata
 
-from finetune_operator.artifacts.google_store import GoogleStore
 from finetune_operator.artifacts.port import StorageDenied, StorageUnauthenticated, StorageUnavailable
+from finetune_operator.artifacts.shared_store import SharedStore
 from tests.metadata_server import CALLER, Bucket, MetadataServer, listening
 
 
@@ -33,14 +33,12 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
 
 
 @pytest.fixture
-def store(bucket: Bucket, metadata: MetadataServer) -> Iterator[GoogleStore]:
-    made = GoogleStore()
-    yield made
-    made.close()
+def store(bucket: Bucket, metadata: MetadataServer) -> SharedStore:
+    return SharedStore()
 
 
 async def test_a_late_metadata_server_is_a_store_that_is_away(
-    store: GoogleStore, metadata: MetadataServer
+    store: SharedStore, metadata: MetadataServer
 ) -> None:
     with pytest.raises(StorageUnavailable, match="credentials are not available now"):
         await store.read("gs://b/k")
@@ -50,7 +48,7 @@ async def test_a_late_metadata_server_is_a_store_that_is_away(
 
 @pytest.mark.parametrize("fault", ["restart", 429, 500, 502, 503])
 async def test_a_restart_at_the_renewal_of_the_token_is_a_store_that_is_away(
-    store: GoogleStore, metadata: MetadataServer, fault: str | int
+    store: SharedStore, metadata: MetadataServer, fault: str | int
 ) -> None:
     metadata.start()
     assert await store.read("gs://b/k") == b"{}"
@@ -68,7 +66,7 @@ async def test_a_restart_at_the_renewal_of_the_token_is_a_store_that_is_away(
 
 @pytest.mark.parametrize("fault", [400, 403, 404])
 async def test_a_refusal_by_sts_or_iam_is_no_outage(
-    store: GoogleStore, metadata: MetadataServer, fault: int
+    store: SharedStore, metadata: MetadataServer, fault: int
 ) -> None:
     metadata.fault = fault
     metadata.start()
@@ -79,7 +77,7 @@ async def test_a_refusal_by_sts_or_iam_is_no_outage(
 
 
 async def test_a_refusal_of_the_bucket_names_account_and_role(
-    store: GoogleStore, metadata: MetadataServer, bucket: Bucket
+    store: SharedStore, metadata: MetadataServer, bucket: Bucket
 ) -> None:
     bucket.refused = True
     metadata.start()
@@ -91,7 +89,7 @@ async def test_a_refusal_of_the_bucket_names_account_and_role(
 
 @pytest.mark.parametrize("where", ["laptop", "key"])
 async def test_credentials_that_a_person_has_to_give_are_no_outage(
-    store: GoogleStore, monkeypatch: pytest.MonkeyPatch, where: str
+    store: SharedStore, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     if where == "laptop":
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST")

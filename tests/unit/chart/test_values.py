@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from finetune_operator.api import chart_reference
 from finetune_operator.runtime.settings import Settings
+from tools import chart_reference
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "finetune-operator"

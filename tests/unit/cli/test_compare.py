@@ -14,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from finetune_contract import EvaluatedRow, RunFolder
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.compare import comparison_of, print_comparison, records_of, run_records
 from finetune_operator.cli.connection import Connection
@@ -87,7 +87,7 @@ def compare(*arguments: object) -> Result:
 
 
 async def read(uri: str) -> RunRecords:
-    return await run_records(uri, None, FileStore())
+    return await run_records(uri, None, SharedStore())
 
 
 def page(runs: Sequence[RunRecords], *, width: int | None = None, color: bool = False) -> str:
@@ -242,7 +242,7 @@ async def test_a_job_is_not_compared_with_its_continuation(
         ["first", "second"] if "uri" not in order else [{"uri": three[0]}.get(each, each) for each in order]
     )
     with pytest.raises(CliError) as refused:
-        await records_of(names, connection, FileStore())
+        await records_of(names, connection, SharedStore())
     assert three[0] in refused.value.message
     if "uri" not in order:
         assert refused.value.message.startswith(
@@ -261,7 +261,7 @@ async def test_jobs_and_run_folders_are_mixed(
         "status": status(phase="Running", resolved={"runFolder": three[1]}),
     }
     await api.put("finetunejobs", live)
-    found = [await run_records(name, connection, FileStore()) for name in ("live", three[0])]
+    found = [await run_records(name, connection, SharedStore()) for name in ("live", three[0])]
     assert [(each.name, each.live, each.status["phase"]) for each in found] == [
         ("live", True, "Running"),
         ("support-bot", False, "Succeeded"),
@@ -271,7 +271,7 @@ async def test_jobs_and_run_folders_are_mixed(
 
 async def test_a_job_without_a_run_folder_has_no_records(api: FakeApi, connection: Connection) -> None:
     await api.put("finetunejobs", {"metadata": {"name": "new"}, "spec": {}})
-    found = await run_records("new", connection, FileStore())
+    found = await run_records("new", connection, SharedStore())
     assert (found.name, found.run_folder, found.evaluated) == ("new", None, False)
 
 
@@ -280,7 +280,7 @@ async def test_a_job_that_does_not_exist_has_similar_names_and_the_way_for_delet
 ) -> None:
     await api.put("finetunejobs", {"metadata": {"name": "support-bot"}, "spec": {}})
     with pytest.raises(CliError, match='no FineTuneJob "suport-bot"') as error:
-        await run_records("suport-bot", connection, FileStore())
+        await run_records("suport-bot", connection, SharedStore())
     assert error.value.fix.startswith("Did you mean support-bot? A deleted job is compared by the URI")
 
 
@@ -393,7 +393,7 @@ def test_different_rows_are_refused_and_common_ones_compared(tmp_path: Path) -> 
 
 
 async def test_a_store_that_refuses_is_an_error(three: list[str]) -> None:
-    class Denied(FileStore):
+    class Denied(SharedStore):
         async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
             raise StorageDenied(uri, "no role")
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
@@ -18,6 +17,7 @@ from finetune_operator.artifacts.port import (
     StorageDenied,
     StorageUnavailable,
 )
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.costs import CostQuery, day_named, parse_by, show_costs, show_ledger
@@ -53,7 +53,7 @@ RECORDS = (
 async def ledger(folder: Path, records: Sequence[LedgerRecord] = RECORDS) -> str:
     uri = f"file://{folder}/ledger"
     for each in records:
-        assert await FileStore().create(record_uri(uri, each), each.to_json())
+        assert await SharedStore().create(record_uri(uri, each), each.to_json())
     return uri
 
 
@@ -63,7 +63,7 @@ def query(**values: Any) -> CostQuery:
 
 async def summed(uri: str, **values: Any) -> Any:
     written: list[str] = []
-    await show_ledger(FileStore(), uri, query(output="json", **values), written.append)
+    await show_ledger(SharedStore(), uri, query(output="json", **values), written.append)
     return json.loads("\n".join(written))
 
 
@@ -130,7 +130,7 @@ async def test_garbage_in_the_ledger_is_counted_and_spoils_nothing(tmp_path: Pat
 
 async def test_the_table_is_rounded_and_names_its_source(tmp_path: Path) -> None:
     uri, lines = await ledger(tmp_path), list[str]()
-    await show_ledger(FileStore(), uri, query(output="wide"), lines.append)
+    await show_ledger(SharedStore(), uri, query(output="wide"), lines.append)
     assert lines == [
         f"Ledger {uri}, 2026-11-01 to 2026-11-21 (UTC). Attempts that still run count up to yesterday.",
         "NAMESPACE   JOBS   ATTEMPTS   CHIP HOURS   ONDEMAND HOURS   SPOT HOURS   COST",
@@ -142,14 +142,14 @@ async def test_the_table_is_rounded_and_names_its_source(tmp_path: Path) -> None
 
 async def test_control_characters_of_a_model_do_not_reach_the_terminal(tmp_path: Path) -> None:
     uri, lines = await ledger(tmp_path, [record(model="gs://x/\x1b[2Jy\nTOTAL")]), list[str]()
-    await show_ledger(FileStore(), uri, query(by="model"), lines.append)
+    await show_ledger(SharedStore(), uri, query(by="model"), lines.append)
     assert "\x1b" not in "".join(lines)
     assert len(lines) == 4
 
 
 async def test_an_empty_ledger_has_a_total_of_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
-    await show_ledger(FileStore(), f"file://{tmp_path}/none", query(), lines.append)
+    await show_ledger(SharedStore(), f"file://{tmp_path}/none", query(), lines.append)
     assert lines[-1].split() == ["TOTAL", "0", "0", "0.00", "-"]
 
 
@@ -219,14 +219,14 @@ async def test_the_ledger_is_the_one_that_the_operator_names(
     api: FakeApi, connection: Connection, tmp_path: Path
 ) -> None:
     await api.put("deployments", deployment(await ledger(tmp_path)))
-    assert (await shown(connection, FileStore()))["source"] == "ledger"
+    assert (await shown(connection, SharedStore()))["source"] == "ledger"
 
 
 async def test_two_operators_with_two_ledgers_are_an_error(api: FakeApi, connection: Connection) -> None:
     await api.put("deployments", deployment("gs://one"))
     await api.put("deployments", deployment("gs://two", "other"))
     with pytest.raises(CliError, match="gs://one, gs://two"):
-        await shown(connection, FileStore())
+        await shown(connection, SharedStore())
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ async def test_statuses_say_that_they_have_no_days_and_leave_out_jobs_created_la
     await api.put("finetunejobs", job("later", created="2026-11-11T00:00:00Z"))
     written: list[str] = []
     period = query(until=date(2026, 11, 10))
-    await show_costs(connection, FileStore(), "finetune-system", False, period, written.append)
+    await show_costs(connection, SharedStore(), "finetune-system", False, period, written.append)
     assert written[0].startswith(
         "Statuses of the existing jobs of namespace team-a, created by 2026-11-10 (UTC)"
     )
@@ -283,7 +283,7 @@ async def test_a_caller_who_may_not_read_deployments_gets_the_statuses(
 
     monkeypatch.setattr(connection, "deployments", forbidden)
     await api.put("finetunejobs", job("one"))
-    found = await shown(connection, FileStore())
+    found = await shown(connection, SharedStore())
     assert (found["source"], found["namespace"], found["total"]["chipHours"]) == ("statuses", "team-a", "2")
     assert "403" in found["why"]
 

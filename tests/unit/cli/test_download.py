@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
@@ -22,6 +21,7 @@ from finetune_operator.artifacts.port import (
     StorageUnauthenticated,
     StorageUnavailable,
 )
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli import download as download_module
 from finetune_operator.cli import transfer
 from finetune_operator.cli.commands import app
@@ -46,7 +46,7 @@ class Watched:
         self.parts: list[tuple[str, int, int]] = []
         """Name, start and size of each part."""
         self._fault = fault
-        self._files = FileStore()
+        self._files = SharedStore()
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         return await self._files.read(uri, limit=limit)

@@ -10,8 +10,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from finetune_contract import RunFolder, Stage
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli import report as report_module
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
@@ -113,7 +113,7 @@ async def test_a_job_in_any_phase_has_a_page(
     if resolved := (document.get("status") or {}).get("resolved"):
         resolved["runFolder"] = f"file://{tmp_path}/nothing-there"
     await api.put("finetunejobs", document)
-    records = await records_by_name("quickstart", connection, FileStore())
+    records = await records_by_name("quickstart", connection, SharedStore())
     found = Page(page_of(reported(records)))
     assert found.unbalanced == []
     assert "missing" in found.sections
@@ -336,7 +336,7 @@ async def test_a_job_that_does_not_exist_has_similar_names_and_the_way_for_delet
 ) -> None:
     await api.put("finetunejobs", {"metadata": {"name": "support-bot"}, "spec": {}})
     with pytest.raises(CliError, match='no FineTuneJob "suport-bot"') as error:
-        await records_by_name("suport-bot", connection, FileStore())
+        await records_by_name("suport-bot", connection, SharedStore())
     assert error.value.fix == (
         "Did you mean support-bot? The run folder of a deleted job is still there: give it with --run URI."
     )
@@ -350,7 +350,7 @@ def test_without_the_extra_the_command_names_it(folder: Path, monkeypatch: pytes
 
 
 def test_a_store_that_refuses_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing(FileStore):
+    class Refusing(SharedStore):
         async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
             raise StorageDenied(uri, "403")
 

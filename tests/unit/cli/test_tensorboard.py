@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from finetune_contract import RunFolder
-from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageUnavailable
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli import event_files, tensorboard
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.errors import CliError
@@ -49,7 +49,7 @@ class Files:
         """A part was read."""
         self.fails = False
         self.names: Sequence[str] = ()
-        self._files = FileStore()
+        self._files = SharedStore()
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         raise NotImplementedError

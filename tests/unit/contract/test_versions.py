@@ -12,14 +12,11 @@ from finetune_contract import (
     METHODS,
     ContractUnsupported,
     ContractVersion,
-    Since,
     StageRequest,
     StageResult,
-    major_of,
-    required_version,
 )
 from finetune_contract.base import Record
-from finetune_contract.versions import FIRST_VERSION, marked_fields
+from finetune_contract.versions import FIRST_VERSION, Since, major_of, marked_fields, required_version
 from tests.unit.contract.samples import samples
 from tests.unit.contract.schemas import schema_of
 

@@ -11,12 +11,11 @@ from finetune_contract import (
     CONTRACT_VERSION,
     ContractVersion,
     ExitCode,
-    Since,
     Stage,
     StageRequest,
     StageResult,
 )
-from finetune_contract.versions import marked_fields
+from finetune_contract.versions import Since, marked_fields
 from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import merge, stored_plan
 from finetune_operator.planning.defaults import BUILT_IN

@@ -7,7 +7,6 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api.job import IDENTITY_FIELDS, FineTuneJobSpec
 from finetune_operator.planning import Plan, admit, replan
-from finetune_operator.planning.stage_digests import READ_BY_THE_OPERATOR
 from finetune_operator.planning.stages import STAGES
 from tests.unit.lifecycle.world import job, profile
 
@@ -28,6 +27,11 @@ EDITS: dict[str, Any] = {
     "budget": {"maxChipHours": 5},
     "recovery": {"maxPreemptions": 7},
     "hangPolicy": {"noStepSeconds": 700},
+}
+#: Sections that only the operator reads: they do not change an attempt.
+READ_BY_THE_OPERATOR = {
+    *("suspend", "cancel", "planOnly", "retry", "activeDeadlineSeconds", "preRunningDeadlineSeconds"),
+    *("childTTLSecondsAfterFinished", "budget", "recovery", "hangPolicy"),
 }
 #: They determine whether and when to run, not what.
 SWITCHES: dict[str, Any] = {"suspend": True, "cancel": True, "planOnly": True, "retry": {"generation": 1}}

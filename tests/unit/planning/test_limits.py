@@ -158,9 +158,9 @@ def test_a_job_does_not_renew_a_budget_that_its_profile_limits() -> None:
     admit(job(**own), [profile()])
     within = limited(path, max=10)
     within["spec"]["defaults"] = {**within["spec"].get("defaults", {}), **own}
-    assert admit(job(), [within]).plan.recovery.renewed
-    assert admit(job(**own), [within]).plan.recovery.renewed
-    assert not admit(job(), [limited(path, max=10)]).plan.recovery.renewed
+    assert admit(job(), [within]).plan.recovery.renewed_by
+    assert admit(job(**own), [within]).plan.recovery.renewed_by
+    assert not admit(job(), [limited(path, max=10)]).plan.recovery.renewed_by
 
 
 def test_decimals_are_compared_as_numbers() -> None:

@@ -1,7 +1,6 @@
 """What a job may read and write: its namespace's folders, and what the profile lists."""
 
 import re
-from dataclasses import replace
 from fnmatch import _compile_pattern, fnmatchcase  # type: ignore[attr-defined]
 from typing import Any
 
@@ -586,14 +585,6 @@ def test_an_edit_is_checked_like_an_admission() -> None:
         replan(edited, stored)
     with pytest.raises(Refused, match="does not cover"):
         replan(job(evaluation={"benchmarks": [{"name": "gsm8k"}]}), stored)
-
-
-def test_a_plan_older_than_modes_keeps_its_places() -> None:
-    found = profile()
-    admission = admit(job(), [found])
-    constraints = {"limits": [{"path": "hyperparameters.globalBatchSize", "max": 1}]}
-    old = {**admission.stored.profile, "constraints": constraints}
-    assert replan(job(), replace(admission.stored, profile=old))
 
 
 # --- forms

@@ -8,9 +8,8 @@ from threading import Event
 import pytest
 
 from finetune_contract import CacheLayout, RunFolder
-from finetune_operator.artifacts.calls import StoreCall, StoreCalls
-from finetune_operator.artifacts.port import NAMES_LIMIT
-from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.calls import StoreCall
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import LEASES
@@ -21,8 +20,9 @@ from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.probes import STUCK_SECONDS, health
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.workers import Workers, end
+from tests.unit.artifacts.fakes import Scripted
 from tests.unit.cluster.fake_time import FakeTime, settle
-from tests.unit.reconcile.fakes import FakeCluster, FakeStore
+from tests.unit.reconcile.fakes import FakeCluster
 from tests.unit.runtime.objects import key
 
 
@@ -102,19 +102,17 @@ async def test_jobs_on_a_store_that_hangs_do_not_delay_those_of_another_tenant(
     """Combines the workers, the reader of run folders and the router that limits calls to the store."""
     caplog.set_level("CRITICAL")
 
-    class Bucket(FakeStore):
+    may_end = Event()
+
+    class Bucket(Scripted):
         """A store that hangs for one tenant."""
 
-        async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+        def list(self, call: StoreCall, uri: str, limit: int) -> Sequence[str]:
             if "/dead/" in uri:
-                await asyncio.Event().wait()
-            return await super().list(uri, limit=limit)
+                may_end.wait()
+            return []
 
-        async def ended(self) -> None:
-            raise NotImplementedError
-
-    bucket = Bucket()
-    store = SchemeRouter({"file": lambda: bucket})
+    store = SharedStore({"file": lambda: Bucket(lambda _call, _uri: None)})
     seen: asyncio.Queue[str] = asyncio.Queue()
 
     async def reconcile(key: JobKey, /, *, retry_in: float) -> float | None:
@@ -129,9 +127,10 @@ async def test_jobs_on_a_store_that_hangs_do_not_delay_those_of_another_tenant(
         queue.add(JobKey("dead", str(number)))
     queue.add(key())
     working = asyncio.ensure_future(Workers(queue, reconcile, metrics=OperatorMetrics()).run(8))
-    await settle()
-    assert seen.get_nowait() == "team"
+    async with asyncio.timeout(10):
+        assert await seen.get() == "team"
     working.cancel()
+    may_end.set()
 
 
 async def test_the_lease_is_released_when_the_last_write_to_the_store_has_ended(tmp_path: Path) -> None:
@@ -140,24 +139,25 @@ async def test_the_lease_is_released_when_the_last_write_to_the_store_has_ended(
     election = LeaderElection(cluster, lease, utc_now=time.utc_now, clock=time.clock, sleep=time.sleep)
     begun, may_end = asyncio.Event(), Event()
     loop = asyncio.get_running_loop()
-    calls = StoreCalls(seconds=60, total=1, per_tenant=1, per_bucket=1)
     stopped = asyncio.Event()
 
-    def write(_call: StoreCall) -> None:
+    def write(_call: StoreCall, _uri: str) -> None:
         loop.call_soon_threadsafe(begun.set)
         may_end.wait()
 
-    class Store:
+    class Store(SharedStore):
         async def ended(self) -> None:
             stopped.set()
-            await calls.ended()
+            await super().ended()
+
+    store = Store({"file": lambda: Scripted(write)})
 
     async def lead() -> None:
-        writing = asyncio.ensure_future(calls.run(f"file://{tmp_path}/x", write))
+        writing = asyncio.ensure_future(store.write(f"file://{tmp_path}/x", b""))
         try:
             await writing
         finally:
-            await end([writing], Store(), patience=60)
+            await end([writing], store, patience=60)
 
     leading = asyncio.ensure_future(election.run(lead))
     await begun.wait()

@@ -10,7 +10,7 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult
 from finetune_operator.lifecycle.attempts.usage import run_seconds
-from finetune_operator.planning.plan import RetryLimits
+from finetune_operator.planning.defaulted import DefaultedRecovery
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
 #: Seconds before the first retry, and maximum before any further one; ``_INPUT`` applies to missing inputs, ``_ACCESS``
@@ -119,21 +119,21 @@ def _charged(classified: Iterable[ClassifiedAttempt]) -> list[FailureClass | Non
 
 
 def exhausted(
-    result: AttemptResult, counters: AttemptCounts, recovery: RetryLimits
+    result: AttemptResult, counters: AttemptCounts, recovery: DefaultedRecovery
 ) -> ExhaustedBudget | None:
     """Returns the budget that ``result`` has exceeded; None if it allows a retry."""
     if result.failure_class is FailureClass.PLATFORM:
         # The next attempt would use the same image, so no budget applies.
         return ExhaustedBudget(field="the limit for such failures", used=1, allowed=0)
     field, used, allowed = {
-        FailureClass.PREEMPTION: ("maxPreemptions", counters.preemption, recovery.preemptions),
-        FailureClass.USER: ("maxUserRetries", counters.user, recovery.user),
+        FailureClass.PREEMPTION: ("maxPreemptions", counters.preemption, recovery.max_preemptions),
+        FailureClass.USER: ("maxUserRetries", counters.user, recovery.max_user_retries),
     }.get(
         result.failure_class or FailureClass.INFRASTRUCTURE,
         (
             "maxInfrastructureRetries",
-            counters.since_checkpoint if recovery.renewed else counters.infrastructure,
-            recovery.infrastructure,
+            counters.since_checkpoint if recovery.renewed_by else counters.infrastructure,
+            recovery.max_infrastructure_retries,
         ),
     )
     if used <= allowed:

@@ -2,11 +2,11 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from finetune_operator.api import FineTuneJob, Model, Reason
 from finetune_operator.api.common import HubModelRef
 from finetune_operator.api.data import DatasetSource, HubDatasetRef
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedProfileSpec
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
@@ -18,8 +18,6 @@ from finetune_operator.planning.policy.locations import (
     run_folder_problem,
 )
 from finetune_operator.planning.queueing import forbidden_labels
-
-type Object = Mapping[str, Any]
 
 #: Similarity (difflib's ratio) from which one word counts as a typo of another; below it, a suggestion would mislead.
 _ALIKE = 0.8
@@ -41,8 +39,7 @@ def policy_problems(
     Args:
         job: the FineTuneJob.
         name: the profile's name.
-        profile: the profile's spec. One without a mode is that of a job that an operator without modes admitted, which
-            allowed whatever the profile did not forbid.
+        profile: the profile's spec.
         spec: the job's spec over all defaults.
         merged: the same in JSON.
         base: the defaults only, in JSON, which are the required values of locked paths.

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from finetune_operator.api import MethodType, exact, number_paths, options_of
 from finetune_operator.api.method import Hyperparameters, member
 from finetune_operator.api.profile_policy import Constraints
+from finetune_operator.objects import Object
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.slices.memory import chosen_mesh, place_name
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from finetune_contract import PreflightOutcome
     from finetune_operator.planning.plan import Findings, Plan
 
-type Object = Mapping[str, Any]
 type Number = int | float | Decimal
 
 #: Value of a number that is not set and is therefore unlimited.
@@ -43,16 +43,7 @@ class ResolvedLimit:
 
 
 def bounds_of(constraints: Constraints) -> tuple[ResolvedLimit, ...]:
-    """Returns the limits of a profile whose mode is explicit.
-
-    A profile without a mode belongs to a plan that an operator without modes admitted: no limits are returned, so that
-    the job is not subject to new rules.
-    """
-    return () if constraints.mode is None else resolved_limits(constraints)
-
-
-def resolved_limits(constraints: Constraints) -> tuple[ResolvedLimit, ...]:
-    """Returns the limits of a profile, whatever its mode."""
+    """Returns the limits of a profile."""
     return tuple(
         ResolvedLimit(
             path=limit.path,
@@ -283,9 +274,9 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "preflight.smoke.steps": _of("smoke.steps"),
     "profiling.startStep": _of("profiling.start_step"),
     "profiling.steps": _of("profiling.steps"),
-    "recovery.maxInfrastructureRetries": _of("recovery.infrastructure"),
-    "recovery.maxPreemptions": _of("recovery.preemptions"),
-    "recovery.maxUserRetries": _of("recovery.user"),
+    "recovery.maxInfrastructureRetries": _of("recovery.max_infrastructure_retries"),
+    "recovery.maxPreemptions": _of("recovery.max_preemptions"),
+    "recovery.maxUserRetries": _of("recovery.max_user_retries"),
     "resources.chipsPerHost": _of("mesh.chips_per_host"),
     "resources.parallelism.data": _axis("data"),
     "resources.parallelism.fsdp": _axis("fsdp"),

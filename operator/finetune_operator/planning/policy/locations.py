@@ -77,7 +77,7 @@ def storage_faults(section: Storage) -> Iterator[str]:
     storage = ProfileFolders.of(section, "")
     folders = {"artifacts": storage.artifacts, **storage.shared}
     for (outer, around), (inner, within) in permutations(folders.items(), 2):
-        if is_below(within, around) or (within == around and outer < inner):
+        if within.startswith(f"{around}/") or (within == around and outer < inner):
             lies = "is" if within == around else "is in"
             yield (
                 f"spec.storage.{inner}: {within} {lies} spec.storage.{outer}, {around}, where it may belong to a "
@@ -231,11 +231,6 @@ def matches(pattern: str, text: str) -> bool:
             return False
         at += len(part)
     return True
-
-
-def is_below(uri: str, folder: str) -> bool:
-    """Returns whether ``uri``, which has no wildcards, is inside ``folder``."""
-    return uri.startswith(f"{folder}/")
 
 
 def _blurred(uri: str) -> str:

@@ -1,21 +1,26 @@
 """Checks of a profile itself: entries that cannot have an effect, and remarks on those that may not be meant."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from finetune_contract.engine import FaultKind, key_fault
-from finetune_operator.api import FineTuneJobSpec, ProfileDefaults, Reason, field_paths, number_paths
+from finetune_operator.api import (
+    FineTuneJobSpec,
+    FineTuneProfileSpec,
+    ProfileDefaults,
+    Reason,
+    field_paths,
+    number_paths,
+)
 from finetune_operator.api.profile_policy import ConstraintMode
 from finetune_operator.catalog import CatalogError, shape_by_topology
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, profile_spec
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.policy.limits import LIMITED, resolved_limits
+from finetune_operator.planning.policy.limits import LIMITED, bounds_of
 from finetune_operator.planning.policy.locations import ledger_faults, storage_faults
 from finetune_operator.planning.policy.pod_settings import pod_faults
 from finetune_operator.planning.slices.pathways import pathways_faults
-
-type Object = Mapping[str, Any]
 
 #: Similarity (difflib's ratio) from which a path counts as a typo of a known one.
 _ALIKE = 0.8
@@ -45,6 +50,17 @@ def check_profile(name: str, profile: DefaultedProfileSpec) -> None:
     ]
     if wrong:
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
+
+
+def refuse_later_fields(name: str, spec: FineTuneProfileSpec) -> None:
+    """Raises Refused, naming every field that the API accepts and this version does not support."""
+    later = {"storage.optimizerStateTTLSeconds": spec.storage.optimizer_state_ttl_seconds}
+    found = [f"spec.{path} = {value} (remove it)" for path, value in later.items() if value is not None]
+    if found:
+        raise Refused(
+            Reason.NOT_YET_SUPPORTED,
+            f'profile "{name}": this version of the operator does not support yet: {"; ".join(found)}.',
+        )
 
 
 def check_ledger(name: str, profile: DefaultedProfileSpec, ledger: str | None) -> None:
@@ -92,7 +108,7 @@ def image_remarks(profile: DefaultedProfileSpec) -> Iterator[str]:
 
 
 def _empty_ranges(profile: DefaultedProfileSpec) -> Iterator[str]:
-    for index, bound in enumerate(resolved_limits(profile.constraints)):
+    for index, bound in enumerate(bounds_of(profile.constraints)):
         if bound.least is not None and bound.most is not None and bound.least > bound.most:
             yield (
                 f"spec.constraints.limits[{index}]: no value of {bound.path} is at least {bound.least} and at most "

@@ -3,15 +3,14 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from finetune_operator.api import Reason
 from finetune_operator.api.data import ChatTemplate
+from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.sections.json_template import InvalidTemplate, as_jinja
 
-type Object = Mapping[str, Any]
 type Argument = bool | int | float | str
 
 #: Same bound as the API's on an inline template.

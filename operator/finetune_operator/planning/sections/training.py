@@ -4,7 +4,6 @@ Fields of ``spec.method`` and ``spec.hyperparameters`` have the same names in th
 so a new field needs no code here unless its value depends on other fields.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -23,11 +22,10 @@ from finetune_operator.api import MethodType, Reason, exact, options_of
 from finetune_operator.api.export import ExportCheckpoint
 from finetune_operator.api.method import Hyperparameters, Optimizer, Quantization, member
 from finetune_operator.api.policies import MetricMode
+from finetune_operator.objects import Object
 from finetune_operator.planning import defaults
 from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedLora
 from finetune_operator.planning.errors import Refused
-
-type Object = Mapping[str, Any]
 
 #: Metrics of a method that can rank checkpoints.
 _RANKING = ("loss", "perplexity")

@@ -56,16 +56,16 @@ def choose(
         # Planning on this offer raises the actual error.
         return SliceChoice(offer=offers[0], candidates=(), flavors=(), why=CHEAPEST)
     credible = found if _credible(found, first, slices) else None
-    unfit = {_key(each.slice): each.why for each in credible.unfit} if credible else {}
-    chosen = _key(credible.chosen) if credible and credible.chosen else _named(found, first, slices)
-    rest = [offer for offer in offers if _key(offer.shape) not in unfit]
+    unfit = {slice_key(each.slice): each.why for each in credible.unfit} if credible else {}
+    chosen = slice_key(credible.chosen) if credible and credible.chosen else _named(found, first, slices)
+    rest = [offer for offer in offers if slice_key(offer.shape) not in unfit]
 
     def rank(offer: SliceOffer) -> tuple[int, int]:
-        key = _key(offer.shape)
+        key = slice_key(offer.shape)
         return tried.get(offer.flavor.name, 0), 0 if key == chosen else 1 if key in first else 2
 
     offer = next(each for each in sorted(rest, key=rank) if fault(each) is None)
-    taken = _key(offer.shape)
+    taken = slice_key(offer.shape)
     candidates = () if found else tuple(each for key, each in first.items() if key != taken)
     considered = [f"{first[key].shape.name} {why}" for key, why in unfit.items() if key in first]
     before = [key for key in (*first, *left_out) if _before(key, taken, by_price)]
@@ -91,7 +91,7 @@ def _distinct(
     possible: dict[_Key, SliceOffer] = {}
     faults: dict[_Key, tuple[str, str]] = {}
     for offer in offers:
-        key = _key(offer.shape)
+        key = slice_key(offer.shape)
         if key in possible:
             continue
         if len(possible) > MOST_CANDIDATES:
@@ -110,7 +110,7 @@ def _credible(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], sli
     """
     if found is None or found.chosen is None or found.slice != slice_label(found.chosen.name, slices):
         return False
-    chosen, unfit = _key(found.chosen), {_key(each.slice) for each in found.unfit}
+    chosen, unfit = slice_key(found.chosen), {slice_key(each.slice) for each in found.unfit}
     says_something = chosen in first or not unfit.isdisjoint(first)
     return says_something and chosen not in unfit and not unfit.issuperset(first)
 
@@ -130,7 +130,7 @@ def slice_label(slice_name: str, slices: int) -> str:
 
 
 def _before(key: _Key, other: _Key, offers: Sequence[SliceOffer]) -> bool:
-    keys = [_key(each.shape) for each in offers]
+    keys = [slice_key(each.shape) for each in offers]
     return other in keys and keys.index(key) < keys.index(other)
 
 
@@ -160,5 +160,6 @@ def _why(
     return f"{CHEAPEST} that fits{summary}"
 
 
-def _key(shape: TpuShape | SliceShape) -> _Key:
+def slice_key(shape: TpuShape | SliceShape) -> _Key:
+    """Returns what distinguishes slices: family, topology and number of hosts."""
     return shape.family, shape.topology, shape.hosts

@@ -1,19 +1,17 @@
 """Memory check of preflight: proves that the training fits the memory before a slice is claimed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from finetune_contract import MemoryCheckSpec, MeshSpec, SliceCandidate, SliceShape
 from finetune_contract.request import SLICE_VARIABLES
 from finetune_operator.api.placement import Controller, Parallelism
 from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.catalog import CatalogError, TpuShape, shape_by_topology
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, DefaultedResources
 from finetune_operator.planning.slices.choice import slice_label
 from finetune_operator.planning.slices.slice_plan import SlicePlan
 from finetune_operator.planning.slices.topology import Placement, SliceOffer, flags_of
-
-type Object = Mapping[str, Any]
 
 #: Larger slices to report; more than preflight could compile for, so that a refusal can name the first that fits.
 _LARGER = 4

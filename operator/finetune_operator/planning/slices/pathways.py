@@ -7,11 +7,10 @@ from typing import Any
 from finetune_operator.api import FineTuneProfileSpec, Reason
 from finetune_operator.api.placement import Controller
 from finetune_operator.catalog import jax_of_image, pathways_images
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedProfileSpec
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.slices.topology import Placement
-
-type Object = Mapping[str, Any]
 
 #: Default of other tools: one bucket for all users, to which compiled programs and arguments would leak.
 SHARED_STAGING = "gs://cloud-pathways-staging"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from finetune_operator.artifacts.port import StorageUnavailable
-from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.shared_store import SharedStore
 from tests.unit.cli.bad_input.rows import DONE, OTHER, CommandRow
 from tests.unit.cli.bad_input.runs import ESCAPE, of_a_store, refused, run
 from tests.unit.cli.stand_in import StandIn
@@ -15,11 +15,11 @@ from tests.unit.cli.stand_in import StandIn
 def test_a_store_that_is_away(
     row: CommandRow, folder: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(_store: SchemeRouter, uri: str, **_limits: int) -> None:
+    async def away(_store: SharedStore, uri: str, **_limits: int) -> None:
         raise StorageUnavailable(uri, "connection refused")
 
     for call in ("read", "read_part", "list"):
-        monkeypatch.setattr(SchemeRouter, call, away)
+        monkeypatch.setattr(SharedStore, call, away)
     done = run(row.arguments(folder, server.kubeconfig))
     refused(done, "connection refused", "Fix:")
     assert not (folder / "to").exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.api.generate import generated_files, main, outdated, write
+from tools.generate import generated_files, main, outdated, write
 
 ROOT = Path(__file__).parents[3]
 
