@@ -9,12 +9,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import RowLocation
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+type Tokenizer = PreTrainedTokenizerFast
 type Message = Mapping[str, Any]
 type Tools = Sequence[Mapping[str, Any]] | None
 
@@ -41,30 +45,9 @@ _GIVEN = {
 }
 #: Characters of a name that a template may mention.
 _LONGEST_NAME = 100
-#: Name of a function that no row has, in private-use characters.
-_MARK = "\ue000{}\ue001"
+#: Name of a function that no row has, without a character that JSON or Python escapes.
+_MARK = "no_such_function_{}_"
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
-
-
-class Tokenizer(Protocol):
-    """The used part of the interface of a transformers fast tokenizer."""
-
-    chat_template: Any
-    eos_token: str | None
-    bos_token: str | None
-    eos_token_id: int | None
-    bos_token_id: int | None
-    all_special_ids: list[int]
-    backend_tokenizer: Any
-    special_tokens_map: dict[str, Any]
-
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, **options: Any) -> Any: ...
-
-    def get_chat_template(self, chat_template: str | None = None, tools: Any = None) -> str: ...
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str: ...
-
-    def __call__(self, text: str | list[str], **options: Any) -> Any: ...
 
 
 class Chat:
@@ -86,7 +69,6 @@ class Chat:
 
     @property
     def exists(self) -> bool:
-        """Whether the tokenizer has a chat template."""
         return bool(self._tokenizer.chat_template)
 
     @property
@@ -213,7 +195,7 @@ class Chat:
             except StageError as error:
                 refusals.append(error)
                 continue
-            unseen = self._first_unseen(form, place, tools, text)
+            unseen = self._first_unseen(form, tools)
             if unseen is None:
                 return form, text
             unshown.append(unseen)
@@ -224,43 +206,22 @@ class Chat:
             "Set datasets.chatTemplate to one that shows them, or remove the row.",
         )
 
-    def _first_unseen(
-        self, messages: Sequence[Message], place: RowLocation, tools: Tools, text: str
-    ) -> int | None:
-        """Returns the number of the first message whose tool calls are not all in the text; None if there is none."""
-        numbers = [number for number, message in enumerate(messages) if message.get("tool_calls")]
-        for number in self._without_their_names(numbers, messages, tools):
-            message = messages[number]
-            fewer = {name: value for name, value in message.items() if name != "tool_calls"}
-            if calls := message["tool_calls"][:-1]:
-                fewer["tool_calls"] = calls
-            try:
-                shown = self.render([*messages[:number], fewer, *messages[number + 1 :]], place, tools=tools)
-            except StageError:
-                continue
-            if shown == text:
-                return number
-        return None
+    def _first_unseen(self, messages: Sequence[Message], tools: Tools) -> int | None:
+        """Returns the number of the first message whose last tool call is not in the text; None if there is none.
 
-    def _without_their_names(
-        self, numbers: Sequence[int], messages: Sequence[Message], tools: Tools
-    ) -> Sequence[int]:
-        """Returns those of the messages with calls whose last call may not be in the text.
-
-        All calls get marked names, so that one rendering shows which of them the template writes.
+        These calls get marked names, so that one rendering shows which of them the template writes.
         """
         marked = list(messages)
+        numbers = [number for number, message in enumerate(messages) if message.get("tool_calls")]
         for number in numbers:
             *calls, last = messages[number]["tool_calls"]
-            marked[number] = {
-                **messages[number],
-                "tool_calls": [*calls, _renamed(last, _MARK.format(number))],
-            }
+            calls.append(_changed(last, name=_MARK.format(number)))
+            marked[number] = {**messages[number], "tool_calls": calls}
         try:
             text = self._applied(marked, tools, False) if numbers else ""
-        except Exception:  # noqa: BLE001  it may look the names up among the tools
-            return numbers
-        return [number for number in numbers if _MARK.format(number) not in text]
+        except Exception:  # noqa: BLE001  it looks the names up among the tools, so it reads the calls
+            return None
+        return next((number for number in numbers if _MARK.format(number) not in text), None)
 
     def marks(self, messages: Sequence[Message], *, tools: Tools = None) -> list[tuple[int, int]] | None:
         """Returns the parts that the template marks as generated by the model (``{% generation %}``).
@@ -325,24 +286,23 @@ def _form(message: Message, content: str | None, as_text: bool) -> Message:
     return changed
 
 
-def _with_text(call: Any) -> Any:
+def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the tool call with its arguments as JSON text."""
-    if not isinstance(call, Mapping):
+    arguments = _function(call).get("arguments", "")
+    if isinstance(arguments, str):
         return call
-    if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _with_text(call["function"])}
-    if "arguments" in call and not isinstance(call["arguments"], str):
-        return {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
-    return call
+    return _changed(call, arguments=json.dumps(arguments, ensure_ascii=False))
 
 
-def _renamed(call: Any, name: str) -> Any:
-    """Returns the tool call with another name of its function."""
-    if not isinstance(call, Mapping):
-        return call
-    if isinstance(call.get("function"), Mapping):
-        return {**call, "function": {**call["function"], "name": name}}
-    return {**call, "name": name}
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
+
+
+def _changed(call: Mapping[str, Any], **values: str) -> Mapping[str, Any]:
+    """Returns the tool call with other values of its function."""
+    function = _function(call)
+    return {**call, **values} if function is call else {**call, "function": {**function, **values}}
 
 
 def _copied(tools: Tools) -> list[dict[str, Any]] | None:

@@ -178,7 +178,6 @@ class Contents:
         return [*self._named(said), *more]
 
     def of_text(self, example: PlainText) -> list[str]:
-        """Returns notes on a text."""
         if self._holds_template(example.text):
             return [Note.RENDERED]
         inner = self._without_eos(example.text.removeprefix(self._bos))

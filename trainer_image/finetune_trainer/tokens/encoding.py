@@ -74,8 +74,6 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encodes rendered examples with one tokenizer."""
-
     def __init__(self, tokenizer: Tokenizer, controls: ControlTokens) -> None:
         self._tokenizer, self._controls = tokenizer, controls
         self._kept_ids = lru_cache(_MOST_KEPT)(self.ids)

@@ -48,6 +48,9 @@ class Renderer:
         self.chat = Chat(tokenizer, arguments=arguments, today=today)
         self._turns = TurnFinder(self.chat, tokenizer)
         self._controls = ControlTokens(tokenizer)
+        self.special_ids = self._controls.ids
+        """The tokenizer's special tokens, which include those of its added tokens that are marked as special."""
+        self.bos_token_id: int | None = tokenizer.bos_token_id
         self._encoder = Encoder(tokenizer, self._controls)
 
     @cached_property
@@ -168,11 +171,6 @@ class Renderer:
         written: str = self._tokenizer.decode(self.ids(text[turn.begin : turn.end]), skip_special_tokens=True)
         return written.strip()
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """The tokenizer's special tokens, which include those of its added tokens that are marked as special."""
-        return self._controls.ids
-
     def end_ids(self) -> frozenset[int]:
         """Returns the tokens that end an answer.
 
@@ -197,10 +195,6 @@ class Renderer:
     def ids(self, text: str) -> list[int]:
         """Returns the token ids of the text without added special tokens."""
         return self._encoder.ids(text)
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._tokenizer.bos_token_id
 
     def blank(self, ids: npt.NDArray[np.int32]) -> bool:
         """Whether the tokens are only special tokens, white space and empty thoughts."""
@@ -245,7 +239,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
 
 def _own_template(tokenizer: Tokenizer) -> str:
     try:
-        return tokenizer.get_chat_template()
+        template: str = tokenizer.get_chat_template()
     except ValueError as error:
         raise StageError(
             ExitCode.BAD_REQUEST, "ChatTemplateMissing",
@@ -254,6 +248,7 @@ def _own_template(tokenizer: Tokenizer) -> str:
             expected="a tokenizer with a chat template, as instruction-tuned models have",
             fix="Name such a tokenizer in model.tokenizer, or write a template in place of this line.",
         ) from error  # fmt: skip
+    return template
 
 
 def _as_chat(pair: TextPair) -> Conversation:

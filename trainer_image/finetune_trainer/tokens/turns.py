@@ -64,17 +64,7 @@ class _Row(NamedTuple):
     """The tools as text, for keys of caches."""
 
 
-class _PlainForm(NamedTuple):
-    """The messages of a row, those of the assistant with nothing but content, and the texts around their contents."""
-
-    messages: Sequence[Message]
-    around: Sequence[str] | None
-    """None if the template rejects these messages."""
-
-
 class TurnFinder:
-    """Finds the assistant's turns in texts rendered by ``chat``."""
-
     def __init__(self, chat: Chat, tokenizer: Tokenizer) -> None:
         self._chat, self._tokenizer = chat, tokenizer
         self._kept: dict[tuple[tuple[str, ...], str, bool], list[str]] = {}
@@ -172,7 +162,12 @@ class TurnFinder:
             position = end
         return turns
 
-    def _plain_form(self, messages: Sequence[Message], row: _Row) -> _PlainForm:
+    def _plain_form(
+        self, messages: Sequence[Message], row: _Row
+    ) -> tuple[Sequence[Message], Sequence[str] | None]:
+        """Returns the messages, those of the assistant with nothing but content, and the texts around their contents;
+        None if the template rejects them.
+        """
         plain = [
             {"role": message["role"], "content": message.get("content") or ""}
             if message["role"] == "assistant"
@@ -180,22 +175,27 @@ class TurnFinder:
             for message in messages
         ]
         try:
-            return _PlainForm(plain, self._around(plain, row) if plain else None)
+            return plain, self._around(plain, row) if plain else None
         except StageError:  # the template rejects plain texts, such as tool results without a call
-            return _PlainForm(plain, None)
+            return plain, None
 
     def _within(
-        self, gap: str, number: int, messages: Sequence[Message], plain: _PlainForm, row: _Row
+        self,
+        gap: str,
+        number: int,
+        messages: Sequence[Message],
+        plain: tuple[Sequence[Message], Sequence[str] | None],
+        row: _Row,
     ) -> Turn:
         """Returns the turn of message ``number`` as a position in ``gap``.
 
         ``gap`` also contains the text that closes the message before it and the text that opens the one after it.
         """
-        around = plain.around
+        bare, around = plain
         begin, departs = self._asked(gap, around[number] if around else None, messages[:number], row)
         if around and gap.endswith(around[number + 1]):
             end = max(begin, len(gap) - len(around[number + 1]))
-            closed = end + self._closing(number, around, plain.messages, row)
+            closed = end + self._closing(number, around, bare, row)
             return Turn(begin=begin, end=end, closed=closed, departs=departs)
         real = frozenset(n for n in range(number + 1) if messages[n]["role"] == "assistant")
         try:
