@@ -9,7 +9,7 @@ import pytest
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
-from finetune_trainer.data import page, remarks, report
+from finetune_trainer.data import remarks, report
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
@@ -108,14 +108,14 @@ def test_samples_show_what_is_trained(found: DataReport) -> None:
     trained = [text for wanted, text in first.pieces if wanted]
     assert trained == ["first<|im_end|>"]
     assert sum(row.dataset == "train-0" for row in found.samples) == 3
-    assert "⟦first<|im_end|>⟧" in page.samples_jsonl(found)
+    assert "⟦first<|im_end|>⟧" in report.samples_jsonl(found)
 
 
 def test_the_page_shows_everything_without_script_and_with_what_rows_say_escaped(found: DataReport) -> None:
     shown = found.model_copy(
         update={"samples": [found.samples[0].model_copy(update={"pieces": [(True, EVIL)], "row": EVIL})]}
     )
-    html = page.render(shown)
+    html = report.render(shown)
     assert "<script" not in html
     assert "http" not in html.replace("https://", "http://").split("</style>")[0]
     assert "<mark>&lt;script&gt;alert(1)&lt;/script&gt;</mark>" in html
@@ -132,7 +132,7 @@ def test_a_sample_reads_only_the_first_rows_and_says_so(
     assert found.train[0].report.rows == 2
     assert {each.report.checked for each in (*found.train, *found.validation)} == {"Sample"}
     assert found.epoch_sequences is None
-    assert "Only the first rows" in page.render(found)
+    assert "Only the first rows" in report.render(found)
 
 
 def test_off_reads_no_row_but_settles_what_will_be_read(folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_off_reads_no_row_but_settles_what_will_be_read(folder: Path) -> None:
     found = check(folder, data={"check": "Off", "train": [source]})
     assert (found.train[0].report.checked, found.train[0].report.rows) == ("Off", 0)
     assert len(found.train[0].report.revision) == 40
-    assert "No row was read" in page.render(found)
+    assert "No row was read" in report.render(found)
 
 
 def test_rows_held_back_are_reported_as_a_validation_set(folder: Path) -> None:
@@ -253,7 +253,7 @@ def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
     repeated = "equal to an earlier row of the training sources"
     assert details.report.drop_reasons == {repeated: 1}
     assert rows(found, f"dropped: {repeated}") == ["row 2"]
-    html = page.render(found)
+    html = report.render(found)
     assert EVIL not in html
     assert "&lt;script&gt;" in html
     with pytest.raises(StageError, match=r'nothing reads "images" .*ignore: \[images\]'):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.data.examples import TokenFile
-from finetune_trainer.data.layout import SequenceRows, assign_rows, pack
+from finetune_trainer.data.layout import SequenceLayout, SequenceRows, pack
 from finetune_trainer.tokens.encoding import TokenizedExample
 
 FOLDER = tempfile.TemporaryDirectory()
@@ -23,7 +23,9 @@ def examples(lengths: list[int], length: int, *, packing: bool) -> SequenceRows:
         file.append(TokenizedExample(ids=ids, trained=np.arange(size) >= size // 2))
     file.finish()
     return SequenceRows(
-        tokens=file, members=assign_rows(file.lengths(), length=length, packing=packing), length=length
+        tokens=file,
+        members=SequenceLayout(length=length, packing=packing).groups(file.lengths()),
+        length=length,
     )
 
 

@@ -83,14 +83,14 @@ def test_what_is_held_back_is_whole_texts(tmp_path: Path) -> None:
     source = prepared(tmp_path, texts)
     (kept,), (held,) = split_validation([SourceSubset.all_of(source)], SplitSpec(fraction=0.25, seed=3))
     of = source.index
-    assert set(of.row_number[kept.chosen]) | set(of.row_number[held.chosen]) == set(range(1, 13))
-    assert not set(of.row_number[kept.chosen]) & set(of.row_number[held.chosen])
-    assert len(set(of.row_number[held.chosen])) == 3
+    assert set(of.place[kept.chosen]) | set(of.place[held.chosen]) == set(range(1, 13))
+    assert not set(of.place[kept.chosen]) & set(of.place[held.chosen])
+    assert len(set(of.place[held.chosen])) == 3
     (rest,), (two,) = split_validation(
         [SourceSubset.all_of(source)], SplitSpec(fraction=0.25, seed=3, max_examples=2)
     )
-    assert len(set(of.row_number[two.chosen])) == 2
-    assert set(of.row_number[two.chosen]) < set(of.row_number[held.chosen])
+    assert len(set(of.place[two.chosen])) == 2
+    assert set(of.place[two.chosen]) < set(of.place[held.chosen])
     assert np.array_equal(np.sort(np.concatenate([rest.chosen, two.chosen])), np.arange(len(source)))
 
 
@@ -138,7 +138,7 @@ def test_steps_come_from_the_sequences(found: DataReport) -> None:
 
 def test_few_long_rows_are_tokenized_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenizing 512 books at once took 15 GB in a pod with 8 GB."""
-    monkeypatch.setattr("finetune_trainer.data.tokenize_batches._CHARACTERS", 1000)
+    monkeypatch.setattr("finetune_trainer.data.prepare._CHARACTERS", 1000)
     sizes: list[list[int]] = []
     many = Renderer.many
 

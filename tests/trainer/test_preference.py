@@ -91,7 +91,7 @@ def test_columns_and_roles_are_mapped(renderer: Renderer) -> None:
 
 
 BROKEN = [
-    ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {rejected: …}'),
+    ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {chosen: …, rejected: …}'),
     ({"prompt": "x", "chosen": "y", "rejected": None}, {}, '"rejected" must be an answer.*found null'),
     ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}, "differ in the last turn"),
     (
@@ -166,10 +166,7 @@ def prepared_pairs(
 
 def noted(source: PreparedSource) -> dict[str, list[str]]:
     index = source.index
-    return {
-        note: index.noted_places(np.flatnonzero(index.noted_what == number))
-        for number, note in enumerate(index.notes)
-    }
+    return {note: index.said_places(which) for note, which in index.noted(np.arange(len(source))).items()}
 
 
 @pytest.mark.parametrize("template", [CHATML, None], ids=["ChatML", "no template"])
@@ -178,14 +175,14 @@ def test_a_pair_with_a_blank_answer_is_dropped(template: str | None, side: str, 
     of = Renderer(tokenizer(template), train_on_prompt=False)
     rows = [{**SAME["text"], side: text} for text in BLANK]
     source = prepared_pairs([SAME["text"], *rows], of, tmp_path, prompt=64, length=128)
-    assert source.index.reasons == ("an answer is blank",)
-    assert (len(source), len(source.index.dropped_row)) == (1, len(BLANK))
+    assert list(source.index.dropped()) == ["an answer is blank"]
+    assert (len(source), len(source.index.said_place)) == (1, len(BLANK))
 
 
 def test_a_pair_whose_answer_is_blank_after_truncation_is_dropped(renderer: Renderer, tmp_path: Path) -> None:
     late = {"prompt": "p", "chosen": "yes", "rejected": "\n \n " * 40 + "no"}
     source = prepared_pairs([SAME["text"], late], renderer, tmp_path, prompt=32, length=40)
-    assert source.index.reasons == ("an answer is blank within maxSeqLength",)
+    assert list(source.index.dropped()) == ["an answer is blank within maxSeqLength"]
 
 
 SYSTEM = {"role": "system", "content": "Answer in French."}

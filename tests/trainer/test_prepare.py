@@ -68,8 +68,8 @@ def test_a_row_with_a_blank_answer_is_dropped(
 ) -> None:
     rows = [GOOD[form], *(answering(form, text) for text in BLANK)]
     source = prepared(tmp_path, rows, template=template, train_on_prompt=train_on_prompt)
-    assert source.index.reasons == (BLANK_TEXT if form == "text" else BLANK_ANSWER,)
-    assert source.index.dropped_row.tolist() == [*range(2, len(rows) + 1)]
+    assert list(source.index.dropped()) == [BLANK_TEXT if form == "text" else BLANK_ANSWER]
+    assert source.index.said_place.tolist() == [*range(2, len(rows) + 1)]
 
 
 def test_a_dataset_of_blank_answers_has_nothing_to_train(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_reasoning_or_calls_alone_are_an_answer(tmp_path: Path) -> None:
     assert len(prepared(tmp_path, rows, template=shows)) == 2
     # A template that leaves the reasoning out writes a blank answer.
     source = prepared(tmp_path, [rows[0], chat("one", "first")])
-    assert source.index.reasons == (BLANK_ANSWER,)
+    assert list(source.index.dropped()) == [BLANK_ANSWER]
 
 
 def test_rows_cut_within_an_answer_after_one_or_where_nothing_is_trained_are_counted_apart(
@@ -142,7 +142,7 @@ def test_notes_count_in_the_part_that_has_the_row(tmp_path: Path) -> None:
     for (piece,) in (kept, held):
         found = details(piece, report_of(piece, None)).found
         (control,) = [each for each in found if each.kind == Note.CONTROL_TRAINED]
-        assert control.count == int((source.index.row_number[piece.chosen] % 2 == 0).sum())
+        assert control.count == int((source.index.place[piece.chosen] % 2 == 0).sum())
         counts.append(control.count)
     assert sum(counts) == 10
     assert np.all(counts)

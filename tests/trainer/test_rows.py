@@ -89,7 +89,7 @@ def expected_sums(data: Dataset) -> tuple[list[int], list[int]]:
     weights: Counter[tuple[int, int]] = Counter()
     for number, piece in enumerate(data.pieces):
         for example in piece.chosen.tolist():
-            row = number, int(piece.source.index.row_number[example])
+            row = number, int(piece.source.index.place[example])
             tokens = piece.source.tokens.read(example)
             sums[row] += int(tokens.ids[1:][tokens.trained[1:]].sum())
             weights[row] += int(tokens.trained[1:].sum())

@@ -445,8 +445,11 @@ def test_a_score_that_is_no_finite_number_is_refused(score: Any) -> None:
 
 
 def test_the_advice_for_pairs_maps_their_prompt() -> None:
-    with pytest.raises(StageError, match=r"\{chosen: accepted, rejected: rejected, prompt: question\}"):
-        pair({"question": "x", "accepted": "y", "rejected": "z"})
+    row = {"question": "x", "accepted": "y", "rejected": "z"}
+    with pytest.raises(StageError, match=r"\{chosen: accepted, rejected: rejected\}"):
+        pair(row)
+    with pytest.raises(StageError, match=r"question may have it\. Map it: columns: \{prompt: question\}"):
+        pair(row, columns={"chosen": "accepted"})
 
 
 #: Names that all mean ``text``.
@@ -783,26 +786,30 @@ def test_texts_within_lists_and_objects_count_as_text() -> None:
 @pytest.mark.parametrize(
     ("value", "advice"),
     [
-        ({"Body": "x"}, r"columns: \{text: Body\}\.$"),
-        ({"document": "x", "summary": "y"}, "Name the columns, for example"),
-        (
-            {"dialog": [USER], "system": "x", "label": 1},
-            r"\{messages: dialog, system: system\}\. This leaves out label",
-        ),
-        (
-            {"Question": "x", "Answer": "y", "Context": "z"},
-            r"\{question: Question, answer: Answer, input: Context\}\.$",
-        ),
-        (
-            {"query": "x", "reply": "y", "note": "z"},
-            r"\{prompt: query, completion: reply\}\. This leaves out note",
-        ),
+        ({"Body": "x"}, {"text": "Body"}),
+        ({"document": "x", "summary": "y"}, {}),
+        ({"dialog": [USER], "system": "x", "label": 1}, {"messages": "dialog"}),
+        ({"Question": "x", "Answer": "y", "Context": "z"}, {"question": "Question", "answer": "Answer"}),
+        ({"query": "x", "reply": "y", "note": "z"}, {"prompt": "query", "completion": "reply"}),
     ],
 )
-def test_advice_for_unknown_columns_loses_none(value: Mapping[str, Any], advice: str) -> None:
+def test_advice_for_unknown_columns_loses_none(value: Mapping[str, Any], advice: Mapping[str, str]) -> None:
     with pytest.raises(StageError) as caught:
         example(value)
-    assert re.search(advice, caught.value.fix.partition(" File: ")[0])
+    columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in advice.items())
+    assert (f"Name them: columns: {{{columns}}}." if advice else "Name the columns, for") in caught.value.fix
+    if not advice:
+        return
+    schema, row = schema_of(value, columns=advice)
+    try:
+        read = schema.example(row)
+    except StageError as error:
+        assert (error.reason, 'nothing reads "label"' in error.what) == ("ValueNotRead", "label" in value)
+    else:
+        assert not isinstance(read, Unwanted)
+        said = json.dumps(texts_of(read))
+        unread = {value.name for value in schema.columns.unread.found()[0]}
+        assert all(name in unread or str(text) in said for name, text in value.items())
 
 
 def test_at_most_50_names_are_kept() -> None:
@@ -1069,14 +1076,18 @@ BETTER: list[tuple[str, Mapping[str, Any], str]] = [
 def test_the_advice_to_train_on_better_answers_keeps_their_prompt(
     value: Mapping[str, Any], advice: str
 ) -> None:
-    with pytest.raises(StageError, match=re.escape(f"columns: {advice}")):
-        example(value)
     columns = yaml.safe_load(advice)
+    with pytest.raises(
+        StageError, match=re.escape(f"columns: {advice}".replace(f" {columns.get('prompt')},", " …,"))
+    ):
+        example(value)
     assert told(example(value, ignore=columns.pop("ignore"), columns=columns)) == ASKED
 
 
-def test_answers_without_a_prompt_are_not_advised_as_conversations() -> None:
-    with pytest.raises(StageError, match="Use a preference method, or write prompt and completion"):
+def test_answers_without_a_prompt_are_advised_as_conversations_only_if_they_have_it() -> None:
+    with pytest.raises(
+        StageError, match=r"\{messages: chosen, ignore: \[rejected\]\} if they contain the prompt"
+    ):
         example({"chosen": [LIMA], "rejected": [RATHER]})
 
 

@@ -269,22 +269,19 @@ def test_what_is_no_id_is_not_compared(folder: Path, value: Any) -> None:
         path = folder / "models/qwen3" / file
         content = json.loads(path.read_text())
         path.write_text(json.dumps(content | {f"{name}_token_id": value for name in ("bos", "eos", "pad")}))
-    assert [(each.bos, each.eos, each.pad) for each in declared(folder / "models/qwen3")] == [
-        ((), (), ())
-    ] * 2
+    assert [*declared(folder / "models/qwen3").values()] == [{"bos": [], "eos": [], "pad": []}] * 2
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "3", "\xff"])
 def test_a_generation_config_that_cannot_be_read_says_nothing(folder: Path, content: str) -> None:
     (folder / "models/qwen3/generation_config.json").write_bytes(content.encode("latin-1"))
-    assert [each.file for each in declared(folder / "models/qwen3")] == ["config.json"]
+    assert [*declared(folder / "models/qwen3")] == ["config.json"]
 
 
 def test_of_an_image_and_text_model_the_text_models_ids_count(tmp_path: Path) -> None:
     config = {"eos_token_id": [1, 106], "text_config": {"bos_token_id": 2, "eos_token_id": 1}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (found,) = declared(tmp_path)
-    assert (found.bos, found.eos) == ((2,), (1, 106))
+    assert declared(tmp_path) == {"config.json": {"bos": [2], "eos": [1, 106], "pad": []}}
 
 
 def test_a_tokenizer_that_begins_otherwise_is_a_note(folder: Path) -> None:

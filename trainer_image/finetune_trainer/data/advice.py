@@ -7,8 +7,6 @@ from typing import Any
 
 from finetune_trainer.readers.known_names import is_empty, known_name
 
-#: Optional columns of the API that an advice maps as well.
-_OPTIONAL = frozenset({"system", "input", "history", "tools"})
 #: Maximum number of characters of a name in a message.
 _NAME = 100
 #: Columns with the conversation in exports of chats.
@@ -18,33 +16,27 @@ _ALIKE = {"question": "prompt", "answer": "completion"}
 
 
 def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> str:
-    """Returns advice for a row of unknown format.
+    """Returns advice for a row that has the columns of none of the formats.
 
-    ``formats`` are the columns that each format needs. Suggests the format with the fewest columns to rename.
+    ``formats`` are the columns that each needs. Suggests the one with the fewest columns to rename. Further columns of
+    the row are read or refused by name once these are mapped.
     """
-    found = [likely(row, needs) for needs in formats]
+    found = [_likely(row, needs) for needs in formats]
     whole = [names for names, needs in zip(found, formats, strict=True) if len(names) == len(needs)]
     # A text beside others is rarely all that is to be trained.
     if sum(isinstance(value, str) and not is_empty(value) for value in row.values()) > 1:
         whole = [names for names in whole if "text" not in names]
-    if not whole:
+    if whole:
+        names = min(whole, key=lambda names: sum(a != b.lower() for a, b in names.items()))
         return (
-            _several(row)
-            or "Name the columns, for example: columns: {prompt: …, completion: …} or columns: {messages: …}."
+            f"Name them: columns: {{{', '.join(f'{ours}: {quoted(name)}' for ours, name in names.items())}}}."
         )
-    return _mapping(row, min(whole, key=lambda names: sum(a != b.lower() for a, b in names.items())))
+    examples = [", ".join(f"{name}: …" for name in needs) for needs in formats[:2]]
+    ways = " or ".join(f"columns: {{{example}}}" for example in examples)
+    return _several(row) or f"Name the columns, for example: {ways}, or remove the row."
 
 
-def column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
-    """Returns advice for columns that a format needs and the row does not have."""
-    found = likely(row, wanted)
-    if len(found) == len(wanted):
-        return _mapping(row, found)
-    missing = ", ".join(f"{name}: …" for name in wanted if name not in found)
-    return _several(row) or f"Name the columns: columns: {{{missing}}}, or remove the row."
-
-
-def likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
+def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
     """Returns the API's column names -> columns of the row that are likely meant, each once."""
     found: dict[str, str] = {}
     for ours in wanted:
@@ -79,26 +71,6 @@ def _is_talk(value: Any) -> bool:
     )
 
 
-def _mapping(row: Mapping[str, Any], found: Mapping[str, str]) -> str:
-    """Returns advice to map columns. It also maps the optional ones, and names those that it leaves out."""
-    mapped = dict(found)
-    rest = [name for name in row if name not in found.values() and not is_empty(row[name])]
-    optional = {"system", "tools"} if "messages" in found else set() if "text" in found else _OPTIONAL
-    for name in rest:
-        known = known_name("column", name)
-        if known and known.meaning in optional:
-            mapped.setdefault(known.meaning, name)
-        elif known and known.way == "prompt" and "chosen" in found:
-            mapped.setdefault("prompt", name)
-    left = [
-        name
-        for name in rest
-        if name not in mapped.values() and (isinstance(row[name], str) or known_name("column", name))
-    ]
-    said = f"Name them: columns: {{{', '.join(f'{ours}: {quoted(theirs)}' for ours, theirs in mapped.items())}}}."
-    return f"{said} This leaves out {', '.join(map(quoted, left[:8]))}." if left else said
-
-
 def quoted(name: str) -> str:
     """Returns the name of a column or key as YAML writes it, at most 100 characters of one printable line."""
     plain = re.fullmatch(r"[^\W\d][\w-]*(?: [\w-]+)*", name) and len(name) <= _NAME
@@ -112,7 +84,6 @@ def leave_out(*names: str, what: str = "") -> str:
 
 
 def kind(value: object) -> str:
-    """Describes the type of a value."""
     if value is None:
         return "null"
     names = {

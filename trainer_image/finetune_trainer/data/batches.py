@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from finetune_trainer.data.examples import Examples
+from finetune_trainer.data.examples import Examples, Int64Array
 from finetune_trainer.data.layout import Batch, RaggedIndices
 
 
@@ -26,9 +25,6 @@ class BatchRows(Protocol):
 
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
         """Returns the rows with these numbers, padded with empty rows (weight zero) to ``size`` rows."""
-
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +55,12 @@ class TrainBatches:
     batch_size: int
     seed: int
     shuffle: bool
-    _orders: dict[tuple[int, int], Numbers] = field(default_factory=dict, init=False)
+    _orders: dict[tuple[int, int], Int64Array] = field(default_factory=dict, init=False)
     """Orders that the current epoch needs, by part (-1 for the order of parts) and the part's own epoch."""
     _epoch: int = field(default=-1, init=False)
-    _start: Numbers = field(init=False)
+    _start: Int64Array = field(init=False)
     """Each part's first row, followed by the total number of rows."""
-    _first: Numbers = field(init=False)
+    _first: Int64Array = field(init=False)
     """Each part's first position in an unordered epoch, followed by the epoch's length."""
 
     def __post_init__(self) -> None:
@@ -74,7 +70,6 @@ class TrainBatches:
 
     @property
     def epoch(self) -> int:
-        """Number of rows in an epoch."""
         return int(self._first[-1])
 
     def batch(self, step: int) -> Batch:
@@ -85,7 +80,6 @@ class TrainBatches:
         return range(step * self.batch_size, (step + 1) * self.batch_size)
 
     def row(self, number: int) -> int:
-        """Returns the row at this position of the stream."""
         epoch, place = divmod(number, self.epoch)
         if epoch != self._epoch:
             self._orders.clear()
@@ -98,13 +92,13 @@ class TrainBatches:
         own = epoch * part.shown + slot - int(self._first[at])
         return int(self._start[at] + self._order(at, own // part.rows)[own % part.rows])
 
-    def _order(self, part: int, epoch: int) -> Numbers:
+    def _order(self, part: int, epoch: int) -> Int64Array:
         key = (part, epoch)
         if key not in self._orders:
             self._orders[key] = self._made(part, epoch)
         return self._orders[key]
 
-    def _made(self, part: int, epoch: int) -> Numbers:
+    def _made(self, part: int, epoch: int) -> Int64Array:
         size = self.epoch if part < 0 else self.parts[part].rows
         if self.shuffle:
             # The key contains the part's number only if there are several parts.
@@ -116,7 +110,7 @@ class TrainBatches:
         return np.argsort(places, kind="stable")
 
 
-def permutation(size: int, seed: int, *key: int) -> Numbers:
+def permutation(size: int, seed: int, *key: int) -> Int64Array:
     """Returns a permutation of ``size`` numbers that is the same on every machine."""
     # Philox is specified bit for bit, so the order does not depend on the numpy release either.
     words = np.random.SeedSequence([seed & 0xFFFF_FFFF, *key]).generate_state(2, np.uint64)

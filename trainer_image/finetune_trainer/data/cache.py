@@ -17,7 +17,7 @@ from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)
 #: Version of the preparation. Incremented when the same rows yield other tokens or the file format changes.
-_PREPARER = "4"
+_PREPARER = "5"
 _TOKENS, _INDEX = "tokens.bin", "index.npz"
 
 
@@ -55,8 +55,6 @@ def key_of(spec: DatasetSpec, revision: str, preparer: Mapping[str, str]) -> Dat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedSource:
-    """The files of a cached source, available locally."""
-
     manifest: DataManifest
     tokens: Path
     index: Path
@@ -176,28 +174,19 @@ class DataCache:
             raise
 
 
-def miss_of(
-    spec: DatasetSpec, key: DataCacheKey, missed: CacheMiss, kept: DataManifest | None
+def use_of(
+    spec: DatasetSpec, key: DataCacheKey, manifest: DataManifest | None, missed: CacheMiss | None = None
 ) -> DataCacheUse:
-    """Returns the report of a cache miss. ``kept`` is the manifest of the new entry, None if none was stored."""
+    """Returns the report of the cache's use: a miss, or a hit if ``missed`` is None.
+
+    ``manifest`` is that of the entry; None if none was stored.
+    """
     return DataCacheUse(
         path=spec.path,
-        result="Miss",
+        result="Miss" if missed else "Hit",
         fingerprint=key.fingerprint,
-        uri=kept.tokens if kept else None,
-        size_bytes=kept.size_bytes if kept else 0,
-        miss_because=missed.because,
-    )
-
-
-def hit_of(spec: DatasetSpec, stored: CachedSource) -> DataCacheUse:
-    """Returns the report of a cache hit."""
-    manifest = stored.manifest
-    return DataCacheUse(
-        path=spec.path,
-        result="Hit",
-        fingerprint=manifest.fingerprint,
-        uri=manifest.tokens,
-        size_bytes=manifest.size_bytes,
-        saved_seconds=manifest.seconds,
+        uri=manifest.tokens if manifest else None,
+        size_bytes=manifest.size_bytes if manifest else 0,
+        saved_seconds=manifest.seconds if manifest and not missed else 0.0,
+        miss_because=missed.because if missed else [],
     )

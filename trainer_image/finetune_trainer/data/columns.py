@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import column_advice, format_advice, kind, leave_out, quoted
+from finetune_trainer.data.advice import format_advice, kind, leave_out, quoted
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
-from finetune_trainer.data.tokenize_batches import characters
-from finetune_trainer.data.unread import ABOUT, UnreadValues, refused
+from finetune_trainer.data.unread import ABOUT, UnreadValues, characters, refused
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.known_names import KnownName, as_label, by_names, is_empty, known_name
 from finetune_trainer.readers.row_location import Row
@@ -27,8 +26,6 @@ LONG = 20
 _SEARCHED = 10**8
 #: Columns of the API whose text a prompt has.
 _ASKING = frozenset({"prompt", "input", "history", "system"})
-#: What to do before reasoning is read.
-TEMPLATE_FIRST = "Set datasets.chatTemplate to one that renders reasoning_content. "
 #: Maximum number of columns that an error names.
 _SHOWN = 12
 
@@ -67,14 +64,12 @@ class _Texts:
 class ColumnReader:
     """Reads the columns of one dataset. ``shapes`` are those to choose from, by the ``first`` row.
 
-    ``reasons`` says whether the chat template renders reasoning. What nothing reads is counted in ``unread``. Raises
-    ``StageError`` 64 for a mapping that names what does not exist, 65 for a row of unknown shape.
+    What nothing reads is counted in ``unread``. Raises ``StageError`` 64 for a mapping that names what does not exist,
+    65 for a row of unknown shape.
     """
 
-    def __init__(
-        self, source: DatasetSpec, first: Row, shapes: Sequence[Shape], *, reasons: bool = True
-    ) -> None:
-        self._source, self._ignored, self._reasons = source, frozenset(source.ignore), reasons
+    def __init__(self, source: DatasetSpec, first: Row, shapes: Sequence[Shape]) -> None:
+        self._source, self._ignored = source, frozenset(source.ignore)
         self.unread = UnreadValues()
         self.shape = _shape_of(source, first, shapes)
         self._names = FORMATS[self.shape.format]
@@ -93,7 +88,7 @@ class ColumnReader:
         if column not in row.value:
             raise row.place.mismatch(
                 f'there is no column "{column}"',
-                column_advice(row.value, self._names.needs),
+                format_advice(row.value, [self._names.needs]),
                 actual=f"columns {_listed(row.value)}",
                 expected=f"rows of the shape {self.shape}; rows of another shape belong in a source of their own",
             )
@@ -194,8 +189,7 @@ class ColumnReader:
         ):
             return ""  # a class of the row, not a judgment; a mode, or another thought than the answer's
         if way in self._names.may:
-            before = TEMPLATE_FIRST if way == "reasoning" and not self._reasons else ""
-            return f"{before}Map it: columns: {{{way}: {quoted(name)}}}"
+            return f"Map it: columns: {{{way}: {quoted(name)}}}"
         now = self._columns.get(way)
         if now is None or type(value) is not type(row.value[now]):
             return ""
@@ -242,7 +236,7 @@ def _shape_of(source: DatasetSpec, first: Row, shapes: Sequence[Shape]) -> Shape
     if wrong:
         raise _bad_columns(
             source, "columns maps standard names to the dataset's columns", wrong[0], COLUMNS,
-            _turned(wrong[0], source.columns[wrong[0]]),
+            "Swap them: the standard name first, then the dataset's column.",
         )  # fmt: skip
     formats = {shape.format for shape in shapes}
     if source.format != "Auto":
@@ -292,13 +286,6 @@ def _require_columns(source: DatasetSpec, first: Row) -> None:
             )  # fmt: skip
 
 
-def is_text(value: Any) -> bool:
-    """Whether a value that is not empty is a text, or a list of messages."""
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
-    )
-
-
 def _contains(text: str, parts: Collection[str], most: int) -> bool:
     """Whether a text contains all parts. False if more than ``most`` characters have to be searched to find out."""
     return len(text) * len(parts) <= most and all(part in text for part in parts)
@@ -331,12 +318,6 @@ def _texts_in(value: Any) -> list[str]:
 
 def _listed(columns: Mapping[str, Any]) -> str:
     return ", ".join(map(quoted, list(columns)[:_SHOWN])) or "none"
-
-
-def _turned(ours: str, theirs: str) -> str:
-    if theirs in COLUMNS:
-        return f"Write {{{theirs}: {ours}}}: the standard name first, then the dataset's column."
-    return "Swap them: the standard name first, then the dataset's column."
 
 
 def _bad_columns(source: DatasetSpec, what: str, actual: str, known: Sequence[str], fix: str) -> StageError:

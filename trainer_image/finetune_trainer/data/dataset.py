@@ -12,7 +12,7 @@ from finetune_contract import DatasetReport, ExitCode, SplitSpec
 from finetune_trainer.data.batches import BatchRows, MixtureComponent, shares
 from finetune_trainer.data.examples import ConcatenatedExamples, Digests, Examples, Int64Array
 from finetune_trainer.data.layout import RaggedIndices
-from finetune_trainer.data.prepare import PreparedSource, count
+from finetune_trainer.data.prepare import PreparedSource
 from finetune_trainer.errors import StageError
 
 #: Name of the dataset of rows that are held out from training.
@@ -57,7 +57,6 @@ class Dataset:
 
     @property
     def epoch(self) -> int:
-        """Number of rows in one epoch."""
         return sum(part.shown for part in self.parts)
 
     def source_rows(self) -> Int64Array:
@@ -114,8 +113,7 @@ def report_of(piece: SourceSubset, part: MixtureComponent | None) -> DatasetRepo
     source, index, chosen = piece.source, piece.source.index, piece.chosen
     lengths = source.tokens.lengths()[chosen]
     rows, contents = index.row_contents(chosen)
-    reasons = index.reasons if piece.counts_dropped else ()
-    dropped = {why: count(index, number) for number, why in enumerate(reasons)}
+    dropped = {why: len(which) for why, which in index.dropped().items()} if piece.counts_dropped else {}
     if len(piece.repeated) and piece.counts_dropped:
         dropped[REPEATED] = len(piece.repeated)
     return DatasetReport(
@@ -148,7 +146,7 @@ def first_occurrences(pieces: Sequence[SourceSubset]) -> list[SourceSubset]:
         index, chosen = piece.source.index, piece.chosen
         first, contents = index.row_contents(chosen)
         again = np.isin(contents, seen)
-        again[np.setdiff1d(np.arange(len(first)), np.unique(contents, return_index=True)[1])] = True
+        again[repeated(contents)] = True
         if again.all():
             raise StageError(
                 ExitCode.BAD_DATA,
@@ -163,6 +161,12 @@ def first_occurrences(pieces: Sequence[SourceSubset]) -> list[SourceSubset]:
         left = chosen[~np.isin(index.owners(chosen), first[again])]
         kept.append(replace(piece, chosen=left, repeated=chosen[first[again]]))
     return kept
+
+
+def repeated(content: Digests) -> Int64Array:
+    """Returns the numbers of rows that equal an earlier row, in ascending order."""
+    first = np.unique(content, return_index=True)[1]
+    return np.setdiff1d(np.arange(len(content)), first)
 
 
 def split_validation(

@@ -21,10 +21,9 @@ Digests = npt.NDArray[np.uint64]
 _MIX, _MIX_PLACE = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x9E3779B97F4A7C15)
 #: Arrays of an index that are written row by row.
 _DIGESTS = ("content", "prompt")
-_NUMBERS = (
-    "trained", "whole", "file_number", "row_number", "dropped_file", "dropped_row", "dropped_whole", "dropped_why",
-    "noted_file", "noted_row", "noted_what",
-)  # fmt: skip
+_NUMBERS = ("trained", "whole", "place", "said_place", "said_what", "dropped_whole")
+#: Bits of the row's number in a place, which is a number that no other row of the source has: file and row.
+_ROW_BITS = 40
 #: Number of tokens scanned at a time.
 _SCANNED = 1 << 20
 
@@ -65,7 +64,6 @@ class TokenFile:
         return len(self._ends)
 
     def append(self, tokens: TokenizedExample) -> None:
-        """Writes the next example."""
         # One word per token: its id, encoded as -1 - id if it is trained.
         words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4")
         assert self._file is not None, "already written completely"
@@ -73,7 +71,6 @@ class TokenFile:
         self._ends.append((self._ends[-1] if self._ends else 0) + len(words))
 
     def finish(self) -> None:
-        """Closes the file for writing."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -155,8 +152,7 @@ class ConcatenatedExamples:
 class ExampleIndex:
     """Metadata of a source's rows.
 
-    Arrays from ``ends`` to ``row_number`` have an element per kept example, those with prefix ``dropped_`` one per
-    dropped row, and those with prefix ``noted_`` one per note.
+    Arrays from ``ends`` to ``place`` have an element per kept example, the others one per dropped row or note.
     """
 
     ends: Int64Array
@@ -169,21 +165,16 @@ class ExampleIndex:
     """Digest of ids and mask, equal for equal rows."""
     prompt: Digests
     """Digest of the tokens before the first trained one; 0 if there are none."""
-    file_number: Int64Array
-    row_number: Int64Array
-    dropped_file: Int64Array
-    dropped_row: Int64Array
+    place: Int64Array
+    """The example's row (``file_and_row``). A long text is split into several consecutive examples of one row."""
+    said_place: Int64Array
+    said_what: Int64Array
+    """Index into ``kinds``."""
     dropped_whole: Int64Array
-    dropped_why: Int64Array
-    """Index into ``reasons``."""
-    noted_file: Int64Array
-    noted_row: Int64Array
-    noted_what: Int64Array
-    """Index into ``notes``."""
+    """Number of tokens of the dropped row; -1 for a note on a row that is kept."""
     files: tuple[str, ...]
-    reasons: tuple[str, ...]
-    notes: tuple[str, ...]
-    """Notes on rows that are kept (:mod:`finetune_trainer.tokens.notes`)."""
+    kinds: tuple[str, ...]
+    """Reasons to drop a row, and notes on others (:mod:`finetune_trainer.tokens.notes`)."""
     unread: tuple[str, ...] = ()
     """JSON of each ``UnreadValue`` of the source."""
     unread_more: int = 0
@@ -194,27 +185,30 @@ class ExampleIndex:
 
     def places(self, kept: Int64Array) -> list[str]:
         """Returns the locations of examples: ``row 41``, or ``b.jsonl row 2`` if there are several files."""
-        return self._named(self.file_number[kept], self.row_number[kept])
+        return self._named(self.place[kept])
 
-    def dropped_places(self, which: Int64Array) -> list[str]:
-        return self._named(self.dropped_file[which], self.dropped_row[which])
+    def said_places(self, which: Int64Array) -> list[str]:
+        return self._named(self.said_place[which])
 
-    def noted_places(self, which: Int64Array) -> list[str]:
-        return self._named(self.noted_file[which], self.noted_row[which])
+    def dropped(self) -> dict[str, Int64Array]:
+        """Returns the numbers of the dropped rows by reason."""
+        return self._by_kind(self.dropped_whole >= 0)
 
-    def noted_in(self, kept: Int64Array) -> Int64Array:
-        """Returns the numbers of the notes on rows of these examples, in ascending order."""
-        rows = _row_keys(self.file_number[kept], self.row_number[kept])
-        return np.flatnonzero(np.isin(_row_keys(self.noted_file, self.noted_row), rows))
+    def noted(self, kept: Int64Array) -> dict[str, Int64Array]:
+        """Returns the numbers of the notes on rows of these examples by kind, in ascending order."""
+        return self._by_kind((self.dropped_whole < 0) & np.isin(self.said_place, self.place[kept]))
+
+    def _by_kind(self, wanted: npt.NDArray[np.bool_]) -> dict[str, Int64Array]:
+        numbers = (
+            (kind, np.flatnonzero(wanted & (self.said_what == n))) for n, kind in enumerate(self.kinds)
+        )
+        return {kind: which for kind, which in numbers if len(which)}
 
     def owners(self, kept: Int64Array) -> Int64Array:
-        """Returns, for each example, the position in ``kept`` of the first example of its row.
-
-        A long text is split into several consecutive examples of one row.
-        """
-        files, rows = self.file_number[kept], self.row_number[kept]
+        """Returns, for each example, the position in ``kept`` of the first example of its row."""
+        rows = self.place[kept]
         begins = np.ones(len(kept), np.bool_)
-        begins[1:] = (files[1:] != files[:-1]) | (rows[1:] != rows[:-1])
+        begins[1:] = rows[1:] != rows[:-1]
         owners: Int64Array = np.flatnonzero(begins)[np.cumsum(begins) - 1]
         return owners
 
@@ -232,11 +226,11 @@ class ExampleIndex:
         mixed = (self.content[kept] + place * _MIX_PLACE) * _MIX
         return first, np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)
 
-    def _named(self, files: Int64Array, rows: Int64Array) -> list[str]:
+    def _named(self, places: Int64Array) -> list[str]:
         many = len(self.files) > 1
         return [
             f"{name_of(self.files[file])} row {row}" if many else f"row {row}"
-            for file, row in zip(files.tolist(), rows.tolist(), strict=True)
+            for file, row in file_and_row(places)
         ]
 
     def save(self, path: Path) -> None:
@@ -247,21 +241,18 @@ class ExampleIndex:
     def load(cls, path: Path) -> Self:
         with np.load(path, allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
-        for name in ("files", "reasons", "notes", "unread"):
+        for name in ("files", "kinds", "unread"):
             arrays[name] = tuple(arrays[name].astype(str).tolist())
         arrays["unread_more"] = int(arrays["unread_more"])
         return cls(**arrays)
 
 
 class ExampleWriter:
-    """Writes a source's examples and collects their index."""
-
     def __init__(self, path: Path) -> None:
         self.tokens = TokenFile(path)
         self._arrays = {name: array("q") for name in _NUMBERS} | {name: array("Q") for name in _DIGESTS}
         self._files: dict[int, str] = {}
-        self._reasons: list[str] = []
-        self._notes: list[str] = []
+        self._kinds: dict[str, int] = {}
         self._unread: tuple[Sequence[UnreadValue], int] = ((), 0)
         self._all = hashlib.sha256()
 
@@ -272,34 +263,33 @@ class ExampleWriter:
         first = int(np.argmax(tokens.trained))
         self.tokens.append(tokens)
         self._add(
-            place, file_number=place.number, row_number=place.row, whole=whole, content=_digest(data),
+            place=self._key(place), whole=whole, content=_digest(data),
             trained=int(np.count_nonzero(tokens.trained[1:])),
             prompt=_digest(tokens.ids[:first].tobytes()) if first else 0,
         )  # fmt: skip
 
     def drop(self, place: RowLocation, whole: int, why: str) -> None:
         """Records a row of ``whole`` tokens that is not used, with the reason."""
-        if why not in self._reasons:
-            self._reasons.append(why)
-        self._add(
-            place, dropped_file=place.number, dropped_row=place.row, dropped_whole=whole,
-            dropped_why=self._reasons.index(why),
-        )  # fmt: skip
+        self._say(place, why, whole)
 
     def note(self, place: RowLocation, notes: Sequence[str]) -> None:
         """Adds notes to a row. Every kind of note occurs once in ``notes``."""
         for what in notes:
-            if what not in self._notes:
-                self._notes.append(what)
-            number = self._notes.index(what)
-            self._add(place, noted_file=place.number, noted_row=place.row, noted_what=number)
+            self._say(place, what, -1)
+
+    def _say(self, place: RowLocation, kind: str, dropped_whole: int) -> None:
+        what = self._kinds.setdefault(kind, len(self._kinds))
+        self._add(said_place=self._key(place), said_what=what, dropped_whole=dropped_whole)
 
     def unread(self, values: Sequence[UnreadValue], more: int) -> None:
         """Records what the source contains and nothing reads; ``more`` is the number of values under further names."""
         self._unread = values, more
 
-    def _add(self, place: RowLocation, **values: int) -> None:
+    def _key(self, place: RowLocation) -> int:
         self._files.setdefault(place.number, place.file)
+        return place.number << _ROW_BITS | place.row
+
+    def _add(self, **values: int) -> None:
         for name, value in values.items():
             self._arrays[name].append(value)
 
@@ -316,17 +306,16 @@ class ExampleWriter:
             ends=self.tokens.ends(),
             **arrays,
             files=names,
-            reasons=tuple(self._reasons),
-            notes=tuple(self._notes),
+            kinds=tuple(self._kinds),
             unread=tuple(value.to_json() for value in self._unread[0]),
             unread_more=self._unread[1],
         )
         return self.tokens, index, self._all.hexdigest()
 
 
-def _row_keys(files: Int64Array, rows: Int64Array) -> Int64Array:
-    """Returns a number for each row that no other row of the source has."""
-    return files << np.int64(40) | rows
+def file_and_row(places: Int64Array) -> Iterator[tuple[int, int]]:
+    """Yields the file's number of each place, and the row's number in the file."""
+    return zip((places >> _ROW_BITS).tolist(), (places & ((1 << _ROW_BITS) - 1)).tolist(), strict=True)
 
 
 def _digest(data: bytes) -> int:

@@ -39,7 +39,6 @@ class RaggedIndices:
 
     @classmethod
     def single(cls, count: int) -> "RaggedIndices":
-        """Returns ``count`` groups of one number each."""
         return cls(numbers=np.arange(count), ends=np.arange(1, count + 1))
 
     @classmethod
@@ -95,18 +94,14 @@ class SequenceLayout:
     packing: bool
 
     def groups(self, lengths: Int64Array) -> RaggedIndices:
-        return assign_rows(lengths, length=self.length, packing=self.packing)
+        """Returns the examples of each row: one, or as many as fit.
+
+        An example of n tokens takes n - 1 positions, because its last token is only a target.
+        """
+        return pack(lengths - 1, self.length) if self.packing else RaggedIndices.single(len(lengths))
 
     def rows(self, tokens: Examples, members: RaggedIndices) -> SequenceRows:
         return SequenceRows(tokens=tokens, members=members, length=self.length)
-
-
-def assign_rows(lengths: Int64Array, *, length: int, packing: bool) -> RaggedIndices:
-    """Assigns examples of these lengths to rows, one per row or as many as fit.
-
-    An example of n tokens takes n - 1 positions, because its last token is only a target.
-    """
-    return pack(lengths - 1, length) if packing else RaggedIndices.single(len(lengths))
 
 
 def pack(sizes: npt.ArrayLike, capacity: int) -> RaggedIndices:

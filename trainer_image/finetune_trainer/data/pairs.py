@@ -13,7 +13,7 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out, quoted
-from finetune_trainer.data.columns import LONG, is_text
+from finetune_trainer.data.columns import LONG
 from finetune_trainer.data.schema import DatasetSchema, Unwanted
 from finetune_trainer.data.shapes import PAIRS, Shape
 from finetune_trainer.errors import StageError
@@ -29,8 +29,6 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 class PairSchema(DatasetSchema):
-    """Checks and reads the rows of one dataset of pairs."""
-
     shapes: Sequence[Shape] = PAIRS
 
     def __init__(self, source: DatasetSpec, first: Row, **options: Any) -> None:
@@ -65,6 +63,8 @@ class PairSchema(DatasetSchema):
         (asked, answer), (_, other) = texts_of(better), texts_of(worse)
         self.columns.account(row, asked, [*answer, *other])
         return better, worse
+
+    read = pair
 
     def _prefers_rejected(self, row: Row) -> bool:
         scores = []
@@ -142,15 +142,10 @@ class PairSchema(DatasetSchema):
                 what = f'the row has no prompt in "{due}"'
                 raise row.place.mismatch(what, "Write it, or remove the row.", actual="nothing")
             if prompts := self.columns.likely_prompts(row):
-                column, said = quoted(prompts[0]), row.value[prompts[0]]
-                way = (
-                    f"Map it: columns: {{prompt: {column}}}"
-                    if is_text(said)
-                    else "Write it as the column prompt"
-                )
-                what = "should have one" if is_empty(said) else "may have it"
+                column = quoted(prompts[0])
                 raise row.place.mismatch(
-                    f"the row has no prompt, and {column} {what}", f"{way}, or {leave_out(*prompts)}."
+                    f"the row has no prompt, and {column} may have it",
+                    f"Map it: columns: {{prompt: {column}}}, or {leave_out(*prompts)}.",
                 )
             ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
             prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
@@ -174,12 +169,10 @@ class PairSchema(DatasetSchema):
         if not isinstance(example, Conversation):
             return example
         if not example.trained[-1]:
-            answers = example.messages[-1]["role"] == "assistant"
             raise row.place.mismatch(
-                f'"{self.columns.column(name)}" has weight 0, but training uses both answers'
-                if answers
-                else f'"{self.columns.column(name)}" is not a turn of the assistant',
-                "Remove the weight, or the row." if answers else "Give it the role assistant.",
+                f'"{self.columns.column(name)}" has weight 0 or is no turn of the assistant, but training uses both',
+                "Give it the role assistant and no weight, or remove the row.",
+                actual=f"a turn of the {example.messages[-1]['role']}",
             )
         return replace(example, trained=[*[False] * (len(example.trained) - 1), True], held_out=False)
 

@@ -6,29 +6,21 @@ into the prompt and the two answers.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
 
-from finetune_contract import DatasetSpec, ExitCode
+from finetune_contract import ExitCode
 from finetune_trainer.data.examples import Examples, ExampleWriter, Int64Array
 from finetune_trainer.data.layout import Batch, RaggedIndices
 from finetune_trainer.data.pairs import PairSchema
-from finetune_trainer.data.schema import Unwanted, open_rows
-from finetune_trainer.data.sources import LocatedSource, open_source
-from finetune_trainer.data.tokenize_batches import tokenize_batches
+from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.errors import StageError
 from finetune_trainer.stage_progress import ignore
-from finetune_trainer.storage import StorageClient
 from finetune_trainer.tokens.encoding import TokenizedExample
-from finetune_trainer.tokens.example import Conversation, Example, texts_of
+from finetune_trainer.tokens.example import Conversation, Example
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer
-
-#: Maximum number of rows in memory at a time.
-_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +107,7 @@ class PreferencePreprocessor:
     width: int
     """Number of positions of a prompt and one answer in a batch, at least ``max_length``."""
     read: Callable[[int], None] = ignore
-    """As in :class:`.prepare.TextPreprocessor`."""
+    schema_class: ClassVar[type[DatasetSchema]] = PairSchema
     lacks: ClassVar[str] = "no row has two different answers to train on"
     wanted: ClassVar[str] = "rows whose chosen and rejected differ within maxSeqLength"
 
@@ -135,29 +127,17 @@ class PreferencePreprocessor:
             **self.renderer.identity(),
         }
 
-    def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        schema, rows = open_rows(source, partial(PairSchema, reads=self.renderer.chat.reads))
-        for some in tokenize_batches(map(schema.pair, rows), _AT_ONCE, _texts):
-            pairs = []
-            for read in some:
-                if isinstance(read, Unwanted):
-                    example_writer.drop(read.place, 0, read.why)
-                else:
-                    pairs.append(read)
-            tokens = self.renderer.many([example for pair in pairs for example in pair])
-            for (example, _), chosen, rejected in zip(pairs, tokens[::2], tokens[1::2], strict=True):
-                whole = split_common_prompt(chosen, rejected)
-                pair = whole.cut(self.prompt_length, self._answer_length, self.renderer.bos_token_id)
-                length = len(whole.joined())
-                if why := self._why_dropped(chosen, rejected, whole, pair):
-                    example_writer.drop(example.place, length, why)
-                    continue
-                example_writer.keep(example.place, pair.joined(), length)
-                cut = _cuts(example, whole, pair)
-                example_writer.note(example.place, [*sorted({*chosen.notes, *rejected.notes}), *cut])
-            self.read(len(some))
-        example_writer.unread(*schema.columns.unread.found())
-        return str(schema.columns.shape)
+    def write_row(self, example: Example, example_writer: ExampleWriter, *tokens: TokenizedExample) -> None:
+        chosen, rejected = tokens
+        whole = split_common_prompt(chosen, rejected)
+        pair = whole.cut(self.prompt_length, self._answer_length, self.renderer.bos_token_id)
+        length = len(whole.joined())
+        if why := self._why_dropped(chosen, rejected, whole, pair):
+            example_writer.drop(example.place, length, why)
+            return
+        example_writer.keep(example.place, pair.joined(), length)
+        cut = _cuts(example, whole, pair)
+        example_writer.note(example.place, [*sorted({*chosen.notes, *rejected.notes}), *cut])
 
     def _why_dropped(
         self,
@@ -190,17 +170,6 @@ class PreferencePreprocessor:
     @property
     def _answer_length(self) -> int:
         return self.max_length - self.prompt_length
-
-
-def _texts(read: tuple[Example, Example] | Unwanted) -> object:
-    return "" if isinstance(read, Unwanted) else [texts_of(example) for example in read]
-
-
-def read_chosen(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
-    """Yields the chosen example of every row, read one at a time."""
-    schema, rows = open_rows(open_source(source, store, scratch), PairSchema)
-    pairs = map(schema.pair, rows)
-    return (pair[0] for pair in pairs if not isinstance(pair, Unwanted))
 
 
 def split_common_prompt(first: TokenizedExample, second: TokenizedExample) -> PreferencePair:

@@ -3,7 +3,7 @@
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,12 +12,11 @@ from typing import ClassVar, Protocol
 
 from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import CacheMiss
-from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
-from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
+from finetune_trainer.data.cache import DataCache, key_of, use_of
+from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, TokenFile
 from finetune_trainer.data.schema import DatasetSchema, Unwanted, open_rows
-from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.sources import LocatedSource, open_source
-from finetune_trainer.data.tokenize_batches import tokenize_batches
+from finetune_trainer.data.unread import characters
 from finetune_trainer.errors import StageError
 from finetune_trainer.stage_progress import ignore
 from finetune_trainer.storage import StorageClient
@@ -26,12 +25,24 @@ from finetune_trainer.tokens.example import Conversation, Example, PlainText
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer
 
-#: Maximum number of examples in memory at a time.
-_AT_ONCE = 512
+#: Maximum number of rows that are tokenized together, and of characters of their texts. Tokenizer output takes about
+#: 300 bytes per token until converted to arrays.
+_AT_ONCE, _CHARACTERS = 512, 4 * 2**20
+
+type _Read = tuple[Example, ...] | Unwanted
 
 
 class Preprocessor(Protocol):
     """Turns the rows of a source into examples."""
+
+    schema_class: ClassVar[type[DatasetSchema]]
+
+    @property
+    def renderer(self) -> Renderer: ...
+
+    @property
+    def read(self) -> Callable[[int], None]:
+        """Is called with the number of rows that have been tokenized since the last call."""
 
     @property
     def lacks(self) -> str:
@@ -43,8 +54,8 @@ class Preprocessor(Protocol):
     def identity(self) -> dict[str, str]:
         """Returns everything that determines how a row becomes an example, by name."""
 
-    def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        """Writes all examples and returns the name of the rows' format. Raises ``StageError`` 64 or 65."""
+    def write_row(self, example: Example, example_writer: ExampleWriter, *tokens: TokenizedExample) -> None:
+        """Writes or drops a row. ``example`` is its first one; ``tokens`` are those of each of its examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +99,7 @@ def prepare(
         return PreparedSource(
             spec=spec, uri=source.uri, revision=source.revision, format=stored.manifest.format,
             tokens=TokenFile(stored.tokens, written=index.ends), index=index,
-            digest=stored.manifest.digest, use=hit_of(spec, stored),
+            digest=stored.manifest.digest, use=use_of(spec, key, stored.manifest),
         )  # fmt: skip
     started = time.monotonic()
     made = _made(source, preparer, scratch)
@@ -98,13 +109,13 @@ def prepare(
         key, made.tokens.path, path, missed=stored, form=made.format, digest=made.digest,
         seconds=time.monotonic() - started, now=datetime.now(UTC),
     )  # fmt: skip
-    return replace(made, use=miss_of(spec, key, stored, manifest))
+    return replace(made, use=use_of(spec, key, manifest, stored))
 
 
 def _made(source: LocatedSource, preparer: Preprocessor, scratch: Path) -> PreparedSource:
     example_writer = ExampleWriter(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
     try:
-        form = preparer.write(source, example_writer)
+        form = _write_rows(source, preparer, example_writer)
     finally:
         example_writer.tokens.finish()
     tokens, index, digest = example_writer.finish()
@@ -123,32 +134,15 @@ class TextPreprocessor:
     renderer: Renderer
     max_length: int
     read: Callable[[int], None] = ignore
-    """Is called with the number of rows that have been tokenized since the last call."""
+    schema_class: ClassVar[type[DatasetSchema]] = DatasetSchema
     lacks: ClassVar[str] = "no row has a token to train on"
     wanted: ClassVar[str] = "at least one assistant turn or completion within maxSeqLength"
 
     def identity(self) -> dict[str, str]:
         return {"maxSeqLength": str(self.max_length), **self.renderer.identity()}
 
-    def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        schema, rows = open_rows(source, partial(DatasetSchema, reads=self.renderer.chat.reads))
-        chat = False
-        for read in tokenize_batches(map(schema.example, rows), _AT_ONCE, _texts):
-            some: list[Example] = []
-            for example in read:
-                if isinstance(example, Unwanted):
-                    example_writer.drop(example.place, 0, example.why)
-                else:
-                    some.append(example)
-            for example, whole in zip(some, self.renderer.many(some), strict=True):
-                self._write(example, whole, example_writer)
-            chat = chat or any(isinstance(example, Conversation) for example in some)
-            self.read(len(read))
-        example_writer.unread(*schema.columns.unread.found())
-        of_messages = " of messages" if chat and schema.format is not Format.MESSAGES else ""
-        return f"{schema.columns.shape}{of_messages}"
-
-    def _write(self, example: Example, whole: TokenizedExample, example_writer: ExampleWriter) -> None:
+    def write_row(self, example: Example, example_writer: ExampleWriter, *tokens: TokenizedExample) -> None:
+        (whole,) = tokens
         place, why = example.place, whole.dropped
         kept, said = self._cut(whole)
         if why is None and isinstance(example, PlainText) and len(kept) < len(whole):
@@ -178,9 +172,41 @@ class TextPreprocessor:
         return TokenizedExample(ids=whole.ids[: self.max_length], trained=kept), (*whole.notes, what)
 
 
-def _texts(example: Example | Unwanted) -> object:
-    if isinstance(example, Unwanted):
-        return ""
+def _write_rows(source: LocatedSource, preparer: Preprocessor, example_writer: ExampleWriter) -> str:
+    """Writes all examples and returns the name of the rows' format. Raises ``StageError`` 64 or 65."""
+    reads = preparer.renderer.chat.reads
+    schema, rows = open_rows(source, partial(preparer.schema_class, reads=reads))
+    for some in _together(map(schema.read, rows)):
+        kept = []
+        for row in some:
+            if isinstance(row, Unwanted):
+                example_writer.drop(row.place, 0, row.why)
+            else:
+                kept.append(row)
+        tokens = iter(preparer.renderer.many([example for row in kept for example in row]))
+        for row in kept:
+            preparer.write_row(row[0], example_writer, *itertools.islice(tokens, len(row)))
+        preparer.read(len(some))
+    example_writer.unread(*schema.columns.unread.found())
+    return schema.name
+
+
+def _together(rows: Iterable[_Read]) -> Iterator[list[_Read]]:
+    """Yields groups of up to ``_AT_ONCE`` rows, fewer if their texts are long."""
+    group: list[_Read] = []
+    held = 0
+    for row in rows:
+        size = 0 if isinstance(row, Unwanted) else characters([_texts_of(example) for example in row])
+        if group and (len(group) == _AT_ONCE or held + size > _CHARACTERS):
+            yield group
+            group, held = [], 0
+        group.append(row)
+        held += size
+    if group:
+        yield group
+
+
+def _texts_of(example: Example) -> object:
     if isinstance(example, PlainText):
         return example.text
     if isinstance(example, Conversation):
@@ -202,22 +228,21 @@ def windows(tokens: TokenizedExample, length: int) -> list[TokenizedExample]:
     ]
 
 
-def read_all(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
-    """Yields every example of one source, checked, without rows that the dataset excludes."""
-    schema, rows = open_rows(open_source(source, store, scratch), DatasetSchema)
-    yield from (example for example in map(schema.example, rows) if not isinstance(example, Unwanted))
+def read_all(
+    source: DatasetSpec,
+    store: StorageClient,
+    scratch: Path,
+    schema_class: type[DatasetSchema] = DatasetSchema,
+) -> Iterator[Example]:
+    """Yields the first example of every row of one source, checked, without rows that the dataset excludes."""
+    schema, rows = open_rows(open_source(source, store, scratch), schema_class)
+    yield from (read[0] for read in map(schema.read, rows) if not isinstance(read, Unwanted))
 
 
 def _nothing_to_train(spec: DatasetSpec, preparer: Preprocessor, index: ExampleIndex) -> StageError:
-    seen = [f"{count(index, number)} rows: {why}" for number, why in enumerate(index.reasons)]
+    seen = [f"{len(which)} rows: {why}" for why, which in index.dropped().items()]
     return StageError(
         ExitCode.BAD_DATA, "DatasetHasNothingToTrain", preparer.lacks,
         where=spec.path, actual=", ".join(seen) or "no rows", expected=preparer.wanted,
         fix="Correct the data, or raise datasets.maxSeqLength.",
     )  # fmt: skip
-
-
-def count(index: ExampleIndex, reason: int) -> int:
-    """Returns the number of rows dropped for this reason."""
-    which: Int64Array = index.dropped_why
-    return int((which == reason).sum())

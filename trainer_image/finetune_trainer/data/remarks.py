@@ -3,13 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from finetune_contract import (
-    DatasetDetails,
-    DatasetReport,
-    Leak,
-    Remark,
-    StageRequest,
-)
+from finetune_contract import DatasetDetails, DatasetReport, Leak, Remark, StageRequest
 from finetune_trainer.data.examples import Examples
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.unread import ABOUT
@@ -29,7 +23,6 @@ _FLAGS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "
 
 
 def of_tokenizer(tokenizer: Any, renderer: Renderer) -> Iterator[Remark]:
-    """Yields remarks on special tokens and the chat template."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     if eos is None:
         yield problem(

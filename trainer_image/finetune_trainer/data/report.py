@@ -1,20 +1,19 @@
-"""The data report: counts, and locations of rows that users should check before they spend TPU hours on the data."""
+"""The data report: counts, and locations of rows that users should check before they spend TPU hours on the data.
 
+It is also one HTML file without scripts or external resources, in which all text from the data is escaped.
+"""
+
+import json
 from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, StrictUndefined
 
-from finetune_contract import (
-    Bucket,
-    DatasetDetails,
-    DatasetReport,
-    Leak,
-    RowsFound,
-    SampleRow,
-)
-from finetune_trainer.data.dataset import REPEATED, Dataset, SourceSubset
-from finetune_trainer.data.examples import Digests, Int64Array
+from finetune_contract import Bucket, DataReport, DatasetDetails, DatasetReport, Leak, RowsFound, SampleRow
+from finetune_trainer.data.dataset import REPEATED, Dataset, SourceSubset, repeated
+from finetune_trainer.data.examples import Int64Array
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.notes import Note
 
@@ -25,8 +24,8 @@ _SAMPLES = 3
 def details(piece: SourceSubset, report: DatasetReport) -> DatasetDetails:
     """Returns the details of one source, or of the subset of it that is used."""
     index, chosen = piece.source.index, piece.chosen
-    dropped = index.dropped_whole if piece.counts_dropped else index.dropped_whole[:0]
-    whole = np.concatenate([index.whole[chosen], dropped])
+    dropped = index.dropped_whole[index.dropped_whole >= 0]
+    whole = np.concatenate([index.whole[chosen], dropped if piece.counts_dropped else []]).astype(np.int64)
     return DatasetDetails(
         report=report,
         longest=int(whole.max(initial=0)),
@@ -57,14 +56,11 @@ def _percentile(lengths: Int64Array, percent: int) -> int:
 
 def _found(piece: SourceSubset) -> Iterator[RowsFound]:
     index, chosen = piece.source.index, piece.chosen
-    for number, why in enumerate(index.reasons if piece.counts_dropped else ()):
-        yield _rows_found(
-            f"dropped: {why}", index.dropped_places, np.flatnonzero(index.dropped_why == number)
-        )
+    for why, which in index.dropped().items() if piece.counts_dropped else ():
+        yield _rows_found(f"dropped: {why}", index.said_places, which)
     yield _rows_found(f"dropped: {REPEATED}", index.places, piece.repeated)
-    noted = index.noted_in(chosen)
-    for number, what in enumerate(index.notes):
-        yield _rows_found(what, index.noted_places, noted[index.noted_what[noted] == number])
+    for what, which in index.noted(chosen).items():
+        yield _rows_found(what, index.said_places, which)
     rows, contents = index.row_contents(chosen)
     yield _rows_found(Note.SPLIT, index.places, chosen[rows[np.diff(rows, append=len(chosen)) > 1]])
     yield _rows_found("equal to an earlier row", index.places, chosen[rows[repeated(contents)]])
@@ -72,14 +68,6 @@ def _found(piece: SourceSubset) -> Iterator[RowsFound]:
 
 def _rows_found(kind: str, places: Callable[[Int64Array], list[str]], which: Int64Array) -> RowsFound:
     return RowsFound(kind=kind, count=len(which), first=places(which[:_FIRST]))
-
-
-def repeated(content: Digests) -> Int64Array:
-    """Returns the numbers of rows that equal an earlier row, in ascending order."""
-    _, first = np.unique(content, return_index=True)
-    again = np.ones(len(content), np.bool_)
-    again[first] = False
-    return np.flatnonzero(again)
 
 
 def leaks(train: Dataset, validation: Sequence[Dataset]) -> list[Leak]:
@@ -106,7 +94,6 @@ def leaks(train: Dataset, validation: Sequence[Dataset]) -> list[Leak]:
 
 
 def samples(piece: SourceSubset, tokenizer: Any) -> list[SampleRow]:
-    """Returns the first rows as they are trained."""
     taken = piece.chosen[:_SAMPLES]
     rows = []
     for number, place in zip(taken.tolist(), piece.source.index.places(taken), strict=True):
@@ -131,3 +118,31 @@ def pieces(tokens: TokenizedExample, tokenizer: Any) -> list[tuple[bool, str]]:
         (bool(tokens.trained[start]), tokenizer.decode(tokens.ids[start:end].tolist()))
         for start, end in zip(starts, ends, strict=True)
     ]
+
+
+def render(found: DataReport) -> str:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["count"] = lambda number: f"{number:,}"
+    environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
+    template = environment.from_string(
+        files("finetune_trainer.data").joinpath("page.html.j2").read_text("utf-8")
+    )
+    text: str = template.render(found=found)
+    return text
+
+
+def samples_jsonl(found: DataReport) -> str:
+    """Returns the rendered sample rows, one JSON object per line, with trained parts enclosed in ⟦⟧."""
+    lines = [
+        {
+            "dataset": row.dataset,
+            "row": row.row,
+            "text": "".join(f"⟦{text}⟧" if trained else text for trained, text in row.pieces),
+            "tokens": row.tokens,
+            "trained": row.trained,
+        }
+        for row in found.samples
+    ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import kind, likely, quoted
-from finetune_trainer.data.columns import LONG, TEMPLATE_FIRST, ColumnReader
+from finetune_trainer.data.advice import kind, quoted
+from finetune_trainer.data.columns import LONG, ColumnReader
 from finetune_trainer.data.messages import CONTENTS, ROLES, MessageReader, is_message
 from finetune_trainer.data.shapes import FORMATS, SHAPES, Format, Shape
 from finetune_trainer.data.sources import LocatedSource
-from finetune_trainer.data.turn_keys import calls_in, from_json, says_thought, tools_of, weighed
+from finetune_trainer.data.turn_keys import WEIGHT, calls_in, from_json, says_thought, tools_of
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.known_names import as_label
 from finetune_trainer.readers.row_location import Row, RowLocation
@@ -56,12 +56,24 @@ class DatasetSchema:
         self._labelled = "label" in source.columns
         self._asks = not source.columns.keys().isdisjoint({"prompt", "question"})
         self._reasoning = next(filter(reads, REASONING), "")
-        self.columns = ColumnReader(source, first, self.shapes, reasons=bool(self._reasoning))
+        self.columns = ColumnReader(source, first, self.shapes)
         self.messages = MessageReader(source.role_map, frozenset(source.ignore), self.columns.unread, reads)
+        self._talks = False
 
     @property
     def format(self) -> Format:
         return self.columns.shape.format
+
+    @property
+    def name(self) -> str:
+        """The format and shape of the rows that were read, for reports."""
+        pairs = self.format in (Format.PROMPT_COMPLETION, Format.QUESTION_ANSWER)
+        return f"{self.columns.shape}{' of messages' if self._talks and pairs else ''}"
+
+    def read(self, row: Row) -> tuple[Example, ...] | Unwanted:
+        """Returns the examples of a row, or the reason why the dataset excludes it. Raises ``StageError`` 65."""
+        example = self.example(row)
+        return example if isinstance(example, Unwanted) else (example,)
 
     def example(self, row: Row) -> Example | Unwanted:
         """Returns the checked row as an example, or the reason why the dataset excludes it.
@@ -84,25 +96,15 @@ class DatasetSchema:
             case Format.TEXT:
                 example = PlainText(place=row.place, text=columns.text(row, "text"))
             case Format.PREFERENCE:
-                way = self._way_to_chosen(row)
+                better, worse = (quoted(columns.column(name)) for name in ("chosen", "rejected"))
                 raise row.place.mismatch(
                     "rows with chosen and rejected are for preference methods, not for SFT",
-                    f"To train on the better answers: columns: {{{way}}}."
-                    if way
-                    else "Use a preference method, or write prompt and completion.",
+                    "Use one, or train on the better answers: "
+                    f"columns: {{prompt: …, completion: {better}, ignore: [{worse}]}}, or "
+                    f"columns: {{messages: {better}, ignore: [{worse}]}} if they contain the prompt.",
                 )
         columns.account(row, *texts_of(example))
         return example
-
-    def _way_to_chosen(self, row: Row) -> str:
-        """Returns the columns that train the better answers of a row of pairs; '' if nothing asks for them."""
-        better, worse = (self.columns.column(name) for name in ("chosen", "rejected"))
-        chosen = self._as_messages(row.value[better], row.place)
-        names = f"{quoted(better)}, ignore: [{quoted(worse)}]"
-        if isinstance(chosen, list) and self.messages.read(chosen, better, row.place)[0]["role"] in _ASKING:
-            return f"messages: {names}"
-        asks = likely(row.value, ["prompt"]) or likely(row.value, ["messages"])
-        return "".join(f"prompt: {quoted(prompt)}, completion: {names}" for prompt in asks.values())
 
     def _why_unwanted(self, row: Row) -> str | None:
         column, label = self.columns.optional(row, "label")
@@ -150,7 +152,8 @@ class DatasetSchema:
         if text and not self._reasoning:
             raise row.place.mismatch(
                 f'the chat template does not read "{column}", reasoning before the answer',
-                f"{TEMPLATE_FIRST.removesuffix('. ')}, or {self.columns.left_out(column)}.",
+                "Set datasets.chatTemplate to one that renders reasoning_content, or "
+                f"{self.columns.left_out(column)}.",
                 actual=text[:60],
                 reason="ValueNotRead",
             )
@@ -284,14 +287,24 @@ class DatasetSchema:
     def _talk(
         self, row: Row, messages: Sequence[Message], tools: Tools, *, untrained: int = 0
     ) -> Conversation:
-        """Returns a conversation whose first ``untrained`` messages are not trained."""
-        bare, trained, held_out = weighed(messages)
+        """Returns a conversation whose first ``untrained`` messages are not trained, nor any with weight 0."""
+        self._talks = True
+        answers = [message["role"] == "assistant" for message in messages]
+        trained = [
+            answer and message.get(WEIGHT) != 0 for answer, message in zip(answers, messages, strict=True)
+        ]
+        bare = [
+            {name: value for name, value in message.items() if name != WEIGHT}
+            if WEIGHT in message
+            else message
+            for message in messages
+        ]
         return Conversation(
             place=row.place,
             messages=bare,
             trained=[False] * untrained + trained[untrained:],
             tools=tools,
-            held_out=held_out,
+            held_out=trained != answers,
         )
 
 

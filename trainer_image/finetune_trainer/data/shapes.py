@@ -66,7 +66,6 @@ class Shape:
         return f"{self.format} ({self.name})" if self.name else str(self.format)
 
     def column(self, name: str) -> str:
-        """Returns the dataset's name of a column."""
         return self.columns.get(name, name)
 
     def allows(self, columns: Mapping[str, str]) -> bool:

@@ -11,7 +11,7 @@ from finetune_trainer.data import hub
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.readers import SUFFIXES, read_rows, require_separator, suffix_of
 from finetune_trainer.readers.row_location import DataFile, Row
-from finetune_trainer.storage import Entry, StorageClient, has_wildcard, local_path, name_of, unchanged
+from finetune_trainer.storage import Entry, StorageClient, local_path, name_of, unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,10 @@ def open_source(spec: DatasetSpec, store: StorageClient, scratch: Path) -> Locat
     where = f"{spec.path}.uri"
     entries = store.glob(spec.uri)
     if not entries:
-        raise _not_found(where, spec.uri)
+        raise StageError(
+            ExitCode.INPUT_MISSING, "DatasetMissing", "no file has this name or matches this pattern", where=where,
+            actual=spec.uri, expected="at least one file", fix="Upload the file or correct the address.",
+        )  # fmt: skip
     _require_readable(entries, where)
     revision = _digest(entries)
     require_unchanged(spec.digest, revision, where=where, uri=spec.uri)
@@ -93,18 +96,6 @@ def _reader(
         after()
 
     return rows
-
-
-def _not_found(where: str, uri: str) -> StageError:
-    what, expected = (
-        ("no file matches this pattern", "at least one matching file")
-        if has_wildcard(uri)
-        else ("the file does not exist", "an existing file")
-    )
-    return StageError(
-        ExitCode.INPUT_MISSING, "DatasetMissing", what, where=where, actual=uri, expected=expected,
-        fix="Upload the file or correct the address.",
-    )  # fmt: skip
 
 
 def _require_readable(entries: Sequence[Entry], where: str) -> None:

@@ -8,7 +8,6 @@ other differences are remarks.
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,47 +29,37 @@ _CLOSING = 3
 _MOST = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredTokenIds:
-    """Special token ids in one of the model's files. Invalid and negative values, which mean no token, are omitted."""
-
-    file: str
-    bos: tuple[int, ...] = ()
-    eos: tuple[int, ...] = ()
-    pad: tuple[int, ...] = ()
+#: Special token ids in the model's files, by file and name, without invalid and negative values, which mean no token.
+type DeclaredIds = Mapping[str, Mapping[str, Sequence[int]]]
 
 
-def declared(folder: Path) -> list[DeclaredTokenIds]:
+def declared(folder: Path) -> DeclaredIds:
     """Returns the ids in config.json and generation_config.json; files that are missing or invalid are skipped."""
-    found = []
+    found = {}
     for file in (_CONFIG, _GENERATION):
         try:
             content = json.loads((folder / file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(content, Mapping):
-            found.append(
-                DeclaredTokenIds(
-                    file=file, bos=_ids(content, "bos"), eos=_ids(content, "eos"), pad=_ids(content, "pad")
-                )
-            )
+            found[file] = {name: _ids(content, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     return found
 
 
-def stop_ids(files: Sequence[DeclaredTokenIds]) -> tuple[int, ...]:
+def stop_ids(files: DeclaredIds) -> Sequence[int]:
     """Returns the ids at which programs stop: those of generation_config.json, or of config.json if it has none."""
-    return next((file.eos for file in reversed(files) if file.eos), ())
-
-
-def _ids(content: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Returns the ids of a special token; an image-and-text model may have them in its text model's settings only."""
-    value = content.get(f"{name}_token_id")
-    if value is None and isinstance(text := content.get("text_config"), Mapping):
-        value = text.get(f"{name}_token_id")
-    values = value if isinstance(value, list) else [value]
-    return tuple(
-        each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0
+    return next(
+        (files[file]["eos"] for file in (_GENERATION, _CONFIG) if file in files and files[file]["eos"]), ()
     )
+
+
+def _ids(content: Mapping[str, Any], name: str) -> Sequence[int]:
+    """Returns the ids of a special token; an image-and-text model may have them in its text model's settings only."""
+    value = content.get(name)
+    if value is None and isinstance(text := content.get("text_config"), Mapping):
+        value = text.get(name)
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
 
 
 def beyond(tokenizer: Any, vocab_size: int) -> dict[int, str]:
@@ -136,7 +125,6 @@ def require_known_prompts(
 def _require(
     ids: Sequence[int], unknown: Mapping[int, str], vocab_size: int, code: ExitCode, what: str, **said: str
 ) -> None:
-    """Raises ``StageError`` for the first of the ids that has no embedding."""
     index = next((index for index in ids if index >= vocab_size), None)
     if index is not None:
         raise StageError(
@@ -155,14 +143,21 @@ def trained_ends(data: Dataset, renderer: Renderer, tokenizer: Any, *, limit: in
     ``pairs``, has ``limit`` tokens itself. Of a pair, only the chosen answer counts.
     """
     counts: Counter[int] = Counter()
+    within: set[int] = set()
+    """Special tokens that are followed by further trained text within an answer."""
+    special_ids = np.asarray(sorted(renderer.special_ids), np.int32)
     for piece in data.pieces:
         for answers, begins, ends in _whole_answers(piece, limit, pairs=pairs):
+            at = np.flatnonzero(np.isin(answers.ids, special_ids))
+            run = np.searchsorted(begins, at, side="right") - 1
+            at, run = at[run >= 0], run[run >= 0]
+            within.update(np.unique(answers.ids[at[at + _CLOSING < ends[run]]]).tolist())
             for back in range(1, _CLOSING + 1):
                 inside = ends - back >= begins
                 begins, ends = begins[inside], ends[inside]  # noqa: PLW2901
                 ids = answers.ids[ends - back]
                 distinct, number = np.unique(ids, return_counts=True)
-                special = np.isin(distinct, list(renderer.special_ids))
+                special = np.isin(distinct, special_ids)
                 counts.update(dict(zip(distinct[special].tolist(), number[special].tolist(), strict=True)))
                 blank = [
                     index for index in distinct[~special].tolist() if not tokenizer.decode([index]).strip()
@@ -170,20 +165,7 @@ def trained_ends(data: Dataset, renderer: Renderer, tokenizer: Any, *, limit: in
                 further = np.isin(ids, blank)
                 begins, ends = begins[further], ends[further]  # noqa: PLW2901
     # A token that is also within answers, as between thought and answer, is no end if others are.
-    within = _within_answers(data, counts, limit, pairs=pairs) if len(counts) > 1 else set()
     return [index for index, _ in counts.most_common(_MOST) if index not in within or within >= counts.keys()]
-
-
-def _within_answers(data: Dataset, ends: Collection[int], limit: int, *, pairs: bool) -> set[int]:
-    """Returns those of the tokens that are followed by further trained text within a trained run."""
-    found: set[int] = set()
-    for piece in data.pieces:
-        for answers, begins, pasts in _whole_answers(piece, limit, pairs=pairs):
-            at = np.flatnonzero(np.isin(answers.ids, list(ends)))
-            run = np.searchsorted(begins, at, side="right") - 1
-            at, run = at[run >= 0], run[run >= 0]
-            found.update(np.unique(answers.ids[at[at + _CLOSING < pasts[run]]]).tolist())
-    return found
 
 
 def _whole_answers(
@@ -219,17 +201,17 @@ def of_model(
             f"The model has no embedding for {len(unknown)} of the tokenizer's tokens: {shown}. No row may "
             "contain them; a program that pads the exported model's inputs with one fails.",
         )
-    for file in files:
-        for name in ("bos", "eos", "pad"):
-            if outside := [index for index in getattr(file, name) if index >= vocab_size]:
+    for file, names in files.items():
+        for name, ids in names.items():
+            if outside := [index for index in ids if index >= vocab_size]:
                 yield problem(
-                    f"{file.file}: {name}_token_id is {outside[0]}, but the model has {vocab_size} tokens.",
+                    f"{file}: {name}_token_id is {outside[0]}, but the model has {vocab_size} tokens.",
                 )
     yield from _of_ends(tokenizer, renderer.end_ids() if ends is None else ends, files)
     yield from _of_others(tokenizer, files)
 
 
-def _of_ends(tokenizer: Any, ends: Collection[int], files: list[DeclaredTokenIds]) -> Iterator[Remark]:
+def _of_ends(tokenizer: Any, ends: Collection[int], files: DeclaredIds) -> Iterator[Remark]:
     """Yields remarks if ``ends``, with which answers end in training, or the tokenizer's end are none of the model."""
     stops, eos = stop_ids(files), tokenizer.eos_token_id
     shown = ", ".join(_shown(tokenizer, index) for index in stops[:_SHOWN]) or "no token"
@@ -246,10 +228,9 @@ def _of_ends(tokenizer: Any, ends: Collection[int], files: list[DeclaredTokenIds
         )
 
 
-def _of_others(tokenizer: Any, files: list[DeclaredTokenIds]) -> Iterator[Remark]:
-    config = next((each for each in files if each.file == _CONFIG), None)
-    for name in ("bos", "pad") if config else ():
-        theirs, own = getattr(config, name), getattr(tokenizer, f"{name}_token_id")
+def _of_others(tokenizer: Any, files: DeclaredIds) -> Iterator[Remark]:
+    for name in ("bos", "pad") if _CONFIG in files else ():
+        theirs, own = files[_CONFIG][name], getattr(tokenizer, f"{name}_token_id")
         if own is not None and theirs and own not in theirs:
             yield note(
                 f"The tokenizer's {name}_token is {_shown(tokenizer, own)}, config.json's "

@@ -57,22 +57,6 @@ def says_thought(content: str, thought: object, name: str, way: str, place: RowL
     return bool(end)
 
 
-def weighed(
-    messages: Sequence[Mapping[str, Any]],
-) -> tuple[list[Mapping[str, Any]], list[bool], bool]:
-    """Returns the messages without ``weight``, whether each is trained, and whether weight 0 excludes any of them.
-
-    The assistant's messages are trained unless their weight is 0.
-    """
-    answers = [message["role"] == "assistant" for message in messages]
-    trained = [answer and message.get(WEIGHT) != 0 for answer, message in zip(answers, messages, strict=True)]
-    bare: list[Mapping[str, Any]] = [
-        {name: value for name, value in message.items() if name != WEIGHT} if WEIGHT in message else message
-        for message in messages
-    ]
-    return bare, trained, trained != answers
-
-
 def weight_of(flags: Mapping[str, Any], role: str, number: int, place: RowLocation) -> int | None:
     """Returns whether message ``number`` is trained, 0 or 1, by the keys that say so; None if their values are null.
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from finetune_contract import UnreadValue
@@ -22,13 +23,13 @@ MOST_NAMES, _EXAMPLE = 50, 200
 _SHOWN, _SHOWN_NAMES = 60, 8
 
 
+@dataclass(slots=True, kw_only=True)
 class _Count:
-    """The values under one name."""
-
-    __slots__ = ("example", "ignored", "number", "text")
-
-    def __init__(self, value: Any, *, ignored: bool) -> None:
-        self.number, self.text, self.ignored, self.example = 0, False, ignored, _excerpt(value, _EXAMPLE)
+    name: str
+    ignored: bool
+    count: int = 0
+    text: bool = False
+    example: str = ""
 
 
 class UnreadValues:
@@ -41,30 +42,22 @@ class UnreadValues:
     def add(self, name: str, value: Any, *, ignored: bool = False) -> None:
         """Counts a value, unless it is null or empty. Beyond ``MOST_NAMES`` names it is counted without its name."""
         name = name[:MAX_NAME]
+        says = isinstance(value, int | float) or not is_empty(value)
         count = self._counts.get(name)
-        if count is None and ignored and len(self._counts) < MOST_NAMES:
-            # Counted even without a value: readers of files do not read such columns.
-            count = self._counts[name] = _Count("", ignored=True)
-        if value is None or value == "" or (not isinstance(value, int | float) and is_empty(value)):
-            return
         if count is None:
-            if len(self._counts) >= MOST_NAMES:
-                self._more += 1
+            # One that is ignored counts even without a value: readers of files do not read such columns.
+            if len(self._counts) >= MOST_NAMES or not (says or ignored):
+                self._more += says
                 return
-            count = self._counts[name] = _Count(value, ignored=ignored)
-        count.example = count.example or _excerpt(value, _EXAMPLE)
-        count.number += 1
-        count.text = count.text or _has_text(value)
+            count = self._counts[name] = _Count(name=name, ignored=ignored)
+        if says:
+            count.example = count.example or _excerpt(value, _EXAMPLE)
+            count.count += 1
+            count.text = count.text or _has_text(value)
 
     def found(self) -> tuple[list[UnreadValue], int]:
         """Returns what was counted, and the number of values under further names."""
-        values = [
-            UnreadValue(
-                name=name, count=count.number, text=count.text, ignored=count.ignored, example=count.example
-            )
-            for name, count in self._counts.items()
-        ]  # fmt: skip
-        return values, self._more
+        return [UnreadValue(**asdict(count)) for count in self._counts.values()], self._more
 
 
 def refused(
@@ -103,14 +96,18 @@ def _has_text(value: Any) -> bool:
 
 def _excerpt(value: Any, length: int) -> str:
     """Returns the beginning of a value as one line of printable text."""
-    text = value[: 4 * length] if isinstance(value, str) else _json(value)
+    text = (
+        value[: 4 * length] if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    )
     text = "".join(character if character.isprintable() else " " for character in text[: 2 * length])
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):
-        return type(value).__name__
+def characters(value: Any) -> int:
+    # Rows are JSON: the concrete types are tested several times as fast as Mapping and Sequence.
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(characters, value.values()))
+    return sum(map(characters, value)) if isinstance(value, list | tuple) else 0

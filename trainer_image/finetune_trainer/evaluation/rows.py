@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from finetune_contract import EvaluatedRow, RowMeasures
 from finetune_trainer.data.dataset import Dataset
-from finetune_trainer.data.examples import Int64Array
+from finetune_trainer.data.examples import Int64Array, file_and_row
 from finetune_trainer.evaluation.questions import Question
 from finetune_trainer.tokens.encoding import TokenizedExample
 
@@ -153,7 +153,7 @@ def _places(data: Dataset) -> Iterator[tuple[int, int]]:
     for piece in data.pieces:
         index = piece.source.index
         first = piece.chosen[np.unique(index.owners(piece.chosen))]
-        yield from zip(index.file_number[first].tolist(), index.row_number[first].tolist(), strict=True)
+        yield from file_and_row(index.place[first])
 
 
 def _numbered(questions: Sequence[Question], number: int | None) -> Question | None:

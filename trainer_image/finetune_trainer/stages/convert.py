@@ -15,8 +15,9 @@ from finetune_trainer import (
 )
 from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.checkpoints.layout import layout_for
-from finetune_trainer.data.preference import read_chosen
+from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.prepare import read_all
+from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.weights import open_weights
@@ -80,10 +81,10 @@ def run(context: StageContext) -> ConvertOutcome:
 def _rows(context: StageContext, plan: ModelPlan) -> list[list[int]]:
     """Token ids of the first examples of the user's own data that predict a token."""
     source, pairs = context.request.data.train[0], isinstance(context.request.method, PreferenceMethod)
-    read = read_chosen if pairs else read_all
+    schema = PairSchema if pairs else DatasetSchema
     length = min(conversion_check.LENGTH, plan.context_length)
     rows = (
         context.renderer.tokens(example).ids[:length].tolist()
-        for example in read(source, context.store, context.scratch)
+        for example in read_all(source, context.store, context.scratch, schema)
     )
     return list(itertools.islice((row for row in rows if len(row) > 1), conversion_check.ROWS))

@@ -10,7 +10,7 @@ from finetune_contract import BenchmarkReport, ExitCode, MemoryOutcome, Prefligh
 from finetune_trainer import conversion_cache, fingerprint, orbax_source, widths
 from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.compiled.check import check_memory
-from finetune_trainer.data import page, remarks, special_tokens
+from finetune_trainer.data import remarks, report, special_tokens
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import UploadOwner, probe
 from finetune_trainer.families import ModelPlan
@@ -114,9 +114,11 @@ def run(context: StageContext) -> PreflightOutcome:
         else conversion_cache.use_of(conversion_cache.find(context.request, prints, context.store)),
     )
     resumption.check(context, outcome)
-    context.store.write(context.folder.preflight_samples, page.samples_jsonl(found))
+    context.store.write(context.folder.preflight_samples, report.samples_jsonl(found))
     context.store.write(context.folder.data_report, found.to_json())
-    context.store.write(context.folder.data_page, page.render(found), content_type="text/html; charset=utf-8")
+    context.store.write(
+        context.folder.data_page, report.render(found), content_type="text/html; charset=utf-8"
+    )
     context.store.write(context.folder.preflight_report, outcome.to_json())
     return outcome
 

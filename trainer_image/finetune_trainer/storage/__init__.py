@@ -23,7 +23,6 @@ __all__ = [
     "StorageClient",
     "VersionedContent",
     "engine_path",
-    "has_wildcard",
     "is_inside",
     "join",
     "local_path",
