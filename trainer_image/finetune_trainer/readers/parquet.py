@@ -1,44 +1,21 @@
 """Reads Parquet files: every value becomes a JSON value, in bounded memory.
 
-Times become ISO 8601 text, decimals and UTF-8 bytes text, maps objects. In structs a null stands for a missing key,
-because every object of a column has the keys of all rows' objects. NaN and infinite numbers stay, as in Python's JSON.
-
 A dictionary or a run holds a value once, however many rows have it, so that a file of a few kilobytes may decode to
 terabytes. The metadata and the headers of the dictionaries say how many rows can be decoded at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date, time, timedelta
-from decimal import Decimal
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
-from uuid import UUID
 
-from finetune_trainer.readers.json_text import MAX_DEPTH, TOO_DEEP
 from finetune_trainer.readers.opening import complete, refuse_foreign, require_expansion
+from finetune_trainer.readers.parquet_values import Convert, converter
 from finetune_trainer.readers.row_location import MAX_ROW, DataFile, shown
 
 #: Rows, and bytes in the worst case, that are decoded at a time.
 BATCH_ROWS, BATCH_BYTES = 1024, 256 * 2**20
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 #: What Arrow raises for values that Python cannot represent, among them times of far years and unknown time zones.
-_FAULTS = (ValueError, TypeError, OverflowError, LookupError, RecursionError)
-#: Structs in which BigQuery and Spark wrap lists, {list: [{element: …}]}: the names of their only keys.
-_OUTER, _INNER = frozenset({"list", "bag"}), frozenset({"element", "item", "array", "array_element"})
-
-
-def _duration(value: timedelta) -> str:
-    """Returns a duration in ISO 8601. Those in nanoseconds are of a class of pandas, which has the method."""
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat())
-    seconds, micros = divmod(value // timedelta(microseconds=1), 1_000_000)
-    return f"PT{seconds}.{micros:06}S" if micros else f"PT{seconds}S"
-
-
-#: Arrow's values that are none of JSON.
-_CONVERTERS: Sequence[tuple[Any, Callable[[Any], str]]] = (
-    (bytes, bytes.decode), (Decimal, "{:f}".format), (UUID, str), (timedelta, _duration),
-    ((date, time), lambda value: str(value.isoformat())),
-)  # fmt: skip
+_FAULTS = (ValueError, TypeError, OverflowError, LookupError)
 
 
 def read_parquet(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -53,75 +30,55 @@ def read_parquet(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
         table = parquet.ParquetFile(file.path)
         schema = table.schema_arrow
         ignored = [name for name in schema.names if name in file.ignored]
-        read = [name for name in schema.names if name not in file.ignored]
-        names = [*read, *ignored]
-        if len(set(names)) < len(names):
+        converters = {
+            field.name: _converter(file, field) for field in schema if field.name not in file.ignored
+        }
+        names = [*converters, *ignored]
+        if len(names) < len(schema.names):
             raise ValueError(f"several columns have the same name: {shown(', '.join(schema.names), 150)}")
         number = 0
-        for batch in _batches(file, table, stream, read):
+        for batch in _batches(file, table, stream, [*converters]):
             _require_row_size(file, batch, number)
-            columns = [_values(file, name, batch.column(name), number) for name in read]
+            columns = [
+                _values(file, name, batch.column(name), convert, number)
+                for name, convert in converters.items()
+            ]
             columns += [[None] * batch.num_rows] * len(ignored)
             for values in zip(*columns, strict=True):
                 number += 1
                 yield number, dict(zip(names, values, strict=True))
 
 
-def _values(file: DataFile, name: str, column: Any, number: int) -> list[Any]:
+def _converter(file: DataFile, field: Any) -> Convert | None:
+    try:
+        return converter(field.type)
+    except TypeError as error:
+        raise file.unreadable(
+            f'column "{shown(field.name)}" cannot be read: {error}',
+            f"Write the column as text, or list it under {file.dataset}.columns.ignore.",
+            actual=shown(str(field.type), 100),
+        ) from None
+
+
+def _values(file: DataFile, name: str, column: Any, convert: Convert | None, number: int) -> list[Any]:
     """Returns the JSON values of a column, whose first row follows row ``number``."""
     try:
-        return [_json(value) for value in column.to_pylist()]
+        values: list[Any] = column.to_pylist()
+        return [None if value is None else convert(value) for value in values] if convert else values
     except _FAULTS as error:
-        if len(column) > 1:  # read at once because that is fast; now by row, to find the faulty one
-            return [_values(file, name, column.slice(row, 1), number + row)[0] for row in range(len(column))]
+        if (
+            len(column) > 1
+        ):  # the whole column is read at once because that is fast; now by row, to find the faulty one
+            return [
+                _values(file, name, column.slice(row, 1), convert, number + row)[0]
+                for row in range(len(column))
+            ]
         what = "bytes that are not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise file.place(number + 1).mismatch(
             f'column "{shown(name)}" has a value that cannot be read',
             f"Write the column as text, or list it under {file.dataset}.columns.ignore.",
             actual=f"{shown(what, 150)} in {shown(str(column.type), 100)}",
         ) from None
-
-
-def _json(value: Any, depth: int = 1) -> Any:
-    """Returns the JSON value of one of Arrow's. Raises ValueError or TypeError if there is none."""
-    if depth > MAX_DEPTH:
-        raise ValueError(TOO_DEEP)
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, dict):
-        items = _wrapped(value)
-        if items is None:
-            return {name: _json(item, depth + 1) for name, item in value.items() if item is not None}
-        value = items
-    if isinstance(value, list):
-        if value and type(value[0]) is tuple:
-            return _object(value, depth)
-        return [_json(item, depth + 1) for item in value]
-    convert = next((convert for kind, convert in _CONVERTERS if isinstance(value, kind)), None)
-    if convert is None:
-        raise TypeError("values of this type have no JSON value")
-    return convert(value)
-
-
-def _object(pairs: Sequence[tuple[Any, Any]], depth: int) -> dict[str, Any]:
-    """Returns a map as an object with keys as text. A null in a map is the row's own and stays."""
-    made = {str(_json(name)): _json(item, depth + 1) for name, item in pairs}
-    if len(made) != len(pairs):
-        raise ValueError("a map with a key twice")
-    return made
-
-
-def _wrapped(value: Mapping[str, Any]) -> list[Any] | None:
-    """Returns the items of {list: [{element: item}]}; None for any other object."""
-    (outer, items), *others = value.items() or [("", None)]
-    if others or outer not in _OUTER or not isinstance(items, list):
-        return None
-    if not all(
-        item is None or (isinstance(item, dict) and len(item) == 1 and item.keys() <= _INNER)
-        for item in items
-    ):
-        return None
-    return [next(iter(item.values())) if item else None for item in items]
 
 
 def _require_row_size(file: DataFile, batch: Any, number: int) -> None:
