@@ -13,7 +13,7 @@ from time import perf_counter
 
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.metrics import OperatorMetrics
-from finetune_operator.runtime.probes import ProbeResult, ProbeServer
+from finetune_operator.runtime.probes import ProbeServer
 
 #: Seconds between two turns of the loop that are measured.
 _TURN = 0.01
@@ -37,7 +37,7 @@ async def _scrape(namespaces: int, profiles: int) -> None:
     for namespace in range(namespaces):
         for profile in range(profiles):
             intake.job("ADDED", _job(f"team-{namespace}", f"profile-{profile}"))
-    server = ProbeServer(healthy=ProbeResult, ready=ProbeResult, metrics=metrics)
+    server = ProbeServer(healthy=tuple, ready=tuple, metrics=metrics)
     _, port = await server.start("127.0.0.1", 0, 0)
     begun = perf_counter()
     client = asyncio.create_task(asyncio.to_thread(_fetch, f"http://127.0.0.1:{port}/metrics"))

@@ -7,9 +7,9 @@ import pytest
 
 from devcluster.testing import LocalCluster
 from finetune_operator.cluster.port import Object
-from finetune_operator.runtime.kopf_adapter import watches
-from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES
+from finetune_operator.runtime.prerequisites import watches
 from tests.integration import fake_trainer, pods
+from tests.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES
 
 PROFILE = "rights"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"

@@ -1,5 +1,5 @@
 {{/*
-What the operator may do, as operator/finetune_operator/runtime/rbac.py lists it (a test holds the two together).
+What the operator may do, as tests/rbac.py lists it (a test holds the two together).
 No Secret is ever read: pods get them by reference.
 */}}
 {{- define "finetune-operator.jobRules" -}}

@@ -43,10 +43,10 @@ from finetune_operator.lifecycle.decision import (
     JobEvent,
 )
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.errors import NameTaken
+from finetune_operator.reconcile.keys import PlanKey
 from finetune_operator.reconcile.listing import taken_over_by
-from finetune_operator.reconcile.plans import PlanKey, Plans
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.record_writer import RecordWriter, attempt_labels, run_folder
 from finetune_operator.reconcile.watch_cache import WatchCache
 
@@ -59,9 +59,6 @@ class Applier:
     """Applies decisions in the order that :class:`Decision` states.
 
     Args:
-        cluster: client for writing objects.
-        plans: store of the jobs' plans.
-        store: object store for records of attempts.
         cache: receives what the operator writes.
         created: called with each JobSet after its creation, as it is stored.
         changed: called after each write of a job's status, with the job as it was before.
@@ -135,9 +132,9 @@ class Applier:
         """
         action = decision.action
         if isinstance(action, Delete) and action.status_first:
-            await self._write_status_then_delete(observation.job, decision.status, action.jobsets)
+            await self._write_status_then_delete(observation, decision.status, action.jobsets)
         else:
-            await self.write_status(observation.job, decision.status)
+            await self.write_status(observation.job, observation.status, decision.status)
 
     async def store_plan(self, plan: Object) -> Object:
         """Stores the plan of a job that has none and returns it as stored.
@@ -168,8 +165,8 @@ class Applier:
                 raise Conflict(f"{run.uri} has been taken over by another job since the observation")
             await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
-    async def write_status(self, job: Object, status: FineTuneJobStatus) -> None:
-        """Writes the status if it differs.
+    async def write_status(self, job: Object, before: FineTuneJobStatus, status: FineTuneJobStatus) -> None:
+        """Writes the status if it differs from the job's, which is ``before`` when parsed.
 
         An edit of the job since it was observed is reported by the next status. Raises Conflict if another client has
         written the status, or the job was deleted; then so is its plan, which may have been stored after the deletion's
@@ -203,7 +200,7 @@ class Applier:
         self._cache.wrote(JOBS, written)
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
-        self._changed(job, changes(read_status(job.get("status")), status))
+        self._changed(job, changes(before, status))
 
     async def delete_orphan(self, namespace: str, name: str, uid: str | None) -> None:
         """Deletes the plan of a job that is gone; None: it has none. Raises ClusterError."""
@@ -218,11 +215,11 @@ class Applier:
         status = observation.status
         records = {**dict(pending_records(status)), **dict(action.records)}
         await self._write_status_then_delete(
-            observation.job, with_pending(status, records.items()), action.jobsets
+            observation, with_pending(status, records.items()), action.jobsets
         )
 
     async def _write_status_then_delete(
-        self, job: Object, status: FineTuneJobStatus, deletions: Sequence[Deletion]
+        self, observation: Observation, status: FineTuneJobStatus, deletions: Sequence[Deletion]
     ) -> None:
         """Stores the status before deleting the objects that it is derived from.
 
@@ -230,11 +227,11 @@ class Applier:
         Conflict without deleting anything if another client has written the status, or the job is deleted.
         """
         try:
-            await self.write_status(job, status)
+            await self.write_status(observation.job, observation.status, status)
         except (Rejected, Unavailable):
-            await self._delete(job, deletions)
+            await self._delete(observation.job, deletions)
             raise
-        await self._delete(job, deletions)
+        await self._delete(observation.job, deletions)
 
     async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:
         namespace = job["metadata"]["namespace"]

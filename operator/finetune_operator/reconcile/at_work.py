@@ -45,7 +45,6 @@ class AtWork:
             self._changed.set()
 
     def gone(self, uid: str) -> None:
-        """Takes note that a job is deleted."""
         if self._reports.pop(uid, None):
             self._changed.set()
 

@@ -8,9 +8,11 @@ statuses that the watch delivers, so that no reconcile reads the ledger.
 import asyncio
 import logging
 from asyncio import sleep
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import date, datetime, timedelta
 
+from finetune_contract import Stage
 from finetune_operator.artifacts.port import RecordStore, StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import Object
@@ -18,12 +20,10 @@ from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, ProfileUsage
 from finetune_operator.planning import Refused, StoredPlan
-from finetune_operator.planning.estimate.past_runs import PastTrainings
+from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings, TrainingRecords
 from finetune_operator.planning.merge import lookup
 from finetune_operator.reconcile.at_work import AtWork
 from finetune_operator.reconcile.ledger_reader import LedgerReader
-from finetune_operator.reconcile.training_times import TrainingTimes
-from finetune_operator.reconcile.unwritten import UnwrittenStatuses
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,78 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 _LOOK_SECONDS = 3600.0
 #: Namespaces whose records are read at the same time.
 _AT_ONCE = 8
+#: Namespaces whose past trainings are read at the same time.
+_TRAININGS_AT_ONCE = 2
+#: Unwritten statuses that are remembered; those of the jobs that failed first are forgotten. A status has some 10 KB.
+_MOST_UNWRITTEN = 256
+
+
+class UnwrittenStatuses:
+    """Statuses that the API server has not taken, so that what their jobs use counts although nothing shows it.
+
+    A tenant can fill the metadata of a job until etcd has no room for its status.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Object] = {}
+        """By UID: the job with the status that could not be written last."""
+
+    def keep(self, job: Object) -> None:
+        """Takes a job with a status that could not be written. One that reports an error has no newer usage."""
+        uid = job["metadata"]["uid"]
+        if _reported_at(job) > _reported_at(self._jobs.get(uid, {})):
+            self._jobs[uid] = job
+        if len(self._jobs) > _MOST_UNWRITTEN:
+            del self._jobs[next(iter(self._jobs))]
+
+    def newest(self, job: Object) -> Object:
+        """Returns a job with the newer of its status and one that could not be written."""
+        # Of two with the same time, one reports an error and repeats the stored status.
+        return max(self._jobs.get(job["metadata"]["uid"], job), job, key=_reported_at)
+
+
+def _reported_at(job: Object) -> str:
+    """Timestamps of one format sort as the times do."""
+    return str(((job.get("status") or {}).get("activeTime") or {}).get("asOf") or "")
+
+
+class TrainingTimes:
+    """What steps have taken in past trainings, by the ledger: of all namespaces that this process follows."""
+
+    def __init__(self) -> None:
+        self._namespaces: defaultdict[str, TrainingRecords] = defaultdict(TrainingRecords)
+        self._places = asyncio.Semaphore(_TRAININGS_AT_ONCE)
+
+    def recorded(self, record: LedgerRecord) -> None:
+        """Takes a record that is in the ledger, or waits to be written to it."""
+        self._namespaces[record.namespace].add(record)
+
+    def of(self, namespace: str) -> PastTrainings:
+        """Returns the namespace's past trainings, as far as they are known."""
+        return self._namespaces[namespace].trainings()
+
+    async def read(self, namespace: str, reader: LedgerReader, today: date) -> None:
+        """Reads the namespace's trainings of the last days, once. Nothing waits for them."""
+        since = today - timedelta(days=DAYS)
+        while True:
+            try:
+                async with self._places:
+                    with calls_for_tenant(namespace):
+                        async for record in reader.records(since, today, namespace, stage=Stage.TRAIN):
+                            self.recorded(record)
+            except StorageError as error:
+                log.warning(
+                    "the ledger cannot be read; past trainings of %s are unknown: %s", namespace, error
+                )
+                await sleep(_LONGEST_PAUSE)
+            except Exception:
+                # They are for information only: nothing else may end.
+                log.exception(
+                    "internal error while reading the ledger; past trainings of %s are unknown", namespace
+                )
+                return
+            else:
+                return
 
 
 class Budgets:
@@ -42,7 +114,6 @@ class Budgets:
         store: where the ledger is.
         uri: the ledger's folder; None if the operator keeps none. What is used is then unknown.
         utc_now: the wall clock.
-        times: takes the records of past trainings; None: they are not read.
         unobserved_until: returns the end of the time in which a namespace could not be observed; None: there was none.
         at_work: takes the jobs on chips for later leaders; None: none needs them.
     """
@@ -53,7 +124,6 @@ class Budgets:
         uri: str | None,
         *,
         utc_now: Callable[[], datetime],
-        times: TrainingTimes | None = None,
         unobserved_until: Callable[[str], datetime | None] = lambda _: None,
         at_work: AtWork | None = None,
     ) -> None:
@@ -63,7 +133,7 @@ class Budgets:
         self._uri = uri
         self._utc_now = utc_now
         self._usage = MonthUsage()
-        self._times = times
+        self._times = TrainingTimes()
         self._limits: dict[str, float | None] = {}
         """By existing profile; None: it sets none."""
         self._namespaces: dict[str, bool] = {}
@@ -101,8 +171,7 @@ class Budgets:
     def recorded(self, record: LedgerRecord) -> None:
         """Takes a record that is in the ledger, or waits to be written to it."""
         self._usage.written(record)
-        if self._times is not None:
-            self._times.recorded(record)
+        self._times.recorded(record)
 
     # What decisions and metrics read.
 
@@ -110,10 +179,6 @@ class Budgets:
         """Returns the budget of a job's namespace under its profile; None if the profile sets none.
 
         The limit is that of the existing profile. Of a deleted one, the limit at the job's admission applies.
-
-        Args:
-            job: the job.
-            stored: its stored plan, or why it cannot be read; None if there is none.
         """
         if isinstance(stored, StoredPlan):
             name, admitted = stored.profile_name, stored.profile
@@ -124,9 +189,9 @@ class Budgets:
             return None
         return self._usage.budget(job, name, limit, self._utc_now())
 
-    def past_trainings(self, namespace: str) -> PastTrainings | None:
-        """Returns the namespace's past trainings, as far as they are known; None if they are not read."""
-        return self._times.of(namespace) if self._times else None
+    def past_trainings(self, namespace: str) -> PastTrainings:
+        """Returns the namespace's past trainings, as far as they are known."""
+        return self._times.of(namespace)
 
     def totals(self) -> Iterable[ProfileUsage]:
         """Returns what each namespace has used in the present month under each profile, as far as it is known."""
@@ -158,7 +223,7 @@ class Budgets:
             def now_known(namespace: str) -> None:
                 known(namespace)
                 # After the month's records, on which stages may wait.
-                if self._times is not None and namespace not in informed:
+                if namespace not in informed:
                     informed.add(namespace)
                     group.create_task(self._times.read(namespace, reader, self._utc_now().date()))
 

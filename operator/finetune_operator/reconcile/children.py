@@ -1,7 +1,7 @@
 """Reads plan and children of a job: from the watches' cache, or live."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,13 +51,7 @@ class Children:
 
 
 class ChildReader:
-    """Reads plan and children of jobs.
-
-    Args:
-        cluster: client for live reads.
-        plans: store of the jobs' plans.
-        cache: completed by live reads.
-    """
+    """Reads plan and children of jobs, and completes the cache with live reads."""
 
     def __init__(self, cluster: KubernetesClient, plans: Plans, cache: WatchCache) -> None:
         self._cluster = cluster
@@ -70,13 +64,8 @@ class ChildReader:
         Tenants can put the job's labels on any number of objects. That must not keep the job from being stopped, so
         its JobSets are then read by name.
 
-        Args:
-            job: the job.
-            large: whether it has a slot for many children.
-
-        Raises:
-            ManyChildren: they take more than a job may that is not ``large``.
-            ClusterError: any other error.
+        ``large``: whether it has a slot for many children. Raises ManyChildren if they take more than a job may that
+        has none, and ClusterError.
         """
         uid = job["metadata"]["uid"]
         self._cache.adopt(job)
@@ -107,7 +96,7 @@ class ChildReader:
         jobsets, pods = read
         own = _views(jobsets)
         # The cache has also those of JobSets that Kueue may suspend later.
-        every = self._cache.watches(WORKLOADS, job["metadata"]["namespace"])
+        every = self._cache.streams.of(WORKLOADS, job["metadata"]["namespace"])
         uids = frozenset(jobset.uid for jobset in own) if every else _managed(own)
         return jobsets, pods, await self._workloads(job, uids, most)
 
@@ -156,7 +145,12 @@ class ChildReader:
     async def _own(self, kind: ResourceKind, job: Object, **selected: Any) -> list[ChildVersion]:
         """Lists the job's objects of a kind among those that are selected. Raises ClusterError."""
         namespace = job["metadata"]["namespace"]
-        return await list_kept(self._cluster, kind, namespace, keep=partial(own_child, kind, job), **selected)
+        keep = partial(own_child, kind, job)
+        return await list_kept(self._cluster, kind, namespace, keep=keep, size=_size, **selected)
+
+
+def _size(child: ChildVersion) -> int:
+    return child.size
 
 
 def _views(children: Sequence[ChildVersion]) -> list[Any]:
@@ -187,20 +181,21 @@ async def list_kept[T](
     namespace: str | None,
     *,
     keep: Keep[T],
+    size: Callable[[T], int] = weight,
     most: int = _SMALL_BYTES,
     **selected: Any,
 ) -> list[T]:
     """Lists objects page by page and returns what ``keep`` returns of each.
 
-    Raises ManyChildren if that takes more than ``most`` bytes of memory, and ClusterError.
+    Raises ManyChildren if that takes more than ``most`` bytes of memory by ``size``, and ClusterError.
     """
     # A continue token may expire (410 Gone); a list from the start then succeeds.
     for final in (False, True):
-        found, size = list[T](), 0
+        found, total = list[T](), 0
         try:
             async for page in cluster.kept(kind, namespace, keep=keep, **selected):
-                size += weight(page)
-                if size > most:
+                total += sum(map(size, page))
+                if total > most:
                     where = f" of namespace {namespace}" if namespace else ""
                     raise ManyChildren(
                         f"{kind.plural}{where} with {selected}: the objects that may belong to the job take more than "

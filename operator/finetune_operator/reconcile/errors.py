@@ -10,7 +10,6 @@ from finetune_operator.lifecycle.children.webhook_failure import webhook_failure
 from finetune_operator.lifecycle.decision import Admit, Decision
 from finetune_operator.lifecycle.observation import RetryRecord
 from finetune_operator.lifecycle.status.conditions import with_error
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.errors import Refused
 
 
@@ -61,6 +60,7 @@ def reason_of(error: Exception) -> str:
 
 def status_with_error(
     job: Object,
+    previous: FineTuneJobStatus,
     error: Exception,
     *,
     now: datetime,
@@ -69,10 +69,9 @@ def status_with_error(
 ) -> FineTuneJobStatus:
     """Returns the status of an unfinished job with the error of a failed reconcile in its conditions and summary.
 
-    ``decision``: what could not be carried out; None: nothing was decided, and all else in the status is unchanged.
-
-    ``retry_in`` is the interval of the retries in seconds. An internal error is named by its type only. The next
-    successful reconcile writes the whole status and so removes the error.
+    ``previous``: the job's status, parsed. ``decision``: what could not be carried out; None: nothing was decided, and
+    all else in the status is unchanged. ``retry_in`` is the interval of the retries in seconds. An internal error is
+    named by its type only. The next successful reconcile writes the whole status and so removes the error.
     """
     reason = reason_of(error)
     text = str(error) or type(error).__name__
@@ -82,7 +81,6 @@ def status_with_error(
         text = f"internal error of the operator ({type(error).__name__}); its log has the details"
     parts = [text[: _MESSAGE_LIMIT - _REMEDY_LIMIT].rstrip("."), _FIX.get(reason, "").rstrip(".")]
     message = ". ".join(part for part in parts if part) + f". Retried every {_rounded_duration(retry_in)}."
-    previous = read_status(job.get("status"))
     generation = job["metadata"]["generation"]
     decided, valid = _decided(previous, decision, generation) if decision else ({}, False)
     conditions = with_error(

@@ -19,12 +19,7 @@ type AttemptDay = tuple[str, str]
 
 
 class LedgerReader:
-    """Reads records by day.
-
-    Args:
-        store: where the ledger is.
-        uri: the ledger's folder.
-    """
+    """Reads the records of the ledger in a folder of a store, by day."""
 
     def __init__(self, store: RecordStore, uri: str) -> None:
         self._store = store

@@ -31,7 +31,6 @@ class ListedNodes:
 
     @classmethod
     def of(cls, observation: Observation) -> "ListedNodes":
-        """Returns what was listed for an observation."""
         kinds = failed_kinds(observation.pods, observation.jobsets, observation.folder, observation.now)
         return cls(kinds, observation.nodes)
 

@@ -64,11 +64,8 @@ class Notifications:
     """The notices of one leader. It is used by one event loop.
 
     Args:
-        cluster: client of the API server.
         namespace: the operator's own namespace.
         name: name of the ConfigMap.
-        deliver: sends one notice.
-        utc_now: the wall clock.
         notified: called with ``delivered``, ``refused`` (and sent again later) or ``expired`` (given up).
     """
 

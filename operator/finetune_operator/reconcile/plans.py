@@ -3,7 +3,6 @@
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Container, Sequence
-from dataclasses import dataclass
 
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -15,6 +14,7 @@ from finetune_operator.cluster.port import (
     Object,
 )
 from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL, PLAN_COMPONENT, plan_name
+from finetune_operator.reconcile.keys import PlanKey
 from finetune_operator.reconcile.made_plans import MadePlans
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
@@ -24,28 +24,8 @@ log = logging.getLogger(__name__)
 CACHE_BYTES = 32 * 2**20
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PlanKey:
-    """Key of a stored plan, whose job may no longer exist."""
-
-    namespace: str
-    """Namespace of the job."""
-    name: str
-    """Name of the job."""
-    uid: str
-    """UID of the job."""
-
-    def __str__(self) -> str:
-        return f"plan of {self.namespace}/{self.name} ({self.uid})"
-
-
 class Plans:
-    """Reads, creates and deletes stored plans.
-
-    Args:
-        cluster: client of the API server.
-        namespace: the operator's own namespace.
-    """
+    """Reads, creates and deletes stored plans, in the operator's own namespace."""
 
     def __init__(self, cluster: KubernetesClient, namespace: str) -> None:
         self._cluster = cluster

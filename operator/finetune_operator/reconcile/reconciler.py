@@ -17,14 +17,16 @@ from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.children import ManyChildren
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
 from finetune_operator.reconcile.errors import reason_of, status_with_error
+from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.nodes import ListedNodes
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.record_writer import run_folder
 
 log = logging.getLogger(__name__)
@@ -63,11 +65,7 @@ class ReconcileError(Exception):
 
 
 class _Unconfirmed(Exception):
-    """A decision on cached objects needs a live observation.
-
-    Args:
-        nodes: what was listed live for the cached observation.
-    """
+    """A decision on cached objects needs a live observation. ``nodes`` were listed live for the cached one."""
 
     def __init__(self, nodes: ListedNodes) -> None:
         super().__init__()
@@ -97,10 +95,7 @@ class Reconciler:
     """Reconciles jobs. It may be called for any key at any time, but not concurrently for the same key.
 
     Args:
-        observer: observes a job.
         decide: derives the decision from the observation; pure.
-        applier: carries the decision out.
-        utc_now: the wall clock, for errors in the status.
         ledger: takes the records of attempts; None if the operator keeps none.
         postpone: has a key reconciled again when no key is due, and returns True, if other keys of its namespace wait:
             the report of a job's first JobSet then waits until they have theirs.
@@ -127,16 +122,10 @@ class Reconciler:
         self._large = CallSlots(total=LARGE_JOBS, each=(1,))
 
     async def reconcile(self, key: JobKey, *, retry_in: float) -> float | None:
-        """Reconciles one job.
+        """Reconciles one job. ``retry_in``: seconds until the retry of a failure, which the status shows.
 
         Returns the seconds until the next reconcile; None if only a change requires one, or if the job does not exist.
-
-        Args:
-            key: the job.
-            retry_in: seconds until the retry of a failure, which the status shows.
-
-        Raises:
-            ReconcileError: for any error.
+        Raises ReconcileError for any error.
         """
         with calls_for_tenant(key.namespace, seconds=STORE_SECONDS), suppress(ManyChildren):
             return await self._confirm_and_reconcile(key, retry_in, large=False)
@@ -191,24 +180,20 @@ class Reconciler:
             await self._applier.report(observation, decision)
         except (_Unconfirmed, ManyChildren, asyncio.CancelledError):
             # If it has taken too long, a write may have been carried out whose response is missing in the cache.
-            self._distrust(observation)
+            self._observer.distrust(observation)
             raise
-        except Conflict as error:
-            self._distrust(observation)
-            # Something changed between observation and write. Users need to know only if it happens repeatedly.
-            if retry_in >= _PERSISTENT_SECONDS and not announced:
-                await self._report(key, observation, error, retry_in, decision)
-            raise ReconcileError.of(error) from error
-        except StorageError as error:
-            self._distrust(observation)
-            # The job is read again: its status may now hold records that wait to be stored.
-            await self._report(key, None, error, retry_in, await self._with_records(observation, decision))
-            raise ReconcileError.of(error) from error
         except Exception as error:
-            self._distrust(observation)
-            if not isinstance(error, ClusterError | Refused):
+            self._observer.distrust(observation)
+            if not isinstance(error, ClusterError | StorageError | Refused):
                 log.exception("internal error of the operator")
-            if not announced:
+            if isinstance(error, StorageError):
+                if observation is not None and decision is not None:
+                    # A run folder that cannot be written must not stop the account of what a job uses.
+                    decision = await self._recorded(observation, decision)
+                # The job is read again: its status may now hold records that wait to be stored.
+                await self._report(key, None, error, retry_in, decision)
+            elif not announced and (not isinstance(error, Conflict) or retry_in >= _PERSISTENT_SECONDS):
+                # Something changed between observation and write. Users need to know only if it happens repeatedly.
                 await self._report(key, observation, error, retry_in, decision)
             raise ReconcileError.of(error) from error
         if decision.fault is not None:
@@ -264,11 +249,6 @@ class Reconciler:
             self._observer.reread(key)
         return observation, decision
 
-    def _distrust(self, observation: Observation | None) -> None:
-        """Has the job read live after an error, whose cause may be an outdated cache."""
-        if observation is not None:
-            self._observer.distrust(observation)
-
     async def _confirmed(self, observation: Observation, decision: Decision) -> Observation:
         """Returns the observation, on which the decision may be applied.
 
@@ -291,17 +271,6 @@ class Reconciler:
             return self._decide(observation)
         return await asyncio.get_running_loop().run_in_executor(self._aside, self._decide, observation)
 
-    async def _with_records(
-        self, observation: Observation | None, decision: Decision | None
-    ) -> Decision | None:
-        """Records the usage of a decision that could not be carried out, and returns the decision.
-
-        A run folder that cannot be written must not stop the account of what a job uses.
-        """
-        if observation is None or decision is None:
-            return None
-        return await self._recorded(observation, decision)
-
     async def _report(
         self,
         key: JobKey,
@@ -319,10 +288,11 @@ class Reconciler:
             job = observation.job if observation else await self._observer.job(key)
             # The status of a finished job stays as it is; errors of its cleanup appear in the log and metrics.
             if job is not None and not finished(job):
+                before = observation.status if observation else read_status(job.get("status"))
                 status = status_with_error(
-                    job, error, now=self._utc_now(), retry_in=retry_in, decision=decision
+                    job, before, error, now=self._utc_now(), retry_in=retry_in, decision=decision
                 )
-                await self._applier.write_status(job, status)
+                await self._applier.write_status(job, before, status)
         except ClusterError as second:
             log.info("the status does not show the error: %s", second)
         except Exception:

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
-from itertools import batched
 from time import monotonic
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -22,15 +23,15 @@ from finetune_operator.artifacts.port import (
 from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, TakeoverRecord
-from finetune_operator.reconcile.denials import Denials
 from finetune_operator.reconcile.file_cache import FileCache
-from finetune_operator.reconcile.listing import attempt_of
-from finetune_operator.reconcile.records import MalformedRecordError, NewerRecordError
-from finetune_operator.reconcile.run_folder_files import UnreadableError, by_store
+from finetune_operator.reconcile.run_folder_files import (
+    MalformedRecordError,
+    NewerRecordError,
+    UnreadableError,
+    by_store,
+)
 from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Own, RunFolderObserver
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
-
-__all__ = ["Folders", "Own", "RunFolderReader", "attempt_of"]
 
 _NOTE_FIX = "Delete it; if it is the record of a retry, also raise spec.retry.generation."
 
@@ -45,15 +46,44 @@ def _confirmed(view: RunFolderView, own: Own) -> bool:
     return set(own(listed, view.takeovers)) == view.attempts.keys()
 
 
+class Denials:
+    """The store's latest answers by bucket and job: it denies one run folder, or everything. Permissions are granted on
+    a bucket or on a folder of it.
+
+    A run folder alone is denied if it was listed but one of its files was denied, or if the run folder of another job
+    in the same bucket has been read since the first denial.
+    """
+
+    def __init__(self) -> None:
+        self._order = itertools.count()
+        self._answered: dict[str, int] = {}
+        self._denied: dict[Hashable, int] = {}
+
+    def answered(self, job: Hashable, uri: str) -> None:
+        """Records that the job's run folder could be read."""
+        self._denied.pop(job, None)
+        self._answered[urlsplit(uri).netloc] = next(self._order)
+
+    def alone(self, job: Hashable, uri: str, *, listed: bool) -> bool:
+        """Records a denial and returns whether it concerns this run folder alone.
+
+        ``listed`` is whether the folder's listing succeeded.
+        """
+        first = self._denied.setdefault(job, next(self._order))
+        return listed or self._answered.get(urlsplit(uri).netloc, -1) > first
+
+    def forget(self, job: Hashable) -> None:
+        """Forgets the job, which is no longer observed."""
+        self._denied.pop(job, None)
+
+
 class RunFolderReader:
     """Reads run folders, to which untrusted users may write: every read and every listing is bounded.
 
     A folder is read only if something in it can have changed (:mod:`.view_cache`), and final files are read once.
 
     Args:
-        store: object store with the run folders.
         remembered_bytes: size of the cache of final files in bytes, for all live jobs together.
-        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -69,11 +99,6 @@ class RunFolderReader:
         self._denials = Denials()
         self._clock = clock
 
-    @property
-    def remembered_bytes(self) -> int:
-        """Size of the cached files of all jobs in bytes."""
-        return self._remembered.size
-
     async def view(
         self,
         folders: Folders,
@@ -87,7 +112,6 @@ class RunFolderReader:
         """Returns a view of one run folder. Faults of files are part of the view; none is raised.
 
         Args:
-            folders: locations to read.
             of: key of the job in the cache, until :meth:`forget`.
             own: see :data:`Own`.
             retry: ``spec.retry.generation``; records of higher generations are not the operator's and are ignored.
@@ -178,7 +202,7 @@ class RunFolderReader:
         Invalid records are omitted, since the classification of the attempt does not depend on them.
         """
         progress: dict[int, HostProgress] = {}
-        for some in batched(range(count), AT_ONCE):
+        for some in itertools.batched(range(count), AT_ONCE):
             contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
             for content in contents:
                 with contextlib.suppress(ValidationError):

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Hashable
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from finetune_contract.versions import CONTRACT_VERSION, major_of
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import RECORD_LIMIT, ObjectStore, ObjectTooLarge, StoredBytes
 from finetune_operator.reconcile.file_cache import FileCache
-from finetune_operator.reconcile.records import MalformedRecordError, parsed
 
 #: Maximum number of bytes that one observation reads.
 _READ_LIMIT = 16 * 2**20
@@ -16,24 +16,41 @@ _READ_LIMIT = 16 * 2**20
 HELD_LIMIT = 5 * 2**18
 
 
+class MalformedRecordError(Exception):
+    """A file is not a valid record of the kind that its name indicates."""
+
+
+class NewerRecordError(Exception):
+    """A file is a record of a newer major version of the contract."""
+
+
+def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
+    """Parses ``content`` as a record of type ``model``.
+
+    Raises MalformedRecordError or NewerRecordError, with a message that names ``uri`` and does not end in a period.
+    """
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        major = major_of(content)
+        if major is not None and major > CONTRACT_VERSION.major:
+            raise NewerRecordError(
+                f"{uri} was written under version {major} of the contract, and this operator supports up to "
+                f"{CONTRACT_VERSION}. Upgrade the operator"
+            ) from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise MalformedRecordError(
+            f"{uri} is not a valid {model.__name__}: {where[:128]}: {first['msg'][:256]}"
+        ) from error
+
+
 class UnreadableError(Exception):
     """The run folder as a whole cannot be read."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-def always(_record: object) -> bool:
-    return True
-
-
-def never(_record: object) -> bool:
-    return False
-
-
-def whole[T](record: T) -> T:
-    return record
 
 
 def by_store[T: BaseModel](record: T, content: bytes) -> T:
@@ -53,12 +70,7 @@ def _too_large(uri: str, what: str, limit: int) -> UnreadableError:
 class RunFolderFiles:
     """Reads the files of one run folder, which untrusted users may have written.
 
-    The bytes read and the bytes held are bounded over all files together.
-
-    Args:
-        store: object store with the files.
-        remembered: cache of final files.
-        job: key of the job in the cache.
+    The bytes read and the bytes held are bounded over all files together. ``job``: key of the job in the cache.
     """
 
     def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
@@ -79,23 +91,21 @@ class RunFolderFiles:
         model: type[T],
         *,
         limit: int = RECORD_LIMIT,
-        final: Callable[[T], bool] = never,
+        final: Callable[[T], bool] | None = None,
         settled_if_bad: bool = False,
-        kept: Callable[[T], T] = whole,
+        kept: Callable[[T], T] | None = None,
     ) -> T | None:
         """Returns the record in a file; None if the file does not exist (yet).
 
         Raises MalformedRecordError, NewerRecordError, UnreadableError and StorageError.
 
         Args:
-            uri: URI of the file.
-            model: expected type of the record.
             limit: maximum size of the file in bytes.
-            final: returns whether the file cannot change any more, given its record.
+            final: returns whether the file cannot change any more, given its record; None: it can.
             settled_if_bad: whether a file with a malformed record cannot change any more either.
-            kept: returns the part of the record that is needed.
+            kept: returns the part of the record that is needed; None: everything is.
         """
-        known = None if final is never else self._remembered.get(self._job, uri)
+        known = None if final is None else self._remembered.get(self._job, uri)
         try:
             content = known if known is not None else await self._fetch(uri, limit)
             if content is None:
@@ -106,11 +116,11 @@ class RunFolderFiles:
                 # Cached as empty, since its content is of no use.
                 self._remembered.keep(self._job, uri, b"")
             raise
-        record = kept(found)
+        record = kept(found) if kept else found
         if record is not found:
             content = record.model_dump_json(exclude_defaults=True).encode()
         self._hold(uri, len(content))
-        if known is None and final(record):
+        if known is None and final is not None and final(record):
             self._remembered.keep(self._job, uri, content)
         return record
 

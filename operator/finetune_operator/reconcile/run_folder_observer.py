@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import batched
 
+from pydantic import BaseModel
+
 from finetune_contract import (
     CacheLayout,
     ConvertManifest,
@@ -19,6 +21,7 @@ from finetune_contract import (
     Stage,
     StageProgress,
     StageResult,
+    TrainOutcome,
 )
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore, ObjectTooLarge, StorageError
@@ -34,19 +37,16 @@ from finetune_operator.lifecycle.observation import (
 )
 from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.listing import files_by_attempt, retry_generations, taken_over_by
-from finetune_operator.reconcile.records import (
+from finetune_operator.reconcile.run_folder_files import (
     MalformedRecordError,
     NewerRecordError,
-    failure_in_brief,
-    result_in_brief,
+    RunFolderFiles,
+    UnreadableError,
 )
-from finetune_operator.reconcile.run_folder_files import RunFolderFiles, UnreadableError, always, never, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Locations of a job's files."""
-
     run: RunFolder
     cache: CacheLayout
 
@@ -63,8 +63,6 @@ type Own = Callable[[Collection[AttemptKey], tuple[TakeoverRecord, ...]], Collec
 
 
 class RunFolderObserver:
-    """One observation of one run folder."""
-
     def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
         self._store = store
         self._files = RunFolderFiles(store, remembered, job)
@@ -152,13 +150,20 @@ class RunFolderObserver:
     async def _takeover(self, uri: str, uid: str) -> TakeoverRecord | None:
         """Reads a takeover record. ``uid`` is the first characters of the job's uid, from the file's name."""
 
-        def named(note: TakeoverRecord) -> bool:
-            return note.uid[: len(uid)] == uid
+        return await self._named(uri, TakeoverRecord, "uid", lambda note: note.uid[: len(uid)] == uid)
 
-        note = await self._files.read(uri, TakeoverRecord, final=named)
+    async def _retry(self, run: RunFolder, generation: int) -> RetryRecord | None:
+        uri = run.retry(generation)
+        return await self._named(uri, RetryRecord, "generation", lambda note: note.generation == generation)
+
+    async def _named[T: BaseModel](
+        self, uri: str, model: type[T], field: str, named: Callable[[T], bool]
+    ) -> T | None:
+        """Reads a record with a field that the file's name contains, as ``named`` says. Raises MalformedRecordError."""
+        note = await self._files.read(uri, model, final=named)
         if note is not None and not named(note):
             raise MalformedRecordError(
-                f"{uri} is not a valid TakeoverRecord: uid differs from the file's name"
+                f"{uri} is not a valid {model.__name__}: {field} differs from the file's name"
             )
         return note
 
@@ -203,7 +208,7 @@ class RunFolderObserver:
             return not last or record.outcome is not Outcome.STOPPED
 
         return await self._files.read(
-            uri, StageResult, final=final, settled_if_bad=not last, kept=whole if last else result_in_brief
+            uri, StageResult, final=final, settled_if_bad=not last, kept=None if last else result_in_brief
         )
 
     async def _failure(self, uri: str, *, last: bool) -> Failure | None:
@@ -217,21 +222,10 @@ class RunFolderObserver:
             return not last and settled(record)
 
         try:
-            return await self._files.read(uri, Failure, final=final, kept=whole if last else failure_in_brief)
+            return await self._files.read(uri, Failure, final=final, kept=None if last else failure_in_brief)
         except (MalformedRecordError, ObjectTooLarge) as error:
             self._warnings.append(str(error))
             return None
-
-    async def _retry(self, run: RunFolder, generation: int) -> RetryRecord | None:
-        def named(note: RetryRecord) -> bool:
-            return note.generation == generation
-
-        note = await self._files.read(run.retry(generation), RetryRecord, final=named)
-        if note is not None and not named(note):
-            raise MalformedRecordError(
-                f"{run.retry(generation)} is not a valid RetryRecord: generation differs from the file's name"
-            )
-        return note
 
     async def _progress(
         self, run: RunFolder, attempts: Mapping[AttemptKey, AttemptFiles], *, last: bool
@@ -249,7 +243,7 @@ class RunFolderObserver:
         held = self._files.held_bytes
         try:
             found = await self._files.read(
-                run.progress, Progress, limit=PROGRESS_LIMIT, final=always if done else never
+                run.progress, Progress, limit=PROGRESS_LIMIT, final=(lambda _: True) if done else None
             )
         except (MalformedRecordError, ObjectTooLarge) as error:
             return None, ReadFailure(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
@@ -306,3 +300,27 @@ def _converted(attempts: Mapping[AttemptKey, AttemptFiles]) -> bool:
     return any(
         files.result and isinstance(files.result.details, ConvertOutcome) for files in attempts.values()
     )
+
+
+def result_in_brief(record: StageResult) -> StageResult:
+    """Returns the part of a result that is still needed after a later attempt has started.
+
+    That is everything of a success; otherwise, the failure without its evidence, and the steps that training reached.
+    """
+    if record.outcome is Outcome.SUCCEEDED:
+        return record
+    details = record.details
+    reached = (
+        TrainOutcome(
+            step=details.step, total_steps=details.total_steps, start_step=details.start_step, end_ids=[]
+        )
+        if isinstance(details, TrainOutcome)
+        else None
+    )
+    failure = record.failure and failure_in_brief(record.failure)
+    return record.model_copy(update={"details": reached, "failure": failure})
+
+
+def failure_in_brief(record: Failure) -> Failure:
+    """Returns the record without its evidence, the last lines of a log."""
+    return record.model_copy(update={"evidence": ""}) if record.evidence else record

@@ -19,10 +19,6 @@ log = logging.getLogger(__name__)
 LOST_SECONDS = 30.0
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class ServedNamespaces:
     """The namespaces that this operator is to serve. It is used by one event loop.
 
@@ -37,7 +33,7 @@ class ServedNamespaces:
         self,
         names: Sequence[str] = (),
         *,
-        utc_now: Callable[[], datetime] = _utc_now,
+        utc_now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = monotonic,
         chips: Callable[[str], int] = lambda _: 0,
     ) -> None:

@@ -31,8 +31,6 @@ _PER_ENTRY = 300
 
 
 class Due(Enum):
-    """What is to be read."""
-
     NOTHING = auto()
     PROGRESS = auto()
     """The progress records alone."""
@@ -54,7 +52,6 @@ class ClusterState:
 
     @classmethod
     def of(cls, job: Object, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> Self:
-        """Returns the state of a job's JobSets and pods."""
         own: list[tuple[bool, Hashable]] = [(each.ended, _jobset(each)) for each in jobsets]
         own += [(not each.live, _pod(each)) for each in pods]
         metadata = job["metadata"]
@@ -112,13 +109,9 @@ class Reading:
 
 
 def due(reading: Reading, state: ClusterState, *, now: float, pace: float) -> Due:
-    """Returns what is to be read before the next decision.
+    """Returns what is to be read before the next decision, after the last reading of the job.
 
-    Args:
-        reading: the last reading of the job.
-        state: what the cluster shows now.
-        now: time by the clock of the reading.
-        pace: seconds between two readings of the progress of one job.
+    ``pace``: seconds between two readings of the progress of one job.
     """
     if not state.continues(reading.state):
         return Due.EVERYTHING
@@ -152,10 +145,7 @@ class ViewCache:
     """The last readings, by job.
 
     When they are full, the tenant that has most gives way to others; readings of its own further jobs are not kept, so
-    that its jobs do not displace each other in turn.
-
-    Args:
-        limit_bytes: maximum estimated size of all readings in memory.
+    that its jobs do not displace each other in turn. ``limit_bytes`` is of the estimated size of all in memory.
     """
 
     def __init__(self, limit_bytes: int = TOTAL_BYTES) -> None:
@@ -173,7 +163,6 @@ class ViewCache:
         return self._sizes.total()
 
     def get(self, job: Hashable) -> Reading | None:
-        """Returns the last reading of the job; None if there is none."""
         return self._readings[self._tenants[job]][job] if job in self._tenants else None
 
     def keep(self, tenant: str, job: Hashable, reading: Reading) -> None:
@@ -185,7 +174,6 @@ class ViewCache:
             self._sizes[tenant] += reading.size
 
     def forget(self, job: Hashable) -> None:
-        """Drops the reading of a job."""
         if (tenant := self._tenants.pop(job, None)) is None:
             return
         self._sizes[tenant] -= self._readings[tenant].pop(job).size

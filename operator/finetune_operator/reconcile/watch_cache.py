@@ -9,7 +9,7 @@ docs/decisions/watch-cache.md explains why decisions may rely on it.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -48,8 +48,6 @@ _CACHED = (JOBS, *MAY_BE_CHILD)
 
 @dataclass(frozen=True, slots=True)
 class CachedJob:
-    """A job with all its children."""
-
     job: Object
     jobsets: Sequence[JobSet]
     pods: Sequence[Pod]
@@ -58,12 +56,9 @@ class CachedJob:
 
 
 class WatchCache:
-    """The cache. It is used by one event loop.
+    """The cache, which the streams feed. It is used by one event loop.
 
-    Args:
-        streams: the streams that feed it.
-        clock: monotonic clock in seconds.
-        missed: called with each unfinished job that is found to be deleted without an event, as it was last observed.
+    ``missed`` is called with each unfinished job that is found to be deleted without an event, as it was last observed.
     """
 
     def __init__(
@@ -74,7 +69,7 @@ class WatchCache:
         missed: Callable[[Object], object] = lambda _job: None,
     ) -> None:
         self._missed = missed
-        self._streams = WatchStreams(streams, clock=clock)
+        self.streams = WatchStreams(streams, clock=clock)
         self._entries = JobEntries()
         self._seen: dict[str, set[str]] = {}
         """By path: UIDs in the current listing, of cached objects only."""
@@ -83,20 +78,20 @@ class WatchCache:
 
     def page(self, path: str, text: bytes | bytearray, *, first: bool) -> ListPage:
         """Parses and takes one page of the listing with which a watch starts. Raises ValueError."""
-        state = self._streams.at(path)
+        state = self.streams.at(path)
         kind = state.stream.kind
         try:
             page = parse_page(kind, text)
         except (ValueError, KeyError) as error:
-            self._streams.set_listed(state, listed=False)
+            self.streams.set_listed(state, listed=False)
             raise ValueError(f"a page of {state.stream} cannot be parsed") from error
         if first:
             self._begin(state, page.version)
-        self._streams.hear(state, page.version)
+        self.streams.hear(state, page.version)
         if kind in _CACHED:
             self._take_page(state, page)
         if page.last:
-            self._streams.set_listed(state, listed=True)
+            self.streams.set_listed(state, listed=True)
         return page
 
     def line(self, path: str, line: bytes | bytearray) -> WatchLine | None:
@@ -104,21 +99,21 @@ class WatchCache:
 
         None if the stream must be listed again: its resource version has decreased, or the line cannot be parsed.
         """
-        state = self._streams.at(path)
+        state = self.streams.at(path)
         kind = state.stream.kind
         try:
             event = parse_line(kind, line)
         except (ValueError, KeyError):
             log.exception("an event of %s cannot be parsed; they are listed again", state.stream)
-            self._streams.set_listed(state, listed=False)
+            self.streams.set_listed(state, listed=False)
             return None
         if event.version is None:
             # An error, after which the watch starts again with a listing.
-            self._streams.set_listed(state, listed=False)
+            self.streams.set_listed(state, listed=False)
             return event
         if self.was_restored(path, event.version):
             return None
-        self._streams.hear(state, event.version)
+        self.streams.hear(state, event.version)
         if kind in _CACHED:
             match event.type:
                 case "ADDED" | "MODIFIED":
@@ -132,11 +127,11 @@ class WatchCache:
 
         The cluster was restored from a backup.
         """
-        state = self._streams.at(path)
+        state = self.streams.at(path)
         if version >= state.version:
             return False
         log.warning("the resource version of %s has decreased; they are listed again", state.stream)
-        self._streams.set_listed(state, listed=False)
+        self.streams.set_listed(state, listed=False)
         return True
 
     # What the operator reads and writes itself.
@@ -164,7 +159,7 @@ class WatchCache:
         entry = self._entries.get(uid)
         if entry is None or entry.complete or not entry.adopted:
             return
-        if not all(state.listed for state in self._streams.known(MAY_BE_CHILD, entry.namespace)):
+        if not all(state.listed for state in self.streams.known(MAY_BE_CHILD, entry.namespace)):
             return
         deleted = frozenset(entry.deleted)
         entry.complete, entry.adopted = True, False
@@ -193,77 +188,55 @@ class WatchCache:
 
     async def job(self, namespace: str, name: str) -> CachedJob | None:
         """Returns an unfinished job with all its children; None if they must be read live."""
-        if not await self._streams.ready(_REQUIRED, namespace):
+        if not await self.streams.ready(_REQUIRED, namespace):
             return None
         entry = self._entries.named(namespace, name)
         if entry is None or not entry.complete:
             return None
-        workloads = self._streams.of(WORKLOADS, namespace)
+        workloads = self.streams.of(WORKLOADS, namespace)
         return CachedJob(
             job=json.loads(entry.document),
             jobsets=entry.views(JOBSETS),
             pods=entry.views(PODS),
-            workloads=entry.views(WORKLOADS) if workloads and self._streams.alive(workloads) else None,
+            workloads=entry.views(WORKLOADS) if workloads and self.streams.alive(workloads) else None,
         )
 
     async def listed(self, path: str, *, seconds: float) -> None:
         """Waits until the jobs that own the children in that collection are listed, at most for that time."""
-        stream = self._streams.at(path).stream
-        jobs = self._streams.of(JOBS, stream.namespace)
+        stream = self.streams.at(path).stream
+        jobs = self.streams.of(JOBS, stream.namespace)
         if stream.kind in MAY_BE_CHILD and jobs is not None:
-            await self._streams.until(lambda: jobs.listed, seconds)
+            await self.streams.until(lambda: jobs.listed, seconds)
 
-    def jobs(self, namespace: str | None) -> Iterator[tuple[str, int]]:
-        """Yields uid and resource version of each cached job."""
-        for entry in self._entries.within(namespace):
-            yield entry.uid, entry.version
+    # What the comparison with listings reads.
 
-    def children(self, kind: ResourceKind, namespace: str | None) -> Iterator[tuple[str, str, int]]:
-        """Yields uid, uid of the job and resource version of each cached child."""
-        for entry in self._entries.within(namespace):
-            if entry.complete:
-                for child in entry.children[kind].values():
-                    yield child.uid, entry.uid, child.version
+    def jobs_by_uid(self, kind: ResourceKind, namespace: str | None) -> dict[str, str]:
+        """Returns the uid of the job of each cached object of a kind, by the object's uid."""
+        entries = self._entries.within(namespace)
+        if kind == JOBS:
+            return {entry.uid: entry.uid for entry in entries}
+        return {uid: entry.uid for entry in entries if entry.complete for uid in entry.children[kind]}
 
-    def owner_of(self, kind: ResourceKind, child: Object) -> str | None:
-        """Returns the uid of the cached job that a child belongs to by its metadata.
+    def owner_of(self, kind: ResourceKind, found: Object) -> str | None:
+        """Returns the uid of the cached job that an object is or, by its metadata, belongs to.
 
         A Workload belongs to a job with its JobSet. Without it, it may be cached, but no decision reads it.
         """
-        entry = self._entries.owner_of(kind, child)
+        if kind == JOBS:
+            uid = found["metadata"]["uid"]
+            return uid if self._entries.get(uid) else None
+        entry = self._entries.owner_of(kind, found)
         if entry is None or not entry.complete:
             return None
-        if kind == WORKLOADS and entry.children[JOBSETS].keys().isdisjoint(owner_uids(child)):
+        if kind == WORKLOADS and entry.children[JOBSETS].keys().isdisjoint(owner_uids(found)):
             return None
         return entry.uid
 
-    def version_of_job(self, uid: str) -> int | None:
-        """Returns the resource version of a cached job; None if it is not cached."""
-        entry = self._entries.get(uid)
-        return entry.version if entry else None
-
-    def version_of_child(self, kind: ResourceKind, job: str, uid: str) -> int | None:
-        """Returns the resource version of a cached child of that job; None if it is not cached."""
+    def version(self, kind: ResourceKind, job: str, uid: str) -> int | None:
+        """Returns the resource version of a cached job, or of one of its children; None if it is not cached."""
         entry = self._entries.get(job)
-        stored = entry.children[kind].get(uid) if entry else None
-        return stored.version if stored else None
-
-    @property
-    def streams(self) -> Sequence[WatchStream]:
-        """The streams that feed the cache."""
-        return self._streams.all
-
-    def age(self, stream: WatchStream) -> float:
-        """Returns the seconds since the last event, bookmark or page of a stream."""
-        return self._streams.age(self._streams.at(stream.path))
-
-    def watches(self, kind: ResourceKind, namespace: str | None) -> bool:
-        """Whether a stream delivers that kind in that namespace."""
-        return self._streams.of(kind, namespace) is not None
-
-    def bytes_of(self, namespace: str | None = None) -> int:
-        """Returns the size of what is kept of the jobs and children of one namespace, or of all."""
-        return self._entries.bytes_of(namespace)
+        found = entry if entry is None or kind == JOBS else entry.children[kind].get(uid)
+        return found.version if found else None
 
     # Inner parts.
 
@@ -273,7 +246,7 @@ class WatchCache:
         If it has and the object is not stored, it was deleted in the meantime. If an older version is stored, the watch
         has lost an event.
         """
-        state = self._streams.of(kind, found["metadata"].get("namespace"))
+        state = self.streams.of(kind, found["metadata"].get("namespace"))
         stored = self._version(kind, found) is not None
         if stored or state is None or not state.has_delivered(version_of(found)):
             self._put(kind, found)
@@ -300,7 +273,7 @@ class WatchCache:
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
         if not finished(job):
-            begun = any(state.begun for state in self._streams.known(MAY_BE_CHILD, metadata["namespace"]))
+            begun = any(state.begun for state in self.streams.known(MAY_BE_CHILD, metadata["namespace"]))
             self._entries.put_job(job, complete=unprocessed(job) or not begun)
 
     def _remove(self, kind: ResourceKind, found: Object) -> None:
@@ -317,19 +290,15 @@ class WatchCache:
 
     def _version(self, kind: ResourceKind, found: Object) -> int | None:
         """Returns the version that is stored of an object; None if it is not stored."""
-        uid = found["metadata"]["uid"]
-        if kind == JOBS:
-            return self.version_of_job(uid)
         entry = self._entries.named_by(kind, found)
-        return self.version_of_child(kind, entry.uid, uid) if entry else None
+        return self.version(kind, entry.uid, found["metadata"]["uid"]) if entry else None
 
     def _begin(self, state: StreamState, version: int) -> None:
-        """Begins a listing."""
         stream = state.stream
         if version < state.version and stream.kind in _CACHED:
             # The API server's data were restored from a backup: resource versions are repeated.
             self._clear(stream)
-        self._streams.set_listed(state, listed=False)
+        self.streams.set_listed(state, listed=False)
         state.begun = True
         self._seen[stream.path] = set()
         if stream.kind in MAY_BE_CHILD:
@@ -340,7 +309,6 @@ class WatchCache:
                 entry.gone.clear()
 
     def _clear(self, stream: WatchStream) -> None:
-        """Forgets what a stream has delivered."""
         for entry in self._entries.within(stream.namespace):
             if stream.kind == JOBS:
                 self._entries.drop(entry)
@@ -348,7 +316,6 @@ class WatchCache:
                 self._entries.empty(entry)
 
     def _take_page(self, state: StreamState, page: ListPage) -> None:
-        """Takes the objects of one page of a listing."""
         kind, path = state.stream.kind, state.stream.path
         seen = self._seen.setdefault(path, set())
         for each in page.items:

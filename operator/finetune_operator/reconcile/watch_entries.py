@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic_core import to_json
 
-from finetune_operator.cluster.port import JOBSETS, PODS, WORKLOADS, Object, ResourceKind
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, Object, ResourceKind
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import (
     job_named_by,
@@ -45,8 +45,6 @@ _VIEWS: Mapping[ResourceKind, Callable[[Object], object]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChildVersion:
-    """One version of a child."""
-
     uid: str
     version: int
     view: Any
@@ -79,8 +77,6 @@ def weight(value: object) -> int:
 
 @dataclass(slots=True)
 class JobEntry:
-    """One unfinished job."""
-
     namespace: str
     name: str
     uid: str
@@ -110,13 +106,10 @@ class JobEntry:
         return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
 
     def views(self, kind: ResourceKind) -> list[Any]:
-        """Returns the children of that kind."""
         return [child.view for child in self.children[kind].values()]
 
 
 class JobEntries:
-    """The entries by uid, and by namespace and name."""
-
     def __init__(self) -> None:
         self._jobs: dict[str, JobEntry] = {}
         self._uids: dict[tuple[str, str], str] = {}
@@ -126,9 +119,6 @@ class JobEntries:
         """By namespace."""
         self._total = 0
 
-    def __iter__(self) -> Iterator[JobEntry]:
-        return iter(list(self._jobs.values()))
-
     def get(self, uid: str) -> JobEntry | None:
         return self._jobs.get(uid)
 
@@ -137,25 +127,22 @@ class JobEntries:
 
     def within(self, namespace: str | None) -> Iterator[JobEntry]:
         """Yields the entries of a namespace, or all."""
-        return (entry for entry in self if namespace in (None, entry.namespace))
-
-    def bytes_of(self, namespace: str | None = None) -> int:
-        """Returns the size of what is kept of one namespace, or of all."""
-        return self._bytes[namespace] if namespace else self._total
+        return (entry for entry in list(self._jobs.values()) if namespace in (None, entry.namespace))
 
     def named_by(self, kind: ResourceKind, child: Object) -> JobEntry | None:
-        """Returns the entry of the job that a child names, without checking that it is the job's.
+        """Returns the entry of a job, or of the job that a child names, without checking that it is the job's.
 
         Names and labels are texts that any tenant may write, so a job has children in its own namespace only.
         """
         metadata = child["metadata"]
+        if kind == JOBS:
+            return self.get(metadata["uid"])
         if kind == WORKLOADS:
             return self.named(metadata["namespace"], job_named_by(child) or "")
         entry = self._jobs.get(metadata.get("labels", {}).get(UID_LABEL, ""))
         return entry if entry is not None and entry.namespace == metadata["namespace"] else None
 
     def holder_of(self, uid: str) -> JobEntry | None:
-        """Returns the entry that has the child with that uid."""
         return self._holders.get(uid)
 
     def owner_of(self, kind: ResourceKind, child: Object) -> JobEntry | None:
@@ -164,12 +151,7 @@ class JobEntries:
         return entry if entry is not None and MAY_BE_CHILD[kind](entry.identity, child) else None
 
     def put_job(self, job: Object, *, complete: bool) -> None:
-        """Stores an unfinished job unless a newer version is stored.
-
-        Args:
-            job: the job.
-            complete: whether no child of it was missed, if it is not stored yet.
-        """
+        """Stores an unfinished job. ``complete``: whether no child of it was missed, if it is not stored yet."""
         metadata = job["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
         version, document, entry = version_of(job), to_json(job), self.named(namespace, name)

@@ -11,8 +11,6 @@ from finetune_operator.lifecycle.reduced_job import reduced_job
 
 @dataclass(frozen=True, slots=True)
 class WatchLine:
-    """One line of a watch."""
-
     type: str
     """ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."""
     version: int | None
@@ -23,8 +21,6 @@ class WatchLine:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """One page of a listing."""
-
     items: Sequence[Object]
     version: int
     """Resource version of the whole listing."""

@@ -12,15 +12,22 @@ from finetune_operator.cluster.port import ResourceKind, WatchStream
 OLDEST_SECONDS = 90.0
 #: Maximum wait in seconds for a listing after which the watch starts.
 LISTING_SECONDS = 10.0
+#: Seconds after which the server ends a watch; reopening it is the sign of activity of a quiet watch.
+SERVER_SECONDS = 120
+#: Seconds without any data, not even a bookmark (at most one per minute), after which a watch is reopened.
+INACTIVITY_SECONDS = 70
+#: Seconds after which a watch counts as dead: both of the above and the pauses between retries.
+DEAD_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 50
 
 
 @dataclass(slots=True)
 class StreamState:
-    """State of one stream."""
-
     stream: WatchStream
     heard: float
     """Time of the last event, bookmark or page."""
+    active: float
+    """The same, or the time of the last list or watch that the API server accepted: in a quiet cluster nothing else is
+    a sign of life."""
     since: float
     """Time since which ``listed`` has its value."""
     begun: bool = False
@@ -36,20 +43,14 @@ class StreamState:
 
 
 class WatchStreams:
-    """All streams. They are used by one event loop.
-
-    Args:
-        streams: the streams.
-        clock: monotonic clock in seconds.
-    """
+    """All streams. They are used by one event loop."""
 
     def __init__(
         self, streams: Iterable[WatchStream] = (), *, clock: Callable[[], float] = monotonic
     ) -> None:
         self._clock = clock
-        self._states = {
-            stream: StreamState(stream=stream, heard=clock(), since=clock()) for stream in streams
-        }
+        now = clock()
+        self._states = {stream: StreamState(stream, heard=now, active=now, since=now) for stream in streams}
         self._by_path = {stream.path: state for stream, state in self._states.items()}
         self._listed = asyncio.Event()
 
@@ -58,7 +59,6 @@ class WatchStreams:
         return tuple(self._states)
 
     def at(self, path: str) -> StreamState:
-        """Returns the stream with that path."""
         return self._by_path[path]
 
     def of(self, kind: ResourceKind, namespace: str | None) -> StreamState | None:
@@ -66,12 +66,17 @@ class WatchStreams:
         return self._states.get(WatchStream(kind, None)) or self._states.get(WatchStream(kind, namespace))
 
     def known(self, kinds: Iterable[ResourceKind], namespace: str) -> Iterator[StreamState]:
-        """Yields the streams of those kinds that are watched in a namespace."""
         return (state for kind in kinds if (state := self.of(kind, namespace)) is not None)
 
     def hear(self, state: StreamState, version: int) -> None:
         """Records an event, bookmark or page up to that version."""
-        state.heard, state.version = self._clock(), version
+        state.heard = state.active = self._clock()
+        state.version = version
+
+    def accepted(self, path: str) -> None:
+        """Records that the API server has accepted a request; those for anything else than a stream are ignored."""
+        if state := self._by_path.get(path):
+            state.active = self._clock()
 
     def set_listed(self, state: StreamState, *, listed: bool) -> None:
         if state.listed != listed:
@@ -80,13 +85,22 @@ class WatchStreams:
             self._listed.set()
             self._listed = asyncio.Event()
 
-    def age(self, state: StreamState) -> float:
+    def age(self, stream: WatchStream) -> float:
         """Returns the seconds since the stream's last event, bookmark or page."""
-        return self._clock() - state.heard
+        return self._clock() - self._states[stream].heard
 
     def alive(self, state: StreamState) -> bool:
         """Whether what the stream has delivered may be relied on."""
-        return state.listed and self.age(state) <= OLDEST_SECONDS
+        return state.listed and self.age(state.stream) <= OLDEST_SECONDS
+
+    def dead(self) -> tuple[str, ...]:
+        """Returns a sentence for each watch without activity for more than DEAD_SECONDS."""
+        now = self._clock()
+        return tuple(
+            f"the watch of {stream} has received nothing for {now - state.active:.0f} s"
+            for stream, state in self._states.items()
+            if now - state.active > DEAD_SECONDS
+        )
 
     async def ready(self, kinds: Iterable[ResourceKind], namespace: str) -> bool:
         """Whether the streams of all these kinds are alive. Waits for a listing that has just begun."""

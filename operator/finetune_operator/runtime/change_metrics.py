@@ -91,10 +91,6 @@ class ChangeMetrics:
 
     They begin at 0 and stay there for HELD_SECONDS, since a first value above 0 is no increase to Prometheus. What ends
     meanwhile is counted then.
-
-    Args:
-        registry: gets the series.
-        clock: monotonic clock in seconds.
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
@@ -200,12 +196,9 @@ class ChangeMetrics:
             self._count(place)
 
     def drop_idle(self, live: frozenset[Place]) -> None:
-        """Drops the counters of a namespace that has had no jobs under a profile for a day.
+        """Drops the counters of a namespace that has had no jobs under a profile for a day. ``live``: where jobs are.
 
         One with each call, because its removal reads all series. Those without a namespace stay.
-
-        Args:
-            live: where jobs are.
         """
         used, held = ({place[:2] for place in places} for places in (live, self._held))
         now = self._clock()

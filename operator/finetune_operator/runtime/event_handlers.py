@@ -12,10 +12,8 @@ from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.ownership import job_named_by
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.reconcile.budgets import Budgets
+from finetune_operator.reconcile.keys import JobKey, Key, PlanKey, ProfileKey
 from finetune_operator.reconcile.notifications import Notifications
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.plans import PlanKey
-from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.rendering.labels import JOB_LABEL
 from finetune_operator.runtime.metrics import OperatorMetrics
 
@@ -42,8 +40,8 @@ class _CachedJob:
     admitted: bool
     cleans_up: bool = False
     """Whether its children are deleted some time after it has finished."""
-    profile: str | None = None
-    """Name of the profile that the job runs under. None before admission and after it has finished."""
+    profile: str = ""
+    """Name of the profile that the job runs under. Empty before admission and after it has finished."""
     waits_for_budget: bool = False
     finished_jobsets: frozenset[str] = frozenset()
     """Of an unfinished job."""
@@ -61,8 +59,6 @@ class EventHandlers:
         add: adds a key to the queue, due after the given number of seconds.
         metrics: notified of jobs and finished JobSets.
         deleted: called with each deleted job.
-        budgets: notified of jobs and profiles; None: no namespace has a budget.
-        notifications: notified of all versions of jobs and of listings; None: nothing is sent.
     """
 
     def __init__(
@@ -87,7 +83,6 @@ class EventHandlers:
 
     @property
     def live(self) -> int:
-        """Number of unfinished jobs."""
         return len(self._live)
 
     @property
@@ -213,7 +208,6 @@ class EventHandlers:
         self._add_live(lambda key, _: key.namespace == namespace)
 
     def keys(self) -> frozenset[JobKey]:
-        """Returns the keys of all known jobs."""
         return frozenset(self._seen)
 
     def listing(self) -> None:
@@ -249,7 +243,6 @@ class EventHandlers:
             self._notifications.listed(left_out)
 
     def _add_live(self, concerned: Callable[[JobKey, _CachedJob], bool]) -> None:
-        """Queues the unfinished jobs that are concerned."""
         for key, job in self._seen.items():
             if not job.finished and concerned(key, job):
                 self._add(key, 0.0)
@@ -279,12 +272,13 @@ class EventHandlers:
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
         waiting = (job.get("status") or {}).get("waiting") or {}
         seen.waits_for_budget = waiting.get("reason") == WaitingReason.BUDGET
-        self._metrics.job(key, job)
+        # The profile of the status: the spec may omit it, or name one under which the job was not admitted.
+        profile = self._metrics.job(key, job).profile
         if self._budgets is not None:
             self._budgets.job(job)
         if self._notifications is not None:
             self._notifications.job(job)
-        self._use(seen, None if finished else _profile_of(job))
+        self._use(seen, "" if finished else profile)
         if finished:
             self._live.discard(key)
             seen.finished_jobsets = frozenset()
@@ -292,19 +286,16 @@ class EventHandlers:
             self._live.add(key)
         return seen
 
-    def _use(self, seen: _CachedJob, profile: str | None) -> None:
-        """Records the profile that the job now runs under; None for none."""
-        if profile == seen.profile:
-            return
-        for changed in (seen.profile, profile):
-            if changed is not None:
-                self._add(ProfileKey(changed), USAGE_SECONDS)
+    def _use(self, seen: _CachedJob, profile: str) -> None:
+        """Records the profile that the job now runs under; empty for none."""
+        for changed in {seen.profile, profile} - {""} if profile != seen.profile else ():
+            self._add(ProfileKey(changed), USAGE_SECONDS)
         seen.profile = profile
 
     def _forget(self, key: JobKey) -> None:
         if seen := self._seen.pop(key, None):
             self._live.discard(key)
-            self._use(seen, None)
+            self._use(seen, "")
             if self._budgets is not None:
                 self._budgets.gone(key.namespace, seen.uid)
         self._metrics.gone(key)
@@ -322,12 +313,6 @@ def _owner(child: Object) -> JobKey | None:
     metadata = child["metadata"]
     job = metadata.get("labels", {}).get(JOB_LABEL)
     return JobKey(metadata["namespace"], job) if job else None
-
-
-def _profile_of(job: Object) -> str | None:
-    """Returns the profile in the status: the spec may omit it, or name one under which the job was not admitted."""
-    name: str | None = (job.get("status") or {}).get("resolved", {}).get("profile", {}).get("name")
-    return name
 
 
 def _input(found: Object, *annotations: str) -> bytes:

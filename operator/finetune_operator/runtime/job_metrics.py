@@ -17,7 +17,7 @@ from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.kueue import DEACTIVATED, NEVER_ADMITTED
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.keys import JobKey
 
 _ON_TPU = frozenset(stage.value for stage in Stage if stage.on_tpu)
 _PHASES = frozenset(Phase)
@@ -30,6 +30,35 @@ _STALLS = frozenset({*Reason, *WaitingReason, *NEVER_ADMITTED, DEACTIVATED})
 _NOT_BLIND = frozenset(
     {Reason.NOT_STARTED, Reason.RECORD_MALFORMED, Reason.RUN_FOLDER_TOO_LARGE, Reason.TOO_MANY_OBJECTS}
 )
+#: Help and labels of each gauge.
+_GAUGES = {
+    "finetune_jobs": (
+        "Number of jobs by phase; reason is that of status.waiting, empty if the job does not wait",
+        ("namespace", "profile", "phase", "reason"),
+    ),
+    "finetune_jobs_stalled": (
+        "Number of unfinished valid jobs that cannot proceed, by the reason of the condition Stalled",
+        ("namespace", "profile", "reason"),
+    ),
+    "finetune_jobs_invalid": (
+        (
+            "Number of unfinished jobs that cannot proceed until their author edits or deletes them: Valid is False, "
+            "or the queue of their own label admits none"
+        ),
+        ("namespace", "profile"),
+    ),
+    "finetune_jobs_blind": (
+        (
+            "Number of unfinished jobs whose run folder cannot be read: RunFolderReadable is not True, and not because "
+            "of what the folder or the namespace contains"
+        ),
+        ("namespace", "profile"),
+    ),
+    "finetune_chips_held": (
+        "TPU chips of slices on which all pods of a stage run",
+        ("namespace", "profile", "capacity"),
+    ),
+}
 
 
 class Place(NamedTuple):
@@ -41,8 +70,6 @@ class Place(NamedTuple):
 
 
 class JobFacts(NamedTuple):
-    """What the gauges show of one job."""
-
     namespace: str
     profile: str
     """Empty if the job was never admitted."""
@@ -100,13 +127,11 @@ class JobCollector(Collector):
         """Many jobs have the same facts, which are kept once."""
 
     def put(self, key: JobKey, job: Object) -> JobFacts:
-        """Takes the newest version of a job."""
         facts = JobFacts.of(job)
         self._jobs[key] = self._shared.setdefault(facts, facts)
         return facts
 
     def drop(self, key: JobKey) -> None:
-        """Forgets a deleted job."""
         self._jobs.pop(key, None)
 
     def places(self) -> frozenset[Place]:
@@ -120,45 +145,20 @@ class JobCollector(Collector):
         return sum(facts.chips for key, facts in self._jobs.items() if key.namespace == namespace)
 
     def collect(self) -> Iterable[Metric]:
-        jobs = GaugeMetricFamily(
-            "finetune_jobs",
-            "Number of jobs by phase; reason is that of status.waiting, empty if the job does not wait",
-            labels=["namespace", "profile", "phase", "reason"],
-        )
-        stalled = GaugeMetricFamily(
-            "finetune_jobs_stalled",
-            "Number of unfinished valid jobs that cannot proceed, by the reason of the condition Stalled",
-            labels=["namespace", "profile", "reason"],
-        )
-        invalid = GaugeMetricFamily(
-            "finetune_jobs_invalid",
-            "Number of unfinished jobs that cannot proceed until their author edits or deletes them: Valid is False, "
-            "or the queue of their own label admits none",
-            labels=["namespace", "profile"],
-        )
-        blind = GaugeMetricFamily(
-            "finetune_jobs_blind",
-            "Number of unfinished jobs whose run folder cannot be read: RunFolderReadable is not True, and not because "
-            "of what the folder or the namespace contains",
-            labels=["namespace", "profile"],
-        )
-        chips = GaugeMetricFamily(
-            "finetune_chips_held",
-            "TPU chips of slices on which all pods of a stage run",
-            labels=["namespace", "profile", "capacity"],
-        )
         found = Multiset(self._jobs.values())
         self._shared = {facts: facts for facts in found}
         sums = Multiset[tuple[str, tuple[str, ...]]]()
         for facts, number in found.items():
             place = facts.namespace, facts.profile
-            sums[jobs.name, (*place, facts.phase, facts.reason)] += number
-            sums[stalled.name, (*place, facts.stalled)] += number * bool(facts.stalled)
-            sums[invalid.name, place] += number * facts.invalid
-            sums[blind.name, place] += number * facts.blind
+            sums["finetune_jobs", (*place, facts.phase, facts.reason)] += number
+            sums["finetune_jobs_stalled", (*place, facts.stalled)] += number * bool(facts.stalled)
+            sums["finetune_jobs_invalid", place] += number * facts.invalid
+            sums["finetune_jobs_blind", place] += number * facts.blind
             if facts.chips:
-                sums[chips.name, (*place, facts.capacity)] += number * facts.chips
-        families = {family.name: family for family in (jobs, stalled, invalid, blind, chips)}
+                sums["finetune_chips_held", (*place, facts.capacity)] += number * facts.chips
+        families = {
+            name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _GAUGES.items()
+        }
         for (name, labels), value in sorted(sums.items()):
             families[name].add_metric(labels, value)
         return families.values()

@@ -9,14 +9,13 @@ Events. No other module depends on kopf.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
 import aiohttp
 import kopf
-from yarl import URL
 
 from finetune_operator.cluster.api_server_client import error_from
 from finetune_operator.cluster.connect import ServiceAccountFolder
@@ -33,16 +32,12 @@ from finetune_operator.cluster.port import (
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_objects import parse_page
+from finetune_operator.reconcile.watch_streams import INACTIVITY_SECONDS, SERVER_SECONDS
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.watch_responses import Body, Lines, bookmark, empty_page, read_body
-from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth
 
 log = logging.getLogger(__name__)
-
-#: Watched kinds. Profiles are cluster-scoped, the others are namespaced.
-NAMESPACED = (JOBS, JOBSETS, PODS)
-CHILDREN = (JOBSETS, PODS)
 
 #: Number of objects of the first page of a listing, and the most of any.
 FIRST_PAGE_OBJECTS = 100
@@ -71,24 +66,13 @@ class WatchesEndedError(Exception):
     """kopf has ended its watches. The process must exit and be restarted."""
 
 
-def watches(namespaces: Sequence[str], *, kueue: bool) -> tuple[WatchStream, ...]:
-    """Returns the required watch streams. ``kueue`` is whether to watch Workloads, too."""
-    scopes = namespaces or (None,)
-    kinds = (*NAMESPACED, WORKLOADS) if kueue else NAMESPACED
-    return (*(WatchStream(kind, scope) for kind in kinds for scope in scopes), WatchStream(PROFILES, None))
-
-
 class WatchManager:
     """Runs the watches.
 
     Args:
-        account: credentials for the API server.
         served: namespaces to watch; notified of those in which the API server refuses it.
         intake: receives every event.
-        ages: notified of every sign of activity of a watch.
         cache: parses and receives every object before its event.
-        environ: environment with the API server's address.
-        kueue: whether to watch Workloads, too.
     """
 
     def __init__(
@@ -96,19 +80,13 @@ class WatchManager:
         account: ServiceAccountFolder,
         served: ServedNamespaces,
         intake: EventHandlers,
-        ages: WatchHealth,
         cache: WatchCache,
-        *,
-        environ: Mapping[str, str],
-        kueue: bool,
     ) -> None:
         self._account = account
-        self._environ = environ
         self._served = served
         self._intake = intake
-        self._ages = ages
         self._cache = cache
-        self._streams = {stream.path: stream for stream in watches(served.names, kueue=kueue)}
+        self._streams = {stream.path: stream for stream in cache.streams.all}
         """By path."""
         self._handlers: Mapping[ResourceKind, Callable[[str | None, Object], None]] = {
             JOBS: intake.job,
@@ -120,8 +98,6 @@ class WatchManager:
         self._page_objects: dict[str, int] = {}
         """Page size by path: the number of objects that fitted last time."""
         self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
-        self._listed: set[str] = set()
-        """Paths of collections that have been listed: every further listing follows a gap in the watch."""
         self._failed: set[str] = set()
         """Paths whose watch has ended with an error of the API server and has not been listed since."""
         self._pauses: dict[str, float] = {}
@@ -133,10 +109,8 @@ class WatchManager:
         """Watches until cancelled. Raises kopf's error, or WatchesEndedError.
 
         kopf's own ``operator()`` and ``run_tasks()`` are not used: at their end they cancel every task of the event
-        loop that was created after them, which would interrupt reconciles.
-
-        Args:
-            started: called after kopf has installed its signal handlers, which the caller may replace.
+        loop that was created after them, which would interrupt reconciles. ``started`` is called after kopf has
+        installed its signal handlers, which the caller may replace.
         """
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
@@ -194,19 +168,11 @@ class WatchManager:
         # Lists in pages. Streaming lists would require a newer API server.
         settings.watching.chunk_size = FIRST_PAGE_OBJECTS
         # Only the operator's own JobSets and pods, so that the cost does not grow with others in the cluster.
-        for kind in CHILDREN:
+        for kind in (JOBSETS, PODS):
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = UID_LABEL
         # Otherwise kopf kills the process this long after a cancellation, even after a clean shutdown.
         settings.process.ultimate_exiting_timeout = None
         return settings
-
-    def _note_gap(self, url: URL) -> None:
-        """Reports a gap: kopf lists again only if the server no longer has the watch's resource version."""
-        if "continue" in url.query:
-            return
-        if url.path in self._listed:
-            self._intake.missed()
-        self._listed.add(url.path)
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         """Returns a session that reads the token for each request and reports every sign of activity of a watch."""
@@ -217,12 +183,12 @@ class WatchManager:
             request.headers["Authorization"] = f"Bearer {self._account.token()}"
             response = await handler(request)
             if response.status == 200:
-                self._ages.active(request.url.path)
+                self._cache.streams.accepted(request.url.path)
             return response
 
         context = ssl.create_default_context(cafile=self._account.ca)
         return kopf.AiohttpSession(
-            server=self._account.server(self._environ),
+            server=self._account.server(),
             aiohttp_session=aiohttp.ClientSession(
                 # One connection per stream: no limit, or watches would queue for one another.
                 connector=aiohttp.TCPConnector(limit=0, ssl=context),
@@ -248,7 +214,7 @@ class WatchManager:
             answer = await read_body(response, _REFUSAL_BYTES) or b""
             self._served.refused(stream, str(error_from(403, "GET", stream.path, answer, None)))
             # The watch is not dead: /healthz must not fail.
-            self._ages.active(stream.path)
+            self._cache.streams.accepted(stream.path)
             await asyncio.sleep(REFUSED_PAUSE_SECONDS)
             raise aiohttp.ClientPayloadError(f"{stream} may not be read")
         return response
@@ -328,8 +294,12 @@ class WatchManager:
                 continue
             if len(text) < PAGE_BYTES // 4:
                 self._page_objects[path] = min(2 * objects, PAGE_OBJECTS)
-            page = self._cache.page(path, text, first="continue" not in request.url.query)
-            self._note_gap(request.url)
+            first = "continue" not in request.url.query
+            again = first and self._cache.streams.at(path).begun
+            page = self._cache.page(path, text, first=first)
+            if again:
+                # kopf lists again only if the server no longer has the version of the watch: events were missed.
+                self._intake.missed()
             for each in page.items:
                 self._handle(stream, None, each)
             response.content = cast("aiohttp.StreamReader", Body(response.content, empty_page(page)))
@@ -346,7 +316,6 @@ class WatchManager:
                 log.warning("the watch of %s has ended, and is listed again: %s", stream, event.object)
                 self._failed.add(stream.path)
             return _GONE
-        self._ages.active(stream.path)
         self._pauses.pop(stream.path, None)
         if event.type != "BOOKMARK":
             self._handle(stream, event.type, event.object)

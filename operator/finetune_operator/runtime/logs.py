@@ -8,8 +8,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.plans import PlanKey
+from finetune_operator.reconcile.keys import JobKey, PlanKey
 
 #: Key that the current task reconciles: a job, a profile or a stored plan. None outside a reconcile.
 current_key: ContextVar[object] = ContextVar("current_key", default=None)

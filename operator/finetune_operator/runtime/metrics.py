@@ -20,16 +20,14 @@ from prometheus_client.registry import Collector
 
 from finetune_operator.api import Phase
 from finetune_operator.cluster.port import Object, WatchStream
-from finetune_operator.lifecycle.changes import Changes
 from finetune_operator.reconcile.budgets import Budgets
+from finetune_operator.reconcile.keys import JobKey, Key
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.notifications import Notifications
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.profiles import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.change_metrics import ChangeMetrics
-from finetune_operator.runtime.job_metrics import JobCollector, Place
+from finetune_operator.runtime.job_metrics import JobCollector, JobFacts, Place
 from finetune_operator.runtime.queue import WorkQueue
 
 # The time at which each series began would be a series of its own, of which no query makes use.
@@ -44,71 +42,68 @@ _BATCH = 20_000
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class MonthCollector(Collector):
-    """What namespaces have used in the present month (UTC), computed when it is scraped.
-
-    It follows from the ledger, so it is the same after a restart. Only the leader has it.
-    """
-
-    def __init__(self, budgets: Budgets) -> None:
-        self._budgets = budgets
-
-    def collect(self) -> Iterable[Metric]:
-        hours = GaugeMetricFamily(
-            "finetune_month_chip_hours",
-            "TPU chip hours of the present calendar month (UTC), as recorded and as statuses report them",
-            labels=["namespace", "profile"],
-        )
-        limits = GaugeMetricFamily(
-            "finetune_month_chip_hours_limit",
-            "TPU chip hours that the namespace may use under the profile in a calendar month",
-            labels=["namespace", "profile"],
-        )
-        cost = GaugeMetricFamily(
-            "finetune_month_cost",
-            "Cost of the chip hours of the present calendar month at the profiles' prices",
-            labels=["namespace", "profile", "currency"],
-        )
-        for each in self._budgets.totals():
-            hours.add_metric([each.namespace, each.profile], float(each.chip_hours))
-            limit = self._budgets.limit(each.profile)
-            if limit is not None:
-                limits.add_metric([each.namespace, each.profile], limit)
-            for currency, amount in sorted(each.cost.items()):
-                cost.add_metric([each.namespace, each.profile, currency], float(amount))
-        return hours, limits, cost
-
-
-class LostCollector(Collector):
-    """The served namespaces that cannot be watched. Only the leader has them."""
-
-    def __init__(self, served: ServedNamespaces) -> None:
-        self._served = served
-
-    def collect(self) -> Iterable[Metric]:
-        lost = GaugeMetricFamily(
-            "finetune_namespace_lost_chips",
-            "TPU chips that were at work in a served namespace when it was last observed; only while the operator may "
-            "not watch it",
-            labels=["namespace"],
-        )
-        for namespace, chips in self._served.lost().items():
-            lost.add_metric([namespace], chips)
-        return (lost,)
-
-
 class _Read(Collector):
-    """Metrics whose values have been read."""
+    """Metrics that a function returns when they are scraped."""
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self._metrics = metrics
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        return self._metrics
+        return self._read()
+
+
+def _month(budgets: Budgets) -> Iterable[Metric]:
+    """Returns what namespaces have used in the present month (UTC). It follows from the ledger, so it is the same after
+    a restart."""
+    hours = GaugeMetricFamily(
+        "finetune_month_chip_hours",
+        "TPU chip hours of the present calendar month (UTC), as recorded and as statuses report them",
+        labels=["namespace", "profile"],
+    )
+    limits = GaugeMetricFamily(
+        "finetune_month_chip_hours_limit",
+        "TPU chip hours that the namespace may use under the profile in a calendar month",
+        labels=["namespace", "profile"],
+    )
+    cost = GaugeMetricFamily(
+        "finetune_month_cost",
+        "Cost of the chip hours of the present calendar month at the profiles' prices",
+        labels=["namespace", "profile", "currency"],
+    )
+    for used in budgets.totals():
+        hours.add_metric([used.namespace, used.profile], float(used.chip_hours))
+        limit = budgets.limit(used.profile)
+        if limit is not None:
+            limits.add_metric([used.namespace, used.profile], limit)
+        for currency, amount in sorted(used.cost.items()):
+            cost.add_metric([used.namespace, used.profile, currency], float(amount))
+    return hours, limits, cost
+
+
+def _lost(served: ServedNamespaces) -> Iterable[Metric]:
+    lost = GaugeMetricFamily(
+        "finetune_namespace_lost_chips",
+        "TPU chips that were at work in a served namespace when it was last observed; only while the operator may "
+        "not watch it",
+        labels=["namespace"],
+    )
+    for namespace, chips in served.lost().items():
+        lost.add_metric([namespace], chips)
+    return (lost,)
+
+
+def _age(cache: WatchCache, served: ServedNamespaces, watch: WatchStream) -> float:
+    """Returns the age of a watch; not a number in a lost namespace, whose alert is another one."""
+    served_now = watch.namespace is None or served.serves(watch.namespace)
+    return cache.streams.age(watch) if served_now else nan
 
 
 def _text(metrics: Sequence[Metric]) -> bytes:
-    return generate_latest(_Read(metrics))
+    return generate_latest(_Read(lambda: metrics))
+
+
+def _by_label(counter: Counter) -> Callable[[str], None]:
+    return lambda label: counter.labels(label).inc()
 
 
 class OperatorMetrics:
@@ -126,10 +121,10 @@ class OperatorMetrics:
             "Number of jobs and profiles whose last reconcile failed, by reason",
             ["reason"],
         )
-        self._delay = duration(
+        self.brought_up_to_date = duration(
             "finetune_status_delay_seconds",
             "Time from when a job or profile is due, by an event or a timer, until its status is up to date",
-        )
+        ).observe
         self._handover = duration(
             "finetune_stage_handover_seconds",
             "Time from the event of a finished JobSet to the creation of the job's next one, without a wait between",
@@ -142,34 +137,51 @@ class OperatorMetrics:
         self._request_seconds = duration(
             "finetune_api_request_seconds", "Duration of requests to the API server", ["verb", "resource"]
         )
-        self._storage_requests = counter(
-            "finetune_storage_requests",
-            "Requests to the artifact store, by operation; a listing of several pages counts once",
-            ["operation"],
-        )
-        self._storage_refused = counter(
-            "finetune_storage_refused",
-            "Requests to the artifact store that the circuit breaker refused, by operation",
-            ["operation"],
-        )
-        self._ledger_records = counter(
-            "finetune_ledger_records", "Records of the ledger that were to be written, by result", ["result"]
-        )
-        self._deleted_unobserved = counter(
+        self.deletion_missed = counter(
             "finetune_ledger_deletions_missed",
             "Jobs that were deleted while no operator watched, so that their last usage may be missing in the ledger",
-        )
-        self._notifications = counter(
-            "finetune_notifications",
-            "Notices sent to the webhook, by result: delivered, refused (and sent again later), or expired after a day",
-            ["result"],
-        )
+        ).inc
+        self._count_by_label(counter)
         self._leading = gauge("finetune_leader", "1 while this process holds the Lease and acts")
         self._finished: dict[JobKey, float] = {}
         self._jobs = JobCollector()
         self.registry.register(self._jobs)
         self._failing: dict[Hashable, str] = {}
         self._changes = ChangeMetrics(self.registry, clock)
+        self.changed = self._changes.changed
+        self.chips = self._jobs.chips
+
+    def _count_by_label(self, counter: Callable[[str, str, Sequence[str]], Counter]) -> None:
+        """Makes the counters with one label: each is called with its value."""
+        self.storage_requested = _by_label(
+            counter(
+                "finetune_storage_requests",
+                "Requests to the artifact store, by operation; a listing of several pages counts once",
+                ["operation"],
+            )
+        )
+        self.storage_refused = _by_label(
+            counter(
+                "finetune_storage_refused",
+                "Requests to the artifact store that the circuit breaker refused, by operation",
+                ["operation"],
+            )
+        )
+        self.ledger_written = _by_label(
+            counter(
+                "finetune_ledger_records",
+                "Records of the ledger that were to be written, by result",
+                ["result"],
+            )
+        )
+        self.notified = _by_label(
+            counter(
+                "finetune_notifications",
+                "Notices sent to the webhook, by result: delivered, refused (and sent again later), or expired after "
+                "a day",
+                ["result"],
+            )
+        )
 
     def leads(
         self,
@@ -184,52 +196,51 @@ class OperatorMetrics:
         budgets: Budgets | None = None,
         notifications: Notifications | None = None,
     ) -> None:
-        """Records that this process acts as the leader, as long as ``leading`` returns True.
+        """Records that this process acts as the leader while ``leading`` holds, with gauges that read the rest."""
 
-        Adds gauges that read these objects when scraped.
-        """
-        gauge = partial(Gauge, registry=self.registry)
+        def gauge(name: str, text: str, read: Callable[[], float]) -> None:
+            Gauge(name, text, registry=self.registry).set_function(read)
+
         gauge(
-            "finetune_queue_depth", "Number of jobs and profiles that are due and wait for a worker"
-        ).set_function(queue.depth)
+            "finetune_queue_depth",
+            "Number of jobs and profiles that are due and wait for a worker",
+            queue.depth,
+        )
         gauge(
             "finetune_queue_oldest_seconds",
             "Time for which the longest-waiting due job or profile has been due",
-        ).set_function(queue.oldest)
-        gauge("finetune_jobs_live", "Number of jobs that are not finished").set_function(live)
-        gauge("finetune_jobs_known", "All jobs").set_function(known)
-        if ledger is not None:
+            queue.oldest,
+        )
+        gauge("finetune_jobs_live", "Number of jobs that are not finished", live)
+        gauge("finetune_jobs_known", "All jobs", known)
+        if ledger is not None and budgets is not None:
             gauge(
-                "finetune_ledger_pending", "Number of jobs with records that the ledger could not take yet"
-            ).set_function(lambda: ledger.pending)
-        if budgets is not None and ledger is not None:
+                "finetune_ledger_pending",
+                "Number of jobs with records that the ledger could not take yet",
+                lambda: ledger.pending,
+            )
             gauge(
                 "finetune_ledger_unread",
                 "Number of namespaces whose usage in the month is unknown because the ledger cannot be read",
-            ).set_function(lambda: budgets.unreadable)
-            self.registry.register(MonthCollector(budgets))
+                lambda: budgets.unreadable,
+            )
+            self.registry.register(_Read(partial(_month, budgets)))
         if notifications is not None:
             gauge(
-                "finetune_notifications_pending", "Number of notices that the webhook has not taken yet"
-            ).set_function(lambda: notifications.pending)
-        age = gauge(
+                "finetune_notifications_pending",
+                "Number of notices that the webhook has not taken yet",
+                lambda: notifications.pending,
+            )
+        age = Gauge(
             "finetune_watch_age_seconds",
             "Time since the last event, bookmark or page of a watch; above 90, decisions read live",
             ["watch"],
+            registry=self.registry,
         )
-        for watch in cache.streams:
-            age.labels(str(watch)).set_function(partial(self._age, cache, served, watch))
-        self.registry.register(LostCollector(served))
+        for watch in cache.streams.all:
+            age.labels(str(watch)).set_function(partial(_age, cache, served, watch))
+        self.registry.register(_Read(partial(_lost, served)))
         self._leading.set_function(lambda: float(leading()))
-
-    @staticmethod
-    def _age(cache: WatchCache, served: ServedNamespaces, watch: WatchStream) -> float:
-        """Returns the age of a watch; not a number in a lost namespace, whose alert is another one."""
-        return cache.age(watch) if watch.namespace is None or served.serves(watch.namespace) else nan
-
-    def chips(self, namespace: str) -> int:
-        """Returns the chips at work in a namespace, as its jobs were last observed."""
-        return self._jobs.chips(namespace)
 
     def reconciled(self, key: Hashable, seconds: float, error: str | None) -> None:
         """Records one reconcile. ``error`` is its reason; None if it succeeded."""
@@ -241,49 +252,21 @@ class OperatorMetrics:
             self._failing[key] = error
             self._failing_now.labels(error).inc()
 
-    def brought_up_to_date(self, seconds: float) -> None:
-        """Records a reconcile that succeeded, ``seconds`` after its key was due."""
-        self._delay.observe(seconds)
-
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Records one completed request to the API server (a RequestObserver)."""
         self._requests.labels(verb, resource, str(code)).inc()
         self._request_seconds.labels(verb, resource).observe(seconds)
 
-    def storage_requested(self, operation: str) -> None:
-        """Records the start of one request to the artifact store."""
-        self._storage_requests.labels(operation).inc()
-
-    def storage_refused(self, operation: str) -> None:
-        """Records one request to the artifact store that was not made."""
-        self._storage_refused.labels(operation).inc()
-
-    def changed(self, job: Object, changes: Changes) -> None:
-        """Records what a status that was written changes."""
-        self._changes.changed(job, changes)
-
-    def ledger_written(self, result: str) -> None:
-        """Records one attempt to write a record of the ledger."""
-        self._ledger_records.labels(result).inc()
-
-    def notified(self, result: str) -> None:
-        """Records one attempt to deliver a notice, or the end of all attempts."""
-        self._notifications.labels(result).inc()
-
-    def deletion_missed(self) -> None:
-        """Records that a job was deleted while no operator watched."""
-        self._deleted_unobserved.inc()
-
-    def job(self, key: JobKey, job: Object) -> None:
-        """Takes the newest version of a job, as the watch delivers it."""
+    def job(self, key: JobKey, job: Object) -> JobFacts:
+        """Takes the newest version of a job, as the watch delivers it. Returns what the gauges show of it."""
         facts = self._jobs.put(key, job)
         if facts.reason or facts.stalled or facts.invalid or facts.phase in _WITHOUT_NEXT:
             self._finished.pop(key, None)
         if facts.profile:
             self._changes.begin(Place(facts.namespace, facts.profile, facts.capacity))
+        return facts
 
     def gone(self, key: JobKey) -> None:
-        """Drops a deleted job."""
         self._jobs.drop(key)
         self._finished.pop(key, None)
 

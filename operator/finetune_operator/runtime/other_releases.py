@@ -26,13 +26,7 @@ async def earlier_releases(
 
     Of two releases only the one that came later waits. If the own ClusterRole belongs to a release of another
     namespace, there is one sentence, about that. If the ClusterRoles cannot be read, there is no sentence: the right to
-    it may be missing where the chart does not create the roles.
-
-    Args:
-        cluster: client of the API server.
-        own_namespace: namespace of the operator's own release.
-        own_name: full name of the operator's own release.
-        namespaces: namespaces that the operator serves; empty for all.
+    it may be missing where the chart does not create the roles. ``namespaces`` is empty for all.
     """
     try:
         roles = [

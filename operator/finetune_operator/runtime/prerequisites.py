@@ -6,14 +6,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finetune_operator.cluster.port import (
+    JOBS,
     JOBSETS,
+    PODS,
+    PROFILES,
+    WORKLOADS,
     ClusterError,
     KubernetesClient,
     NotFound,
     Rejected,
-    ResourceKind,
     WatchStream,
 )
+from finetune_operator.runtime.other_releases import earlier_releases
 
 log = logging.getLogger(__name__)
 
@@ -32,48 +36,42 @@ class Prerequisites:
     """A sentence for each stream that is refused in some namespaces, while all others can be served."""
 
 
-async def check_prerequisites(
-    cluster: KubernetesClient,
-    wanted: Callable[[], Awaitable[tuple[WatchStream, ...]]],
-    conflicts: Callable[[], Awaitable[tuple[str, ...]]],
-) -> Prerequisites:
-    """Tries to list every kind to watch, and looks for what conflicts.
+def watches(namespaces: Sequence[str], *, kueue: bool) -> tuple[WatchStream, ...]:
+    """Returns the required watch streams; profiles are cluster-scoped. ``kueue``: whether to watch Workloads, too."""
+    scopes = namespaces or (None,)
+    kinds = (JOBS, JOBSETS, PODS, *((WORKLOADS,) if kueue else ()))
+    return (*(WatchStream(kind, scope) for kind in kinds for scope in scopes), WatchStream(PROFILES, None))
 
-    Args:
-        cluster: client of the API server.
-        wanted: returns the streams to watch; it may depend on what the cluster serves.
-        conflicts: returns a sentence for each reason why another operator must end first.
-    """
-    watches = await wanted()
-    problems = {watch: error for watch in watches if (error := await _problem(cluster, watch))}
+
+async def check_prerequisites(
+    cluster: KubernetesClient, namespaces: Sequence[str], *, own_namespace: str, own_name: str
+) -> Prerequisites:
+    """Tries to list every kind to watch, Workloads if Kueue is installed now, and looks for other releases that serve
+    one of the namespaces (:func:`.other_releases.earlier_releases`)."""
+    wanted = watches(namespaces, kueue=await serves_workloads(cluster, namespaces))
+    problems = {watch: error for watch in wanted if (error := await _problem(cluster, watch))}
     texts = {watch: _text(watch, error) for watch, error in problems.items()}
     broken = {watch.namespace for watch in problems}
-    whole = {watch.namespace for watch in watches} - broken - {None}
+    whole = {watch.namespace for watch in wanted} - broken - {None}
+    missing: tuple[str, ...]
     if whole and None not in broken and all(isinstance(error, Rejected) for error in problems.values()):
-        return Prerequisites(watches, await conflicts(), texts)
-    return Prerequisites(watches, tuple(texts.values()) or await conflicts())
+        missing, refused = (), texts
+    else:
+        missing, refused = tuple(texts.values()), {}
+    missing = missing or await earlier_releases(cluster, own_namespace, own_name, namespaces)
+    return Prerequisites(wanted, missing, refused)
 
 
-async def wait_for_prerequisites(
-    check: Callable[[], Awaitable[Prerequisites]],
-    stop: asyncio.Event,
-    report: Callable[[tuple[str, ...]], None],
-) -> Prerequisites | None:
+async def wait_for_prerequisites(check: Callable[[], Awaitable[Prerequisites]], stop: asyncio.Event) -> bool:
     """Waits until the profiles and all kinds of one namespace at least can be listed and nothing conflicts.
 
-    Returns what the last check has found, or None if ``stop`` is set first.
-
-    Args:
-        check: calls :func:`check_prerequisites`.
-        stop: ends the wait.
-        report: called with a sentence for each problem, after each attempt.
+    ``check`` calls :func:`check_prerequisites`. Returns False if ``stop`` is set first.
     """
     reported: tuple[str, ...] = ()
     while not stop.is_set():
         found = await check()
-        report(found.missing)
         if not found.missing:
-            return found
+            return True
         for problem in found.missing if found.missing != reported else ():
             log.error("%s", problem)
         reported = found.missing
@@ -82,48 +80,41 @@ async def wait_for_prerequisites(
                 await stop.wait()
         except TimeoutError:
             continue
-    return None
+    return False
 
 
-async def serves(cluster: KubernetesClient, kind: ResourceKind, namespaces: Sequence[str]) -> bool:
-    """Whether the API server serves the kind.
+async def serves_workloads(cluster: KubernetesClient, namespaces: Sequence[str]) -> bool:
+    """Whether the API server serves Kueue's Workloads.
 
     Any error other than "not found" counts as yes: :func:`check_prerequisites` then reports the problem. A refusal in
     one namespace says nothing about the kind, so the next one is tried.
     """
     for namespace in namespaces or (None,):
-        error = await _problem(cluster, WatchStream(kind, namespace))
+        error = await _problem(cluster, WatchStream(WORKLOADS, namespace))
         if not isinstance(error, Rejected):
             return not isinstance(error, NotFound)
     return True
 
 
 async def _problem(cluster: KubernetesClient, watch: WatchStream) -> ClusterError | None:
+    """Lists one page of metadata. With a selector that matches nothing, the API server would read all objects."""
     try:
-        await _list(cluster, watch)
+        await anext(cluster.pages(watch.kind, watch.namespace, metadata_only=True), None)
     except ClusterError as error:
         return error
     return None
 
 
 def _text(watch: WatchStream, error: ClusterError) -> str:
+    kind = watch.kind
     if isinstance(error, NotFound):
-        return f"the API server does not serve {_full_name(watch.kind)}: {_source(watch.kind)}"
+        source = (
+            "JobSet (https://jobset.sigs.k8s.io) 0.8 or newer"
+            if kind.group == JOBSETS.group
+            else "the CRDs of the finetune-operator chart"
+        )
+        full_name = f"{kind.plural}.{kind.version}.{kind.group}" if kind.group else kind.plural
+        return f"the API server does not serve {full_name}: install {source}"
     if isinstance(error, Rejected):
         return f"{watch} cannot be listed: {error}"
     return f"{watch} cannot be read from the API server: {error}"
-
-
-async def _list(cluster: KubernetesClient, watch: WatchStream) -> None:
-    """Lists one page of metadata. With a selector that matches nothing, the API server would read all objects."""
-    await anext(cluster.pages(watch.kind, watch.namespace, metadata_only=True), None)
-
-
-def _full_name(kind: ResourceKind) -> str:
-    return f"{kind.plural}.{kind.version}.{kind.group}" if kind.group else kind.plural
-
-
-def _source(kind: ResourceKind) -> str:
-    if kind.group == JOBSETS.group:
-        return "install JobSet (https://jobset.sigs.k8s.io) 0.8 or newer"
-    return "install the CRDs of the finetune-operator chart"

@@ -3,75 +3,33 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from ssl import SSLContext
 from time import monotonic
 
 from aiohttp import web
 
 from finetune_operator.runtime.metrics import CONTENT_TYPE, OperatorMetrics
-from finetune_operator.runtime.workers import RECONCILE_SECONDS
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a reconcile counts as hanging: a minute after its own timeout.
-STUCK_SECONDS = RECONCILE_SECONDS + 60
 #: Share of the time that rendering of metrics may take.
 _RENDERING = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """Result of a probe: the problems that make it fail, or none if it succeeds."""
-
-    problems: tuple[str, ...] = ()
-
-    @property
-    def good(self) -> bool:
-        return not self.problems
-
-
-def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> ProbeResult:
-    """Returns whether the process is healthy.
-
-    The time that keys wait in the queue is not considered: they also wait while the store or the API server is
-    unavailable, which a restart would not fix.
-
-    Args:
-        dead_watches: a sentence for each dead watch.
-        longest_reconcile: seconds since the start of the oldest reconcile in progress.
-    """
-    if longest_reconcile <= STUCK_SECONDS:
-        return ProbeResult(dead_watches)
-    return ProbeResult((*dead_watches, f"a reconcile has been running for {longest_reconcile:.0f} s"))
-
-
-def readiness(missing: tuple[str, ...], lease_problem: str | None) -> ProbeResult:
-    """Returns whether the process leads, or could lead at once. Which process leads is a metric.
-
-    Args:
-        missing: a sentence for each prerequisite that is missing.
-        lease_problem: why the last request for the Lease failed, as when the API server cannot be reached.
-    """
-    return ProbeResult((*missing, lease_problem) if lease_problem else missing)
 
 
 class ProbeServer:
     """Serves the endpoints until stopped.
 
     Args:
-        healthy: result of /healthz; the kubelet restarts the container if it fails.
-        ready: result of /readyz: whether the process leads or could lead at once.
-        metrics: metrics for /metrics.
+        healthy: problems for /healthz; the kubelet restarts the container if there are any.
+        ready: problems for /readyz: why the process neither leads nor could lead at once. Which one leads is a metric.
         metrics_tls: TLS of /metrics; None: plain HTTP.
-        clock: a monotonic clock in seconds.
     """
 
     def __init__(
         self,
         *,
-        healthy: Callable[[], ProbeResult],
-        ready: Callable[[], ProbeResult],
+        healthy: Callable[[], tuple[str, ...]],
+        ready: Callable[[], tuple[str, ...]],
         metrics: OperatorMetrics,
         metrics_tls: SSLContext | None = None,
         clock: Callable[[], float] = monotonic,
@@ -110,11 +68,11 @@ class ProbeServer:
         await web.TCPSite(runner, host, port, ssl_context=tls).start()
         return int(runner.addresses[0][1])
 
-    def _answer(self, probe: Callable[[], ProbeResult]) -> "Handler":
+    def _answer(self, probe: Callable[[], tuple[str, ...]]) -> "Handler":
         async def handler(_request: web.Request) -> web.Response:
-            answer = probe()
-            text = "ok\n" if answer.good else "".join(f"{problem}\n" for problem in answer.problems)
-            return web.Response(status=200 if answer.good else 503, text=text)
+            problems = probe()
+            text = "".join(f"{problem}\n" for problem in problems or ("ok",))
+            return web.Response(status=503 if problems else 200, text=text)
 
         return handler
 

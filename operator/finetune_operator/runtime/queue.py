@@ -1,7 +1,4 @@
-"""A keyed work queue: holds each key at most once and hands it to one worker at a time when it is due.
-
-:class:`KeySchedule` is the pure part; :class:`WorkQueue` lets coroutines wait for keys.
-"""
+"""A keyed work queue: holds each key at most once and hands it to one worker at a time when it is due."""
 
 import asyncio
 import heapq
@@ -33,22 +30,25 @@ type _Entry[K] = tuple[float, int, K]
 """Due time, order of equal times, key."""
 
 
-class KeySchedule[K: Hashable]:
-    """Schedules keys. All times are in seconds of the same clock, which never goes back.
+class WorkQueue[K: Hashable]:
+    """Schedules keys, for the coroutines of one event loop. ``clock`` counts seconds and never goes back.
 
     Keys with equal ``namespace`` attributes form a namespace; keys of cluster-scoped objects, which have none, form one
     of their own. Namespaces with due keys take turns: see :meth:`take`.
     """
 
-    def __init__(self, backoff: Backoff | None = None) -> None:
+    def __init__(self, *, backoff: Backoff | None = None, clock: Callable[[], float] = monotonic) -> None:
         self._backoff = backoff or Backoff()
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._closed = False
         self._due: dict[K, float] = {}
         """Due times of waiting keys."""
         self._standing: dict[K, _Entry[K]] = {}
         """The entry of each waiting key that is not in progress."""
         self._later: list[_Entry[K]] = []
-        """Heap of the keys that were not due at the last call of :meth:`take`. May contain stale entries, at most as
-        many as there are waiting keys; ``_standing`` is authoritative."""
+        """Heap of the keys that were not due at the last call of :meth:`take_due`. May contain stale entries, at most
+        as many as there are waiting keys; ``_standing`` is authoritative."""
         self._turns: OrderedDict[str | None, deque[_Entry[K]]] = OrderedDict()
         """Due keys by namespace, none empty, in the order of the namespaces' turns; each in the order of due times."""
         self._parked: dict[str | None, deque[_Entry[K]]] = {}
@@ -62,11 +62,16 @@ class KeySchedule[K: Hashable]:
         """Number of taken keys by namespace."""
         self._failures: dict[K, int] = {}
 
-    def add(self, key: K, at: float) -> None:
-        """Schedules the key for that time, unless it is due earlier. A key in progress is handled again afterwards.
+    def add(self, key: K, after: float = 0.0) -> None:
+        """Schedules the key for ``after`` seconds from now, unless it is due earlier. A key in progress is handled
+        again afterwards.
 
         One that was postponed takes its place among the due keys then.
         """
+        self._add(key, self._clock() + after)
+        self._changed.set()
+
+    def _add(self, key: K, at: float) -> None:
         if key in self._due and self._due[key] <= at:
             return
         self._due[key] = at
@@ -74,18 +79,19 @@ class KeySchedule[K: Hashable]:
         if key not in self._taken:
             self._push(key)
 
-    def postpone(self, key: K, now: float) -> bool:
+    def postpone(self, key: K) -> bool:
         """Schedules a key that is in progress for when no key of its namespace is due.
 
         After LONGEST_POSTPONEMENT it is due, and comes before those of its namespace that were not postponed. Returns
         False, without any effect, if no other key of the namespace is due: there is nothing to wait for.
         """
+        now = self._clock()
         self._enqueue_due(now)
         namespace = _namespace(key)
         if namespace not in self._turns and namespace not in self._parked:
             return False
         latest = now + LONGEST_POSTPONEMENT
-        self.add(key, latest)
+        self._add(key, latest)
         if self._due[key] == latest:
             self._postponed.setdefault(namespace, {})[key] = self._taken[key]
         return True
@@ -93,18 +99,43 @@ class KeySchedule[K: Hashable]:
     def is_postponed(self, key: K) -> bool:
         return key in self._postponed.get(_namespace(key), ())
 
-    def take(self, now: float, *, each: int | None = None, total: int | None = None) -> K | None:
+    async def take(self, *, each: int | None = None, total: int | None = None) -> K | None:
+        """Waits for a due key and takes it as :meth:`take_due` does; None if the queue is closed.
+
+        The caller must pass every taken key to ``done`` or ``failed``.
+        """
+        while not self._closed:
+            key = self.take_due(each=each, total=total)
+            if key is not None:
+                return key
+            # Every key that is due has to wait until another is given back.
+            due = self.next_due()
+            # There is no await between the calls above and the wait, so no change is missed.
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(None if due is None else due - self._clock()):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+        return None
+
+    def close(self) -> None:
+        """Closes the queue: current and future calls of :meth:`take` return None."""
+        self._closed = True
+        self._changed.set()
+
+    def take_due(self, *, each: int | None = None, total: int | None = None) -> K | None:
         """Takes a due key; None if none is due.
 
         Namespaces with due keys take turns, and each gives the key that has been due longest. So a namespace's first
         key is delayed by at most one key of each other namespace, however many keys they have.
 
         Args:
-            now: the current time.
             each: maximum number of keys in progress per namespace; namespaces at it are skipped. None for no limit.
             total: maximum number of keys in progress. A namespace may have as many as are left for others, so that
                 those of a few namespaces never use up the limit. None for no limit.
         """
+        now = self._clock()
         self._enqueue_due(now)
         self._enqueue_postponed(now)
         limit = each
@@ -129,26 +160,26 @@ class KeySchedule[K: Hashable]:
             return key
         return None
 
-    def done(self, key: K, now: float, again_after: float | None) -> None:
+    def done(self, key: K, again_after: float | None) -> None:
         """Records a success. The key is due again after the given seconds, at most a day; None for not at all."""
         self._failures.pop(key, None)
-        self._give_back(key, now, None if again_after is None else min(again_after, _LONGEST_WAIT))
+        self._give_back(key, None if again_after is None else min(again_after, _LONGEST_WAIT))
 
-    def failed(self, key: K, now: float, at_least: float = 0.0) -> None:
+    def failed(self, key: K, at_least: float = 0.0) -> None:
         """Records a failure. The key is due again after :meth:`retry_in`, but not before ``at_least`` seconds.
 
         It is due earlier if it was added in the meantime.
         """
         wait = max(self.retry_in(key), at_least)
         self._failures[key] = self._failures.get(key, 0) + 1
-        self._give_back(key, now, wait)
+        self._give_back(key, wait)
 
     def retry_in(self, key: K) -> float:
         """Returns the delay in seconds that the key gets if the current attempt fails."""
         return self._backoff.after(self._failures.get(key, 0) + 1)
 
     def next_due(self) -> float | None:
-        """Returns when the next key is due that was not due at the last call of :meth:`take`; None if there is none."""
+        """Returns when the next key is due that was not due at the last :meth:`take_due`; None if there is none."""
         while self._later:
             if self._stands(self._later[0]):
                 return self._later[0][0]
@@ -156,17 +187,15 @@ class KeySchedule[K: Hashable]:
             heapq.heappop(self._later)
         return None
 
-    def depth(self, now: float) -> int:
+    def depth(self) -> int:
         """Returns the number of keys that are due or postponed, and not taken."""
+        now = self._clock()
         due = (key for key, at in self._due.items() if at <= now or self.is_postponed(key))
         return sum(1 for key in due if key not in self._taken)
 
-    def waiting(self) -> int:
-        """Returns the number of all keys, including taken ones."""
-        return len(self._due.keys() | self._taken.keys())
-
-    def oldest(self, now: float) -> float:
+    def oldest(self) -> float:
         """Returns the seconds for which the most overdue key has been due, or postponed; 0 if none is."""
+        now = self._clock()
         firsts = [min(keys)[0] for keys in (*self._turns.values(), *self._parked.values())]
         if (later := self.next_due()) is not None:
             firsts.append(later)
@@ -174,11 +203,12 @@ class KeySchedule[K: Hashable]:
             firsts += [since for key, since in postponed.items() if key not in self._taken]
         return max(0.0, now - min(firsts, default=now))
 
-    def delay(self, key: K, now: float) -> float:
+    def delay(self, key: K) -> float:
         """Returns the seconds since the taken key was due."""
-        return max(0.0, now - self._taken[key])
+        return max(0.0, self._clock() - self._taken[key])
 
-    def _give_back(self, key: K, now: float, again_after: float | None) -> None:
+    def _give_back(self, key: K, again_after: float | None) -> None:
+        now = self._clock()
         del self._taken[key]
         due = self._due.get(key)
         if again_after is not None and (due is None or due > now + again_after):
@@ -194,6 +224,7 @@ class KeySchedule[K: Hashable]:
             self._in_progress[namespace] -= 1
         self._turns.update(self._parked)
         self._parked.clear()
+        self._changed.set()
 
     def _push(self, key: K) -> None:
         entry = self._standing[key] = self._due[key], next(self._order), key
@@ -226,7 +257,7 @@ class KeySchedule[K: Hashable]:
             key = next((key for key in postponed if key not in self._taken), None)
             if key is not None:
                 since = postponed[key]
-                self.add(key, now)
+                self._add(key, now)
                 self._enqueue_due(now)
                 self._postponed.setdefault(namespace, {})[key] = since
 
@@ -247,82 +278,3 @@ def _namespace(key: Hashable) -> str | None:
     """Returns the namespace of a key; None for a cluster-scoped object."""
     namespace: str | None = getattr(key, "namespace", None)
     return namespace
-
-
-class WorkQueue[K: Hashable]:
-    """A schedule that coroutines of one event loop share."""
-
-    def __init__(self, *, backoff: Backoff | None = None, clock: Callable[[], float] = monotonic) -> None:
-        self._schedule = KeySchedule[K](backoff)
-        self._clock = clock
-        self._changed = asyncio.Event()
-        self._closed = False
-
-    def add(self, key: K, after: float = 0.0) -> None:
-        """Schedules the key for ``after`` seconds from now, unless it is due earlier."""
-        self._schedule.add(key, self._clock() + after)
-        self._wake()
-
-    def postpone(self, key: K) -> bool:
-        """See :meth:`KeySchedule.postpone`."""
-        return self._schedule.postpone(key, self._clock())
-
-    def is_postponed(self, key: K) -> bool:
-        return self._schedule.is_postponed(key)
-
-    async def take(self, *, each: int | None = None, total: int | None = None) -> K | None:
-        """Waits for a due key and takes it; None if the queue is closed.
-
-        The caller must pass every taken key to ``done`` or ``failed``.
-
-        Args:
-            each: maximum number of keys in progress per namespace; None for no limit.
-            total: maximum number of keys in progress; None for no limit. See :meth:`KeySchedule.take`.
-        """
-        while not self._closed:
-            now = self._clock()
-            key = self._schedule.take(now, each=each, total=total)
-            if key is not None:
-                return key
-            # Every key that is due has to wait until another is given back.
-            due = self._schedule.next_due()
-            # There is no await between the calls above and the wait, so no change is missed.
-            self._changed.clear()
-            await self._wait(None if due is None else due - now)
-        return None
-
-    def done(self, key: K, again_after: float | None) -> None:
-        self._schedule.done(key, self._clock(), again_after)
-        self._wake()
-
-    def failed(self, key: K, at_least: float = 0.0) -> None:
-        self._schedule.failed(key, self._clock(), at_least)
-        self._wake()
-
-    def retry_in(self, key: K) -> float:
-        return self._schedule.retry_in(key)
-
-    def delay(self, key: K) -> float:
-        """Returns the seconds since the taken key was due."""
-        return self._schedule.delay(key, self._clock())
-
-    def close(self) -> None:
-        """Closes the queue: current and future calls of :meth:`take` return None."""
-        self._closed = True
-        self._wake()
-
-    def depth(self) -> int:
-        return self._schedule.depth(self._clock())
-
-    def oldest(self) -> float:
-        return self._schedule.oldest(self._clock())
-
-    async def _wait(self, seconds: float | None) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
-    def _wake(self) -> None:
-        self._changed.set()

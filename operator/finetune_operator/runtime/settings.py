@@ -103,6 +103,10 @@ class Settings(BaseModel):
     def service_account(self) -> ServiceAccountFolder:
         return ServiceAccountFolder(self.serviceaccount_dir)
 
+    @property
+    def own_namespace(self) -> str:
+        return self.operator_namespace or self.service_account.namespace()
+
 
 def usage() -> str:
     """Returns the help text: every variable with its default and description."""

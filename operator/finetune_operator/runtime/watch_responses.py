@@ -68,7 +68,6 @@ class Body(_Content):
 
 
 def empty_page(page: ListPage) -> bytes:
-    """Returns the page without its objects."""
     metadata = {"resourceVersion": str(page.version), "continue": page.token}
     return json.dumps({"metadata": metadata, "items": []}).encode()
 

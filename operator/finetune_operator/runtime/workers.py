@@ -1,7 +1,9 @@
-"""Takes keys from the queue and reconciles them; lists all jobs periodically."""
+"""Takes keys from the queue and reconciles them, until the process ends; lists all jobs periodically."""
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from time import monotonic
 from typing import Protocol
@@ -9,8 +11,8 @@ from typing import Protocol
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cluster.port import JOBS, ClusterError, KubernetesClient, Rejected
 from finetune_operator.reconcile.cache_check import distrust_outdated
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.plans import PlanKey, Plans
+from finetune_operator.reconcile.keys import JobKey, PlanKey
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
@@ -25,8 +27,16 @@ log = logging.getLogger(__name__)
 SLOW_SECONDS = 0.5
 #: Timeout of a reconcile in seconds. Each of its calls has a shorter deadline, but it may make many.
 RECONCILE_SECONDS = 240
+#: Seconds after which a reconcile counts as hanging: a minute after its own timeout.
+STUCK_SECONDS = RECONCILE_SECONDS + 60
 #: Maximum number of reconciles in progress, including slow ones, per concurrent reconcile.
 _SLOW_PER_PLACE = 4
+#: Seconds from a fault to the end of the process, for reconciles and calls to stores that are in progress.
+FAULT_SECONDS = 10.0
+#: Of them, for reconciles.
+FAULT_DRAIN_SECONDS = 2.0
+#: Seconds after the drain in which a process that was stopped may end by itself: less than the grace period of its pod.
+STOP_SECONDS = 8.0
 
 
 class Reconcile[K](Protocol):
@@ -41,12 +51,6 @@ class Workers[K: Hashable]:
     A slow reconcile waits for a store or the API server and does not delay other keys: after SLOW_SECONDS it no longer
     counts against the limit, up to a number of such reconciles. One namespace never has more reconciles in progress
     than half of the limit, and fewer if many namespaces have slow ones, so that others can always begin.
-
-    Args:
-        queue: source of keys.
-        reconcile: handles one key.
-        metrics: notified of each reconcile.
-        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -63,16 +67,18 @@ class Workers[K: Hashable]:
         self._clock = clock
         self._begun: dict[K, float] = {}
 
-    def longest(self) -> float:
-        """Returns the seconds since the start of the oldest reconcile in progress; 0 if there is none."""
-        return max((self._clock() - begun for begun in self._begun.values()), default=0.0)
+    def stuck(self) -> tuple[str, ...]:
+        """Returns a sentence if a reconcile hangs.
+
+        The time that keys wait in the queue is not considered: they also wait while the store or the API server is
+        unavailable, which a restart would not fix.
+        """
+        longest = max((self._clock() - begun for begun in self._begun.values()), default=0.0)
+        return (f"a reconcile has been running for {longest:.0f} s",) if longest > STUCK_SECONDS else ()
 
     async def run(self, number: int) -> None:
-        """Runs until the queue is closed and the reconciles in progress are finished.
-
-        Args:
-            number: maximum number of concurrent reconciles, not counting slow ones.
-        """
+        """Runs until the queue is closed and the reconciles in progress are finished, at most ``number`` concurrently,
+        not counting slow ones."""
         places = asyncio.Semaphore(number)
         async with asyncio.TaskGroup() as group:
             while True:
@@ -140,12 +146,8 @@ class Workers[K: Hashable]:
 async def end(tasks: Iterable[asyncio.Task[object]], store: SharedStore, *, patience: float) -> None:
     """Cancels the tasks and waits for them and for every call to the store that they started.
 
-    A later write would conflict with the next leader's decisions.
-
-    Args:
-        tasks: all tasks of this leader.
-        store: the store that the tasks use.
-        patience: seconds to wait for the store's calls, which have their own deadlines.
+    A later write would conflict with the next leader's decisions. ``patience``: seconds to wait for the store's calls,
+    which have their own deadlines.
     """
     every = list(tasks)
     for task in every:
@@ -158,6 +160,23 @@ async def end(tasks: Iterable[asyncio.Task[object]], store: SharedStore, *, pati
         log.warning("a call to the artifact store has not ended in %.0f s", patience)
 
 
+def end_within(seconds: float) -> None:
+    """Ends the process with code 1 after that time, unless it has ended by itself.
+
+    It then does not release the Lease, which expires: what it still does to a store might not have ended. A thread
+    waits, because neither the event loop nor the interpreter ends while a task or a call in a thread does not.
+    """
+
+    def end() -> None:
+        log.error("the process has not ended in %.0f s: it ends now, without releasing the Lease", seconds)
+        logging.shutdown()
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
 async def resync(
     cluster: KubernetesClient,
     namespaces: Sequence[str],
@@ -168,16 +187,9 @@ async def resync(
     add: Callable[[PlanKey], None],
     every: float,
 ) -> None:
-    """Lists all jobs live at the start and periodically, so that lost events leave no job or plan behind.
+    """Lists all jobs live at the start and after each interval, so that lost events leave no job or plan behind.
 
-    Args:
-        cluster: client of the API server.
-        namespaces: the namespaces that the operator serves; all if empty.
-        intake: receives every job.
-        plans: store of the jobs' plans.
-        cache: compared with the cluster before the jobs are listed and queued.
-        add: adds a plan to the queue whose job was not listed.
-        every: interval in seconds.
+    The cache is compared with the cluster before. ``add`` gets each plan whose job was not listed.
     """
     while True:
         try:

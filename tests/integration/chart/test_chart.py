@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from finetune_operator.api import parse_job
-from finetune_operator.runtime import rbac
 from finetune_operator.runtime.settings import Settings
-from tests import snapshots
+from tests import rbac, snapshots
 from tests.integration.chart.conftest import CHART, Helm, Render, documents
 from tests.unit.chart.test_values import RESERVED
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from devcluster.faultproxy import FaultProxy
 from devcluster.testing import LocalCluster
 from finetune_contract import Stage
-from finetune_operator.runtime.kopf_adapter import watches
+from finetune_operator.runtime.prerequisites import watches
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
 from tests.integration.chart.test_deployment import IMAGE, Pod, started

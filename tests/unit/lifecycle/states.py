@@ -13,6 +13,7 @@ from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
 from finetune_operator.cluster.port import Unavailable
 from finetune_operator.lifecycle.observation import ReadFailure
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.errors import status_with_error
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -211,7 +212,9 @@ def _error_while_invalid() -> World:
 
 def _meet_error(world: World) -> None:
     error = Unavailable("etcd is away", status=503)
-    world.job["status"] = status_with_error(world.job, error, now=world.now, retry_in=30).to_document()
+    before = read_status(world.job.get("status"))
+    shown = status_with_error(world.job, before, error, now=world.now, retry_in=30)
+    world.job["status"] = shown.to_document()
 
 
 def _edit_refused_while_running() -> World:

@@ -26,7 +26,7 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.planning.stored_plan import owner_reference
-from finetune_operator.reconcile.run_folder import Folders
+from finetune_operator.reconcile.run_folder_observer import Folders
 from finetune_operator.rendering.labels import PLAN_ANNOTATION
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)

@@ -19,7 +19,8 @@ from finetune_operator.lifecycle.decision import Decision, DetailRequest
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.stored_plan import read_stored_plan
-from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.run_folder_observer import Folders
 from tests.fuzz.folders import Change
 from tests.unit.lifecycle.world import World, job, own_children, profile
 from tests.unit.lifecycle.writes import writes

@@ -24,7 +24,8 @@ from kubernetes.aio.client import Configuration
 from finetune_operator.artifacts.tenant_shares import CallSlots
 from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.reconcile.children import ManyChildren
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import LARGE_JOBS
 from finetune_operator.reconcile.run_folder import RunFolderReader

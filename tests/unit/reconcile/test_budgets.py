@@ -18,16 +18,22 @@ from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.planning import StoredPlan, read_stored_plan, render_stored_plan
-from finetune_operator.reconcile.budgets import Budgets
+from finetune_operator.reconcile.budgets import Budgets, TrainingTimes
 from finetune_operator.reconcile.ledger import Ledger
-from finetune_operator.reconcile.training_times import TrainingTimes
-from finetune_operator.runtime.metrics import MonthCollector, OperatorMetrics
+from finetune_operator.runtime.metrics import OperatorMetrics, _month
 from tests.unit.ledger.test_record import record
 from tests.unit.reconcile.fakes import FakeStore, job
 from tests.unit.runtime.virtual_time import run_in_virtual_time
 
 URI = "gs://ledger"
 BEGIN = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class NoTrainings(TrainingTimes):
+    """Reads nothing."""
+
+    async def read(self, *_: Any) -> None:
+        return
 
 
 class Bench:
@@ -39,6 +45,7 @@ class Bench:
         self.away: Exception | None = None
         self.store.fault = lambda moment, _call: self.away if moment == "before" else None
         self.budgets = Budgets(self.store, uri, utc_now=self.now)
+        self.budgets._times = NoTrainings()
         self.ledger = Ledger(
             self.store,
             URI,
@@ -348,7 +355,7 @@ async def test_metrics_of_the_month_are_the_same_after_a_restart(bench: Bench) -
     def scraped(budgets: Budgets) -> dict[tuple[str, ...], float]:
         return {
             (sample.name, *sample.labels.values()): sample.value
-            for family in MonthCollector(budgets).collect()
+            for family in _month(budgets)
             for sample in family.samples
         }
 
@@ -433,7 +440,7 @@ class SlowPast(FakeStore):
 
 @virtual
 async def test_no_budget_waits_for_past_trainings(bench: Bench) -> None:
-    budgets = Budgets(SlowPast(), URI, utc_now=bench.now, times=TrainingTimes())
+    budgets = Budgets(SlowPast(), URI, utc_now=bench.now)
     names, known = [f"team-{number}" for number in range(20)], list[str]()
     for name in names:
         budgets.job({**job("first"), "metadata": {**job("first")["metadata"], "namespace": name}})

@@ -24,7 +24,8 @@ from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.cache_check import distrust_outdated
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -355,7 +356,7 @@ async def test_a_lost_deletion_of_the_job_is_noticed_and_the_job_forgotten() -> 
     assert await distrust_outdated(setup.cluster, setup.watched.cache, ()) == {"uid-of-demo"}
     await setup.reconcile()
     assert setup.observed == []
-    assert setup.watched.cache.bytes_of() == 0
+    assert setup.watched.bytes_of() == 0
 
 
 def flood(setup: Setup, pods: int = 3500) -> None:

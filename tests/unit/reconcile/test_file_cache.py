@@ -25,7 +25,7 @@ def test_a_file_that_is_replaced_or_forgotten_no_longer_counts() -> None:
     cache.keep("job", URI.format(2), b"other")
     assert cache.get("job", URI.format(1)) == b"second, and longer"
     cache.forget("job")
-    assert (cache.size, cache.jobs) == (0, 0)
+    assert (cache.size, len(cache._jobs)) == (0, 0)
 
 
 def test_the_least_recently_used_job_makes_room() -> None:

@@ -30,7 +30,8 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.observation import RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.status.fitting import read_status
-from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.run_folder_observer import Folders
 from finetune_operator.reconcile.view_cache import ClusterState
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore, child, job
 from tests.unit.reconcile.records import FINGERPRINT, progress, result, stage_progress
@@ -468,7 +469,7 @@ async def test_what_is_remembered_is_bounded_by_bytes(store: FakeStore) -> None:
         run = RunFolder(f"file:///runs/team/j{number}-00000000")
         training(store, run)
         await reader.view(Folders(run=run, cache=CacheLayout("file:///cache")), of=number)
-    assert reader.remembered_bytes <= 10_000
+    assert reader._remembered.size <= 10_000
 
 
 async def test_an_old_damaged_record_is_read_once(store: FakeStore, reader: RunFolderReader) -> None:

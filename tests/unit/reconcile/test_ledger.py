@@ -21,8 +21,9 @@ from finetune_operator.lifecycle.decision import Decision, Wait
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile import ledger as module
 from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.ledger import Ledger
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader

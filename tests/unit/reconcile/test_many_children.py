@@ -15,7 +15,8 @@ from finetune_operator.planning import Refused, StoredPlan
 from finetune_operator.reconcile import reconciler as reconciling
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.children import ManyChildren
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache

@@ -10,8 +10,9 @@ import pytest
 from finetune_contract import CacheLayout, RunFolder, Stage, StageResult
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.run_folder_files import HELD_LIMIT
+from finetune_operator.reconcile.run_folder_observer import Folders
 from finetune_operator.runtime.settings import Settings
 from tests.unit.reconcile.records import result
 

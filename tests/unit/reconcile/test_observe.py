@@ -21,7 +21,8 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
 from finetune_operator.planning import StoredPlan, render_stored_plan
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces

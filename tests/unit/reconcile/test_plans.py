@@ -3,7 +3,8 @@
 import pytest
 
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Conflict
-from finetune_operator.reconcile.plans import PlanKey, Plans
+from finetune_operator.reconcile.keys import PlanKey
+from finetune_operator.reconcile.plans import Plans
 from tests.unit.reconcile.fakes import OWN, FakeCluster, job, plan
 
 KEY = PlanKey("team", "demo", "uid-of-demo")

@@ -47,8 +47,9 @@ from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.children import ManyChildren
+from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.nodes import ListedNodes
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader

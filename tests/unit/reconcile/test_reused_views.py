@@ -14,7 +14,8 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Action, Create, Decision, Finish, Wait
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile.apply import Applier
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader

@@ -7,7 +7,8 @@ from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import StorageUnavailable, StoredBytes
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import AttemptFiles, ReadFailure, RunFolderView, TakeoverRecord
-from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
+from finetune_operator.reconcile.listing import attempt_of
+from finetune_operator.reconcile.run_folder import RunFolderReader
 from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeStore
 from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
 

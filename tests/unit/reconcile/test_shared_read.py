@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-from finetune_operator.reconcile.shared_read import SharedRead
+from finetune_operator.reconcile.other_objects import OtherObjects, SharedRead
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
+from tests.unit.reconcile.fakes import FakeCluster
 
 
 class Source:
@@ -87,3 +89,19 @@ async def test_an_error_reaches_the_callers_of_that_read_alone() -> None:
     await source.begins(2)
     source.answer(1)
     assert await later == 0
+
+
+async def test_jobs_that_are_admitted_at_once_share_lists_of_profiles_and_of_their_namespaces_quotas() -> (
+    None
+):
+    cluster = FakeCluster()
+    others = OtherObjects(cluster, ServedNamespaces())
+    jobs = [
+        {"metadata": {"namespace": namespace, "name": f"job-{number}"}, "spec": {}}
+        for number in range(10)
+        for namespace in ("a", "b")
+    ]
+    await asyncio.gather(*map(others.admitting, jobs))
+    assert cluster.calls.count("list finetuneprofiles") <= 2
+    assert cluster.calls.count("list resourcequotas") <= 4
+    assert len(others._quotas) == 0

@@ -8,8 +8,8 @@ from finetune_operator.artifacts.port import StorageUnavailable
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import LedgerRecord, TrainedSteps
 from finetune_operator.planning.estimate.past_runs import DAYS, PastRuns, TrainingShape
+from finetune_operator.reconcile.budgets import TrainingTimes
 from finetune_operator.reconcile.ledger_reader import LedgerReader
-from finetune_operator.reconcile.training_times import TrainingTimes
 from tests.unit.ledger.test_record import record
 from tests.unit.reconcile.fakes import FakeStore
 from tests.unit.runtime.virtual_time import run_in_virtual_time

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.reconcile.unwritten import UnwrittenStatuses
+from finetune_operator.reconcile.budgets import UnwrittenStatuses
 
 type Object = dict[str, Any]
 

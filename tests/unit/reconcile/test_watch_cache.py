@@ -199,12 +199,12 @@ async def test_a_finished_job_and_its_children_are_not_kept(watched: Watched) ->
     # A retry: nothing is known of the children until they are read live.
     watched.event(JOBS, "MODIFIED", demo(112, PROCESSED))
     assert await names(watched) is None
-    assert watched.cache.bytes_of("team") == watched.cache.bytes_of()
+    assert watched.bytes_of("team") == watched.bytes_of()
 
 
 async def test_nothing_of_a_namespace_is_counted_once_its_jobs_have_finished(watched: Watched) -> None:
     watched.event(JOBS, "MODIFIED", demo(110, FINISHED))
-    assert watched.cache.bytes_of() == 0
+    assert watched.bytes_of() == 0
 
 
 async def test_a_new_job_has_no_children_until_their_events_arrive() -> None:
@@ -264,7 +264,7 @@ async def test_a_namespace_with_too_much_is_read_live_and_others_are_not(
     other = demo(101, uid="uid-of-other")
     other["metadata"]["namespace"] = "other"
     watched.event(JOBS, "ADDED", other)
-    monkeypatch.setattr(watch_entries, "TOTAL_BYTES", watched.cache.bytes_of() + 10)
+    monkeypatch.setattr(watch_entries, "TOTAL_BYTES", watched.bytes_of() + 10)
     theirs = jobset(102)
     theirs["metadata"] |= {"namespace": "other", "uid": "uid-of-theirs"}
     theirs["metadata"]["labels"] |= {"tpu-finetune.dev/job-uid": "uid-of-other"}
@@ -278,13 +278,13 @@ async def test_a_namespace_with_too_much_is_read_live_and_others_are_not(
 
 async def test_profiles_are_parsed_whole_and_not_cached(watched: Watched) -> None:
     profile = {"metadata": {"name": "local", "uid": "uid-p", "resourceVersion": "9"}, "spec": {"any": [1]}}
-    before = watched.cache.bytes_of()
+    before = watched.bytes_of()
     watched.listed(PROFILES, profile)
     event = {"type": "MODIFIED", "object": at(101, profile)}
     line = watched.cache.line(WatchStream(PROFILES, None).path, json.dumps(event).encode())
     assert line is not None
     assert line.object == event["object"]
-    assert watched.cache.bytes_of() == before
+    assert watched.bytes_of() == before
 
 
 async def test_an_event_that_cannot_be_parsed_asks_for_a_listing(watched: Watched) -> None:
@@ -337,7 +337,7 @@ async def test_a_response_that_is_older_than_a_deletion_brings_nothing_back(watc
     watched.cache.adopt(written)
     complete(watched, [jobset(60)], [])
     assert await names(watched) is None
-    assert watched.cache.bytes_of() == 0
+    assert watched.bytes_of() == 0
 
 
 async def test_what_was_read_before_a_listing_does_not_complete_a_job(watched: Watched) -> None:
@@ -387,7 +387,7 @@ async def test_late_events_of_a_child_that_a_live_read_lacked_bring_nothing_back
     complete(watched, [jobset(140)], [])
     watched.event(PODS, "MODIFIED", pod(120))
     assert await names(watched) == ([JOBSET], [])
-    (entry,) = watched.cache._entries
+    (entry,) = watched.cache._entries.within(None)
     watched.event(PODS, "DELETED", pod(121))
     assert not entry.gone
 
@@ -444,7 +444,7 @@ async def test_workloads_that_are_not_watched_or_not_heard_of_are_read_live(watc
 async def test_a_job_with_very_many_children_is_read_live_page_by_page(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_entries, "JOB_BYTES", watched.cache.bytes_of() + 20_000)
+    monkeypatch.setattr(watch_entries, "JOB_BYTES", watched.bytes_of() + 20_000)
     part = {"name": "x" * 60, "template": {"spec": {"template": {"spec": {"containers": [{}] * 32}}}}}
     for number in range(2, 10):
         large = jobset(100 + number, f"demo-train-{number}", spec={"replicatedJobs": [part] * 32})
@@ -456,13 +456,13 @@ async def test_a_job_with_very_many_children_is_read_live_page_by_page(
 
 
 async def test_jobs_count_to_the_limit_too(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = watched.cache.bytes_of() + 10_000
+    limit = watched.bytes_of() + 10_000
     monkeypatch.setattr(watch_entries, "TOTAL_BYTES", limit)
     for number in range(20):
         large = demo(101 + number, uid=f"uid-{number}") | {"spec": {"datasets": ["x" * 2_000]}}
         large["metadata"] = other_job(101 + number, uid=f"uid-{number}")
         watched.event(JOBS, "ADDED", large)
-    assert watched.cache.bytes_of() <= limit
+    assert watched.bytes_of() <= limit
     assert await names(watched) == ([JOBSET], [POD])
 
 
@@ -476,13 +476,13 @@ def test_one_large_job_replaces_many_small_ones_of_the_namespace_that_takes_most
         made = {**demo(1), "metadata": metadata, "spec": {"datasets": ["x" * size]}}
         watched.event(JOBS, "ADDED", at(200 + number, made, f"uid-{number}"))
 
-    limit = watched.cache.bytes_of() + 50_000
+    limit = watched.bytes_of() + 50_000
     monkeypatch.setattr(watch_entries, "TOTAL_BYTES", limit)
     for number in range(100):
         put("small", number, 100)
     for number in range(100, 120):
         put(f"large-{number}", number, 10_000)
-    assert watched.cache.bytes_of() <= limit
+    assert watched.bytes_of() <= limit
 
 
 async def test_after_a_lost_event_a_live_read_replaces_the_cached_job(watched: Watched) -> None:
@@ -503,7 +503,7 @@ async def test_deletions_are_remembered_only_while_a_job_is_read_live(watched: W
     complete(watched, [jobset(60)], [pod(61)])
     for number in range(100):
         watched.event(PODS, "DELETED", pod(101 + number, name=f"{POD}{number}"))
-    (entry,) = watched.cache._entries
+    (entry,) = watched.cache._entries.within(None)
     assert not entry.deleted
 
 

@@ -29,6 +29,12 @@ class Watched:
         self.streams = [*streams, WatchStream(PROFILES, None)]
         self.cache = WatchCache(self.streams, clock=lambda: self.now, missed=self.missed.append)
 
+    def bytes_of(self, namespace: str | None = None) -> int:
+        """Returns the size of what is kept of one namespace, or of all."""
+        sizes = self.cache._entries._bytes
+        assert sizes.total() == self.cache._entries._total
+        return sizes[namespace] if namespace else sizes.total()
+
     def listed(
         self,
         kind: ResourceKind,

@@ -27,10 +27,10 @@ from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering.labels import PLAN_ANNOTATION
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.kopf_adapter import WatchManager, watches
+from finetune_operator.runtime.kopf_adapter import WatchManager
 from finetune_operator.runtime.metrics import OperatorMetrics
+from finetune_operator.runtime.prerequisites import watches
 from finetune_operator.runtime.queue import WorkQueue
-from finetune_operator.runtime.watches import WatchHealth
 from tests.unit.runtime.watched_api import Account, WatchedApi
 
 _NAMESPACES = 10
@@ -173,10 +173,7 @@ async def start(port: int, count: int) -> None:
         Account(url=f"http://127.0.0.1:{port}"),
         ServedNamespaces(),
         intake,
-        WatchHealth(streams),
         cache,
-        environ={},
-        kueue=False,
     )
     slowest = 0.0
 
@@ -209,8 +206,8 @@ async def start(port: int, count: int) -> None:
         "all jobs known": known,
         "cpu": time.process_time(),
         "blocked": slowest,
-        "cached children": sum(1 for kind in (JOBSETS, PODS) for _ in cache.children(kind, None)),
-        "cached bytes, MiB": cache.bytes_of() / 2**20,
+        "cached children": sum(len(cache.jobs_by_uid(kind, None)) for kind in (JOBSETS, PODS)),
+        "cached bytes, MiB": cache._entries._total / 2**20,
         "live": intake.live,
         "tasks": len(asyncio.all_tasks()),
     }

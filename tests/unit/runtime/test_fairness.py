@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.workers import Workers

@@ -2,15 +2,14 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.plans import PlanKey
-from finetune_operator.reconcile.profiles import Key, ProfileKey
+from finetune_operator.reconcile.keys import JobKey, Key, PlanKey, ProfileKey
 from finetune_operator.runtime.event_handlers import (
     FINISHED_LATER_SECONDS,
     POD_SECONDS,
     USAGE_SECONDS,
     EventHandlers,
 )
+from finetune_operator.runtime.job_metrics import JobFacts
 from finetune_operator.runtime.metrics import OperatorMetrics
 from tests.unit.reconcile.fakes import workload
 from tests.unit.runtime.objects import job, jobset, key, profile
@@ -29,10 +28,12 @@ class Ears(OperatorMetrics):
         self.versions: dict[JobKey, Any] = {}
         self.intake = EventHandlers(lambda key, after: self.added.append((key, after)), self)
 
-    def job(self, key: JobKey, job: Any) -> None:
+    def job(self, key: JobKey, job: Any) -> JobFacts:
         self.versions[key] = job
+        return super().job(key, job)
 
     def gone(self, key: JobKey) -> None:
+        super().gone(key)
         del self.versions[key]
         self.forgotten.append(key)
 

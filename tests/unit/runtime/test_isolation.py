@@ -13,13 +13,13 @@ from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import LEASES
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.run_folder_observer import Folders
 from finetune_operator.runtime import workers
 from finetune_operator.runtime.metrics import OperatorMetrics
-from finetune_operator.runtime.probes import STUCK_SECONDS, health
 from finetune_operator.runtime.queue import WorkQueue
-from finetune_operator.runtime.workers import Workers, end
+from finetune_operator.runtime.workers import STUCK_SECONDS, Workers, end
 from tests.unit.artifacts.fakes import Scripted
 from tests.unit.cluster.fake_time import FakeTime, settle
 from tests.unit.reconcile.fakes import FakeCluster
@@ -83,15 +83,15 @@ async def test_a_reconcile_that_hangs_is_what_counts_and_not_how_long_others_wai
     for number in range(150):
         queue.add(key(str(number)))
     made = Workers(queue, reconcile, metrics=OperatorMetrics(), clock=time.clock)
-    assert made.longest() == 0
+    assert made.stuck() == ()
     working = asyncio.ensure_future(made.run(1))
     await settle()
     while queue.depth():
         await settle()
     assert time.now == 150 * 20, "the last one has waited for all others"
-    assert health((), made.longest()).good
+    assert made.stuck() == ()
     time.now += STUCK_SECONDS
-    assert health((), made.longest()).problems == ("a reconcile has been running for 320 s",)
+    assert made.stuck() == ("a reconcile has been running for 320 s",)
     may_end.set()
     await working
 

@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from finetune_operator.ledger.month import MonthlyBudget
-from finetune_operator.reconcile.profiles import Key
+from finetune_operator.reconcile.keys import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
+from finetune_operator.runtime.prerequisites import watches
 from finetune_operator.runtime.queue import WorkQueue
 from tests.unit.runtime.objects import ended, job
 

@@ -1,7 +1,7 @@
 import asyncio
 import getpass
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,16 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
+from finetune_operator.cluster.port import JOBS
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_streams import OLDEST_SECONDS
 from finetune_operator.runtime import kopf_adapter
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.kopf_adapter import ERROR_PAUSE_SECONDS, WatchManager, watches
+from finetune_operator.runtime.kopf_adapter import ERROR_PAUSE_SECONDS, WatchManager
 from finetune_operator.runtime.metrics import OperatorMetrics
-from finetune_operator.runtime.watches import WatchHealth
+from finetune_operator.runtime.prerequisites import watches
 from tests.unit.runtime.watched_api import Account, WatchedApi, large_job
-
-NO_SERVER: Mapping[str, str] = {}
 
 
 async def test_watches_start_for_a_user_without_a_name(
@@ -36,10 +35,7 @@ async def test_watches_start_for_a_user_without_a_name(
         ServiceAccountFolder(tmp_path),
         ServedNamespaces(),
         EventHandlers(lambda _key: None, OperatorMetrics()),
-        WatchHealth(watches((), kueue=False)),
-        WatchCache(),
-        environ=NO_SERVER,
-        kueue=False,
+        WatchCache(watches((), kueue=False)),
     )
     started = asyncio.Event()
     running = asyncio.create_task(host.run(started.set))
@@ -62,10 +58,7 @@ async def watching(
             account,
             ServedNamespaces(),
             intake,
-            WatchHealth(watches((), kueue=False)),
             cache or WatchCache(watches((), kueue=False)),
-            environ=NO_SERVER,
-            kueue=False,
         )
         running = asyncio.create_task(host.run(lambda: None))
         try:
@@ -138,13 +131,13 @@ async def test_the_cache_has_each_object_before_its_handler_is_called() -> None:
         1,
         lambda: [json.dumps({"type": "MODIFIED", "object": later})],
     )
-    cache = WatchCache(watches((), kueue=False))
+    cache, uid = WatchCache(watches((), kueue=False)), first["metadata"]["uid"]
     seen: list[int] = []
 
     class Handlers(list[str]):
         def append(self, key: str) -> None:
             super().append(key)
-            seen.append(cache.version_of_job("00000000-0000-4000-8000-000000000000") or 0)
+            seen.append(cache.version(JOBS, uid, uid) or 0)
 
     async with watching(api, added := Handlers(), cache):
         await until(lambda: len(added) == 2)

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.plans import PlanKey
-from finetune_operator.reconcile.profiles import ProfileKey
+from finetune_operator.reconcile.keys import JobKey, PlanKey, ProfileKey
 from finetune_operator.runtime.logs import configure, current_key, redacted
 
 # An invented value in the form of a token.

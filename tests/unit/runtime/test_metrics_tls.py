@@ -15,7 +15,7 @@ from yarl import URL
 
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.metrics_tls import metrics_tls
-from finetune_operator.runtime.probes import ProbeResult, ProbeServer
+from finetune_operator.runtime.probes import ProbeServer
 from finetune_operator.runtime.settings import Settings, SettingsError
 
 
@@ -42,8 +42,8 @@ async def served(folder: Path, *, client_auth: bool = False) -> AsyncIterator[st
     """The URL of /metrics."""
     settings = Settings(metrics_tls_dir=folder, metrics_client_auth=client_auth)
     server = ProbeServer(
-        healthy=ProbeResult,
-        ready=ProbeResult,
+        healthy=tuple,
+        ready=tuple,
         metrics=OperatorMetrics(),
         metrics_tls=metrics_tls(settings),
     )

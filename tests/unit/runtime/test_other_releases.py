@@ -1,15 +1,14 @@
 """Of two releases that serve one namespace the later one waits."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
 
-from finetune_operator.cluster.port import JOBS, KubernetesClient, Object, Rejected, WatchStream
+from finetune_operator.cluster.port import CLUSTER_ROLES, KubernetesClient, Object, Rejected
 from finetune_operator.cluster.releases import RELEASE, SERVES
 from finetune_operator.runtime.other_releases import earlier_releases
-from finetune_operator.runtime.prerequisites import Prerequisites, check_prerequisites, wait_for_prerequisites
+from finetune_operator.runtime.prerequisites import check_prerequisites
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
@@ -28,7 +27,7 @@ class Cluster:
         self.roles, self.refused = roles, refused
 
     async def pages(self, kind: Any, *_: Any, **__: Any) -> AsyncIterator[Sequence[Object]]:
-        if kind == JOBS:
+        if kind != CLUSTER_ROLES:
             return
         if self.refused:
             raise Rejected("forbidden")
@@ -99,22 +98,12 @@ async def test_roles_that_cannot_be_read_stop_no_operator() -> None:
 
 
 async def test_the_operator_waits_until_the_other_release_has_gone() -> None:
-    cluster, told, stop = Cluster(OWN, role("other", "a")), list[tuple[str, ...]](), asyncio.Event()
+    cluster = Cluster(OWN, role("other", "a"))
 
-    async def wanted() -> tuple[WatchStream, ...]:
-        return (WatchStream(JOBS, None),)
+    async def missing() -> tuple[str, ...]:
+        client = cast("KubernetesClient", cluster)
+        return (await check_prerequisites(client, ["a"], own_namespace="ours", own_name="own")).missing
 
-    async def conflicts() -> tuple[str, ...]:
-        return await earlier_releases(cast("KubernetesClient", cluster), "ours", "own", ("a",))
-
-    def report(problems: tuple[str, ...]) -> None:
-        told.append(problems)
-        stop.set()
-
-    def check() -> Awaitable[Prerequisites]:
-        return check_prerequisites(cast("KubernetesClient", cluster), wanted, conflicts)
-
-    assert await wait_for_prerequisites(check, stop, report) is None
-    assert "other" in told[0][0]
+    assert "other" in (await missing())[0]
     cluster.roles = (OWN,)
-    assert await wait_for_prerequisites(check, asyncio.Event(), report)
+    assert not await missing()

@@ -17,20 +17,20 @@ from finetune_operator.cluster.port import (
     Unavailable,
     WatchStream,
 )
-from finetune_operator.reconcile.profiles import Key
+from finetune_operator.reconcile.keys import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime import prerequisites
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import (
     Prerequisites,
     check_prerequisites,
-    serves,
+    serves_workloads,
     wait_for_prerequisites,
+    watches,
 )
-from finetune_operator.runtime.probes import ProbeResult, ProbeServer, readiness
+from finetune_operator.runtime.probes import ProbeServer
 from finetune_operator.runtime.queue import WorkQueue
 from tests.unit.reconcile.fakes import FakeCluster
 from tests.unit.reconcile.watched import Watched
@@ -42,15 +42,10 @@ async def fetch(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def none() -> tuple[str, ...]:
-    """No conflicts."""
-    return ()
-
-
 async def test_probes_say_why_not() -> None:
     server = ProbeServer(
-        healthy=ProbeResult,
-        ready=lambda: readiness(("jobs cannot be listed",), "the Lease was not renewed: away"),
+        healthy=tuple,
+        ready=lambda: ("jobs cannot be listed", "the Lease was not renewed: away"),
         metrics=OperatorMetrics(),
     )
     health, metrics = await server.start("127.0.0.1", 0, 0)
@@ -77,7 +72,7 @@ async def test_scrapes_take_at_most_a_tenth_of_the_event_loop() -> None:
             await asyncio.sleep(0)
             return b"%d" % len(rendered)
 
-    server = ProbeServer(healthy=ProbeResult, ready=ProbeResult, metrics=Slow(), clock=lambda: now[0])
+    server = ProbeServer(healthy=tuple, ready=tuple, metrics=Slow(), clock=lambda: now[0])
     _, metrics = await server.start("127.0.0.1", 0, 0)
     try:
         answers = await asyncio.gather(*(fetch(metrics, "/metrics") for _ in range(20)))
@@ -114,12 +109,6 @@ async def test_the_event_loop_reads_the_metrics_and_runs_while_their_text_is_wri
     written.set()
     assert b"slow 1.0\n" in await rendering
     assert set(read_by) == {threading.main_thread()}
-
-
-def test_readiness_is_not_leadership() -> None:
-    assert readiness((), None).good
-    assert readiness(("jobs cannot be listed",), None).problems == ("jobs cannot be listed",)
-    assert readiness((), "the API server is away").problems == ("the API server is away",)
 
 
 async def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
@@ -200,30 +189,28 @@ def test_a_job_that_waits_on_purpose_between_two_jobsets_is_no_handover(
     assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == measured
 
 
-def streams(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[tuple[WatchStream, ...]]]:
-    """What an operator wants to watch."""
-
-    async def wanted() -> tuple[WatchStream, ...]:
-        return watches(namespaces, kueue=await serves(cluster, WORKLOADS, namespaces))
-
-    return wanted
-
-
 def check(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[Prerequisites]]:
-    return lambda: check_prerequisites(cluster, streams(cluster, *namespaces), none)
+    return lambda: check_prerequisites(cluster, namespaces, own_namespace="ours", own_name="own")
 
 
-async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
+async def test_missing_crds_and_rights_are_named_until_they_are_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cluster = FakeCluster()
     refusals = {
         "list jobsets": Rejected("jobsets is forbidden", status=403),
     }
     cluster.fault = lambda moment, call: refusals.get(call) if moment == "before" else None
-    stop, told = asyncio.Event(), asyncio.Queue[tuple[str, ...]]()
-    waiting = asyncio.ensure_future(wait_for_prerequisites(check(cluster), stop, told.put_nowait))
-    assert await told.get() == ("jobsets cannot be listed: jobsets is forbidden",)
-    stop.set()
-    assert await waiting is None
+    stop = asyncio.Event()
+
+    async def checked() -> Prerequisites:
+        found = await check(cluster)()
+        assert found.missing == ("jobsets cannot be listed: jobsets is forbidden",)
+        stop.set()
+        return found
+
+    assert not await wait_for_prerequisites(checked, stop)
+    assert "jobsets cannot be listed: jobsets is forbidden" in caplog.text
 
 
 class Refusing(FakeCluster):
@@ -272,12 +259,7 @@ async def test_that_kueue_is_absent_is_noticed_although_the_first_namespace_is_l
 
 
 async def test_with_everything_in_place_nothing_is_missing() -> None:
-    told: list[tuple[str, ...]] = []
-    stop = asyncio.Event()
-    cluster = FakeCluster()
-    found = await wait_for_prerequisites(check(cluster, "a"), stop, told.append)
-    assert found == Prerequisites(watches(["a"], kueue=True))
-    assert told == [()]
+    assert await check(FakeCluster(), "a")() == Prerequisites(watches(["a"], kueue=True))
 
 
 async def test_the_check_reads_one_page_of_each_kind_without_selector() -> None:
@@ -291,9 +273,9 @@ async def test_the_check_reads_one_page_of_each_kind_without_selector() -> None:
             asked.append(options)
             return cluster.pages(*given, **options)
 
-    assert await wait_for_prerequisites(check(Asked()), asyncio.Event(), lambda _: None)
+    assert not (await check(Asked())()).missing
     assert cluster.calls.count("page finetunejobs") == 1
-    assert asked == [{"metadata_only": True}] * 6
+    assert asked[:6] == [{"metadata_only": True}] * 6
 
 
 async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
@@ -303,32 +285,36 @@ async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
     cluster, told = FakeCluster(), []
     absent = NotFound("no such kind", status=404)
 
-    def report(missing: tuple[str, ...]) -> None:
-        told.append(missing)
+    async def checked() -> Prerequisites:
+        found = await check(cluster)()
+        told.append(found.missing)
         cluster.fault = lambda moment, call: (
             absent if (moment, call) == ("before", "list workloads") else None
         )
+        if not found.missing:
+            assert found == Prerequisites(watches([], kueue=False))
+        return found
 
     cluster.fault = lambda moment, _: Unavailable("away") if moment == "before" else None
-    found = await wait_for_prerequisites(check(cluster), asyncio.Event(), report)
-    assert found == Prerequisites(watches([], kueue=False))
+    assert await wait_for_prerequisites(checked, asyncio.Event())
     assert "workloads cannot be read from the API server: away" in told[0]
     assert told[1:] == [()]
 
 
 async def test_kueue_may_be_absent() -> None:
     cluster = FakeCluster()
-    assert await serves(cluster, WORKLOADS, ())
+    assert await serves_workloads(cluster, ())
     answers: dict[str, BaseException] = {"list workloads": NotFound("no such kind", status=404)}
     cluster.fault = lambda moment, call: answers.get(call) if moment == "before" else None
-    assert not await serves(cluster, WORKLOADS, ("team",))
+    assert not await serves_workloads(cluster, ("team",))
     # A refused request does not show that Kueue is absent; the missing permission is reported by name.
     answers["list workloads"] = Rejected("workloads is forbidden", status=403)
-    assert await serves(cluster, WORKLOADS, ())
+    assert await serves_workloads(cluster, ())
 
 
 def test_a_cluster_without_jobset_gets_a_hint_where_to_get_it() -> None:
-    from finetune_operator.runtime.prerequisites import _source
+    from finetune_operator.runtime.prerequisites import _text
 
-    assert "jobset.sigs.k8s.io" in _source(JOBSETS)
-    assert "chart" in _source(JOBS)
+    missing = NotFound("no such kind", status=404)
+    assert "jobset.sigs.k8s.io" in _text(WatchStream(JOBSETS, None), missing)
+    assert "chart" in _text(WatchStream(JOBS, None), missing)

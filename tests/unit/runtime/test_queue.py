@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from finetune_operator.runtime.queue import LONGEST_POSTPONEMENT, Backoff, KeySchedule, WorkQueue
+from finetune_operator.runtime.queue import LONGEST_POSTPONEMENT, Backoff, WorkQueue
 
 
 @dataclass(frozen=True, order=True)
@@ -30,8 +30,8 @@ class ScheduleMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backoff = Backoff(base=1, longest=8)
-        self.schedule = KeySchedule[Job](self.backoff)
         self.now = 0.0
+        self.schedule = WorkQueue[Job](backoff=self.backoff, clock=lambda: self.now)
         self.due: dict[Job, float] = {}
         self.looked = -1.0
         """Time of the last attempt to take a key."""
@@ -76,7 +76,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, after=WAITS)
     def add(self, key: Job, after: float) -> None:
-        self.schedule.add(key, self.now + after)
+        self.schedule.add(key, after)
         if self.now + after < self.due.get(key, 0.0):
             self.postponed.pop(key, None)
         self.earliest(key, self.now + after)
@@ -89,7 +89,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                 # No key of the namespace is due, so the one that was postponed first is.
                 self.due[own[0]] = self.now
         free = self.free()
-        key = self.schedule.take(self.now, each=EACH, total=TOTAL)
+        key = self.schedule.take_due(each=EACH, total=TOTAL)
         self.looked = self.now
         if not free:
             assert key is None
@@ -110,7 +110,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                 ahead.add(key.namespace)
         due = self.due.pop(key)
         self.since[key] = min(due, self.postponed.pop(key, due))
-        assert self.schedule.delay(key, self.now) == self.now - self.since[key]
+        assert self.schedule.delay(key) == self.now - self.since[key]
         self.taken.add(key)
 
     @precondition(lambda self: self.taken)
@@ -120,7 +120,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if key is None:
             return
         others = [other for other in self.ready() if other.namespace == key.namespace]
-        assert self.schedule.postpone(key, self.now) == bool(others)
+        assert self.schedule.postpone(key) == bool(others)
         self.looked = self.now
         if others:
             latest = self.now + LONGEST_POSTPONEMENT
@@ -132,7 +132,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(data=st.data(), again=st.none() | WAITS)
     def done(self, data: st.DataObject, again: float | None) -> None:
         key = data.draw(st.sampled_from(sorted(self.taken, key=str)))
-        self.schedule.done(key, self.now, again)
+        self.schedule.done(key, again)
         self.failures.pop(key, None)
         self.give_back(key, again)
 
@@ -143,7 +143,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.failures[key] = self.failures.get(key, 0) + 1
         wait = min(8.0, 2.0 ** (self.failures[key] - 1))
         assert self.schedule.retry_in(key) == wait
-        self.schedule.failed(key, self.now, at_least)
+        self.schedule.failed(key, at_least)
         self.give_back(key, max(wait, at_least))
 
     @invariant()
@@ -153,10 +153,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         due = self.schedule.next_due()
         assert due in (*waiting.values(), None)
         assert not later or (due is not None and due <= min(later))
-        assert self.schedule.depth(self.now) == len(self.waiting())
-        assert self.schedule.oldest(self.now) == max(
-            (self.now - at for at in self.waiting().values()), default=0.0
-        )
+        assert self.schedule.depth() == len(self.waiting())
+        assert self.schedule.oldest() == max((self.now - at for at in self.waiting().values()), default=0.0)
 
 
 TestSchedule = ScheduleMachine.TestCase
@@ -166,26 +164,26 @@ TestSchedule.settings = settings(max_examples=100, stateful_step_count=40, deadl
 @pytest.mark.parametrize("again_after", [3600.0, 2_000_000_000.0])
 def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: float) -> None:
     """Another client repeatedly changes the labels of a finished job."""
-    schedule: KeySchedule[str] = KeySchedule()
-    for key in ("a", "b", "c"):
-        schedule.add(key, 0.0)
     now = 0.0
+    queue = WorkQueue[str](clock=lambda: now)
+    for key in ("a", "b", "c"):
+        queue.add(key)
     for _ in range(1000):
         now += 0.02
-        schedule.add("a", now)
-        while due := schedule.take(now):
+        queue.add("a")
+        while due := queue.take_due():
             # The key is due again at the same time in each round, as with childTTLSecondsAfterFinished.
-            schedule.done(due, now, again_after - now)
-        assert len(schedule._later) <= 2 * schedule.waiting()
-    assert schedule.waiting() == 3
+            queue.done(due, again_after - now)
+        assert len(queue._later) <= 2 * len(queue._due)
+    assert (queue._due.keys(), queue._taken) == ({"a", "b", "c"}, {})
 
 
 def test_what_is_asked_for_in_decades_is_due_in_a_day() -> None:
-    schedule: KeySchedule[str] = KeySchedule()
-    schedule.add("a", 0.0)
-    assert schedule.take(0.0) == "a"
-    schedule.done("a", 0.0, 2.0**31)
-    assert schedule.next_due() == 86_400.0
+    queue = WorkQueue[str](clock=lambda: 0.0)
+    queue.add("a")
+    assert queue.take_due() == "a"
+    queue.done("a", 2.0**31)
+    assert queue.next_due() == 86_400.0
 
 
 @pytest.mark.parametrize(("failures", "seconds"), [(1, 0.25), (2, 0.5), (5, 4), (10, 120), (100_000, 120)])
@@ -250,10 +248,13 @@ async def test_many_workers_share_many_keys_without_handling_one_twice_at_once()
 
 
 def test_a_key_that_is_due_again_at_a_time_that_it_had_before_is_taken_once() -> None:
-    schedule = KeySchedule[str]()
-    schedule.add("a", 10.0)
-    schedule.add("a", 5.0)
-    assert schedule.take(5.0) == "a"
-    schedule.done("a", 5.0, again_after=5.0)
-    assert schedule.take(10.0) == "a"
-    assert schedule.take(10.0) is None
+    now = 0.0
+    queue = WorkQueue[str](clock=lambda: now)
+    queue.add("a", 10.0)
+    queue.add("a", 5.0)
+    now = 5.0
+    assert queue.take_due() == "a"
+    queue.done("a", again_after=5.0)
+    now = 10.0
+    assert queue.take_due() == "a"
+    assert queue.take_due() is None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_operator.runtime.rbac import (
+from tests.rbac import (
     CLUSTER_RULES,
     JOB_RULES,
     OWN_RULES,

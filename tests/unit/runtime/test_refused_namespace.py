@@ -13,12 +13,13 @@ from aiohttp.test_utils import TestServer
 from finetune_operator.reconcile import served_namespaces
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.reconcile.watch_streams import WatchStreams
 from finetune_operator.runtime import kopf_adapter
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.kopf_adapter import WatchManager, watches
+from finetune_operator.runtime.kopf_adapter import WatchManager
 from finetune_operator.runtime.metrics import OperatorMetrics
-from finetune_operator.runtime.watches import WatchHealth
-from tests.unit.runtime.test_kopf_adapter import NO_SERVER, until
+from finetune_operator.runtime.prerequisites import watches
+from tests.unit.runtime.test_kopf_adapter import until
 from tests.unit.runtime.watched_api import Account, WatchedApi
 
 SERVED = ("a", "b")
@@ -49,21 +50,18 @@ class OfTwoNamespaces(WatchedApi):
 
 
 @asynccontextmanager
-async def watching(api: OfTwoNamespaces, served: ServedNamespaces) -> AsyncIterator[WatchHealth]:
+async def watching(api: OfTwoNamespaces, served: ServedNamespaces) -> AsyncIterator[WatchStreams]:
     async with TestServer(api.app()) as server:
-        health = WatchHealth(watches(SERVED, kueue=False))
+        cache = WatchCache(watches(SERVED, kueue=False))
         host = WatchManager(
             Account(url=str(server.make_url("/"))),
             served,
             EventHandlers(lambda _key, _after: None, OperatorMetrics()),
-            health,
-            WatchCache(watches(SERVED, kueue=False)),
-            environ=NO_SERVER,
-            kueue=False,
+            cache,
         )
         running = asyncio.create_task(host.run(lambda: None))
         try:
-            yield health
+            yield cache.streams
             assert not running.done(), running.result()
         finally:
             running.cancel()
@@ -80,13 +78,13 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("refused", ["/namespaces/b/", "/namespaces/b/pods"])
 async def test_a_refused_namespace_ends_no_watch_of_others_and_is_watched_again(refused: str) -> None:
     api, served = OfTwoNamespaces(), ServedNamespaces(SERVED)
-    async with watching(api, served) as health:
+    async with watching(api, served) as streams:
         await until(lambda: len(api.watched) == 7)
         api.refused = (refused,)
         before, api.ends = api.ends, asyncio.Event()
         before.set()
         await until(lambda: served.lost() == {"b": 0})
-        assert (served.serves("a"), health.dead()) == (True, ())
+        assert (served.serves("a"), streams.dead()) == (True, ())
         api.refused = ()
         await until(lambda: not served.lost())
         assert served.serves("b")
@@ -127,10 +125,7 @@ async def test_the_watches_end_although_a_task_of_kopf_does_not(
         Account(url="http://127.0.0.1:1"),
         ServedNamespaces(SERVED),
         EventHandlers(lambda _key, _after: None, OperatorMetrics()),
-        WatchHealth(watches(SERVED, kueue=False)),
         WatchCache(watches(SERVED, kueue=False)),
-        environ=NO_SERVER,
-        kueue=False,
     )
     async with asyncio.timeout(5):
         with pytest.raises(PermissionError):

@@ -1,6 +1,6 @@
 from finetune_operator.cluster.port import JOBS, PODS, PROFILES, WORKLOADS, WatchStream
-from finetune_operator.runtime.kopf_adapter import watches
-from finetune_operator.runtime.watches import DEAD_SECONDS, WatchHealth
+from finetune_operator.reconcile.watch_streams import DEAD_SECONDS, WatchStreams
+from finetune_operator.runtime.prerequisites import watches
 
 
 class Clock:
@@ -26,29 +26,30 @@ def test_every_namespace_has_its_own_watches_and_profiles_one_for_all() -> None:
 
 def test_a_watch_that_never_came_up_is_dead_after_a_while() -> None:
     clock = Clock()
-    ages = WatchHealth([WatchStream(JOBS, None), watch := WatchStream(PODS, None)], clock)
+    streams = WatchStreams([WatchStream(JOBS, None), watch := WatchStream(PODS, None)], clock=clock)
     clock.now = DEAD_SECONDS + 1
-    ages.active(watch.path)
-    assert ages.dead() == (f"the watch of finetunejobs has received nothing for {DEAD_SECONDS + 1} s",)
+    streams.accepted(watch.path)
+    assert streams.dead() == (f"the watch of finetunejobs has received nothing for {DEAD_SECONDS + 1} s",)
 
 
 def test_events_and_accepted_requests_are_signs_of_life() -> None:
     clock = Clock()
     watch = WatchStream(JOBS, None)
-    ages = WatchHealth([watch], clock)
+    streams = WatchStreams([watch], clock=clock)
     clock.now = DEAD_SECONDS
-    ages.active(watch.path)
+    streams.accepted(watch.path)
     clock.now += DEAD_SECONDS
-    ages.active(watch.path)
+    streams.accepted(watch.path)
     clock.now += DEAD_SECONDS
-    ages.active("/version")
-    assert ages.dead() == ()
-    assert ages.ages()[watch] == DEAD_SECONDS
+    streams.accepted("/version")
+    assert streams.dead() == ()
+    clock.now += 1
+    assert len(streams.dead()) == 1
 
 
 def test_the_life_of_one_namespace_does_not_hide_the_death_of_another() -> None:
     clock = Clock()
-    ages = WatchHealth([WatchStream(JOBS, "a"), WatchStream(JOBS, "b")], clock)
+    streams = WatchStreams([WatchStream(JOBS, "a"), WatchStream(JOBS, "b")], clock=clock)
     clock.now = DEAD_SECONDS + 1
-    ages.active(WatchStream(JOBS, "a").path)
-    assert len(ages.dead()) == 1
+    streams.accepted(WatchStream(JOBS, "a").path)
+    assert len(streams.dead()) == 1

@@ -7,8 +7,8 @@ import pytest
 
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, Rejected, ResourceKind, Unavailable
 from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL
-from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.reconcile.plans import PlanKey, Plans
+from finetune_operator.reconcile.keys import JobKey, PlanKey
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.rendering import UID_LABEL

@@ -14,9 +14,9 @@ from pathlib import Path
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.event_handlers import EventHandlers
-from finetune_operator.runtime.kopf_adapter import WatchManager, watches
+from finetune_operator.runtime.kopf_adapter import WatchManager
 from finetune_operator.runtime.metrics import OperatorMetrics
-from finetune_operator.runtime.watches import WatchHealth
+from finetune_operator.runtime.prerequisites import watches
 from tests.unit.runtime.watched_api import Account
 
 
@@ -53,10 +53,7 @@ async def main(url: str, wanted: int, seconds: float) -> None:
         Account(url=url),
         ServedNamespaces(),
         intake,
-        WatchHealth(streams),
         WatchCache(streams),
-        environ={},
-        kueue=False,
     )
     watching = asyncio.create_task(host.run(lambda: None))
     beating = asyncio.create_task(beat())

@@ -1,0 +1,150 @@
+"""Reads the objects of others that decisions about a job need: profiles, quotas, and other jobs."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakValueDictionary
+
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    JOBS,
+    PROFILES,
+    QUOTAS,
+    KubernetesClient,
+    NotFound,
+    Object,
+    Rejected,
+    ResourceKind,
+)
+from finetune_operator.lifecycle.children.quotas import Quota
+from finetune_operator.lifecycle.observation import RunFolderView
+from finetune_operator.lifecycle.reduced_job import reduced_job
+from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
+from finetune_operator.planning.sections.chat_template import template_ref
+from finetune_operator.planning.source_job import source_name
+from finetune_operator.reconcile.children import list_kept
+from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.served_namespaces import ServedNamespaces
+
+log = logging.getLogger(__name__)
+
+
+class SharedRead[T]:
+    """A read whose answer is as fresh for each caller as if the caller had read alone.
+
+    A call waits for the first read that begins after it, and shares it with all calls that wait for the same one. At
+    most one read is in progress at a time, so a burst of calls costs two reads rather than one for each. What ``read``
+    returns is shared, so it must not be changed.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
+        self._read = read
+        self._begun: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        """Returns the answer of a read that begins now or later. Raises what that read raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._begun))
+        # The others still need the answer if this caller is cancelled.
+        return await asyncio.shield(self._next)
+
+    async def _after(self, earlier: asyncio.Task[T] | None) -> T:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._begun, self._next = self._next, None
+        return await self._read()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitting:
+    """What only the admission of a job needs."""
+
+    profiles: tuple[Object, ...] = ()
+    template: Object | None = None
+    source: Object | None = None
+    quotas: tuple[Quota, ...] = ()
+
+
+async def find(cluster: KubernetesClient, kind: ResourceKind, namespace: str, name: str) -> Object | None:
+    """Returns the object; None if it does not exist. Raises ClusterError."""
+    try:
+        return await cluster.get(kind, namespace, name)
+    except NotFound:
+        return None
+
+
+class OtherObjects:
+    """Reads them live, each only where it is needed."""
+
+    def __init__(self, cluster: KubernetesClient, served: ServedNamespaces) -> None:
+        self._cluster = cluster
+        self._served = served
+        self._profiles = SharedRead(partial(cluster.list, PROFILES, None))
+        self._quotas: WeakValueDictionary[str, SharedRead[tuple[Quota, ...]]] = WeakValueDictionary()
+        """By namespace, while a job of it is being admitted."""
+
+    async def job(self, key: JobKey) -> Object | None:
+        """Returns the FineTuneJob alone; None if it does not exist. Raises ClusterError."""
+        found = await find(self._cluster, JOBS, key.namespace, key.name)
+        return found and reduced_job(found)
+
+    async def admitting(self, job: Object) -> Admitting:
+        """Reads what the admission of a job needs, live: its plan is immutable, so no later event could correct the use
+        of an outdated profile. Jobs that are admitted at the same time share lists that begin after each has asked.
+        """
+        namespace = job["metadata"]["namespace"]
+        quotas = self._quotas.setdefault(namespace, SharedRead(partial(self._list_quotas, namespace)))
+        profiles = await self._profiles()
+        template, source, shared = await asyncio.gather(self._template(job), self._source(job), quotas())
+        return Admitting(tuple(profiles), template, source, shared)
+
+    async def neighbours(self, job: Object, view: RunFolderView) -> tuple[tuple[Object, ...], str | None]:
+        """Returns the jobs that may still use the run folder in which this job is to continue.
+
+        These are the job that the folder was created for and the last one that took it over. The second value is the
+        namespace of the last one, if the operator does not serve it. Empty after this job has taken the folder over.
+        Each is read by name, so that the cost does not grow with the number of jobs. Among jobs that only request the
+        folder, the first to write its takeover record gets it (:class:`.apply.Applier`).
+        """
+        folder, metadata = resumed_folder(job["spec"]), job["metadata"]
+        if folder is None or view.unreadable or any(n.uid == metadata["uid"] for n in view.takeovers):
+            return (), None
+        note = view.takeovers[-1] if view.takeovers else None
+        users = [owner_of(folder)]
+        if note is not None:
+            users.append(FolderUser(note.namespace, note.job, note.uid))
+        last = note.namespace if note else namespace_of(folder)
+        read = [
+            (user, await self.job(JobKey(user.namespace, user.name)))
+            for user in users
+            if user is not None and self._served.serves(user.namespace)
+        ]
+        found = tuple(
+            other
+            for user, other in read
+            if other and other["metadata"]["uid"].startswith(user.uid) and blocks(other, job)
+        )
+        return found, last if last is not None and not self._served.serves(last) else None
+
+    async def _list_quotas(self, namespace: str) -> tuple[Quota, ...]:
+        """Returns the namespace's ResourceQuotas; none if the operator may not list them."""
+        try:
+            return tuple(await list_kept(self._cluster, QUOTAS, namespace, keep=Quota.parse))
+        except Rejected as error:
+            log.warning("ResourceQuotas cannot be listed, so they are not compared with slices: %s", error)
+            return ()
+
+    async def _template(self, job: Object) -> Object | None:
+        reference = template_ref(job["spec"])
+        if reference is None:
+            return None
+        return await find(self._cluster, CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
+
+    async def _source(self, job: Object) -> Object | None:
+        name = source_name(job["spec"])
+        if name is None:
+            return None
+        return await self.job(JobKey(job["metadata"]["namespace"], name))
