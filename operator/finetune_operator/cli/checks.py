@@ -11,8 +11,8 @@ from typing import Any
 from finetune_operator.api import Reason
 from finetune_operator.cli.context import context_of, template_of
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests import Manifest, ManifestSet, Object, is_stdin, read_manifests, skipped
-from finetune_operator.cli.validate import NONE_OF_OURS, USE_API_VERSION
+from finetune_operator.cli.manifests import ManifestSet, Object, is_stdin, read_manifests, skipped
+from finetune_operator.cli.validate import NONE_OF_OURS, USE_API_VERSION, Manifest
 from finetune_operator.planning import (
     Admission,
     Plan,

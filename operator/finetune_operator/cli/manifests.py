@@ -3,13 +3,13 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from finetune_operator.api import GROUP
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.validate import check_text
+from finetune_operator.cli.validate import Manifest, Problem, checked_objects
 
 type Object = Mapping[str, Any]
 
@@ -19,21 +19,6 @@ EXTENSIONS = (".json", ".yaml", ".yml")
 _MOST = 2**24
 #: Most objects that are named as skipped.
 _NAMED = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """An object of a file."""
-
-    file: str
-    """Name of the file for messages."""
-    where: str
-    """File, and the place in it if the file has several documents."""
-    content: Object
-
-    @property
-    def name(self) -> str:
-        return str(self.content["metadata"]["name"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +103,19 @@ def _read_into(found: ManifestSet, path: Path, namespace: str | None) -> None:
     except CliError as error:
         _add_unreadable(found, file, error)
         return
-    checked = check_text(text, file=file)
-    if checked.problems:
-        found.problems[file] = [str(each) for each in checked.problems]
-    if checked.problems or checked.valid:
-        found.files.append(file)
-    found.others.extend(each.content for each in checked.others)
-    for each in checked.valid:
-        where = each.where if each.document > 1 else file
-        if each.content["kind"] == "FineTuneJob":
-            manifest = Manifest(file=file, where=where, content=in_namespace(each.content, namespace))
-            _add(found.jobs, manifest, found.repeated)
+    for item in checked_objects(text, file=file):
+        if not isinstance(item, Problem) and not item.is_ours:
+            found.others.append(item.content)
+            continue
+        if file not in found.files:
+            found.files.append(file)
+        if isinstance(item, Problem):
+            found.problems.setdefault(file, []).append(str(item))
+        elif item.content["kind"] == "FineTuneJob":
+            job = replace(item, content=in_namespace(item.content, namespace))
+            _add(found.jobs, job, found.repeated)
         else:
-            _add(found.profiles, Manifest(file=file, where=where, content=each.content), found.repeated)
+            _add(found.profiles, item, found.repeated)
 
 
 def _add_unreadable(found: ManifestSet, name: str, error: CliError) -> None:

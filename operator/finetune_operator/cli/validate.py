@@ -1,12 +1,11 @@
 """``finetune validate``: reports what the API server and the operator would refuse, without a cluster.
 
-An object is valid if its model accepts it. The errors of another one are those of the CRD's schema and of the CRD's
-CEL rules (except transition rules, which need the stored object), or else of the model. The result is that of the API
-server except in one case that the server silently accepts: of duplicate keys it uses the last.
+An object is valid if its model accepts it. The result is that of the API server except in one case that the server
+silently accepts: of duplicate keys it uses the last.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +13,7 @@ from pydantic import BaseModel
 from finetune_operator.api import (
     API_VERSION,
     GROUP,
+    FieldError,
     FineTuneJob,
     FineTuneProfile,
     InvalidObject,
@@ -21,10 +21,10 @@ from finetune_operator.api import (
     parse_job,
     parse_profile,
     render_path,
+    shown,
     without_nulls,
 )
 from finetune_operator.cli.documents import Place, YamlError, each_document
-from finetune_operator.cli.violations import SchemaViolation, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +51,20 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundObject:
-    """An object in the text of a file."""
+class Manifest:
+    """An object of a file: a job or a profile without a problem, or an object of another API group."""
 
-    content: Mapping[str, Any]
+    file: str
+    """Name of the file for messages."""
     where: str
-    """File, line and, after the first one, document."""
-    document: int
-    """Number of the YAML document in the file, from 1."""
+    """File, and the place in it after the first document."""
+    content: Mapping[str, Any]
+    is_ours: bool
+    """Whether it is a job or a profile."""
 
-
-@dataclass(frozen=True, slots=True)
-class CheckedText:
-    """What the text of a file contains, in its order."""
-
-    problems: list[Problem] = field(default_factory=list)
-    valid: list[FoundObject] = field(default_factory=list)
-    """The operator's objects without a problem."""
-    others: list[FoundObject] = field(default_factory=list)
-    """Objects of other API groups."""
+    @property
+    def name(self) -> str:
+        return str(self.content["metadata"]["name"])
 
 
 def location(file: str, line: int | None, document: int) -> str:
@@ -83,9 +78,9 @@ def validate_text(text: str, *, file: str) -> list[Problem]:
 
     Objects of other API groups are ignored; a text without any FineTuneJob or FineTuneProfile is an error.
     """
-    checked = check_text(text, file=file)
-    if checked.problems or checked.valid:
-        return checked.problems
+    found = list(checked_objects(text, file=file))
+    if any(isinstance(each, Problem) or each.is_ours for each in found):
+        return [each for each in found if isinstance(each, Problem)]
     return [Problem(file=file, message=f"contains {NONE_OF_OURS}", fix=USE_API_VERSION)]
 
 
@@ -94,36 +89,35 @@ NONE_OF_OURS = "no FineTuneJob and no FineTuneProfile"
 USE_API_VERSION = f"Set apiVersion: {API_VERSION}."
 
 
-def check_text(text: str, *, file: str) -> CheckedText:
-    """Checks the operator's objects in the text of ``file``. A faulty document hides nothing of the others."""
-    checked = CheckedText()
+def checked_objects(text: str, *, file: str) -> Iterator[Problem | Manifest]:
+    """Yields the objects in the text of ``file`` in their order, and the problems of a job or a profile in its place.
+
+    A faulty document hides nothing of the others.
+    """
     for document in each_document(text):
+        number = document.number
         if isinstance(document, YamlError):
             message = f"is not valid YAML: {document.message}"
-            fault = Problem(file=file, document=document.number, line=document.line, message=message)
-            checked.problems.append(fault)
+            yield Problem(file=file, document=number, line=document.line, message=message)
             continue
         for place, written in _objects(document.content):
             content = _as_created(written)
-            where = location(file, document.line(place), document.number)
-            if not _is_ours(content):
-                checked.others.append(FoundObject(content=content, where=where, document=document.number))
-                continue
-            found = [
+            is_ours = _is_ours(content)
+            problems = [
                 Problem(
                     file=file,
-                    document=document.number,
-                    line=document.line((*place, *finding.place)),
-                    path=render_path((*place, *finding.place)),
-                    message=finding.message,
-                    fix=finding.fix,
+                    document=number,
+                    line=document.line((*place, *fault.location)),
+                    path=render_path((*place, *fault.location)),
+                    message=fault.message,
+                    fix=fault.fix,
                 )
-                for finding in (_of_prefix(each, content) for each in _check(content))
+                for fault in (_check(content) if is_ours else ())
             ]
-            checked.problems.extend(sorted(found, key=lambda problem: problem.line or 0))
-            if not found:
-                checked.valid.append(FoundObject(content=content, where=where, document=document.number))
-    return checked
+            yield from sorted(problems, key=lambda problem: problem.line or 0)
+            if not problems:
+                where = location(file, document.line(place), number) if number > 1 else file
+                yield Manifest(file=file, where=where, content=content, is_ours=is_ours)
 
 
 def _objects(content: Any) -> Iterator[tuple[Place, Any]]:
@@ -156,30 +150,21 @@ _PARSERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 }
 
 
-def _check(content: Any) -> list[SchemaViolation]:
-    """Returns the errors of one object: of kind and metadata, then of schema and rules, or else of the model.
+def _check(content: Any) -> list[FieldError]:
+    """Returns the errors of one object: of kind and metadata, then of the model.
 
     An object of an unknown kind gets the errors of kind and metadata only.
     """
     if not isinstance(content, Mapping):
-        return [SchemaViolation((), f"must be an object, not {shown(content)}")]
-    head = [*_check_head(content), *_check_metadata(content.get("metadata"))]
-    kind = str(content.get("kind"))
-    if kind not in _PARSERS:
-        return head
-    # The operator writes the status; the creator of an object does not set it.
-    content = {key: value for key, value in content.items() if key != "status"}
-    try:
-        _PARSERS[kind](content)
-    except InvalidObject as error:
-        of_model = [SchemaViolation(fault.location, fault.message) for fault in error.faults]
-    else:
-        # Tests ensure that the API server stores every object that its model accepts.
-        return head
-    # Schema and rules take a second to load, and explain most errors better than the model.
-    from finetune_operator.cli.schema_check import violations
-
-    return violations(kind, content, head) or of_model
+        return [FieldError(location=(), message=f"must be an object, not {shown(content)}")]
+    faults = [*_check_head(content), *_check_metadata(content.get("metadata"))]
+    if parse := _PARSERS.get(str(content.get("kind"))):
+        try:
+            parse(content)
+        except InvalidObject as error:
+            reported = {fault.location for fault in faults}
+            faults += [fault for fault in error.faults if fault.location not in reported]
+    return [_of_prefix(fault, content) for fault in faults]
 
 
 def _as_created(content: Any) -> Any:
@@ -200,32 +185,34 @@ def _as_created(content: Any) -> Any:
     return created
 
 
-def _of_prefix(finding: SchemaViolation, content: Any) -> SchemaViolation:
+def _of_prefix(fault: FieldError, content: Any) -> FieldError:
     """Returns an error of a generated name as one of the prefix that the user has written."""
-    if finding.place != ("metadata", "name") or "generateName" not in (content.get("metadata") or {}):
-        return finding
-    fix = f"The API server adds {len(_GENERATED)} characters to it."
-    return SchemaViolation(("metadata", "generateName"), finding.message, f"{finding.fix} {fix}".strip())
+    if fault.location != ("metadata", "name") or "generateName" not in (content.get("metadata") or {}):
+        return fault
+    fix = f"{fault.fix} The API server adds {len(_GENERATED)} characters to it.".strip()
+    return replace(fault, location=("metadata", "generateName"), fix=fix)
 
 
-def _check_head(content: Mapping[str, Any]) -> Iterator[SchemaViolation]:
+def _check_head(content: Mapping[str, Any]) -> Iterator[FieldError]:
     if content.get("apiVersion") != API_VERSION:
-        yield SchemaViolation(
-            ("apiVersion",), f"is {shown(content.get('apiVersion'))}", f"Write apiVersion: {API_VERSION}."
+        yield FieldError(
+            location=("apiVersion",),
+            message=f"is {shown(content.get('apiVersion'))}",
+            fix=f"Write apiVersion: {API_VERSION}.",
         )
     kind = content.get("kind")
     if kind not in _PARSERS:
-        yield SchemaViolation(
-            ("kind",), f"unknown kind {shown(kind)}{did_you_mean(str(kind), tuple(_PARSERS))}"
-        )
+        message = f"unknown kind {shown(kind)}{did_you_mean(str(kind), tuple(_PARSERS))}"
+        yield FieldError(location=("kind",), message=message)
 
 
-def _check_metadata(metadata: Any) -> Iterator[SchemaViolation]:
+def _check_metadata(metadata: Any) -> Iterator[FieldError]:
     match metadata:
         case {"name": str(name)} if name:
             return
         case Mapping():
             fix = "With generateName instead, the API server makes one."
-            yield SchemaViolation(("metadata", "name"), "required, but not set", fix)
+            yield FieldError(location=("metadata", "name"), message="required, but not set", fix=fix)
         case _:
-            yield SchemaViolation(("metadata",), "required, but not set", "Write metadata: {name: …}.")
+            fix = "Write metadata: {name: …}."
+            yield FieldError(location=("metadata",), message="required, but not set", fix=fix)
