@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
 from finetune_operator.api.conditions import stored_condition
-from finetune_operator.cli.doctor_finding import Finding, Findings, State
+from finetune_operator.cli.doctor_finding import Check, Finding, Findings
 from finetune_operator.cli.doctor_nodes import check_nodes
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
@@ -29,7 +29,7 @@ def findings(setup: Setup) -> list[Finding]:
 
 def _kinds(setup: Setup) -> Findings:
     for kind in (JOBS, PROFILES):
-        yield _served(setup, "crds", kind, _install(setup.operator_namespace))
+        yield _served(setup, Check.CRDS, kind, _install(setup.operator_namespace))
 
 
 def _install(namespace: str) -> str:
@@ -40,75 +40,69 @@ def _install(namespace: str) -> str:
 
 
 def _operator(setup: Setup) -> Findings:
-    name, where = "operator", setup.operator_namespace
+    where = setup.operator_namespace
     if setup.operators is None:
-        yield Finding(name, State.UNKNOWN, f"You may not read Deployments in {where}.")
+        yield Check.OPERATOR.unknown(f"You may not read Deployments in {where}.")
     elif not setup.operators:
         fix = f"--operator-namespace, if it runs elsewhere (helm list --all-namespaces); {_install(where)}"
-        yield Finding(name, State.MISSING, f"Namespace {where} has no operator.", fix)
+        yield Check.OPERATOR.missing(f"Namespace {where} has no operator.", fix)
     elif not any((each.get("status") or {}).get("availableReplicas") for each in setup.operators):
         deployment = setup.operators[0]["metadata"]["name"]
         fix = f"kubectl describe pods --namespace {where} --selector app.kubernetes.io/name=finetune-operator"
-        yield Finding(name, State.MISSING, f"No pod of Deployment {where}/{deployment} is ready.", fix)
+        yield Check.OPERATOR.missing(f"No pod of Deployment {where}/{deployment} is ready.", fix)
     else:
-        yield Finding(name, State.OK, f"The operator in {where} is ready.")
+        yield Check.OPERATOR.ok(f"The operator in {where} is ready.")
     yield from _served_namespace(setup)
 
 
 def _served_namespace(setup: Setup) -> Findings:
     """Whether an operator serves the namespace: a profile that does is not enough."""
-    name, namespace = "operator", setup.namespace
+    namespace = setup.namespace
     if setup.operator_roles is None:
-        yield Finding(
-            name, State.UNKNOWN, f"You may not read ClusterRoles, which say whether {namespace} is served."
+        yield Check.OPERATOR.unknown(
+            f"You may not read ClusterRoles, which say whether {namespace} is served."
         )
         return
     served = {each for role in setup.operator_roles for each in served_namespaces(role)}
     statuses = (profile.get("status") or {} for profile in setup.serving)
     if any(namespace in (status.get("lostNamespaces") or ()) for status in statuses):
         fix = f"give the operator its Role and RoleBinding again: {_install(setup.operator_namespace)}"
-        yield Finding(
-            name,
-            State.MISSING,
-            f"The operator may not watch {namespace}: nothing starts or stops there.",
-            fix,
+        yield Check.OPERATOR.missing(
+            f"The operator may not watch {namespace}: nothing starts or stops there.", fix
         )
     elif {EVERY, namespace} & served:
-        yield Finding(name, State.OK, f"An operator serves {namespace}.")
+        yield Check.OPERATOR.ok(f"An operator serves {namespace}.")
     elif setup.operator_roles:
         fix = (
             f"add {namespace} to namespaces in values.yaml (deploy/gke/setup.sh: TEAMS), then "
             f"{_install(setup.operator_namespace)}"
         )
         others = ", ".join(sorted(served)) or "no namespace"
-        yield Finding(name, State.MISSING, f"No operator serves {namespace}; served: {others}.", fix)
+        yield Check.OPERATOR.missing(f"No operator serves {namespace}; served: {others}.", fix)
 
 
 def _jobset(setup: Setup) -> Findings:
     release = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
-    yield _served(setup, "jobset", JOBSETS, f"kubectl apply --server-side -f {release}")
+    yield _served(setup, Check.JOBSET, JOBSETS, f"kubectl apply --server-side -f {release}")
 
 
 def _profiles(setup: Setup) -> Findings:
-    name = "profiles"
     if setup.profiles is None:
-        yield Finding(
-            name, State.UNKNOWN, "You may not read FineTuneProfiles, nor is what they name checked."
-        )
+        yield Check.PROFILES.unknown("You may not read FineTuneProfiles, nor is what they name checked.")
         return
     if not setup.serving:
         fix = f"kubectl edit finetuneprofile NAME, and add {setup.namespace} to spec.namespaces"
-        yield Finding(name, State.MISSING, f"No profile serves namespace {setup.namespace}.", fix)
+        yield Check.PROFILES.missing(f"No profile serves namespace {setup.namespace}.", fix)
     for profile in setup.serving:
         own = profile["metadata"]["name"]
         fault = _fault(profile)
         fix = f"kubectl edit finetuneprofile {own}"
         if fault:
-            yield Finding(name, State.MISSING, f"Profile {own} is not valid: {fault}", fix)
+            yield Check.PROFILES.missing(f"Profile {own} is not valid: {fault}", fix)
         else:
-            yield Finding(name, State.OK, f"Profile {own} is valid.")
+            yield Check.PROFILES.ok(f"Profile {own} is valid.")
             for remark in image_remarks(check_profile_object(profile)):
-                yield Finding(name, State.UNKNOWN, f"Profile {own}: {remark}", fix)
+                yield Check.PROFILES.unknown(f"Profile {own}: {remark}", fix)
     if setup.serving:
         yield _default(setup)
 
@@ -120,10 +114,10 @@ def _default(setup: Setup) -> Finding:
     except Refused as refused:
         if refused.reason is Reason.AMBIGUOUS_DEFAULT_PROFILE:
             fix = f"kubectl annotate finetuneprofile NAME {DEFAULT_PROFILE_ANNOTATION}-"
-            return Finding("profiles", State.MISSING, refused.message, fix)
+            return Check.PROFILES.missing(refused.message, fix)
         message = f"Jobs name their profile: several serve {setup.namespace}, and none is marked as default."
-        return Finding("profiles", State.OK, message)
-    return Finding("profiles", State.OK, f"Jobs that name no profile run under {own}.")
+        return Check.PROFILES.ok(message)
+    return Check.PROFILES.ok(f"Jobs that name no profile run under {own}.")
 
 
 def _fault(profile: Object) -> str:
@@ -136,30 +130,28 @@ def _fault(profile: Object) -> str:
 
 
 def _accounts(setup: Setup) -> Findings:
-    name, wanted = "accounts", {}
+    wanted = {}
     for profile in setup.serving:
         for account in (profile["spec"].get("serviceAccounts") or {}).values():
             wanted[account] = profile["metadata"]["name"]
     if setup.accounts is None:
-        yield Finding(name, State.UNKNOWN, f"You may not read ServiceAccounts in {setup.namespace}.")
+        yield Check.ACCOUNTS.unknown(f"You may not read ServiceAccounts in {setup.namespace}.")
         return
     existing = {each["metadata"]["name"]: each for each in setup.accounts}
     for account, profile in sorted(wanted.items()):
         if account not in existing:
             fix = f"kubectl create serviceaccount {account} --namespace {setup.namespace}"
-            yield Finding(
-                name, State.MISSING, f"{account}, which profile {profile} names, does not exist.", fix
-            )
+            yield Check.ACCOUNTS.missing(f"{account}, which profile {profile} names, does not exist.", fix)
             continue
         google = google_account(setup, account)
         if google is None:
-            yield Finding(name, State.OK, f"{account} exists.")
+            yield Check.ACCOUNTS.ok(f"{account} exists.")
         elif re.fullmatch(r"[a-z0-9-]+@[a-z0-9.-]+\.iam\.gserviceaccount\.com", google):
             message = f"{account} acts as {google}, which people of {setup.namespace} can change."
-            yield Finding(name, State.UNKNOWN, message, own_identity(setup, account))
+            yield Check.ACCOUNTS.unknown(message, own_identity(setup, account))
         else:
             message = f"{account} acts as {google!r}, no Google service account."
-            yield Finding(name, State.MISSING, message, own_identity(setup, account))
+            yield Check.ACCOUNTS.missing(message, own_identity(setup, account))
 
 
 def google_account(setup: Setup, account: str) -> str | None:
@@ -182,7 +174,6 @@ def own_identity(setup: Setup, account: str) -> str:
 
 
 def _queues(setup: Setup) -> Findings:
-    name = "queues"
     wanted = {
         queue: profile["metadata"]["name"]
         for profile in setup.serving
@@ -193,32 +184,29 @@ def _queues(setup: Setup) -> Findings:
         return
     if not setup.served[LOCAL_QUEUES]:
         release = "https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml"
-        yield _served(setup, name, LOCAL_QUEUES, f"kubectl apply --server-side -f {release}")
+        yield _served(setup, Check.QUEUES, LOCAL_QUEUES, f"kubectl apply --server-side -f {release}")
         return
     if setup.queues is None:
-        yield Finding(name, State.UNKNOWN, f"You may not read LocalQueues in {setup.namespace}.")
+        yield Check.QUEUES.unknown(f"You may not read LocalQueues in {setup.namespace}.")
         return
     existing = {each["metadata"]["name"]: each for each in setup.queues}
     for queue, profile in sorted(wanted.items()):
         if queue not in existing:
             fix = f"kubectl apply -f queue.yaml, a LocalQueue {queue} in {setup.namespace} (docs/queues.md)"
             message = f"LocalQueue {queue}, which profile {profile} names, does not exist."
-            yield Finding(name, State.MISSING, message, fix)
+            yield Check.QUEUES.missing(message, fix)
             continue
         active = stored_condition(existing[queue], "Active")
         if active.get("status") == "False":
             fix = f"kubectl describe localqueue {queue} --namespace {setup.namespace}"
-            yield Finding(
-                name, State.MISSING, f"LocalQueue {queue} is not active: {active.get('message', '')}", fix
-            )
+            yield Check.QUEUES.missing(f"LocalQueue {queue} is not active: {active.get('message', '')}", fix)
         else:
-            yield Finding(name, State.OK, f"LocalQueue {queue} exists.")
+            yield Check.QUEUES.ok(f"LocalQueue {queue} exists.")
 
 
 def _quotas(setup: Setup) -> Findings:
-    name = "quotas"
     if setup.quotas is None:
-        yield Finding(name, State.UNKNOWN, f"You may not read ResourceQuotas in {setup.namespace}.")
+        yield Check.QUOTAS.unknown(f"You may not read ResourceQuotas in {setup.namespace}.")
         return
     slices = dict(each for profile in setup.serving for each in _slices(profile))
     ordered = sorted(slices.items(), key=lambda each: tuple(each[1].values()))
@@ -231,26 +219,23 @@ def _quotas(setup: Setup) -> Findings:
         jobs = _number(hard[_JOB_COUNT]) if _JOB_COUNT in hard else None
         if short and len(short) == len(slices):
             message = f"ResourceQuota {own} {short[0]}; no slice of the profiles needs less."
-            yield Finding(name, State.MISSING, message, edit)
+            yield Check.QUOTAS.missing(message, edit)
         elif jobs is not None and _JOB_COUNT not in used:
             # After the CRD is installed it may take the quota controller five minutes to find the kind.
             message = f"ResourceQuota {own} has not counted FineTuneJobs yet: until then none can be created."
             fix = f"kubectl get resourcequota {own} --namespace {setup.namespace} --watch"
-            yield Finding(name, State.MISSING, message, fix)
+            yield Check.QUOTAS.missing(message, fix)
         elif jobs is not None and _number(used[_JOB_COUNT]) >= jobs:
             fix = f"kubectl delete finetunejob NAME --namespace {setup.namespace}, of one that has ended; or {edit}"
-            yield Finding(
-                name,
-                State.MISSING,
-                f"ResourceQuota {own} allows {jobs} FineTuneJobs, and as many exist.",
-                fix,
+            yield Check.QUOTAS.missing(
+                f"ResourceQuota {own} allows {jobs} FineTuneJobs, and as many exist.", fix
             )
         elif short:
             # Jobs may be meant to take only those that fit.
             message = f"ResourceQuota {own} {short[-1]}; smaller slices have room."
-            yield Finding(name, State.UNKNOWN, message, edit)
+            yield Check.QUOTAS.unknown(message, edit)
         else:
-            yield Finding(name, State.OK, f"ResourceQuota {own} leaves room for a job.")
+            yield Check.QUOTAS.ok(f"ResourceQuota {own} leaves room for a job.")
 
 
 def _slices(profile: Object) -> Iterator[tuple[str, Mapping[str, int]]]:
@@ -275,7 +260,7 @@ def _rights(setup: Setup) -> Findings:
     for right, allowed in setup.rights.items():
         what = f"{right.verb} {right.resource}"
         if allowed:
-            yield Finding("rights", State.OK, f"You may {what}.")
+            yield Check.RIGHTS.ok(f"You may {what}.")
             continue
         role, binding = "finetune-operator-edit", f"rolebinding finetune --namespace {setup.namespace}"
         if right.resource == "finetuneprofiles":
@@ -283,14 +268,14 @@ def _rights(setup: Setup) -> Findings:
         elif right.resource.startswith("pods"):
             role, binding = "view", f"rolebinding finetune-view --namespace {setup.namespace}"
         fix = f"kubectl create {binding} --clusterrole {role} --user YOU"
-        yield Finding("rights", State.MISSING, f"You may not {what} ({right.use}).", fix)
+        yield Check.RIGHTS.missing(f"You may not {what} ({right.use}).", fix)
 
 
-def _served(setup: Setup, check: str, kind: ResourceKind, fix: str) -> Finding:
+def _served(setup: Setup, check: Check, kind: ResourceKind, fix: str) -> Finding:
     version = f"{kind.plural}.{kind.group}/{kind.version}"
     if setup.served[kind]:
-        return Finding(check, State.OK, f"The cluster serves {version}.")
-    return Finding(check, State.MISSING, f"The cluster does not serve {version}.", fix)
+        return check.ok(f"The cluster serves {version}.")
+    return check.missing(f"The cluster does not serve {version}.", fix)
 
 
 CHECKS: Sequence[Callable[[Setup], Findings]] = (

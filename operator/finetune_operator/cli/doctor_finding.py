@@ -18,7 +18,7 @@ class State(StrEnum):
 class Finding:
     """One line of the report."""
 
-    check: str
+    check: "Check"
     state: State
     message: str
     fix: str = ""
@@ -26,3 +26,28 @@ class Finding:
 
 
 type Findings = Iterator[Finding]
+
+
+class Check(StrEnum):
+    """What is checked, in the order in which it should be mended."""
+
+    CRDS = "crds"
+    OPERATOR = "operator"
+    JOBSET = "jobset"
+    PROFILES = "profiles"
+    ACCOUNTS = "accounts"
+    QUEUES = "queues"
+    NODES = "nodes"
+    QUOTAS = "quotas"
+    RIGHTS = "rights"
+    STORAGE = "storage"
+    IMAGES = "images"
+
+    def ok(self, message: str) -> Finding:
+        return Finding(self, State.OK, message)
+
+    def missing(self, message: str, fix: str) -> Finding:
+        return Finding(self, State.MISSING, message, fix)
+
+    def unknown(self, message: str, fix: str = "") -> Finding:
+        return Finding(self, State.UNKNOWN, message, fix)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finetune_operator.api.conditions import is_true
-from finetune_operator.cli.doctor_finding import Finding, Findings, State
+from finetune_operator.cli.doctor_finding import Check, Finding, Findings
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cluster.port import Object
 from finetune_operator.planning import Refused, check_profile_object
@@ -14,7 +14,6 @@ from finetune_operator.planning.slices.topology import SliceOffer, offered_shape
 from finetune_operator.rendering import quantities
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
-_CHECK = "nodes"
 _METADATA_SERVER = "iam.gke.io/gke-metadata-server-enabled"
 _POOL = "cloud.google.com/gke-nodepool"
 
@@ -49,7 +48,7 @@ def check_nodes(setup: Setup) -> Findings:
     whether there will be some.
     """
     if setup.nodes is None:
-        yield Finding(_CHECK, State.UNKNOWN, "You may not read nodes.")
+        yield Check.NODES.unknown("You may not read nodes.")
         return
     for use in sorted(_uses(setup), key=lambda each: each.what):
         yield _found(use, [each for each in setup.nodes if use.takes(each)])
@@ -98,30 +97,26 @@ def _found(use: _Use, nodes: Sequence[Object]) -> Finding:
             "--workload-metadata=GKE_METADATA"
         )
         node = without[0]["metadata"]["name"]
-        return Finding(_CHECK, State.MISSING, f"Node {node}, for {what}, has no Workload Identity.", fix)
+        return Check.NODES.missing(f"Node {node}, for {what}, has no Workload Identity.", fix)
     selector = ",".join(f"{label}={value}" for label, value in sorted(use.labels.items()))
     if not nodes:
         message = (
             f"No node for {what} at present, as in a pool that scales from zero. Its labels: {selector}."
         )
         fix = "gcloud container node-pools list --cluster CLUSTER --location LOCATION; deploy/gke/setup.sh pools"
-        return Finding(_CHECK, State.UNKNOWN, message, fix)
+        return Check.NODES.unknown(message, fix)
     usable = [each for each in nodes if _is_usable(each)]
     show = f"kubectl get nodes --selector {selector}"
     if use.hosts == 1:
         if usable:
-            return Finding(_CHECK, State.OK, f"{len(usable)} ready nodes for {what}.")
-        return Finding(
-            _CHECK, State.UNKNOWN, f"None of {len(nodes)} nodes for {what} is ready and schedulable.", show
-        )
+            return Check.NODES.ok(f"{len(usable)} ready nodes for {what}.")
+        return Check.NODES.unknown(f"None of {len(nodes)} nodes for {what} is ready and schedulable.", show)
     pools = Counter(_labels(each).get(_POOL) for each in usable)
     if complete := sum(count >= use.hosts for pool, count in pools.items() if pool is not None):
-        return Finding(
-            _CHECK, State.OK, f"{complete} node pools with all {use.hosts} hosts ready for {what}."
-        )
+        return Check.NODES.ok(f"{complete} node pools with all {use.hosts} hosts ready for {what}.")
     most = max(pools.values(), default=0)
     message = f"No node pool has all {use.hosts} hosts ready for {what}; the fullest has {most}."
-    return Finding(_CHECK, State.UNKNOWN, message, f"{show} --label-columns {_POOL}")
+    return Check.NODES.unknown(message, f"{show} --label-columns {_POOL}")
 
 
 def _is_usable(node: Object) -> bool:

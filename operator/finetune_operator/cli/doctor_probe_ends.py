@@ -13,13 +13,12 @@ from typing import Any
 
 from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli.doctor_checks import google_account, own_identity
-from finetune_operator.cli.doctor_finding import Finding, State
+from finetune_operator.cli.doctor_finding import Check, Finding
 from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
 from finetune_operator.cli.doctor_setup import Setup
 from finetune_operator.cli.text import one_line
 from finetune_operator.cluster.port import Object
 
-CHECK = "storage"
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CANNOT_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 #: Role that a right needs.
@@ -47,9 +46,7 @@ def ended(pod: Object) -> bool:
 
 def not_tested(setup: Setup) -> Finding:
     """What the report says without ``--probe``."""
-    return Finding(
-        CHECK,
-        State.UNKNOWN,
+    return Check.STORAGE.unknown(
         "Buckets and images were not tried.",
         f"finetune doctor --probe --namespace {setup.namespace}, which runs two pods for each profile",
     )
@@ -59,19 +56,19 @@ def refused(setup: Setup, probe: Probe, status: int | None, message: str) -> Fin
     """The finding for a pod that the API server does not take."""
     if status == HTTPStatus.FORBIDDEN and re.search(r"cannot create resource \"?pods", message):
         fix = f"kubectl create rolebinding finetune-probe --namespace {setup.namespace} --clusterrole edit --user YOU"
-        return Finding(CHECK, State.UNKNOWN, f"You may not create pods in {setup.namespace}.", fix)
+        return Check.STORAGE.unknown(f"You may not create pods in {setup.namespace}.", fix)
     fix = f"kubectl edit resourcequota --namespace {setup.namespace}"
     if "PodSecurity" in message:
         fix = f"kubectl edit finetuneprofile {probe.profile}, or the namespace's Pod Security level"
     elif "serviceaccount" in message.lower():
         fix = f"kubectl create serviceaccount {probe.account} --namespace {setup.namespace}"
-    return Finding(CHECK, State.MISSING, f"A pod of {_who(setup, probe)} is not admitted: {message}", fix)
+    return Check.STORAGE.missing(f"A pod of {_who(setup, probe)} is not admitted: {message}", fix)
 
 
 def judged(setup: Setup, probe: Probe, pod: Object | None) -> Iterator[Finding]:
     """Yields the findings of a pod as it was last seen; None if it is gone."""
     if pod is None:
-        yield Finding(CHECK, State.UNKNOWN, f"The pod of {_who(setup, probe)} was deleted meanwhile.")
+        yield Check.STORAGE.unknown(f"The pod of {_who(setup, probe)} was deleted meanwhile.")
         return
     status = pod.get("status") or {}
     reason, detail = _waiting(pod)
@@ -79,22 +76,18 @@ def judged(setup: Setup, probe: Probe, pod: Object | None) -> Iterator[Finding]:
         yield _no_image(probe, detail or reason)
     elif reason in _CANNOT_START:
         fix = f"kubectl edit finetuneprofile {probe.profile}, whose pod.env names it"
-        yield Finding(CHECK, State.MISSING, f"A pod of {_who(setup, probe)} cannot start: {detail}", fix)
+        yield Check.STORAGE.missing(f"A pod of {_who(setup, probe)} cannot start: {detail}", fix)
     elif (end := _terminated(pod)) is not None:
         yield from _of_program(setup, probe, end)
     elif (unscheduled := _unscheduled(pod)) is not None:
-        yield Finding(
-            CHECK,
-            State.MISSING,
+        yield Check.STORAGE.missing(
             f"No node took a pod of {_who(setup, probe)} in {DEADLINE_SECONDS // 60} minutes: {unscheduled}",
             "gcloud container node-pools list --cluster CLUSTER --location LOCATION; the cpuPool of profile "
             f"{probe.profile} selects the nodes",
         )
     else:
         said = status.get("message") or f"it is {status.get('phase', 'unknown')}"
-        yield Finding(
-            CHECK,
-            State.UNKNOWN,
+        yield Check.STORAGE.unknown(
             f"The pod of {_who(setup, probe)} did not end in {DEADLINE_SECONDS // 60} minutes: {said}",
             _IDENTITY_OF_NODES,
         )
@@ -115,16 +108,14 @@ def _of_program(setup: Setup, probe: Probe, end: Mapping[str, Any]) -> Iterator[
         said = (
             f"Image {probe.image} has no command `finetune-stage access` (exit code {end.get('exitCode')})."
         )
-        yield Finding("images", State.MISSING, said, fix)
+        yield Check.IMAGES.missing(said, fix)
         return
-    yield Finding("images", State.OK, f"{probe.image} was pulled.")
+    yield Check.IMAGES.ok(f"{probe.image} was pulled.")
     for fault in faults:
         yield _of_fault(setup, probe, fault)
     if not faults:
         folders = f"{len(probe.read)} folders and writes {len(probe.write)}"
-        yield Finding(
-            CHECK, State.OK, f"{_who(setup, probe)} reads {folders}, as profile {probe.profile} needs."
-        )
+        yield Check.STORAGE.ok(f"{_who(setup, probe)} reads {folders}, as profile {probe.profile} needs.")
 
 
 def _faults(message: str) -> list[Mapping[str, str]] | None:
@@ -146,25 +137,18 @@ def _of_fault(setup: Setup, probe: Probe, fault: Mapping[str, str]) -> Finding:
     folder, who = wanted.get(fault["uri"]), _who(setup, probe)
     if folder is None or right not in _ROLES:
         message = f"The pod of {who} reports a fault of something that it was not to try."
-        return Finding(
-            CHECK, State.UNKNOWN, message, f"kubectl auth can-i --list --namespace {setup.namespace}"
-        )
+        return Check.STORAGE.unknown(message, f"kubectl auth can-i --list --namespace {setup.namespace}")
     uri = folder.bucket if right == "bucket" else folder.uri
     if reason == "InputMissing":
         options = "--location LOCATION --uniform-bucket-level-access"
         fix = f"gcloud storage buckets create {_quoted(folder.bucket)} {options}"
-        return Finding(CHECK, State.MISSING, f"Bucket {folder.bucket} does not exist.", fix)
+        return Check.STORAGE.missing(f"Bucket {folder.bucket} does not exist.", fix)
     if reason != "StoragePermissionDenied":
-        return Finding(
-            CHECK, State.UNKNOWN, f"{who} could not {_verb(right)} {uri}: {detail}", _IDENTITY_OF_NODES
-        )
+        return Check.STORAGE.unknown(f"{who} could not {_verb(right)} {uri}: {detail}", _IDENTITY_OF_NODES)
     if "credentials" in detail.lower():
-        return Finding(CHECK, State.MISSING, f"{who} has no Google identity: {detail}", _IDENTITY_OF_NODES)
-    return Finding(
-        CHECK,
-        State.MISSING,
-        f"{who} may not {_verb(right)} {uri}: {detail}",
-        _grant(setup, probe, folder, right),
+        return Check.STORAGE.missing(f"{who} has no Google identity: {detail}", _IDENTITY_OF_NODES)
+    return Check.STORAGE.missing(
+        f"{who} may not {_verb(right)} {uri}: {detail}", _grant(setup, probe, folder, right)
     )
 
 
@@ -214,7 +198,7 @@ def _no_image(probe: Probe, detail: str) -> Finding:
     )
     if re.search(r"not found|manifest unknown|InvalidImageName|invalid reference", detail):
         fix = f"kubectl edit finetuneprofile {probe.profile}, and correct images"
-    return Finding("images", State.MISSING, f"{probe.image} cannot be pulled: {detail}", fix)
+    return Check.IMAGES.missing(f"{probe.image} cannot be pulled: {detail}", fix)
 
 
 def _who(setup: Setup, probe: Probe) -> str:
