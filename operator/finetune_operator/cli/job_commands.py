@@ -57,7 +57,7 @@ def status(
     cluster: ClusterOptions,
 ) -> None:
     """Show the status of a job on one page."""
-    from finetune_operator.cli.status import show_status
+    from finetune_operator.cli.listing import show_status
 
     cluster.run(lambda connection: show_status(connection, name, output, echo))
 

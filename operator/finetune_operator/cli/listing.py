@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.printing import Object, item_text, list_text, table
+from finetune_operator.cli.printing import Object, item_text, list_text, object_text, table
 
 _COLUMNS = ("NAME", "PHASE", "STAGE", "STEP", "ETA", "COST", "AGE")
 _WIDE = ("TPU", "MODEL", "SUMMARY")
@@ -62,3 +62,21 @@ def _row(job: Object, at: datetime, *, everywhere: bool, wide: bool) -> tuple[st
             status.get("summary"),
         ]
     return tuple(text.cell(each) for each in cells)
+
+
+async def show_status(
+    connection: Connection, name: str, output: str | None, write: Callable[[str], None]
+) -> None:
+    """Prints the job's current activity and progress and, after it has finished, the location of the model.
+
+    With ``output`` it prints the object in that format instead.
+    """
+    job = await connection.job(name)
+    if output:
+        write(object_text([job], output, single=True))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for line in status_view.status_lines(job, datetime.now(UTC)):
+        console.print(line, soft_wrap=True)
