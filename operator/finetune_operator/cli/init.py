@@ -1,13 +1,12 @@
 """``finetune init``: writes the manifest of a new job, or of one that is like another."""
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_operator.api import MethodType
-from finetune_operator.api.method import Quantization
 from finetune_operator.cli.clone import cloned, next_names
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
@@ -32,35 +31,7 @@ _ADDRESSES = ("--model", "--dataset", "--validation")
 _ANY = NewJob(name="a", model="a/b", datasets=("a/b",))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenFlags:
-    """Flags of ``init`` that describe the job. None: not given."""
-
-    name: str | None = None
-    namespace: str | None = None
-    profile: str | None = None
-    model: str | None = None
-    datasets: Sequence[str] = ()
-    method: MethodType | None = None
-    lora: bool | None = None
-    quantization: Quantization | None = None
-    validation: Sequence[str] = ()
-    learning_rate: float | None = None
-    steps: int | None = None
-    epochs: int | None = None
-
-    @property
-    def hyperparameters(self) -> Object:
-        """The members of ``spec.hyperparameters`` that are given."""
-        given = {"learningRate": self.learning_rate, "steps": self.steps, "epochs": self.epochs}
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def tunes_fully(self) -> bool:
-        return self.lora is False
-
-
-def new_manifest(given: GivenFlags, questions: Questions | None) -> str:
+def new_manifest(given: NewJob, questions: Questions | None) -> str:
     """Returns the manifest of a new job.
 
     Where model or data are not given, ``questions`` ask for everything that is not given; None: no person can be asked.
@@ -76,14 +47,23 @@ def new_manifest(given: GivenFlags, questions: Questions | None) -> str:
             code=WRONG_ARGUMENT,
         )
     _refuse_two_lengths(given)
-    complete = given.model and given.datasets
-    new = _answered(given, questions) if questions and not complete else _as_given(given)
+    missing = [flag for flag, each in (("--model", given.model), ("--dataset", given.datasets)) if not each]
+    new = given
+    if missing:
+        if questions is None:
+            raise CliError(
+                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.",
+                fix="Give a value, such as --model Qwen/Qwen3-0.6B --dataset gs://BUCKET/chat.jsonl. "
+                "Questions are asked only at a terminal.",
+                code=WRONG_ARGUMENT,
+            )
+        new = _answered(given, questions)
     text = manifest_text(new)
     _refuse_faults(text, new.namespace)
     return text
 
 
-def _refuse_two_lengths(given: GivenFlags) -> None:
+def _refuse_two_lengths(given: NewJob) -> None:
     if given.steps is not None and given.epochs is not None:
         raise CliError(
             "--steps and --epochs both set the length of the training.",
@@ -92,40 +72,13 @@ def _refuse_two_lengths(given: GivenFlags) -> None:
         )
 
 
-def _as_given(given: GivenFlags) -> NewJob:
-    missing = [flag for flag, each in (("--model", given.model), ("--dataset", given.datasets)) if not each]
-    if given.model is None or missing:
-        raise CliError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.",
-            fix="Give a value, such as --model Qwen/Qwen3-0.6B --dataset gs://BUCKET/chat.jsonl. "
-            "Questions are asked only at a terminal.",
-            code=WRONG_ARGUMENT,
-        )
-    method = given.method or MethodType.SFT
-    return NewJob(
-        name=given.name or name_for(given.model, method),
-        namespace=given.namespace,
-        profile=given.profile,
-        model=given.model,
-        datasets=given.datasets,
-        method=method,
-        lora=not given.tunes_fully,
-        quantization=given.quantization,
-        validation=given.validation,
-        hyperparameters=given.hyperparameters,
-    )
-
-
-def _answered(given: GivenFlags, ask: Questions) -> NewJob:
+def _answered(given: NewJob, ask: Questions) -> NewJob:
     """Asks for what is not given, except for the namespace and a quantization."""
     so_far = replace(
-        _ANY,
+        given,
         name=given.name or _ANY.name,
-        profile=given.profile,
         model=given.model or _ANY.model,
         datasets=given.datasets or _ANY.datasets,
-        validation=given.validation,
-        hyperparameters=given.hyperparameters,
     )
     _refuse_faults(manifest_text(so_far), given.namespace)
     model = given.model or ask.text(
@@ -147,17 +100,14 @@ def _answered(given: GivenFlags, ask: Questions) -> NewJob:
         lambda answer: _fault("--profile", replace(_ANY, profile=answer)) if answer else "",
         "",
     )
-    return NewJob(
+    return replace(
+        given,
         name=name,
-        namespace=given.namespace,
         profile=profile or None,
         model=model,
         datasets=datasets,
         method=method,
         lora=lora,
-        quantization=given.quantization,
-        validation=given.validation,
-        hyperparameters=given.hyperparameters,
     )
 
 
@@ -178,7 +128,7 @@ def _fault(flag: str, new: NewJob) -> str:
     return next((said for named, said in faults(manifest_text(new), None) if named == flag), "")
 
 
-async def cloned_manifest(connection: "Connection", source: str, given: GivenFlags) -> str:
+async def cloned_manifest(connection: "Connection", source: str, given: NewJob) -> str:
     """Returns the manifest of a job that is like ``source``, under a name that is free.
 
     Raises:
@@ -219,7 +169,7 @@ async def cloned_manifest(connection: "Connection", source: str, given: GivenFla
     return text
 
 
-def _other_datasets(before: Object, given: GivenFlags) -> Object:
+def _other_datasets(before: Object, given: NewJob) -> Object:
     changed = dict(before)
     if given.datasets:
         changed["train"] = [dataset_source(each) for each in given.datasets]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import METHODS as EVALUATED
@@ -46,26 +46,39 @@ _PROMPT = "What can you help me with?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """Answers from which a manifest is written."""
+    """What is known of a job from which a manifest is written. None and empty: not given, so that a default applies."""
 
-    name: str
+    name: str | None = None
+    """Default: from the model."""
     namespace: str | None = None
-    """None: that of the context in which the manifest is applied."""
+    """Default: that of the context in which the manifest is applied."""
     profile: str | None = None
-    """None: the default profile of the job's namespace."""
-    model: str
-    """``OWNER/NAME`` or ``hf://OWNER/NAME``, each with ``@REVISION`` if wanted, or a URI."""
-    datasets: Sequence[str]
-    """At least one, in the same forms."""
-    method: MethodType = MethodType.SFT
-    lora: bool = True
-    """Whether an adapter is trained instead of all weights."""
+    """Default: the default profile of the job's namespace."""
+    model: str = ""
+    """``OWNER/NAME`` or ``hf://OWNER/NAME``, each with ``@REVISION`` if wanted, or a URI. Required in a manifest."""
+    datasets: Sequence[str] = ()
+    """In the same forms; at least one in a manifest."""
+    method: MethodType | None = None
+    """Default: SFT."""
+    lora: bool | None = None
+    """Whether an adapter is trained instead of all weights. Default: true."""
     quantization: Quantization | None = None
     """Storage of the base model during LoRA."""
     validation: Sequence[str] = ()
-    """Data to measure the loss on, in the same forms; empty: rows held back from ``datasets``."""
-    hyperparameters: Object = field(default_factory=dict)
-    """Members of ``spec.hyperparameters`` that have no default."""
+    """Data to measure the loss on, in the same forms. Default: rows held back from ``datasets``."""
+    learning_rate: float | None = None
+    steps: int | None = None
+    epochs: int | None = None
+
+    @property
+    def hyperparameters(self) -> Object:
+        """The members of ``spec.hyperparameters`` that are given."""
+        given = {"learningRate": self.learning_rate, "steps": self.steps, "epochs": self.epochs}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def tunes_fully(self) -> bool:
+        return self.lora is False
 
 
 def model_source(address: str) -> Object:
@@ -102,15 +115,17 @@ def with_suffix(stem: str, suffix: str) -> str:
 
 def manifest_text(new: NewJob) -> str:
     """Returns the manifest, with comments that name what to set next. It need not be valid: see :func:`faults`."""
-    metadata = {"name": new.name} | ({"namespace": new.namespace} if new.namespace else {})
+    method = new.method or MethodType.SFT
+    name = new.name or name_for(new.model, method)
+    metadata = {"name": name} | ({"namespace": new.namespace} if new.namespace else {})
     head = yaml_text({"apiVersion": API_VERSION, "kind": "FineTuneJob", "metadata": metadata})
-    kind = "LoRA" if new.lora else "full fine-tuning"
-    title = f"# {new.method.value}, {kind}. All fields: `kubectl explain finetunejob.spec --recursive`\n"
-    return title + head + "spec:\n" + "".join(f"  {line}\n" for line in _spec(new))
+    kind = "full fine-tuning" if new.tunes_fully else "LoRA"
+    title = f"# {method.value}, {kind}. All fields: `kubectl explain finetunejob.spec --recursive`\n"
+    return title + head + "spec:\n" + "".join(f"  {line}\n" for line in _spec(new, method))
 
 
-def _spec(new: NewJob) -> Iterator[str]:
-    defaults, rows = METHODS[new.method], _ROWS[new.method]
+def _spec(new: NewJob, method: MethodType) -> Iterator[str]:
+    defaults, rows = METHODS[method], _ROWS[method]
     if new.profile is None:
         yield "# Default: the namespace's default profile. `finetune profiles` shows which it is, and what you may use."
         yield "# profileRef: {name: PROFILE}"
@@ -132,18 +147,18 @@ def _spec(new: NewJob) -> Iterator[str]:
     yield f"  # Longest sequence in tokens. Default: {BUILT_IN['datasets']['maxSeqLength']}."
     yield "  # maxSeqLength: 2048"
     lora = {"rank": LORA["rank"]} | ({"quantization": new.quantization.value} if new.quantization else {})
-    yield from _lines({"method": {"type": new.method.value} | ({"lora": lora} if new.lora else {})})
-    length = {} if "steps" in new.hyperparameters else {"epochs": 1}
+    yield from _lines({"method": {"type": method.value} | ({} if new.tunes_fully else {"lora": lora})})
+    length = {"epochs": 1} if new.steps is None else {}
     yield from _lines({"hyperparameters": {**length, **new.hyperparameters}})
-    if "learningRate" not in new.hyperparameters:
-        rate = defaults.lora_learning_rate if new.lora else defaults.learning_rate
+    if new.learning_rate is None:
+        rate = defaults.learning_rate if new.tunes_fully else defaults.lora_learning_rate
         yield f"  # Default: {rate:g}."
         yield f"  # learningRate: {rate:g}"
     yield "# Default: the cheapest slice of the profile on which the training fits."
     yield "# resources: {tpu: v6e-4}"
     yield "evaluation:"
     rows_measured = "rows of validation" if new.validation else "held-back rows"
-    yield f"  # On the {rows_measured}, Evaluate measures {', '.join(EVALUATED[new.method.value].metrics)} of the base"
+    yield f"  # On the {rows_measured}, Evaluate measures {', '.join(EVALUATED[method.value].metrics)} of the base"
     yield "  # model and the tuned one, which `finetune compare` needs. Both answer these prompts: name some of yours."
     yield "  # It holds the slice for some minutes; without prompts, datasets, benchmarks and gates it does not run."
     yield from _lines({"prompts": [_PROMPT]}, "  ")
@@ -158,13 +173,13 @@ def faults(text: str, namespace: str | None) -> list[tuple[str, str]]:
 
     A fault that no flag decides has the path of its field. ``namespace`` is the manifest's.
     """
-    found = [] if namespace is None or _NAMESPACE.fullmatch(namespace) else [_namespace_fault(namespace)]
+    found = (
+        []
+        if namespace is None or _NAMESPACE.fullmatch(namespace)
+        else [("--namespace", f'must be lower-case letters, digits and "-", at most 63, not "{namespace}"')]
+    )
     for problem in validate_text(text, file=""):
         flag = next((flag for path, flag in _FLAGS if problem.path.startswith(path)), problem.path)
         flag = flag or "the manifest"
         found.append((flag, problem.message + (f". {problem.fix}" if problem.fix else "")))
     return found
-
-
-def _namespace_fault(namespace: str) -> tuple[str, str]:
-    return "--namespace", f'must be lower-case letters, digits and "-", at most 63, not "{namespace}"'
