@@ -16,6 +16,7 @@ from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.numbers import canonical
 from finetune_operator.api.paths import known_fields
 from finetune_operator.api.profile import FineTuneProfile
+from finetune_operator.api.rules import ValidationRule
 from finetune_operator.api.wording import worded
 from finetune_operator.objects import Object
 
@@ -171,7 +172,8 @@ def _as_rules_read(
     a rule that cannot be asked, because a value is missing or of another type, counts as kept.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
-    read, rules = value, ()
+    read = value
+    rules: tuple[ValidationRule, ...] = ()
     if origin is Annotated:
         read = _as_rules_read(arguments[0], value, location, broken)
         checks = (each.func for each in arguments[1:] if isinstance(each, AfterValidator))

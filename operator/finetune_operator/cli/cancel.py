@@ -4,12 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from finetune_contract import Stage
 from finetune_operator.cli import status_view, text
-from finetune_operator.cli.app import echo
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.edit import Write
+from finetune_operator.cli.edit import Write, name_of
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.printing import Object, resource_name
-from finetune_operator.cli.questions import Questions, can_ask
 
 
 async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write: Write) -> list[Object]:
@@ -30,20 +28,10 @@ async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write:
     return found
 
 
-def confirmed(jobs: Sequence[Object]) -> bool:
-    """Asks at a terminal whether to cancel the jobs, and says what happens to each. Returns True without a terminal."""
-    if not can_ask():
-        return True
-    for line in consequences(jobs):
-        echo(line, err=True)
-    number = "the job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
-    return Questions().confirm(f"Cancel {number}?", default=False)
-
-
 def consequences(jobs: Sequence[Object]) -> Iterator[str]:
     """Yields what cancelling does to each of the jobs, and what to do instead."""
     for job in jobs:
-        yield f"{_name(job)} ({status_view.phase_of(job)}): {_consequence(job)}."
+        yield f"{name_of(job)} ({status_view.phase_of(job)}): {_consequence(job)}."
     yield (
         "This cannot be taken back. `finetune suspend` also frees the slices, and `finetune resume` continues the jobs."
     )
@@ -52,10 +40,10 @@ def consequences(jobs: Sequence[Object]) -> Iterator[str]:
 async def cancel_jobs(connection: Connection, jobs: Sequence[Object], *, write: Write) -> None:
     """Sets spec.cancel. Raises CliError if the cluster does not know the field."""
     for job in jobs:
-        edited = await connection.edit(_name(job), {"spec": {"cancel": True}})
+        edited = await connection.edit(name_of(job), {"spec": {"cancel": True}})
         if not edited["spec"].get("cancel"):
             raise CliError(
-                f"The cluster's FineTuneJobs have no spec.cancel, so {_name(job)} was not cancelled.",
+                f"The cluster's FineTuneJobs have no spec.cancel, so {name_of(job)} was not cancelled.",
                 fix="Its operator is older than this command: ask for an upgrade. `finetune suspend` frees the slice.",
             )
         if status_view.phase_of(edited) in status_view.ENDED:
@@ -77,8 +65,10 @@ def run_folder(job: Object) -> str:
 def running_stage(job: Object) -> Stage | None:
     """Returns the stage of which an attempt runs; None if nothing of the job runs."""
     status = status_view.status_of(job)
-    stage = next((each for each in Stage if each == status.get("stage")), None)
-    return stage if stage is not None and _runs(status, stage) else None
+    running = {each.get("name") for each in status.get("stages") or () if each.get("phase") == "Running"}
+    if status.get("phase") not in ("Validating", "Running"):
+        return None
+    return next((stage for stage in Stage if stage == status.get("stage") and stage in running), None)
 
 
 def _consequence(job: Object) -> str:
@@ -90,17 +80,6 @@ def _consequence(job: Object) -> str:
     return f"{stage} {does}{freed}, and the job ends"
 
 
-def _runs(status: Object, stage: Stage) -> bool:
-    live = any(
-        each.get("name") == stage and each.get("phase") == "Running" for each in status.get("stages") or ()
-    )
-    return live and status.get("phase") in ("Validating", "Running")
-
-
 def _ended_as_cancelled(job: Object) -> bool:
     failure = status_view.status_of(job).get("failure") or {}
     return bool(job["spec"].get("cancel")) and failure.get("reason") == "Cancelled"
-
-
-def _name(job: Object) -> str:
-    return str(job["metadata"]["name"])

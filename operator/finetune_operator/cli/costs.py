@@ -13,7 +13,7 @@ from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.ledger import is_ledger, ledger_errors
 from finetune_operator.cli.printing import json_text, table
-from finetune_operator.cluster.port import Rejected
+from finetune_operator.cluster.port import DEPLOYMENTS, Rejected
 from finetune_operator.ledger.sums import CostItem, CostSum, item_of, item_of_status, summed
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 
@@ -21,7 +21,7 @@ type Object = Mapping[str, Any]
 type Write = Callable[[str], None]
 
 #: Labels of the chart's Deployment.
-_OPERATOR = "app.kubernetes.io/name=finetune-operator,app.kubernetes.io/component=operator"
+_OPERATOR = {"app.kubernetes.io/name": "finetune-operator", "app.kubernetes.io/component": "operator"}
 _VARIABLE = "FINETUNE_LEDGER"
 _FIELDS: Mapping[str, Callable[[CostItem], str]] = {
     "namespace": lambda item: item.namespace,
@@ -152,7 +152,7 @@ async def _operators_ledger(connection: Connection, namespace: str) -> str | Non
     """Returns the ledger of the operator in that namespace. Raises CliError if there are several."""
     found = {
         str(variable.get("value") or "")
-        for deployment in await connection.deployments(namespace, _OPERATOR)
+        for deployment in await connection.list(DEPLOYMENTS, namespace, labels=_OPERATOR)
         for container in deployment["spec"]["template"]["spec"]["containers"]
         for variable in container.get("env") or ()
         if variable.get("name") == _VARIABLE

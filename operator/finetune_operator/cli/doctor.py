@@ -5,6 +5,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 
 import typer
 
@@ -44,7 +45,13 @@ async def examine(
     missing = sum(each.state is State.MISSING for each in found)
     if as_json:
         write(
-            json_text({"namespace": connection.namespace, "missing": missing, "findings": _documents(found)})
+            json_text(
+                {
+                    "namespace": connection.namespace,
+                    "missing": missing,
+                    "findings": [asdict(each) for each in found],
+                }
+            )
         )
     else:
         for each in found:
@@ -68,7 +75,7 @@ async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
     """Runs the pods and returns their findings. They are deleted at the end, also if the command is interrupted."""
     for old in await connection.pods({LABEL: "access"}):
         if left_over(old):
-            await connection.delete(PODS, old)
+            await connection.remove(PODS, old)
     found: list[Finding] = []
     running: dict[str, _Run] = {}
     try:
@@ -87,7 +94,7 @@ async def _probed(connection: Connection, setup: Setup) -> list[Finding]:
         for _, last in running.values():
             if last is not None:
                 with suppress(ClusterError):  # its deadline ends it
-                    await connection.delete(PODS, last)
+                    await connection.remove(PODS, last)
     for probe, last in running.values():
         found += judged(setup, probe, last)
     return list(dict.fromkeys(found))
@@ -120,9 +127,3 @@ def line(finding: Finding) -> str:
     """One line, with the command that mends it."""
     fix = f" Fix: {finding.fix}" if finding.fix else ""
     return f"{finding.state:<7}  {finding.check:<8}  {one_line(finding.message + fix)}"
-
-
-def _documents(found: Sequence[Finding]) -> list[dict[str, str]]:
-    return [
-        {"check": each.check, "state": each.state, "message": each.message, "fix": each.fix} for each in found
-    ]

@@ -6,6 +6,7 @@ the nodes of stages without TPU.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from finetune_operator.api import parse_merged
@@ -65,6 +66,8 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
     account = (spec.get("serviceAccounts") or {}).get(stages, "default")
     added = pod_additions(parse_merged(PodSettings, spec.get("pod") or {}), {})
     image = images.get("cpu", images["trainer"]) if stages == "cpu" else images["trainer"]
+    options = [*(("--read", each.uri) for each in read), *(("--write", each.uri) for each in write)]
+    command = ["finetune-stage", "access", *chain(*options)]
     return Probe(
         profile=name,
         account=account,
@@ -72,7 +75,7 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
         read=read,
         write=write,
         pod=_manifest(spec, f"{NAME_PREFIX}{stages}-", namespace)
-        | {"spec": with_choices(added, _pod_spec(spec, account, image, _command(read, write)))},
+        | {"spec": with_choices(added, _pod_spec(spec, account, image, command))},
     )
 
 
@@ -89,11 +92,6 @@ def _folder(pattern: str) -> Folder | None:
     if folder in ("gs:/", "gs:"):
         return None if "*" in pattern else Folder(uri=pattern)
     return Folder(uri=folder, own=pattern == f"{folder}/*")
-
-
-def _command(read: Sequence[Folder], write: Sequence[Folder]) -> list[str]:
-    options = [("--read", each.uri) for each in read] + [("--write", each.uri) for each in write]
-    return ["finetune-stage", "access", *(part for option in options for part in option)]
 
 
 def _manifest(spec: Object, prefix: str, namespace: str) -> dict[str, Any]:

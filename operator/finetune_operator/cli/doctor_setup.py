@@ -8,6 +8,7 @@ from http import HTTPStatus
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cluster.port import (
     CLUSTER_ROLES,
+    DEPLOYMENTS,
     JOBS,
     JOBSETS,
     LOCAL_QUEUES,
@@ -82,12 +83,16 @@ async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
     served = dict(zip(kinds, await asyncio.gather(*map(connection.served, kinds)), strict=True))
 
     async def listed(kind: ResourceKind, namespace: str | None) -> Listing:
-        return await _readable(connection.listed(kind, namespace))
+        return await _readable(connection.list(kind, namespace))
 
     namespace = connection.namespace
     operators, operator_roles, profiles, accounts, queues, quotas, nodes = await asyncio.gather(
-        _readable(connection.deployments(operator_namespace, "app.kubernetes.io/name=finetune-operator")),
-        _readable(connection.listed(CLUSTER_ROLES, None, {"app.kubernetes.io/component": "operator"})),
+        _readable(
+            connection.list(
+                DEPLOYMENTS, operator_namespace, labels={"app.kubernetes.io/name": "finetune-operator"}
+            )
+        ),
+        _readable(connection.list(CLUSTER_ROLES, None, labels={"app.kubernetes.io/component": "operator"})),
         listed(PROFILES, None),
         listed(SERVICE_ACCOUNTS, namespace),
         listed(LOCAL_QUEUES, namespace),

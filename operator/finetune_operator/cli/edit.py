@@ -23,14 +23,14 @@ async def suspend_jobs(connection: Connection, names: Sequence[str], *, write: W
     for job in jobs:
         if status_view.ended(job):
             phase = status_view.phase_of(job)
-            raise CliError(f"{_name(job)} has ended ({phase}), so there is nothing to suspend.")
+            raise CliError(f"{name_of(job)} has ended ({phase}), so there is nothing to suspend.")
         if job["spec"].get("cancel"):
-            raise CliError(f"{_name(job)} is cancelled and ends, so there is nothing to suspend.")
+            raise CliError(f"{name_of(job)} is cancelled and ends, so there is nothing to suspend.")
     for job in jobs:
         if job["spec"].get("suspend"):
             write(f"{resource_name(job)} is suspended already")
         else:
-            await connection.edit(_name(job), {"spec": {"suspend": True}})
+            await connection.edit(name_of(job), {"spec": {"suspend": True}})
             write(f"{resource_name(job)} suspended: a stage that runs saves and ends first")
 
 
@@ -83,15 +83,15 @@ async def retry_jobs(
     for job in jobs:
         phase = status_view.phase_of(job)
         if job["spec"].get("cancel"):
-            raise CliError(f"{_name(job)} is cancelled and cannot be retried.", fix=_CONTINUE)
+            raise CliError(f"{name_of(job)} is cancelled and cannot be retried.", fix=_CONTINUE)
         if not status_view.ended(job):
             raise CliError(
-                f"{_name(job)} has not ended ({phase}).",
+                f"{name_of(job)} has not ended ({phase}).",
                 fix="It retries faults by itself; `finetune watch` follows it.",
             )
         if phase != "Failed" and from_stage is None:
             raise CliError(
-                f"{_name(job)} has not failed ({phase}).",
+                f"{name_of(job)} has not failed ({phase}).",
                 fix="To run stages again, name the first one: --from-stage Evaluate.",
             )
     for job in jobs:
@@ -100,7 +100,7 @@ async def retry_jobs(
         retry = {"generation": max(given, done) + 1, "fromStage": from_stage}
         try:
             await connection.edit(
-                _name(job),
+                name_of(job),
                 {
                     "metadata": {"resourceVersion": job["metadata"]["resourceVersion"]},
                     "spec": {"retry": retry},
@@ -108,11 +108,11 @@ async def retry_jobs(
             )
         except Conflict as error:
             raise CliError(
-                f"{_name(job)} was changed meanwhile, so it was not retried.", fix="Run the command again."
+                f"{name_of(job)} was changed meanwhile, so it was not retried.", fix="Run the command again."
             ) from error
         stage = from_stage or "the stage that failed"
         write(f"{resource_name(job)} retries from {stage} (generation {retry['generation']})")
 
 
-def _name(job: Object) -> str:
+def name_of(job: Object) -> str:
     return str(job["metadata"]["name"])

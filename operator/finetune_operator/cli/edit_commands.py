@@ -40,11 +40,12 @@ def suspend(
             raise typer.BadParameter("-l and -A select among --all jobs, not among names")
         cluster.run(lambda connection: suspend_jobs(connection, names, write=echo))
         return
-    from finetune_operator.cli.suspend_all import confirmed, live_jobs, suspend_all
+    from finetune_operator.cli.questions import confirmed
+    from finetune_operator.cli.suspend_all import consequences, live_jobs, suspend_all
 
     jobs = cluster.run(lambda connection: live_jobs(connection, everywhere=all_namespaces, selector=selector))
     # Asked outside of the event loop, which would take Ctrl-C.
-    if jobs and not (yes or confirmed(jobs)):
+    if jobs and not (yes or confirmed(consequences(jobs), "Suspend them?")):
         echo("Nothing was suspended.", err=True)
         raise typer.Exit(1)
     cluster.run(lambda connection: suspend_all(connection, jobs, write=echo, report=partial(echo, err=True)))
@@ -93,11 +94,13 @@ def cancel(
     cluster: ClusterOptions,
 ) -> None:
     """Cancel jobs for good: a training saves, its slice is freed, and the job ends. Sets spec.cancel."""
-    from finetune_operator.cli.cancel import cancel_jobs, confirmed, jobs_to_cancel
+    from finetune_operator.cli.cancel import cancel_jobs, consequences, jobs_to_cancel
+    from finetune_operator.cli.questions import confirmed
 
     jobs = cluster.run(lambda connection: jobs_to_cancel(connection, names, write=echo))
     # Asked outside of the event loop, which would take Ctrl-C.
-    if jobs and not (yes or confirmed(jobs)):
+    which = "the job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
+    if jobs and not (yes or confirmed(consequences(jobs), f"Cancel {which}?")):
         echo("Nothing was cancelled.", err=True)
         raise typer.Exit(1)
     cluster.run(lambda connection: cancel_jobs(connection, jobs, write=echo))

@@ -137,7 +137,8 @@ def why_not_exported(job: Object) -> CliError:
     if phase == "Suspended":
         return CliError(f"{name} is suspended and has exported nothing yet.", fix=f"`finetune resume {name}`")
     if phase == "Succeeded":
-        return CliError(f"{name} succeeded, but its status names no exported folder in {_folder_of(status)}.")
+        folder = text.one_line((status.get("resolved") or {}).get("runFolder"))
+        return CliError(f"{name} succeeded, but its status names no exported folder in {folder}.")
     stage = f", stage {status['stage']}" if status.get("stage") else ""
     return CliError(
         f"{name} has exported nothing yet: it is {phase}{stage}.",
@@ -160,7 +161,3 @@ def _failed(job: Object, failure: Mapping[str, object]) -> CliError:
         fix="A cancelled job cannot be retried; another job continues it with spec.resumeFrom.runFolder"
         f"{f': {folder}' if folder else '.'}",
     )
-
-
-def _folder_of(status: Object) -> str:
-    return text.one_line((status.get("resolved") or {}).get("runFolder"))

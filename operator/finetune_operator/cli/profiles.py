@@ -93,10 +93,6 @@ def profile_lines(
         yield f"{chr(10) if usable else ''}Not for namespace {namespace}: {', '.join(others)}"
 
 
-def _strict(profile: Object) -> bool:
-    return bool((profile["spec"].get("constraints") or {}).get("mode", "Strict") == "Strict")
-
-
 def _block(profile: Object, namespace: str, budget: str, *, is_default: bool) -> Iterator[str]:
     spec, metadata = profile["spec"], profile["metadata"]
     constraints = spec.get("constraints") or {}
@@ -106,7 +102,7 @@ def _block(profile: Object, namespace: str, budget: str, *, is_default: bool) ->
         yield _line("Not valid", fault)
     for flavor in spec.get("flavors") or ():
         yield _line("Slices", _flavor(flavor, spec.get("currency")))
-    anything = "none listed" if _strict(profile) else "any"
+    anything = "none listed" if constraints.get("mode", "Strict") == "Strict" else "any"
     uris = constraints.get("uris") or {}
     yield _line(
         "Models", _listed((spec.get("models") or {}).get("allow"), _listed(uris.get("read"), anything))

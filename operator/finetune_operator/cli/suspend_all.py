@@ -8,13 +8,11 @@ from itertools import batched, groupby
 
 from finetune_contract import Stage
 from finetune_operator.cli import status_view
-from finetune_operator.cli.app import echo
 from finetune_operator.cli.cancel import running_stage
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.edit import Write
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.printing import Object
-from finetune_operator.cli.questions import Questions, can_ask
 from finetune_operator.cluster.port import ClusterError, NotFound
 
 #: Edits at the same time.
@@ -63,15 +61,6 @@ def consequences(jobs: Sequence[LiveJob]) -> Iterator[str]:
         yield f"  {begun} in another stage, which begins again later"
     if waiting:
         yield f"  {waiting} of which nothing runs, which lose their place in a queue"
-
-
-def confirmed(jobs: Sequence[LiveJob]) -> bool:
-    """Asks at a terminal whether to suspend the jobs. Returns True without a terminal."""
-    if not can_ask():
-        return True
-    for line in consequences(jobs):
-        echo(line, err=True)
-    return Questions().confirm("Suspend them?", default=False)
 
 
 def resume_commands(jobs: Sequence[LiveJob], options: Sequence[str]) -> Iterator[str]:

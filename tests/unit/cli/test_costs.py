@@ -278,10 +278,10 @@ async def test_a_caller_who_may_not_read_deployments_gets_the_statuses(
 ) -> None:
     from finetune_operator.cluster.port import Rejected
 
-    async def forbidden(*_: object) -> list[Any]:
+    async def forbidden(*_: object, **__: object) -> list[Any]:
         raise Rejected("deployments.apps is forbidden", status=403)
 
-    monkeypatch.setattr(connection, "deployments", forbidden)
+    monkeypatch.setattr(connection, "list", forbidden)
     await api.put("finetunejobs", job("one"))
     found = await shown(connection, SharedStore())
     assert (found["source"], found["namespace"], found["total"]["chipHours"]) == ("statuses", "team-a", "2")

@@ -342,7 +342,7 @@ class Cluster:
             yield {each["metadata"]["name"]: each for each in shown}
         raise AssertionError("the command waits for pods that have all ended")
 
-    async def delete(self, _kind: object, found: dict[str, Any]) -> None:
+    async def remove(self, _kind: object, found: dict[str, Any]) -> None:
         self.deleted.append(found["metadata"]["uid"])
 
 
