@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from finetune_contract import Stage
-from finetune_operator.cli import status_view, text
+from finetune_operator.cli import status_view
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.edit import Write, name_of
 from finetune_operator.cli.errors import CliError
@@ -51,15 +51,8 @@ async def cancel_jobs(connection: Connection, jobs: Sequence[Object], *, write: 
             write(f"{resource_name(job)} had ended meanwhile ({phase}), so cancelling it has no effect")
             continue
         write(f"{resource_name(job)} cancelled: {_consequence(job)}")
-        if folder := run_folder(job):
+        if folder := status_view.run_folder(job):
             write(f"  continue it in another job with spec.resumeFrom.runFolder: {folder}")
-
-
-def run_folder(job: Object) -> str:
-    """Returns the run folder of a job that has had an attempt; empty if it has had none."""
-    status = status_view.status_of(job)
-    folder = (status.get("resolved") or {}).get("runFolder") or ""
-    return text.one_line(folder) if (status.get("attempts") or {}).get("total") else ""
 
 
 def running_stage(job: Object) -> Stage | None:
