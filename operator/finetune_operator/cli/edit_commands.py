@@ -34,14 +34,14 @@ def suspend(
     if bool(names) is everything:
         raise typer.BadParameter("give names of jobs, or --all")
     if names:
-        from finetune_operator.cli.edit import suspend_jobs
+        from finetune_operator.cli.jobs.edit import suspend_jobs
 
         if selector or all_namespaces:
             raise typer.BadParameter("-l and -A select among --all jobs, not among names")
         cluster.run(lambda connection: suspend_jobs(connection, names, write=echo))
         return
+    from finetune_operator.cli.jobs.suspend_all import consequences, live_jobs, suspend_all
     from finetune_operator.cli.questions import confirmed
-    from finetune_operator.cli.suspend_all import consequences, live_jobs, suspend_all
 
     jobs = cluster.run(lambda connection: live_jobs(connection, everywhere=all_namespaces, selector=selector))
     # Asked outside of the event loop, which would take Ctrl-C.
@@ -58,7 +58,7 @@ def resume(
     cluster: ClusterOptions,
 ) -> None:
     """Resume suspended jobs: a training continues from its last checkpoint. Clears spec.suspend."""
-    from finetune_operator.cli.edit import resume_jobs
+    from finetune_operator.cli.jobs.edit import resume_jobs
 
     cluster.run(lambda connection: resume_jobs(connection, names, write=echo))
 
@@ -79,7 +79,7 @@ def retry(
     cluster: ClusterOptions,
 ) -> None:
     """Run failed jobs again from the stage that failed, with new retry budgets. Raises spec.retry.generation."""
-    from finetune_operator.cli.edit import retry_jobs
+    from finetune_operator.cli.jobs.edit import retry_jobs
 
     cluster.run(
         lambda connection: retry_jobs(connection, names, from_stage, write=echo),
@@ -94,7 +94,7 @@ def cancel(
     cluster: ClusterOptions,
 ) -> None:
     """Cancel jobs for good: a training saves, its slice is freed, and the job ends. Sets spec.cancel."""
-    from finetune_operator.cli.cancel import cancel_jobs, consequences, jobs_to_cancel
+    from finetune_operator.cli.jobs.cancel import cancel_jobs, consequences, jobs_to_cancel
     from finetune_operator.cli.questions import confirmed
 
     jobs = cluster.run(lambda connection: jobs_to_cancel(connection, names, write=echo))

@@ -20,8 +20,8 @@ from finetune_operator.artifacts.port import (
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.costs import CostQuery, day_named, parse_by, show_costs, show_ledger
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.jobs.costs import CostQuery, day_named, parse_by, show_costs, show_ledger
 from finetune_operator.cli.ledger import ledger_named
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import LedgerRecord

@@ -11,11 +11,11 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.cli import doctor
-from finetune_operator.cli.doctor_finding import Finding, State
-from finetune_operator.cli.doctor_probe import Folder, Probe, probes
-from finetune_operator.cli.doctor_probe_ends import ended, judged, left_over, not_tested, refused
-from finetune_operator.cli.doctor_setup import Setup
+from finetune_operator.cli.doctor import examine as doctor
+from finetune_operator.cli.doctor.finding import Finding, State
+from finetune_operator.cli.doctor.probe import Folder, Probe, probes
+from finetune_operator.cli.doctor.probe_ends import ended, judged, left_over, not_tested, refused
+from finetune_operator.cli.doctor.setup import Setup
 from tests.unit.cli.test_doctor import changed, healthy
 
 TEAM = "gs://my-project-models/team-a/*"

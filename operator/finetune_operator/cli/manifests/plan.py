@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from finetune_operator.cli.checks import no_objects, planned, profile_of, templates_of
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
-from finetune_operator.cli.manifests import read_manifests, skipped
-from finetune_operator.cli.plan_facts import FACTS_VERSION, facts
-from finetune_operator.cli.plan_page import page
-from finetune_operator.cli.plan_report import KnownInputs, PlanReport, report_of
+from finetune_operator.cli.manifests.checks import no_objects, planned, profile_of, templates_of
+from finetune_operator.cli.manifests.files import read_manifests, skipped
+from finetune_operator.cli.manifests.plan_facts import FACTS_VERSION, facts
+from finetune_operator.cli.manifests.plan_page import page
+from finetune_operator.cli.manifests.plan_report import KnownInputs, PlanReport, report_of
 from finetune_operator.cli.text import plain
 from finetune_operator.cli.yaml_text import yaml_documents
 

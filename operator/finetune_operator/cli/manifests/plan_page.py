@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from finetune_contract import DatasetSpec, MethodSpec, ModelSource, PreferenceMethod
 from finetune_operator.api import MethodType, exact, options_of
-from finetune_operator.cli.plan_facts import queues_of
-from finetune_operator.cli.plan_report import PlanReport
+from finetune_operator.cli.manifests.plan_facts import queues_of
+from finetune_operator.cli.manifests.plan_report import PlanReport
 from finetune_operator.cli.printing import Object
 from finetune_operator.cli.text import count, duration, money, plain, size
 from finetune_operator.planning import Plan

@@ -9,7 +9,7 @@ from finetune_contract import METHODS as EVALUATED
 from finetune_operator.api import API_VERSION, MethodType
 from finetune_operator.api.job import MAX_NAME_LENGTH
 from finetune_operator.api.method import Quantization
-from finetune_operator.cli.validate import validate_text
+from finetune_operator.cli.manifests.validate import validate_text
 from finetune_operator.cli.yaml_text import yaml_text
 from finetune_operator.planning.defaults import BUILT_IN, LORA, METHODS
 

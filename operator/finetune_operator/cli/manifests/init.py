@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_operator.api import MethodType
-from finetune_operator.cli.clone import cloned, next_names
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
-from finetune_operator.cli.new_job import (
+from finetune_operator.cli.manifests.clone import cloned, next_names
+from finetune_operator.cli.manifests.new_job import (
     NewJob,
     Object,
     dataset_source,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from finetune_contract import ModelIdentity, Stage
 from finetune_operator.api.numbers import decimal
-from finetune_operator.cli.checks import PlannedJob
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
+from finetune_operator.cli.manifests.checks import PlannedJob
 from finetune_operator.cli.text import size
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.budget import SpendingLimit

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from finetune_contract import Stage
 from finetune_operator.cli import status_view
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.edit import Write, name_of
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.jobs.edit import Write, name_of
 from finetune_operator.cli.printing import Object, resource_name
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from finetune_operator.api import exact
-from finetune_operator.cli.plan_report import PlanReport
+from finetune_operator.cli.manifests.plan_report import PlanReport
 from finetune_operator.planning import Plan
 from finetune_operator.planning.considered import ConsideredSlice
 from finetune_operator.planning.estimate.training_memory import (

@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune_operator.api import GROUP
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.validate import Manifest, Problem, checked_objects
+from finetune_operator.cli.manifests.validate import Manifest, Problem, checked_objects
 
 type Object = Mapping[str, Any]
 

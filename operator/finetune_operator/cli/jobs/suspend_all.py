@@ -8,10 +8,10 @@ from itertools import batched, groupby
 
 from finetune_contract import Stage
 from finetune_operator.cli import status_view
-from finetune_operator.cli.cancel import running_stage
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.edit import Write
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.jobs.cancel import running_stage
+from finetune_operator.cli.jobs.edit import Write
 from finetune_operator.cli.printing import Object
 from finetune_operator.cluster.port import ClusterError, NotFound
 

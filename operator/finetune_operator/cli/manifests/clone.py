@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from finetune_operator.api import API_VERSION
-from finetune_operator.cli.new_job import with_suffix
+from finetune_operator.cli.manifests.new_job import with_suffix
 
 type Object = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
-from finetune_operator.cli.watch import EXIT_CODES, job_states
+from finetune_operator.cli.jobs.watch import EXIT_CODES, job_states
 from finetune_operator.cluster.port import ClusterError
 
 #: Exit code after the timeout, that of timeout(1).

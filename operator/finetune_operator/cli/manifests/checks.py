@@ -10,8 +10,15 @@ from typing import Any
 
 from finetune_operator.api import Reason
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests import ManifestSet, Object, is_stdin, of_kind, read_manifests, skipped
-from finetune_operator.cli.validate import NONE_OF_OURS, USE_API_VERSION, Manifest
+from finetune_operator.cli.manifests.files import (
+    ManifestSet,
+    Object,
+    is_stdin,
+    of_kind,
+    read_manifests,
+    skipped,
+)
+from finetune_operator.cli.manifests.validate import NONE_OF_OURS, USE_API_VERSION, Manifest
 from finetune_operator.planning import (
     Admission,
     Plan,

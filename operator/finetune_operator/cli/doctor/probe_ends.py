@@ -12,10 +12,10 @@ from http import HTTPStatus
 from typing import Any
 
 from finetune_operator.api.conditions import stored_condition
-from finetune_operator.cli.doctor_checks import google_account, own_identity
-from finetune_operator.cli.doctor_finding import Check, Finding
-from finetune_operator.cli.doctor_probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
-from finetune_operator.cli.doctor_setup import Setup
+from finetune_operator.cli.doctor.checks import google_account, own_identity
+from finetune_operator.cli.doctor.finding import Check, Finding
+from finetune_operator.cli.doctor.probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
+from finetune_operator.cli.doctor.setup import Setup
 from finetune_operator.cli.text import one_line
 from finetune_operator.cluster.port import Object
 
