@@ -1,7 +1,7 @@
 """What ``finetune doctor`` reads of a cluster. What the caller may not read is unknown, never missing."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -39,16 +39,17 @@ class Right:
     """Commands that need it."""
 
 
-_RIGHTS: Sequence[tuple[Right, ResourceKind, str]] = (
-    (Right("create", "finetunejobs", "kubectl apply"), JOBS, ""),
-    (Right("list", "finetunejobs", "finetune list"), JOBS, ""),
-    (Right("watch", "finetunejobs", "finetune watch"), JOBS, ""),
-    (Right("patch", "finetunejobs", "finetune suspend, retry, cancel"), JOBS, ""),
-    (Right("delete", "finetunejobs", "kubectl delete"), JOBS, ""),
-    (Right("list", "pods", "finetune logs"), PODS, ""),
-    (Right("get", "pods/log", "finetune logs"), PODS, "log"),
-)
-_PROFILE_RIGHT = Right("list", "finetuneprofiles", "finetune profiles")
+#: Each with its kind and its subresource. Profiles are objects of the cluster, the others of the namespace.
+_RIGHTS: Mapping[Right, tuple[ResourceKind, str]] = {
+    Right("list", "finetuneprofiles", "finetune profiles"): (PROFILES, ""),
+    Right("create", "finetunejobs", "kubectl apply"): (JOBS, ""),
+    Right("list", "finetunejobs", "finetune list"): (JOBS, ""),
+    Right("watch", "finetunejobs", "finetune watch"): (JOBS, ""),
+    Right("patch", "finetunejobs", "finetune suspend, retry, cancel"): (JOBS, ""),
+    Right("delete", "finetunejobs", "kubectl delete"): (JOBS, ""),
+    Right("list", "pods", "finetune logs"): (PODS, ""),
+    Right("get", "pods/log", "finetune logs"): (PODS, "log"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,28 +83,32 @@ async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
     kinds = (JOBS, PROFILES, JOBSETS, LOCAL_QUEUES)
     served = dict(zip(kinds, await asyncio.gather(*map(connection.served, kinds)), strict=True))
 
-    async def listed(kind: ResourceKind, namespace: str | None) -> Listing:
-        return await _readable(connection.list(kind, namespace))
+    async def listed(
+        kind: ResourceKind, namespace: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> Listing:
+        try:
+            return await connection.list(kind, namespace, labels=labels)
+        except NotFound:
+            return ()
+        except Rejected as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+            return None
 
     namespace = connection.namespace
     operators, operator_roles, profiles, accounts, queues, quotas, nodes = await asyncio.gather(
-        _readable(
-            connection.list(
-                DEPLOYMENTS, operator_namespace, labels={"app.kubernetes.io/name": "finetune-operator"}
-            )
-        ),
-        _readable(connection.list(CLUSTER_ROLES, None, labels={"app.kubernetes.io/component": "operator"})),
-        listed(PROFILES, None),
+        listed(DEPLOYMENTS, operator_namespace, {"app.kubernetes.io/name": "finetune-operator"}),
+        listed(CLUSTER_ROLES, labels={"app.kubernetes.io/component": "operator"}),
+        listed(PROFILES),
         listed(SERVICE_ACCOUNTS, namespace),
         listed(LOCAL_QUEUES, namespace),
         listed(QUOTAS, namespace),
-        listed(NODES, None),
+        listed(NODES),
     )
-    allowed = await asyncio.gather(
-        connection.may("list", PROFILES, everywhere=True),
-        *(connection.may(right.verb, kind, subresource) for right, kind, subresource in _RIGHTS),
-    )
-    rights = dict(zip([_PROFILE_RIGHT, *(right for right, _, _ in _RIGHTS)], allowed, strict=True))
+    allowed = await asyncio.gather(*(
+        connection.may(right.verb, kind, subresource, everywhere=kind is PROFILES)
+        for right, (kind, subresource) in _RIGHTS.items()
+    ))  # fmt: skip
     return Setup(
         namespace=namespace,
         operator_namespace=operator_namespace,
@@ -115,16 +120,5 @@ async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
         queues=queues,
         quotas=quotas,
         nodes=nodes,
-        rights=rights,
+        rights=dict(zip(_RIGHTS, allowed, strict=True)),
     )
-
-
-async def _readable(read: Awaitable[Sequence[Object]]) -> Listing:
-    try:
-        return await read
-    except NotFound:
-        return ()
-    except Rejected as error:
-        if error.status != HTTPStatus.FORBIDDEN:
-            raise
-        return None

@@ -38,10 +38,6 @@ class LogSelection:
             return False
         return self.attempt is None or _numbers(job).get(place) == self.attempt
 
-    def __str__(self) -> str:
-        parts = [self.stage.value if self.stage else "", f"attempt {self.attempt}" if self.attempt else ""]
-        return " ".join(part for part in parts if part) or "the job"
-
 
 def _numbers(job: Object) -> dict[Place, int]:
     """Returns the number that users see for every attempt in the status."""
