@@ -73,7 +73,7 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     faults += [
         FieldError(location=location, message="is null: leave the field out, or give it a value")
         for location in _nulls(document)
-        if location not in wrong
+        if not any(location[:end] in wrong for end in range(len(location) + 1))
     ]
     if parsed is None or faults:
         raise InvalidObject(faults)
