@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from finetune_operator.cli.plan import planned_jobs, shown_plans
-from finetune_operator.cli.plan_report import KnownInputs
+from finetune_operator.cli.manifests.plan import planned_jobs, shown_plans
+from finetune_operator.cli.manifests.plan_report import KnownInputs
 
 
 def plan_page(job: Path, profile: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from devcluster.testing import LocalCluster
-from finetune_operator.cli.validate import validate_text
+from finetune_operator.cli.manifests.validate import validate_text
 from tests.unit.cli.created import CREATED
 from tests.unit.cli.reported import Page, write_records
 from tests.unit.cli.scalars import KEYS, SCALARS

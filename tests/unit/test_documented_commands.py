@@ -8,8 +8,8 @@ import typer.main
 import yaml
 
 from devcluster.layout import ROOT
-from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.commands import app
+from finetune_operator.cli.manifests.checks import check_files
 from tests.documents import MARKS, blocks, documented
 from tests.setup_script import commands, plan
 

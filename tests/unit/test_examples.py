@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from devcluster.gcs import BUCKETS
-from finetune_operator.cli.checks import check_files
-from finetune_operator.cli.plan import planned_jobs
-from finetune_operator.cli.plan_report import KnownInputs
+from finetune_operator.cli.manifests.checks import check_files
+from finetune_operator.cli.manifests.plan import planned_jobs
+from finetune_operator.cli.manifests.plan_report import KnownInputs
 from tests.plan_pages import plan_page
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from devcluster.bucket_iam import ROLES, Grant
 from finetune_contract import Stage
 from finetune_contract.tpu import TpuShape
 from finetune_operator.catalog.tpu import shape_by_name
-from finetune_operator.cli.checks import check_files
+from finetune_operator.cli.manifests.checks import check_files
 from finetune_operator.rendering import plan_offline
 from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS

@@ -17,8 +17,8 @@ from finetune_operator.api.export import ExportContent, ExportFormat
 from finetune_operator.api.method import MethodType, Quantization
 from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
-from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.commands import app
+from finetune_operator.cli.manifests.checks import check_files
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.policy import profile_checks
 from tests.unit.lifecycle.world import profile

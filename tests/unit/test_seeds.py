@@ -12,8 +12,8 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.plan import planned_jobs
-from finetune_operator.cli.plan_report import KnownInputs, read_model_config
+from finetune_operator.cli.manifests.plan import planned_jobs
+from finetune_operator.cli.manifests.plan_report import KnownInputs, read_model_config
 from finetune_operator.planning import Plan
 
 ROOT = Path(__file__).parents[2]

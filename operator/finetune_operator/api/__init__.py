@@ -21,15 +21,12 @@ from finetune_operator.api.method import options_of as options_of
 from finetune_operator.api.model import Model as Model
 from finetune_operator.api.numbers import canonical as canonical
 from finetune_operator.api.numbers import exact as exact
-from finetune_operator.api.numbers import unquoted as unquoted
+from finetune_operator.api.parsing import FieldError as FieldError
 from finetune_operator.api.parsing import InvalidObject as InvalidObject
-from finetune_operator.api.parsing import did_you_mean as did_you_mean
-from finetune_operator.api.parsing import one_of as one_of
 from finetune_operator.api.parsing import parse_job as parse_job
 from finetune_operator.api.parsing import parse_merged as parse_merged
 from finetune_operator.api.parsing import parse_profile as parse_profile
 from finetune_operator.api.parsing import render_path as render_path
-from finetune_operator.api.parsing import unknown_field as unknown_field
 from finetune_operator.api.parsing import without_nulls as without_nulls
 from finetune_operator.api.paths import field_paths as field_paths
 from finetune_operator.api.paths import number_paths as number_paths
@@ -41,4 +38,6 @@ from finetune_operator.api.profile import FineTuneProfileStatus as FineTuneProfi
 from finetune_operator.api.profile_policy import ProfileDefaults as ProfileDefaults
 from finetune_operator.api.status import FineTuneJobStatus as FineTuneJobStatus
 from finetune_operator.api.status_stages import StagePhase as StagePhase
-from finetune_operator.api.string_formats import form as form
+from finetune_operator.api.wording import did_you_mean as did_you_mean
+from finetune_operator.api.wording import one_of as one_of
+from finetune_operator.api.wording import shown as shown

@@ -4,6 +4,7 @@ Every string, list and map has a bound, because the API server estimates the cos
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -64,6 +65,13 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     return {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
 
 
+def _require(rules: tuple[ValidationRule, ...], value: Any) -> None:
+    """Raises an error of the type ``rule``, which pydantic collects, unless each rule holds."""
+    for rule in rules:
+        if rule.holds is not None and not rule.holds(value):
+            raise PydanticCustomError("rule", "{message}", {"message": rule.message})
+
+
 class ApiModel(BaseModel):
     """Base of every object of the API: closed, immutable, camelCase in documents.
 
@@ -84,13 +92,8 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="after")
     def _obeys_its_rules(self, info: ValidationInfo) -> Self:
-        if info.context is WITHOUT_RULES:
-            return self
-        for rule in self.rules:
-            if rule.holds is not None and not rule.holds(self):
-                raise PydanticCustomError(
-                    "rule", "{message}", {"message": rule.message, "at": ".".join(rule.at)}
-                )
+        if info.context is not WITHOUT_RULES:
+            _require(self.rules, self)
         return self
 
     @classmethod
@@ -132,20 +135,22 @@ Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
 """A 64-bit number of a status: sizes, tokens, generations."""
 
 
-def checked(*rules: ValidationRule) -> tuple[Any, Any]:
-    """Returns annotations that check rules on a scalar in Python and write them into the schema."""
+@dataclass(frozen=True, slots=True)
+class RuleCheck:
+    """A validator of rules on a scalar or a list."""
 
-    def check(value: Any, info: ValidationInfo) -> Any:
-        if info.context is WITHOUT_RULES:
-            return value
-        for rule in rules:
-            assert rule.holds is not None
-            if not rule.holds(value):
-                raise ValueError(rule.message)
+    rules: tuple[ValidationRule, ...]
+
+    def __call__(self, value: Any, info: ValidationInfo) -> Any:
+        if info.context is not WITHOUT_RULES:
+            _require(self.rules, value)
         return value
 
+
+def checked(*rules: ValidationRule) -> tuple[Any, Any]:
+    """Returns annotations that check rules on a scalar or a list in Python and write them into the schema."""
     documents: list[JsonValue] = [{**rule.document()} for rule in rules]
-    return AfterValidator(check), Field(json_schema_extra={RULES_KEY: documents})
+    return AfterValidator(RuleCheck(rules)), Field(json_schema_extra={RULES_KEY: documents})
 
 
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]

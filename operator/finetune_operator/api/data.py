@@ -200,7 +200,7 @@ class Datasets(ApiModel):
         ValidationRule(
             cel="self.train.all(source, has(source.weight)) || !self.train.exists(source, has(source.weight))",
             message="give every training source a weight, or none",
-            holds=lambda self: len({source.weight is None for source in self.train}) == 1,
+            holds=lambda self: len({source.weight is None for source in self.train}) <= 1,
         ),
     )
 

@@ -132,7 +132,7 @@ def _belongs(method: MethodType) -> ValidationRule:
     return ValidationRule(
         cel=f"!has(self.{name}) || self.type == '{method}'",
         message=f"{name} belongs to type {method}: remove it, or set type: {method}",
-        holds=lambda self: getattr(self, name) is None or self.type is method,
+        holds=lambda self: getattr(self, name) is None or self.type == method,
     )
 
 

@@ -55,7 +55,7 @@ class JobModel(ApiModel):
         ValidationRule(
             cel="has(self.step) == (has(self.checkpoint) && self.checkpoint == 'Step')",
             message="step and checkpoint: Step belong together: set both, or remove step",
-            holds=lambda self: (self.step is not None) == (self.checkpoint is SourceCheckpoint.STEP),
+            holds=lambda self: (self.step is not None) == (self.checkpoint == SourceCheckpoint.STEP),
         ),
     )
 

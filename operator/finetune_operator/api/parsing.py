@@ -3,20 +3,25 @@
 Objects may have been stored under an older schema, so nothing that the API server validates today is assumed.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from finetune_operator.api.common import WITHOUT_RULES, ApiModel
+from finetune_operator.api.common import WITHOUT_RULES, ApiModel, RuleCheck
 from finetune_operator.api.job import FineTuneJob
-from finetune_operator.api.numbers import canonical, unquoted
+from finetune_operator.api.numbers import canonical
+from finetune_operator.api.paths import known_fields
 from finetune_operator.api.profile import FineTuneProfile
-from finetune_operator.api.string_formats import form
+from finetune_operator.api.rules import ValidationRule
+from finetune_operator.api.wording import worded
 from finetune_operator.objects import Object
+
+#: Stands in :func:`_as_rules_read` for a value in which a rule finds neither fields nor items.
+_UNREADABLE: Final = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,8 @@ class FieldError:
     location: tuple[str | int, ...]
     """``("spec", "datasets", "train", 0, "weight")``"""
     message: str
+    fix: str = ""
+    """Remedy. Empty if the message includes it."""
 
     @property
     def path(self) -> str:
@@ -57,16 +64,20 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     if not isinstance(obj, Mapping):
         raise InvalidObject([FieldError(location=(), message=f"must be an object, not {type(obj).__name__}")])
     document = {key: value for key, value in obj.items() if key != "status"}
-    nulls = [
+    parsed, faults = None, []
+    try:
+        parsed = model.model_validate(canonical(document), by_alias=True, by_name=False)
+    except ValidationError as error:
+        faults = _faults(model, error, canonical(document))
+    wrong = {fault.location for fault in faults}
+    faults += [
         FieldError(location=location, message="is null: leave the field out, or give it a value")
         for location in _nulls(document)
+        if not any(location[:end] in wrong for end in range(len(location) + 1))
     ]
-    if nulls:
-        raise InvalidObject(nulls)
-    try:
-        return model.model_validate(canonical(document), by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise InvalidObject(_faults(model, error)) from None
+    if parsed is None or faults:
+        raise InvalidObject(faults)
+    return parsed
 
 
 def parse_merged[M: ApiModel](model: type[M], document: Object) -> M:
@@ -83,7 +94,7 @@ def parse_merged[M: ApiModel](model: type[M], document: Object) -> M:
     try:
         return _validated(model, document)
     except ValidationError as error:
-        raise InvalidObject(_faults(model, error)) from None
+        raise InvalidObject(_faults(model, error, {})) from None
 
 
 def _validated[M: ApiModel](model: type[M], document: Object) -> M:
@@ -122,16 +133,28 @@ def without_nulls(model: type[BaseModel], value: Any, location: tuple[str | int,
     return value
 
 
-def _faults(model: type[BaseModel], error: ValidationError) -> list[FieldError]:
+def _faults(model: type[BaseModel], error: ValidationError, document: Object) -> list[FieldError]:
+    """Returns each error once. ``document``: the object whose rules are asked; empty: none is."""
     details = error.errors(include_url=False)
-    return [
-        FieldError(
-            location=(*detail["loc"], *_place_of_rule(detail)),
-            message=_message(model, detail),
-        )
+    found = [
+        _fault(model, detail)
         for detail in details
-        if not (detail["type"] == "too_short" and _holds_another(detail, details))
+        if detail["type"] != "rule"
+        and not (detail["type"] == "too_short" and _holds_another(detail, details))
     ]
+    wrong = {fault.location for fault in found}
+    broken: list[FieldError] = []
+    if document:
+        _as_rules_read(model, document, (), broken)
+    # A rule on a value of the wrong type or form would repeat the same error in a less helpful way.
+    return [*found, *(fault for fault in broken if fault.location not in wrong)]
+
+
+def _fault(model: type[BaseModel], detail: ErrorDetails) -> FieldError:
+    (message, fix), location = worded(model, detail), detail["loc"]
+    if location[-1:] == ("[key]",):  # pydantic's mark of an error of a map's key, not of its value
+        return FieldError(location=location[:-2], message=f"a key {message}")
+    return FieldError(location=location, message=message, fix=fix)
 
 
 def _holds_another(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
@@ -140,86 +163,46 @@ def _holds_another(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> boo
     return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in details)
 
 
-def _place_of_rule(detail: ErrorDetails) -> tuple[str, ...]:
-    """Returns the place below the object that a rule refers to (``ValidationRule.at``)."""
-    at = detail.get("ctx", {}).get("at", "")
-    return tuple(at.split(".")) if at else ()
+def _as_rules_read(
+    annotation: Any, value: Any, location: tuple[str | int, ...], broken: list[FieldError]
+) -> Any:
+    """Returns a value of the type ``annotation``, valid or not, as rules read it; adds those that it breaks.
 
-
-def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
-    location = detail["loc"]
-    match detail["type"]:
-        case "string_pattern_mismatch":
-            return f"must be {form(detail['ctx']['pattern'])}"
-        case "extra_forbidden":
-            return unknown_field(location, detail["input"], known_fields(model, location[:-1]))
-        case "missing":
-            return "required, but not set"
-        case "float_type" | "int_type" if isinstance(text := detail["input"], str) and (
-            said := unquoted(text, whole=detail["type"] == "int_type")
-        ):
-            return said
-        case _:
-            return detail["msg"].removeprefix("Value error, ")
-
-
-def known_fields(model: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
-    """Returns the fields, as users write them, of the object at ``location`` below ``model``; () if there is no
-    object."""
-    current: type[BaseModel] | None = model
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = next((f for f in current.model_fields.values() if f.alias == part), None) if current else None
-        current = model_within(field.annotation) if field else None
-    return tuple(field.alias or "" for field in current.model_fields.values()) if current else ()
-
-
-def model_within(annotation: Any) -> type[BaseModel] | None:
-    """Returns the model inside ``M``, ``M | None``, ``tuple[M, ...] | None`` and their annotated forms, or None."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = model_within(argument)
-        if found:
-            return found
-    return None
-
-
-def unknown_field(location: Sequence[int | str], value: Any, known: Sequence[str]) -> str:
-    """Returns the message for a field that its object, which has the fields ``known``, does not have."""
-    name = str(location[-1])
-    if location[-2:-1] == ("columns",) and value in known:
-        return f"unknown field: write {{{value}: {name}}}, our name of the column first"
-    return "unknown field" + did_you_mean(name, known)
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Returns ``: did you mean learningRate?``, or the list of known words, or nothing."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6) or [
-        name for name in known if name.lower() == word.lower().replace("_", "").replace("-", "")
-    ]
-    if close:
-        return f": did you mean {close[0]}?"
-    return f": expected one of {', '.join(known)}" if known else ""
-
-
-#: difflib's ratio from which a value counts as a misspelling. Names of methods are short: GRPO shares three letters
-#: with ORPO but is another method.
-_MISTYPED = 0.8
-
-
-def one_of(word: str, known: Sequence[str]) -> str:
-    """Returns ``: expected one of SFT, DPO, ORPO``, preceded by the most similar word, if there is one."""
-
-    def plain(value: str) -> str:
-        return value.lower().replace("_", "").replace("-", "")
-
-    close = [each for each in known if plain(each) == plain(word)] or difflib.get_close_matches(
-        word, known, n=1, cutoff=_MISTYPED
-    )
-    listed = f"xpected one of {', '.join(known)}"
-    return f": did you mean {close[0]}? E{listed}" if close else f": e{listed}"
+    pydantic asks an object's rules only if all its fields are valid, and stops at the first one that is broken. Here
+    a rule that cannot be asked, because a value is missing or of another type, counts as kept.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    read = value
+    rules: tuple[ValidationRule, ...] = ()
+    if origin is Annotated:
+        read = _as_rules_read(arguments[0], value, location, broken)
+        checks = (each.func for each in arguments[1:] if isinstance(each, AfterValidator))
+        rules = tuple(rule for check in checks if isinstance(check, RuleCheck) for rule in check.rules)
+    elif origin in (Union, UnionType):
+        return _as_rules_read(arguments[0], value, location, broken) if value is not None else None
+    elif origin is tuple:
+        if not isinstance(value, list | tuple):
+            return _UNREADABLE
+        read = tuple(
+            _as_rules_read(arguments[0], item, (*location, index), broken) for index, item in enumerate(value)
+        )
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if not isinstance(value, Mapping):
+            return _UNREADABLE
+        read = annotation.model_construct(**{
+            name: _as_rules_read(field.rebuild_annotation(), value[alias], (*location, alias), broken)
+            for name, field in annotation.model_fields.items()
+            if (alias := field.alias or name) in value
+        })  # fmt: skip
+        rules = getattr(annotation, "rules", ())
+    for rule in rules:
+        try:
+            kept = rule.holds is None or rule.holds(read)
+        except (AttributeError, TypeError):
+            kept = True
+        if not kept:
+            broken.append(FieldError(location=(*location, *rule.at), message=rule.message))
+    return read
 
 
 def render_path(location: Sequence[int | str]) -> str:

@@ -1,6 +1,6 @@
 """Paths of fields in a spec, as users write them: ``hyperparameters.epochs``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -41,3 +41,26 @@ def _without_none(annotation: Any) -> Any:
             (inner,) = (each for each in get_args(annotation) if each is not NoneType)
             return _without_none(inner)
     return annotation
+
+
+def known_fields(model: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
+    """Returns the fields, as users write them, of the object at ``location`` below ``model``; () if there is no
+    object."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = next((f for f in current.model_fields.values() if f.alias == part), None) if current else None
+        current = model_within(field.annotation) if field else None
+    return tuple(field.alias or "" for field in current.model_fields.values()) if current else ()
+
+
+def model_within(annotation: Any) -> type[BaseModel] | None:
+    """Returns the model inside ``M``, ``M | None``, ``tuple[M, ...] | None`` and their annotated forms, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = model_within(argument)
+        if found:
+            return found
+    return None

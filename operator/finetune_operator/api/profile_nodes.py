@@ -98,12 +98,12 @@ class Flavor(ApiModel):
         ValidationRule(
             cel="(self.capacity == 'Reservation') == has(self.reservation)",
             message="reservation names the reservation of capacity: Reservation: set both or neither",
-            holds=lambda self: (self.capacity is Capacity.RESERVATION) == (self.reservation is not None),
+            holds=lambda self: (self.capacity == Capacity.RESERVATION) == (self.reservation is not None),
         ),
         ValidationRule(
             cel="!has(self.queuedProvisioning) || self.capacity == 'FlexStart'",
             message="queuedProvisioning is for capacity: FlexStart: remove it",
-            holds=lambda self: self.queued_provisioning is None or self.capacity is Capacity.FLEX_START,
+            holds=lambda self: self.queued_provisioning is None or self.capacity == Capacity.FLEX_START,
             at=("queuedProvisioning",),
         ),
     )

@@ -1,7 +1,7 @@
 """Rules between fields, each written twice: as CEL for the API server and as Python for stored objects.
 
-Tests ensure that both forms agree. Only core CEL is used (no Kubernetes extension libraries), so that
-``finetune validate`` evaluates the same text as the CRD holds.
+Tests ensure that both forms agree. Only core CEL is used (no Kubernetes extension libraries), so that they evaluate
+the text of the CRD without an API server.
 """
 
 from collections.abc import Callable, Iterable, Mapping

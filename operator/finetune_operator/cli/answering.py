@@ -131,13 +131,5 @@ def _asked(model: DownloadedModel, prompt: Prompt) -> Mapping[str, Any]:
         "revision": model.revision,
         "arguments": dict(model.template_arguments),
         "date": model.template_date.isoformat() if model.template_date else None,
-        "adapter": None
-        if adapter is None
-        else {
-            "r": adapter.r,
-            "lora_alpha": adapter.lora_alpha,
-            "target_modules": adapter.target_modules,
-            "exclude_modules": adapter.exclude_modules,
-            "use_rslora": adapter.use_rslora,
-        },
+        "adapter": adapter and adapter.model_dump(exclude={"base_model_name_or_path", "peft_type"}),
     }

@@ -51,8 +51,7 @@ def check_output(output: str, *, force: bool) -> None:
         raise typer.BadParameter(
             f"{output[:128]!r} is not one of 'text', 'json', 'html=FILE'.", param_hint="--output"
         )
-    from finetune_operator.cli.html_page import require_pages
-    from finetune_operator.cli.output_file import refuse_existing
+    from finetune_operator.cli.output_file import refuse_existing, require_pages
 
     require_pages()
     if not force:

@@ -21,7 +21,6 @@ from finetune_operator.cluster.connect import (
 )
 from finetune_operator.cluster.port import (
     ACCESS_REVIEWS,
-    DEPLOYMENTS,
     JOBS,
     PODS,
     PROFILES,
@@ -46,8 +45,8 @@ _LONGEST_PAUSE = 15.0
 _MOST_REFUSALS = 6
 
 
-class Connection:
-    """The commands' access to a cluster. Calls raise :class:`ClusterError`."""
+class Connection(UserClient):
+    """The commands' access to a cluster and to a namespace in it. Calls raise :class:`ClusterError`."""
 
     def __init__(
         self,
@@ -67,20 +66,17 @@ class Connection:
             renew: returns a configuration with new credentials; None: there are no others.
             sleep: waits between two requests.
         """
+        super().__init__(configuration)
         self.namespace = namespace
         self.options = options
         self.server = str(configuration.host)
-        self._cluster = UserClient(configuration)
-        self._renew = renew
-        self._sleep = sleep
-
-    async def close(self) -> None:
-        await self._cluster.close()
+        self._new_credentials = renew
+        self._pause = sleep
 
     async def job(self, name: str) -> Object:
         """Returns the live job. Raises CliError with similar names if it does not exist."""
         try:
-            return await self._cluster.get(JOBS, self.namespace, name)
+            return await self.get(JOBS, self.namespace, name)
         except NotFound:
             pass
         try:
@@ -95,14 +91,14 @@ class Connection:
 
     async def names(self) -> AsyncIterator[str]:
         """Yields the names of the namespace's jobs, without reading the jobs."""
-        pages = self._cluster.pages(JOBS, self.namespace, metadata_only=True)
+        pages = self.pages(JOBS, self.namespace, metadata_only=True)
         async for job in self._items(JOBS, pages):
             yield str(job["metadata"]["name"])
 
     async def has_job(self, name: str) -> bool:
         """Whether the namespace has a job of this name."""
         try:
-            await self._cluster.get(JOBS, self.namespace, name)
+            await self.get(JOBS, self.namespace, name)
         except NotFound:
             return False
         return True
@@ -116,20 +112,10 @@ class Connection:
         """Returns all profiles."""
         return [profile async for profile in self._listed(PROFILES, None)]
 
-    async def deployments(self, namespace: str, selector: str) -> list[Object]:
-        """Returns the Deployments of a namespace with matching labels."""
-        return [each async for each in self._listed(DEPLOYMENTS, namespace, selector)]
-
-    async def listed(
-        self, kind: ResourceKind, namespace: str | None, labels: Mapping[str, str] | None = None
-    ) -> Sequence[Object]:
-        """Returns all objects of a kind, or those with the labels. Raises NotFound if the cluster does not serve it."""
-        return await self._cluster.list(kind, namespace, labels=labels)
-
     async def served(self, kind: ResourceKind) -> bool:
         """Whether the cluster serves the kind in its version, as discovery shows to every user."""
         try:
-            lines = [line async for line in self._cluster.lines(kind.prefix, (), _SILENCE_SECONDS)]
+            lines = [line async for line in self.lines(kind.prefix, (), _SILENCE_SECONDS)]
         except NotFound:
             return False
         try:
@@ -152,21 +138,17 @@ class Connection:
             "metadata": {},
             "spec": {"resourceAttributes": asked},
         }
-        answer = await self._cluster.create(ACCESS_REVIEWS, review)
+        answer = await self.create(ACCESS_REVIEWS, review)
         return bool((answer.get("status") or {}).get("allowed"))
 
     async def edit(self, name: str, patch: Object, *, namespace: str | None = None) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
-        return await self._cluster.merge(namespace or self.namespace, name, patch)
+        return await self.merge(namespace or self.namespace, name, patch)
 
-    async def create(self, kind: ResourceKind, manifest: Object) -> Object:
-        """Creates the object and returns it. Raises Rejected with the server's message if it is not admitted."""
-        return await self._cluster.create(kind, manifest)
-
-    async def delete(self, kind: ResourceKind, found: Object) -> None:
+    async def remove(self, kind: ResourceKind, found: Object) -> None:
         """Deletes the object. Does nothing if it is gone."""
         metadata = found["metadata"]
-        await self._cluster.delete(
+        await self.delete(
             kind, metadata.get("namespace"), metadata["name"], uid=metadata["uid"], foreground=False
         )
 
@@ -174,7 +156,7 @@ class Connection:
         self, kind: ResourceKind, namespace: str | None, selector: str | None = None
     ) -> AsyncIterator[Object]:
         """Yields objects page by page: ten thousand jobs have more bytes than the client takes at once."""
-        async for item in self._items(kind, self._cluster.selected(kind, namespace, selector)):
+        async for item in self._items(kind, self.selected(kind, namespace, selector)):
             yield item
 
     async def _items(
@@ -191,7 +173,7 @@ class Connection:
             ) from error
 
     async def pods(self, labels: Mapping[str, str]) -> list[Object]:
-        return list(await self._cluster.list(PODS, self.namespace, labels=labels))
+        return list(await self.list(PODS, self.namespace, labels=labels))
 
     async def follow(
         self,
@@ -224,7 +206,7 @@ class Connection:
                     await self._renew_credentials()
                 trouble(str(error))
             # Also after a watch that ended normally, so as not to overload a server that ends each at once.
-            await self._sleep(pause)
+            await self._pause(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def log(self, pod: str, *, follow: bool) -> AsyncIterator[str]:
@@ -234,7 +216,7 @@ class Connection:
         query = [("follow", str(follow).lower())]
         for renewed in (False, True):
             try:
-                async for line in self._cluster.lines(path, query, silence):
+                async for line in self.lines(path, query, silence):
                     yield line.decode(errors="replace").rstrip("\r\n")
             except Unavailable as error:
                 if renewed or error.status != HTTPStatus.UNAUTHORIZED:
@@ -244,11 +226,11 @@ class Connection:
                 return
 
     async def _renew_credentials(self) -> None:
-        if self._renew is not None:
-            self._cluster.renew(await self._renew())
+        if self._new_credentials is not None:
+            self.renew(await self._new_credentials())
 
     async def _list_and_watch(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[Objects]:
-        content = b"".join([line async for line in self._cluster.lines(path, query, _SILENCE_SECONDS)])
+        content = b"".join([line async for line in self.lines(path, query, _SILENCE_SECONDS)])
         try:
             listed = json.loads(content)
             objects = {item["metadata"]["name"]: item for item in listed["items"]}
@@ -263,7 +245,7 @@ class Connection:
             ("resourceVersion", listed["metadata"]["resourceVersion"]),
         ]
         try:
-            async for line in self._cluster.lines(path, watch, _SILENCE_SECONDS):
+            async for line in self.lines(path, watch, _SILENCE_SECONDS):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     return  # The resource version expired (410) or the server shuts down: list again.

@@ -34,17 +34,18 @@ def suspend(
     if bool(names) is everything:
         raise typer.BadParameter("give names of jobs, or --all")
     if names:
-        from finetune_operator.cli.edit import suspend_jobs
+        from finetune_operator.cli.jobs.edit import suspend_jobs
 
         if selector or all_namespaces:
             raise typer.BadParameter("-l and -A select among --all jobs, not among names")
         cluster.run(lambda connection: suspend_jobs(connection, names, write=echo))
         return
-    from finetune_operator.cli.suspend_all import confirmed, live_jobs, suspend_all
+    from finetune_operator.cli.jobs.suspend_all import consequences, live_jobs, suspend_all
+    from finetune_operator.cli.questions import confirmed
 
     jobs = cluster.run(lambda connection: live_jobs(connection, everywhere=all_namespaces, selector=selector))
     # Asked outside of the event loop, which would take Ctrl-C.
-    if jobs and not (yes or confirmed(jobs)):
+    if jobs and not (yes or confirmed(consequences(jobs), "Suspend them?")):
         echo("Nothing was suspended.", err=True)
         raise typer.Exit(1)
     cluster.run(lambda connection: suspend_all(connection, jobs, write=echo, report=partial(echo, err=True)))
@@ -57,7 +58,7 @@ def resume(
     cluster: ClusterOptions,
 ) -> None:
     """Resume suspended jobs: a training continues from its last checkpoint. Clears spec.suspend."""
-    from finetune_operator.cli.edit import resume_jobs
+    from finetune_operator.cli.jobs.edit import resume_jobs
 
     cluster.run(lambda connection: resume_jobs(connection, names, write=echo))
 
@@ -78,7 +79,7 @@ def retry(
     cluster: ClusterOptions,
 ) -> None:
     """Run failed jobs again from the stage that failed, with new retry budgets. Raises spec.retry.generation."""
-    from finetune_operator.cli.edit import retry_jobs
+    from finetune_operator.cli.jobs.edit import retry_jobs
 
     cluster.run(
         lambda connection: retry_jobs(connection, names, from_stage, write=echo),
@@ -93,11 +94,13 @@ def cancel(
     cluster: ClusterOptions,
 ) -> None:
     """Cancel jobs for good: a training saves, its slice is freed, and the job ends. Sets spec.cancel."""
-    from finetune_operator.cli.cancel import cancel_jobs, confirmed, jobs_to_cancel
+    from finetune_operator.cli.jobs.cancel import cancel_jobs, consequences, jobs_to_cancel
+    from finetune_operator.cli.questions import confirmed
 
     jobs = cluster.run(lambda connection: jobs_to_cancel(connection, names, write=echo))
     # Asked outside of the event loop, which would take Ctrl-C.
-    if jobs and not (yes or confirmed(jobs)):
+    which = "the job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
+    if jobs and not (yes or confirmed(consequences(jobs), f"Cancel {which}?")):
         echo("Nothing was cancelled.", err=True)
         raise typer.Exit(1)
     cluster.run(lambda connection: cancel_jobs(connection, jobs, write=echo))

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from finetune_contract import ExportOutcome
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import status_view, text
-from finetune_operator.cli.cancel import run_folder
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.options import ExportName
 from finetune_operator.cli.run_folder import JobRun, explained
@@ -137,7 +136,8 @@ def why_not_exported(job: Object) -> CliError:
     if phase == "Suspended":
         return CliError(f"{name} is suspended and has exported nothing yet.", fix=f"`finetune resume {name}`")
     if phase == "Succeeded":
-        return CliError(f"{name} succeeded, but its status names no exported folder in {_folder_of(status)}.")
+        folder = text.one_line((status.get("resolved") or {}).get("runFolder"))
+        return CliError(f"{name} succeeded, but its status names no exported folder in {folder}.")
     stage = f", stage {status['stage']}" if status.get("stage") else ""
     return CliError(
         f"{name} has exported nothing yet: it is {phase}{stage}.",
@@ -154,13 +154,9 @@ def _failed(job: Object, failure: Mapping[str, object]) -> CliError:
             fix=f"`finetune status {name}` shows what to change, and whether in this job, before "
             f"`finetune retry {name}`, or in a copy of it.",
         )
-    folder = run_folder(job)
+    folder = status_view.run_folder(job)
     return CliError(
         f"{name} was cancelled{where} and has exported nothing.",
         fix="A cancelled job cannot be retried; another job continues it with spec.resumeFrom.runFolder"
         f"{f': {folder}' if folder else '.'}",
     )
-
-
-def _folder_of(status: Object) -> str:
-    return text.one_line((status.get("resolved") or {}).get("runFolder"))

@@ -38,7 +38,7 @@ def list_jobs(
     cluster: ClusterOptions,
 ) -> None:
     """List jobs with phase, stage, progress, cost and age."""
-    from finetune_operator.cli.listing import show_list
+    from finetune_operator.cli.jobs.listing import show_list
 
     cluster.run(
         lambda connection: show_list(
@@ -57,7 +57,7 @@ def status(
     cluster: ClusterOptions,
 ) -> None:
     """Show the status of a job on one page."""
-    from finetune_operator.cli.status import show_status
+    from finetune_operator.cli.jobs.listing import show_status
 
     cluster.run(lambda connection: show_status(connection, name, output, echo))
 
@@ -71,7 +71,7 @@ def watch(
     """Follow a job live until it ends. Exit code 0 if it succeeded, 1 if it failed."""
     from rich.console import Console
 
-    from finetune_operator.cli.watch import watch_job
+    from finetune_operator.cli.jobs.watch import watch_job
 
     try:
         code = cluster.run(lambda connection: watch_job(connection, name, Console()))
@@ -93,7 +93,7 @@ def wait(
 ) -> None:
     """Wait until jobs have ended, without output but one line for each. Exit code 0 if all succeeded, 1 if one failed,
     124 after the timeout."""
-    from finetune_operator.cli.wait import seconds_of, wait_for
+    from finetune_operator.cli.jobs.wait import seconds_of, wait_for
 
     seconds = None if timeout is None else seconds_of(timeout)
     code = cluster.run(
@@ -122,7 +122,7 @@ def logs(
     cluster: ClusterOptions,
 ) -> None:
     """Print the logs of a stage's pods, or the stored end of the log after the pods are deleted."""
-    from finetune_operator.cli.logs import LogSelection, show_logs
+    from finetune_operator.cli.jobs.logs import LogSelection, show_logs
     from finetune_operator.cli.run_folder import caller_store
 
     selection = LogSelection(stage=stage, attempt=attempt)

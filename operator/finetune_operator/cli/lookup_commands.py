@@ -28,7 +28,7 @@ def profiles(
     cluster: ClusterOptions,
 ) -> None:
     """Show what jobs of the namespace may use: slices and prices, models, data, limits, and whom to ask."""
-    from finetune_operator.cli.profiles import show_profiles
+    from finetune_operator.cli.jobs.profiles import show_profiles
 
     cluster.run(
         lambda connection: show_profiles(connection, name, output, echo),
@@ -60,7 +60,7 @@ def doctor(
     cluster: ClusterOptions,
 ) -> None:
     """Check the installation, as its administrator or as a user: what is missing, and the command that mends it."""
-    from finetune_operator.cli.doctor import examine
+    from finetune_operator.cli.doctor.examine import examine
 
     cluster.run(
         lambda connection: examine(
@@ -126,7 +126,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
     import asyncio
     from datetime import UTC, datetime
 
-    from finetune_operator.cli.costs import (
+    from finetune_operator.cli.jobs.costs import (
         CostQuery,
         day_named,
         parse_by,

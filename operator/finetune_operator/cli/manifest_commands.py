@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 
 def method_named(text: str) -> "MethodType":
     """Parses the type of a method, ignoring case."""
-    from finetune_operator.api import MethodType, one_of
+    from finetune_operator.api import MethodType
 
-    found = next((method for method in MethodType if method.lower() == text.lower()), None)
-    if found is None:
-        raise typer.BadParameter(f"unknown value {text!r}{one_of(text, [*MethodType])}")
-    return found
+    return _named(text, list(MethodType))
 
 
 def quantization_named(text: str) -> "Quantization":
     """Parses a quantization of the base model, ignoring case."""
-    from finetune_operator.api import one_of
     from finetune_operator.api.method import Quantization
 
-    known = [each for each in Quantization if each is not Quantization.NONE]
+    return _named(text, [each for each in Quantization if each is not Quantization.NONE])
+
+
+def _named[E: StrEnum](text: str, known: list[E]) -> E:
+    from finetune_operator.api import one_of
+
     found = next((each for each in known if each.lower() == text.lower()), None)
     if found is None:
         raise typer.BadParameter(f"unknown value {text!r}{one_of(text, known)}")
@@ -140,15 +141,16 @@ def init(  # noqa: PLR0917  typer passes options by name
     cluster: ClusterOptions,
 ) -> None:
     """Write the manifest of a job: from flags, by asking where model or data are not given, or from another job."""
-    from finetune_operator.cli.init import GivenFlags, cloned_manifest, new_manifest, show_next
+    from finetune_operator.cli.manifests.init import cloned_manifest, new_manifest, show_next
+    from finetune_operator.cli.manifests.new_job import NewJob
     from finetune_operator.cli.output_file import refuse_existing, save
     from finetune_operator.cli.questions import Questions, can_ask
 
-    given = GivenFlags(
+    given = NewJob(
         name=name,
         namespace=namespace,
         profile=profile,
-        model=model,
+        model=model or "",
         datasets=datasets or (),
         method=method,
         lora=lora,
@@ -225,8 +227,8 @@ def plan(  # noqa: PLR0917
 ) -> None:
     """Show what jobs would do, without a cluster: stages, TPU and the reason for it, batch size, names, run folder.
     Exit code 1 if a job would be refused."""
-    from finetune_operator.cli.plan import planned_jobs, shown_plans
-    from finetune_operator.cli.plan_report import KnownInputs, read_model_config
+    from finetune_operator.cli.manifests.plan import planned_jobs, shown_plans
+    from finetune_operator.cli.manifests.plan_report import KnownInputs, read_model_config
     from finetune_operator.cli.text import plain
 
     model = None if model_config is None else read_model_config(model_config)
@@ -268,7 +270,7 @@ def validate(
 ) -> None:
     """Check manifests without a cluster against the rules of the API server and the operator, and jobs against their
     profile if it is among the manifests. Exit code 1 if there are errors."""
-    from finetune_operator.cli.checks import check_files
+    from finetune_operator.cli.manifests.checks import check_files
     from finetune_operator.cli.text import plain
 
     checked = check_files([*files, *(more or [])], namespace, recursive=recursive)

@@ -1,14 +1,25 @@
 """Questions to a person at a terminal."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import typer
+
+from finetune_operator.cli.app import echo
 
 
 def can_ask() -> bool:
     """Whether a person is there to answer: stdin and stderr are terminals. Stdout may be a file or a pipe."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirmed(lines: Iterable[str], question: str) -> bool:
+    """Prints the lines on stderr and asks at a terminal; no is the default. Returns True without a terminal."""
+    if not can_ask():
+        return True
+    for line in lines:
+        echo(line, err=True)
+    return Questions().confirm(question, default=False)
 
 
 class Questions:

@@ -40,8 +40,7 @@ def report(
     cluster: ClusterOptions,
 ) -> None:
     """Write one HTML page about a job, in any state: curves, time and cost, data, answers, attempts, files."""
-    from finetune_operator.cli.html_page import require_pages
-    from finetune_operator.cli.output_file import refuse_existing
+    from finetune_operator.cli.output_file import refuse_existing, require_pages
     from finetune_operator.cli.report import STDOUT, file_of, page_of, read_report, write_page
     from finetune_operator.cli.run_folder import caller_store, require_one
 

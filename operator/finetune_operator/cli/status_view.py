@@ -57,6 +57,13 @@ def ended(job: Object) -> bool:
     return is_current(job) and phase_of(job) in ENDED
 
 
+def run_folder(job: Object) -> str:
+    """Returns the run folder of a job that has had an attempt; empty if it has had none."""
+    status = status_of(job)
+    folder = (status.get("resolved") or {}).get("runFolder") or ""
+    return text.one_line(folder) if (status.get("attempts") or {}).get("total") else ""
+
+
 def status_lines(job: Object, now: datetime) -> list[Text]:
     """Returns the page that ``finetune status`` prints, one text per line. Durations and waits count until ``now``."""
     job = {key: text.plain(job.get(key) or {}) for key in ("metadata", "spec", "status")}

@@ -9,7 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,12 +28,12 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 @dataclass(slots=True)
 class PartialFile:
-    """A file that is not complete."""
+    """How much of a file is there."""
 
     file: ManifestFile
-    done: int
+    done: int = 0
     """Bytes of the partial file, from the start."""
-    digest: "hashlib._Hash"
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     """SHA-256 of these bytes."""
 
 
@@ -68,7 +68,9 @@ class TargetFolder:
                 "of the export's.",
             )
         missing = [
-            self._partial(file, progress) for file in self._files if not self._complete(file, progress)
+            _read(file, self._place_of_partial(file), progress)
+            for file in self._files
+            if not self._complete(file, progress)
         ]
         self._require_room(sum(each.file.size - each.done for each in missing))
         return missing
@@ -102,7 +104,7 @@ class TargetFolder:
         if not place.exists():
             return False
         if place.stat().st_size == file.size:
-            if _read(place, file.size, progress).digest.hexdigest() == file.sha256:
+            if _read(file, place, progress).digest.hexdigest() == file.sha256:
                 return True
             progress(-file.size)
         if not self._force:
@@ -111,13 +113,6 @@ class TargetFolder:
                 fix="Choose an empty folder with --to DIR, or replace such files with --force.",
             )
         return False
-
-    def _partial(self, file: ManifestFile, progress: ByteCount) -> PartialFile:
-        place = self._place_of_partial(file)
-        if not place.exists():
-            return PartialFile(file, 0, hashlib.sha256())
-        read = _read(place, file.size, progress)
-        return PartialFile(file, read.done, read.digest)
 
     def _require_room(self, needed: int) -> None:
         existing = next(
@@ -153,20 +148,15 @@ class TargetFolder:
                 raise _not_plain(file)
 
 
-@dataclass(slots=True)
-class _Read:
-    done: int
-    digest: "hashlib._Hash"
-
-
-def _read(place: Path, most: int, progress: ByteCount) -> _Read:
-    """Reads up to ``most`` bytes of a file."""
-    read = _Read(0, hashlib.sha256())
-    with place.open("rb") as stream:
-        while chunk := stream.read(min(_CHUNK, most - read.done)):
-            read.digest.update(chunk)
-            read.done += len(chunk)
-            progress(len(chunk))
+def _read(file: ManifestFile, place: Path, progress: ByteCount) -> PartialFile:
+    """Reads up to the file's size at ``place``, where it may be missing."""
+    read = PartialFile(file)
+    if place.exists():
+        with place.open("rb") as stream:
+            while chunk := stream.read(min(_CHUNK, file.size - read.done)):
+                read.digest.update(chunk)
+                read.done += len(chunk)
+                progress(len(chunk))
     return read
 
 

@@ -3,13 +3,18 @@
 import asyncio
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 
+from finetune_contract import Sample
+from finetune_operator.artifacts.port import ObjectStore, StorageError
+from finetune_operator.cli import text
 from finetune_operator.cli.adapter import read_adapter
 from finetune_operator.cli.answer import ADAPTER_CONFIG, MODEL_CONFIG
 from finetune_operator.cli.answering import DownloadedModel, Prompt, ask, find_python
@@ -17,15 +22,20 @@ from finetune_operator.cli.download import download, open_exported
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.exports import ExportedFolder
 from finetune_operator.cli.options import ExportName
-from finetune_operator.cli.run_folder import JobRun, caller_store
-from finetune_operator.cli.samples import recorded_samples, sample_lines
-from finetune_operator.cli.text import one_line
-from finetune_operator.cli.trained_with import trained_with
+from finetune_operator.cli.run_folder import JobRun, caller_store, explained, explanation
 from finetune_operator.results.model_manifest import sha256_of
+from finetune_operator.results.reader import RunReader
 
 #: The only file of weights that PEFT may read; without it, it would look for a pickle.
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+#: A commit; libraries would use any other text as a part of paths.
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Bytes of the file that are read, and samples and characters of each text that are shown.
+_READ = 4 * 2**20
+_SHOWN = 5
+_CHARACTERS = 2000
+_LABELS = {"prompt": "Prompt", "baseline": "Base model", "tuned": "Tuned model", "reference": "Reference"}
 
 
 def try_model(
@@ -54,22 +64,16 @@ def try_model(
         _require_loadable(exported)
         python = find_python(_packages(exported, base))
     except CliError as error:
-        _show_samples(run, write)
+        with contextlib.suppress(CliError):  # The first error explains more.
+            show_samples(run, write)
         raise error from None
     folder = cache_folder() / sha256_of(exported.content)[:32]
     download(exported, folder, force=True, console=console)
-    trained = asyncio.run(trained_with(run, caller_store()))
-    for each in trained.unreadable:
-        said = f"Asked without what the training's records name: {one_line(each)}"
+    model, unreadable = asyncio.run(_as_trained(run, _downloaded(exported, folder, base), base))
+    for each in unreadable:
+        said = f"Asked without what the training's records name: {text.one_line(each)}"
         console.print(said, highlight=False, markup=False, soft_wrap=True)
-    model = replace(
-        _downloaded(exported, folder, base),
-        template_arguments=trained.template_arguments,
-        template_date=trained.template_date,
-    )
     if model.base is not None:
-        if base is None and model.base == trained.model:
-            model = replace(model, revision=trained.revision)
         revision = f" at {model.revision}" if model.revision else ""
         console.print(f"Base model: {model.base}{revision}", highlight=False, markup=False, soft_wrap=True)
     answer = asyncio.run(ask(python, model, prompt, terminal=console.is_terminal))
@@ -79,13 +83,16 @@ def try_model(
 
 
 def show_samples(run: JobRun, write: Callable[[str], None]) -> None:
-    """Prints the samples that Evaluate has recorded. Raises CliError if there are none."""
-    if not _show_recorded(run, write):
+    """Prints the samples that Evaluate has recorded. Raises CliError if there are none, or they cannot be read."""
+    samples = asyncio.run(recorded_samples(run, caller_store()))
+    if not samples:
         raise CliError(
             f"{run.name} has no recorded answers.",
             fix="Evaluate records them for spec.evaluation.prompts. "
             'To ask the exported model: finetune try NAME "PROMPT".',
         )
+    for line in sample_lines(samples, run.folder.evaluation_samples):
+        write(line)
 
 
 def cache_folder() -> Path:
@@ -145,15 +152,54 @@ def _downloaded(exported: ExportedFolder, folder: Path, base: str | None) -> Dow
     return DownloadedModel(folder=folder, base=base or adapter.repository, adapter=adapter)
 
 
-def _show_samples(run: JobRun, write: Callable[[str], None]) -> None:
-    with contextlib.suppress(CliError):  # The error that is raised next explains more.
-        _show_recorded(run, write)
+async def recorded_samples(run: JobRun, store: ObjectStore) -> list[Sample]:
+    """Returns the first recorded samples; empty if there are none. Lines that are no samples are left out."""
+    with explained():
+        content = await store.read_part(run.folder.evaluation_samples, start=0, size=_READ)
+    found: list[Sample] = []
+    for line in (content or b"").splitlines():
+        if len(found) == _SHOWN:
+            break
+        try:
+            found.append(Sample.model_validate_json(line))
+        except ValidationError:
+            continue
+    return found
 
 
-def _show_recorded(run: JobRun, write: Callable[[str], None]) -> bool:
-    """Prints the recorded samples, and returns whether there are any. Raises CliError if they cannot be read."""
-    samples = asyncio.run(recorded_samples(run, caller_store()))
-    if samples:
-        for line in sample_lines(samples, run.folder.evaluation_samples):
-            write(line)
-    return bool(samples)
+def sample_lines(samples: Sequence[Sample], uri: str) -> Iterator[str]:
+    """Yields the samples as text: each prompt with the answers of both models and the reference."""
+    for sample in samples:
+        for name, label in _LABELS.items():
+            value = getattr(sample, name)
+            if value is None:
+                continue
+            yield f"{label}:"
+            shown = text.printable(value[:_CHARACTERS]) + ("…" if len(value) > _CHARACTERS else "")
+            yield from (f"  {line}" for line in (shown or "(empty)").split("\n"))
+        yield ""
+    yield f"The first {len(samples)} of {uri}." if len(samples) > 1 else f"From {uri}."
+
+
+async def _as_trained(
+    run: JobRun, model: DownloadedModel, base: str | None
+) -> tuple[DownloadedModel, Sequence[str]]:
+    """Returns the model with what the training's records name and its export does not, and why some is not known.
+
+    These are settings of the chat template, and the revision of the base model, unless the caller names the ``base``.
+    """
+    reader = RunReader(run.folder, caller_store())
+    try:
+        request, preflight = await asyncio.gather(reader.last_request(), reader.preflight())
+    except StorageError as error:
+        return model, (explanation(error).message,)
+    if request:
+        model = replace(
+            model,
+            template_arguments=request.data.chat_template_arguments,
+            template_date=request.data.chat_template_date,
+        )
+    trained = preflight.model if preflight else None
+    if trained and base is None and trained.source == model.base and _COMMIT.fullmatch(trained.revision):
+        model = replace(model, revision=trained.revision)
+    return model, reader.unreadable

@@ -13,8 +13,8 @@ from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.status import FineTuneJobStatus
-from finetune_operator.cli.schema_check import check_rules, check_schema
 from tests.unit.api.documents import JOB, PROFILE, Document, following
+from tests.unit.api.schema_oracle import check_rules, check_schema
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +116,31 @@ def test_spoilt_documents_are_judged_alike(kind: str, data: st.DataObject) -> No
     value = data.draw(following(schema["properties"]["spec"]["properties"][section]))
     document = deepcopy({**base, "spec": {**base["spec"], section: value}})
     container, key = data.draw(st.sampled_from(list(_slots(document["spec"]))))
+    _spoil(data, container, key)
+    assert accepted_by_models(kind, document) is accepted_by_server(document, schema)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@thorough
+@given(data=st.data())
+def test_every_error_is_reported_at_once(kind: str, data: st.DataObject) -> None:
+    """Also the rules of objects that have another error, which pydantic does not ask."""
+    base, schema, parse, _ = KINDS[kind]
+    sections = schema["properties"]["spec"]["properties"]
+    chosen = data.draw(st.lists(st.sampled_from(sorted(sections)), min_size=1, max_size=2, unique=True))
+    values = {section: data.draw(following(sections[section])) for section in chosen}
+    document = deepcopy({**base, "metadata": {"name": "A"}, "spec": {**base["spec"], **values}})
+    for _ in range(3):
+        _spoil(data, *data.draw(st.sampled_from(list(_slots(document["spec"])))))
+    wrong = set(check_schema(document, schema))
+    expected = wrong | (set(check_rules(document, schema, sound=not wrong)) - wrong)
+    assume(expected)
+    with pytest.raises(InvalidObject) as caught:
+        parse(document)
+    assert expected <= {fault.location for fault in caught.value.faults}
+
+
+def _spoil(data: st.DataObject, container: Any, key: Any) -> None:
     action = data.draw(st.sampled_from(["replace", "remove", "add"]))
     if action == "replace":
         container[key] = data.draw(_wrong)
@@ -123,7 +148,6 @@ def test_spoilt_documents_are_judged_alike(kind: str, data: st.DataObject) -> No
         del container[key]
     elif isinstance(container, dict):
         container["unknownField"] = data.draw(_wrong)
-    assert accepted_by_models(kind, document) is accepted_by_server(document, schema)
 
 
 def _slots(value: Any) -> Any:

@@ -65,9 +65,9 @@ BAD_JOBS: list[tuple[dict[str, Any], str, str]] = [
     (job(hyperparameters={"learningrate": "1"}), "spec.hyperparameters.learningrate", "learningRate"),
     (job(model=None), "spec.model", "required"),
     (job(datasets={}), "spec.datasets.train", "required"),
-    (job(datasets={"train": []}), "spec.datasets.train", "at least 1"),
-    (job(datasets=_train(weight=0)), "spec.datasets.train[0].weight", "greater than 0"),
-    (job(datasets=_train(weight="heavy")), "spec.datasets.train[0].weight", "valid number"),
+    (job(datasets={"train": []}), "spec.datasets.train", "must not be empty"),
+    (job(datasets=_train(weight=0)), "spec.datasets.train[0].weight", "must be above 0"),
+    (job(datasets=_train(weight="heavy")), "spec.datasets.train[0].weight", 'must be a number, not "heavy"'),
     (job(datasets=_train(roleMap={"bot": "robot"})), "spec.datasets.train[0].roleMap.bot", "assistant"),
     (job(datasets=_train(columns={"promt": "q"})), "spec.datasets.train[0].columns.promt", "prompt"),
     (

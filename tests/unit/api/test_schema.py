@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.api.schema import UnsupportedSchemaError, structural_schema
-from finetune_operator.api.string_formats import FORMS, form
+from finetune_operator.api.wording import FORMS, form
 
 type Schema = dict[str, Any]
 

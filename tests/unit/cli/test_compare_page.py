@@ -310,7 +310,7 @@ def test_a_place_that_cannot_be_written_is_an_error(folders: list[str], tmp_path
 def test_without_jinja2_one_line_names_the_extra(
     folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_operator.cli.html_page.find_spec", lambda name: None)
+    monkeypatch.setattr("finetune_operator.cli.output_file.find_spec", lambda name: None)
     done = compare(*folders, "-o", f"html={tmp_path}/page.html")
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [

@@ -20,8 +20,8 @@ from finetune_operator.artifacts.port import (
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.costs import CostQuery, day_named, parse_by, show_costs, show_ledger
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.jobs.costs import CostQuery, day_named, parse_by, show_costs, show_ledger
 from finetune_operator.cli.ledger import ledger_named
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import LedgerRecord
@@ -278,10 +278,10 @@ async def test_a_caller_who_may_not_read_deployments_gets_the_statuses(
 ) -> None:
     from finetune_operator.cluster.port import Rejected
 
-    async def forbidden(*_: object) -> list[Any]:
+    async def forbidden(*_: object, **__: object) -> list[Any]:
         raise Rejected("deployments.apps is forbidden", status=403)
 
-    monkeypatch.setattr(connection, "deployments", forbidden)
+    monkeypatch.setattr(connection, "list", forbidden)
     await api.put("finetunejobs", job("one"))
     found = await shown(connection, SharedStore())
     assert (found["source"], found["namespace"], found["total"]["chipHours"]) == ("statuses", "team-a", "2")

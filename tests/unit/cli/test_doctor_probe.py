@@ -11,11 +11,11 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.cli import doctor
-from finetune_operator.cli.doctor_finding import Finding, State
-from finetune_operator.cli.doctor_probe import Folder, Probe, probes
-from finetune_operator.cli.doctor_probe_ends import CHECK, ended, judged, left_over, not_tested, refused
-from finetune_operator.cli.doctor_setup import Setup
+from finetune_operator.cli.doctor import examine as doctor
+from finetune_operator.cli.doctor.finding import Finding, State
+from finetune_operator.cli.doctor.probe import Folder, Probe, probes
+from finetune_operator.cli.doctor.probe_ends import ended, judged, left_over, not_tested, refused
+from finetune_operator.cli.doctor.setup import Setup
 from tests.unit.cli.test_doctor import changed, healthy
 
 TEAM = "gs://my-project-models/team-a/*"
@@ -342,7 +342,7 @@ class Cluster:
             yield {each["metadata"]["name"]: each for each in shown}
         raise AssertionError("the command waits for pods that have all ended")
 
-    async def delete(self, _kind: object, found: dict[str, Any]) -> None:
+    async def remove(self, _kind: object, found: dict[str, Any]) -> None:
         self.deleted.append(found["metadata"]["uid"])
 
 
@@ -357,7 +357,7 @@ async def probed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]
     with suppress(typer.Exit):
         await doctor.examine(cast("Any", cluster), "s", probe=True, as_json=True, write=written.append)
     report = json.loads("".join(written))
-    return [each["message"] for each in report["findings"] if each["check"] in (CHECK, "images")]
+    return [each["message"] for each in report["findings"] if each["check"] in ("storage", "images")]
 
 
 def at(state: dict[str, Any], **metadata: str) -> Callable[[dict[str, Any]], dict[str, Any]]:

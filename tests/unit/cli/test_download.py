@@ -23,7 +23,6 @@ from finetune_operator.artifacts.port import (
 )
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli import download as download_module
-from finetune_operator.cli import transfer
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.target_folder import TargetFolder
 from tests.unit.cli.exported import (
@@ -65,7 +64,7 @@ class Watched:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_PART", PART)
+    monkeypatch.setattr(download_module, "_PART", PART)
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from finetune_operator.api import MethodType, parse_job
 from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.api.job import MAX_NAME_LENGTH, NAME_PATTERN
 from finetune_operator.api.method import Quantization
-from finetune_operator.cli.clone import cloned, next_names
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.init import GivenFlags, cloned_manifest, new_manifest
-from finetune_operator.cli.new_job import NewJob, faults, manifest_text, name_for
+from finetune_operator.cli.manifests.clone import cloned, next_names
+from finetune_operator.cli.manifests.init import cloned_manifest, new_manifest
+from finetune_operator.cli.manifests.new_job import NewJob, faults, manifest_text, name_for
 from finetune_operator.cli.output_file import save
 from finetune_operator.cli.questions import Questions
 from finetune_operator.cli.yaml_text import yaml_text
@@ -247,7 +247,7 @@ URIS = SEGMENTS.map(lambda text: f"gs://bucket/{text}")
 def test_every_valid_answer_is_written_so_that_it_reads_as_given(
     model: str, datasets: list[str], name: str, method: MethodType
 ) -> None:
-    text = new_manifest(GivenFlags(name=name, model=model, datasets=datasets, method=method), None)
+    text = new_manifest(NewJob(name=name, model=model, datasets=datasets, method=method), None)
     (document,) = read_documents(text)
     spec = parse_job(document.content).spec
     assert document.content["metadata"] == {"name": name}
@@ -259,7 +259,7 @@ def test_every_valid_answer_is_written_so_that_it_reads_as_given(
 def test_whatever_is_given_the_result_is_valid_or_a_refusal_that_names_a_flag(
     model: str, dataset: str, name: str, profile: str, namespace: str
 ) -> None:
-    flags = GivenFlags(name=name, namespace=namespace, profile=profile, model=model, datasets=(dataset,))
+    flags = NewJob(name=name, namespace=namespace, profile=profile, model=model, datasets=(dataset,))
     try:
         text = new_manifest(flags, None)
     except CliError as error:
@@ -284,13 +284,13 @@ def test_the_commands_of_the_quickstart_work_as_they_are_written(
 
 
 def test_with_model_and_data_nothing_is_asked() -> None:
-    flags = GivenFlags(model="a/b", datasets=("a/c",))
+    flags = NewJob(model="a/b", datasets=("a/c",))
     assert new_manifest(flags, Answers()) == new_manifest(flags, None)
 
 
 def test_a_wrong_flag_is_refused_before_anything_is_asked() -> None:
     with pytest.raises(CliError, match="--model: must be a repository"):
-        new_manifest(GivenFlags(model="a b"), Answers())
+        new_manifest(NewJob(model="a b"), Answers())
 
 
 # --- questions ------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_questions_have_defaults_and_refused_answers_are_asked_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     answers = Answers("a b", "Qwen/Qwen3-4B", "rows.jsonl", "gs://a/rows.jsonl", "", "", "", "", "")
-    written = yaml.safe_load(new_manifest(GivenFlags(), answers))
+    written = yaml.safe_load(new_manifest(NewJob(), answers))
     assert written["metadata"] == {"name": "qwen3-4b-sft"}
     assert written["spec"]["method"] == {"type": "SFT", "lora": {"rank": 16}}
     model, data = capsys.readouterr().err.splitlines()
@@ -322,7 +322,7 @@ def test_questions_have_defaults_and_refused_answers_are_asked_again(
 
 def test_only_what_no_flag_says_is_asked() -> None:
     answers = Answers("a/b", "orpo", "n", "bot", "gke")
-    written = yaml.safe_load(new_manifest(GivenFlags(datasets=("a/c", "a/d")), answers))
+    written = yaml.safe_load(new_manifest(NewJob(datasets=("a/c", "a/d")), answers))
     asked = [question.split()[0] for question in answers.questions]
     assert asked == ["Model", "Method", "LoRA", "Name", "Profile"]
     assert written["spec"]["method"] == {"type": "ORPO"}
@@ -476,7 +476,7 @@ async def test_a_copy_gets_a_free_name_and_the_given_parts(api: FakeApi, connect
     await api.put("finetunejobs", SOURCE)
     await api.put("finetunejobs", {**SOURCE, "metadata": {"name": "bot-2", "namespace": "team-a"}})
     text = await cloned_manifest(
-        connection, "bot", GivenFlags(model="c/d", datasets=("gs://a/new.jsonl",), profile="gke")
+        connection, "bot", NewJob(model="c/d", datasets=("gs://a/new.jsonl",), profile="gke")
     )
     (document,) = read_documents(text)
     assert faults(text, None) == []
@@ -495,14 +495,12 @@ async def test_a_copy_takes_other_hyperparameters_and_validation_rows(
     before = {"epochs": 3, "learningRate": 1e-4, "globalBatchSize": 8}
     spec = {**SOURCE["spec"], "datasets": datasets, "hyperparameters": before}
     await api.put("finetunejobs", {**SOURCE, "spec": spec})
-    given_flags = GivenFlags(validation=("gs://a/eval.jsonl",), steps=100, learning_rate=5e-3)
+    given_flags = NewJob(validation=("gs://a/eval.jsonl",), steps=100, learning_rate=5e-3)
     copied = yaml.safe_load(await cloned_manifest(connection, "bot", given_flags))["spec"]
     assert copied["hyperparameters"] == {"globalBatchSize": 8, "learningRate": 0.005, "steps": 100}
     assert copied["datasets"]["validation"] == [{"uri": "gs://a/eval.jsonl"}]
     assert "splitFromTrain" not in copied["datasets"]
-    rate_alone = yaml.safe_load(await cloned_manifest(connection, "bot", GivenFlags(learning_rate=1e-3)))[
-        "spec"
-    ]
+    rate_alone = yaml.safe_load(await cloned_manifest(connection, "bot", NewJob(learning_rate=1e-3)))["spec"]
     assert rate_alone["hyperparameters"] == {**before, "learningRate": 0.001}
 
 
@@ -520,13 +518,13 @@ async def test_a_copy_that_is_not_possible_is_refused(
 ) -> None:
     await api.put("finetunejobs", SOURCE)
     with pytest.raises(CliError) as refused:
-        await cloned_manifest(connection, source, GivenFlags(**flags))
+        await cloned_manifest(connection, source, NewJob(**flags))
     assert said in refused.value.message
 
 
 async def test_a_copy_of_a_plan_says_that_it_would_not_train(api: FakeApi, connection: Connection) -> None:
     await api.put("finetunejobs", {**SOURCE, "spec": {**SOURCE["spec"], "planOnly": True}})
-    text = await cloned_manifest(connection, "bot", GivenFlags())
+    text = await cloned_manifest(connection, "bot", NewJob())
     assert "# planOnly: true ends the job after Preflight" in text
     assert yaml.safe_load(text)["spec"]["planOnly"] is True
 

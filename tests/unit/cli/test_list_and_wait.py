@@ -13,9 +13,8 @@ import yaml
 
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
-from finetune_operator.cli.listing import show_list
-from finetune_operator.cli.status import show_status
-from finetune_operator.cli.wait import TIMED_OUT, seconds_of, wait_for
+from finetune_operator.cli.jobs.listing import show_list, show_status
+from finetune_operator.cli.jobs.wait import TIMED_OUT, seconds_of, wait_for
 from finetune_operator.cluster.port import Unavailable
 from tests.unit.cli.fake_api import FakeApi
 

@@ -11,8 +11,8 @@ import yaml
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.explain import explained, explanations
+from finetune_operator.cli.jobs.profiles import profile_lines
 from finetune_operator.cli.monthly_budget import budget_text, known_text, newest_budgets
-from finetune_operator.cli.profiles import profile_lines
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.costs import CostQuery, day_named, show_costs
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.jobs.costs import CostQuery, day_named, show_costs
+from finetune_operator.cli.jobs.listing import show_list
 from finetune_operator.cli.ledger import ledger_store
-from finetune_operator.cli.listing import show_list
 from tests.unit.cli.fake_api import FakeApi
 from tests.unit.cli.test_list_and_wait import NOW
 

@@ -57,7 +57,7 @@ def test_the_number_of_modules_stays_within_its_budget(words: Sequence[str], mos
     ("words", "packages"),
     [
         (("--help",), ("kubernetes.aio.client", "google", "aiohttp", "kopf", "pydantic")),
-        (PLAN, ("jsonschema", "celpy", "kubernetes.aio.client", "google", "aiohttp", "kopf")),
+        (PLAN, ("kubernetes.aio.client", "google", "aiohttp", "kopf")),
         (
             STATUS,
             ("kubernetes.client", "kubernetes.config", "google", "requests", "finetune_operator.planning"),
@@ -71,7 +71,7 @@ def test_nothing_is_imported_that_the_command_does_not_need(
     assert modules(words).isdisjoint(packages)
 
 
-def test_a_manifest_with_an_error_is_explained_by_schema_and_rules(tmp_path: Path) -> None:
+def test_a_manifest_with_an_error_needs_no_more_than_one_without(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(Path(QUICKSTART).read_text().replace("type: SFT", "type: SFTT"))
-    assert modules(("validate", "-f", str(file))) >= {"jsonschema", "celpy"}
+    assert modules(("validate", "-f", str(file))) <= modules(("validate", "-f", QUICKSTART))

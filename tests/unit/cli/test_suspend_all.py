@@ -11,7 +11,7 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.suspend_all import (
+from finetune_operator.cli.jobs.suspend_all import (
     LiveJob,
     consequences,
     live_jobs,

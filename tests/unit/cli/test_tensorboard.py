@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 from finetune_contract import RunFolder
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageUnavailable
 from finetune_operator.artifacts.shared_store import SharedStore
-from finetune_operator.cli import event_files, tensorboard
+from finetune_operator.cli import tensorboard
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.event_files import EventFiles
 from finetune_operator.cli.run_folder import JobRun
-from finetune_operator.cli.tensorboard import show_tensorboard
+from finetune_operator.cli.tensorboard import EventFiles, show_tensorboard
 from tests.unit.cli.exported import contents
 from tests.unit.cli.test_run_folder import job
 
@@ -108,7 +107,7 @@ async def test_only_event_files_are_copied_and_only_what_was_added(tmp_path: Pat
 async def test_event_files_longer_than_a_part_are_copied_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_files, "_PART", 4)
+    monkeypatch.setattr(tensorboard, "_PART", 4)
     run = run_at(tmp_path / "a", **{EVENTS: "0123456789"})
     await EventFiles(run, tmp_path / "out", Files()).update()
     assert contents(tmp_path / "out") == {EVENTS: b"0123456789"}
@@ -117,11 +116,11 @@ async def test_event_files_longer_than_a_part_are_copied_whole(
 async def test_event_files_are_bounded_in_size_and_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_files, "_BYTES", 15)
+    monkeypatch.setattr(tensorboard, "_BYTES", 15)
     run = run_at(tmp_path / "a", **{EVENTS: "0123456789", f"{EVENTS}.1": "0123456789"})
     with pytest.raises(CliError, match="The event files of a have more than 15 B"):
         await EventFiles(run, tmp_path / "out", Files()).update()
-    monkeypatch.setattr(event_files, "_FILES", 1)
+    monkeypatch.setattr(tensorboard, "_FILES", 1)
     with pytest.raises(CliError, match="holds more than 1 files"):
         await EventFiles(run, tmp_path / "out2", Files()).update()
 

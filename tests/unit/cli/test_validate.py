@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, MethodType, parse_job
 from finetune_operator.cli.documents import read_documents
-from finetune_operator.cli.validate import Problem, validate_text
+from finetune_operator.cli.manifests.validate import Problem, validate_text
 from finetune_operator.cli.yaml_text import yaml_text
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, profile

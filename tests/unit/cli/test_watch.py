@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from finetune_operator.cli import status_view
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.watch import TransitionPrinter, watch_job
+from finetune_operator.cli.jobs.watch import TransitionPrinter, watch_job
 from tests.unit.cli.fake_api import FakeApi
 
 NOW = datetime(2026, 11, 21, 12, 5, tzinfo=UTC)

@@ -16,9 +16,9 @@ from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.api.status_results import EvaluationStatus
 from finetune_operator.api.status_stages import MetricPoint, ProgressStatus
 from finetune_operator.api.timestamps import parse, stamp
-from finetune_operator.cli.schema_check import check_rules, check_schema
 from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.lifecycle.status.fitting import fit_schema, read_status
+from tests.unit.api.schema_oracle import Place, check_rules, check_schema
 from tests.unit.lifecycle.world import World
 
 STATUS = root_schema(job_crd())["properties"]["status"]
@@ -180,10 +180,9 @@ progresses = record(
 )
 
 
-def complaints(status: Any) -> list[str]:
-    """Returns the errors that the API server would report."""
-    found = check_schema(status, STATUS) or check_rules(status, STATUS, sound=True)
-    return [f"{finding.place}: {finding.message}" for finding in found]
+def complaints(status: Any) -> list[Place]:
+    """Returns the places of the errors that the API server would report."""
+    return check_schema(status, STATUS) or check_rules(status, STATUS, sound=True)
 
 
 @cache

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from finetune_operator.api import FineTuneJobSpec, Reason
-from finetune_operator.api.parsing import model_within
+from finetune_operator.api.paths import model_within
 from finetune_operator.planning import Refused, admit, read_stored_plan, render_stored_plan, replan
 from finetune_operator.planning.defaulted import DefaultedJobSpec, job_spec
 from finetune_operator.planning.defaults import BUILT_IN

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from finetune_operator.api import Reason
-from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.manifests.checks import check_files
 from finetune_operator.planning import Refused, admit, replan
 from tests.plan_pages import plan_page
 from tests.unit.lifecycle.world import job, profile

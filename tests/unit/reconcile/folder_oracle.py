@@ -20,11 +20,11 @@ from finetune_contract import (
 )
 from finetune_operator.api import Reason
 from finetune_operator.api.crd import job_crd, root_schema
-from finetune_operator.cli.schema_check import check_rules, check_schema
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Decision
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
 from finetune_operator.lifecycle.status.fitting import read_status
+from tests.unit.api.schema_oracle import check_rules, check_schema
 from tests.unit.lifecycle.writes import writes
 from tests.unit.reconcile.folder_world import PRICE, FolderWorld
 
@@ -139,8 +139,8 @@ class FolderOracle:
 
     def _is_stored(self, decision: Decision) -> None:
         status = self.world.status
-        found = check_schema(status, STATUS) or check_rules(status, STATUS, sound=True)
-        assert not found, [f"{each.place}: {each.message}" for each in found]
+        assert check_schema(status, STATUS) == []
+        assert check_rules(status, STATUS, sound=True) == []
         assert read_status(status).to_document() == status
         size = len(json.dumps(status, allow_nan=False))
         assert size < MOST_STATUS, f"a status of {size} bytes"

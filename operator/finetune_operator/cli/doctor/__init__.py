@@ -1,0 +1,1 @@
+"""``finetune doctor``: what an installation lacks."""

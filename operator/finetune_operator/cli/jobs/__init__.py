@@ -1,0 +1,1 @@
+"""Commands on the jobs and profiles of a cluster: listing, watching, logs, costs, and edits."""

@@ -1,0 +1,118 @@
+"""Changes of a job's lifecycle fields, each an edit of its spec that anyone could make with kubectl."""
+
+from collections.abc import Callable, Sequence
+
+from finetune_contract import Stage
+from finetune_operator.cli import status_view, text
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.printing import Object, resource_name
+from finetune_operator.cluster.port import ClusterError, Conflict
+
+type Write = Callable[[str], None]
+
+#: How a cancelled job continues.
+_CONTINUE = (
+    "Another job continues it: spec.resumeFrom.runFolder is the run folder that `finetune status` shows."
+)
+
+
+async def suspend_jobs(connection: Connection, names: Sequence[str], *, write: Write) -> None:
+    """Sets spec.suspend. Raises CliError if a job has ended, is cancelled or does not exist; none is changed then."""
+    jobs = [await connection.job(name) for name in names]
+    for job in jobs:
+        if status_view.ended(job):
+            phase = status_view.phase_of(job)
+            raise CliError(f"{name_of(job)} has ended ({phase}), so there is nothing to suspend.")
+        if job["spec"].get("cancel"):
+            raise CliError(f"{name_of(job)} is cancelled and ends, so there is nothing to suspend.")
+    for job in jobs:
+        if job["spec"].get("suspend"):
+            write(f"{resource_name(job)} is suspended already")
+        else:
+            await connection.edit(name_of(job), {"spec": {"suspend": True}})
+            write(f"{resource_name(job)} suspended: a stage that runs saves and ends first")
+
+
+async def resume_jobs(connection: Connection, names: Sequence[str], *, write: Write) -> None:
+    """Clears spec.suspend of every job that can be resumed.
+
+    Raises CliError at the end if a job waits for something else, is cancelled, does not exist or fails to be edited;
+    the error of the only such job is raised as it is.
+    """
+    failed = dict[str, CliError | ClusterError]()
+    for name in names:
+        try:
+            write(await _resumed(connection, name))
+        except (CliError, ClusterError) as error:
+            failed[name] = error
+    if len(failed) == 1:
+        raise failed.popitem()[1]
+    if failed:
+        reasons = "".join(f"\n  {name}: {_reason(error)}" for name, error in failed.items())
+        raise CliError(f"{len(failed)} of {len(names)} jobs were not resumed:{reasons}")
+
+
+async def _resumed(connection: Connection, name: str) -> str:
+    """Resumes the job, and returns what became of it. Raises CliError and ClusterError."""
+    job = await connection.job(name)
+    if job["spec"].get("cancel"):
+        raise CliError(f"{name} is cancelled and cannot be resumed.", fix=_CONTINUE)
+    if job["spec"].get("suspend"):
+        await connection.edit(name, {"spec": {"suspend": False}})
+        return f"{resource_name(job)} resumed"
+    if status_view.phase_of(job) == "Suspended":
+        raise CliError(
+            f"{name} is not suspended by spec.suspend: "
+            f"{text.one_line(status_view.status_of(job).get('summary', ''))}",
+            fix=f"`finetune status {name}` shows what it waits for.",
+        )
+    return f"{resource_name(job)} is not suspended"
+
+
+def _reason(error: CliError | ClusterError) -> str:
+    fix = error.fix if isinstance(error, CliError) else ""
+    return text.one_line(f"{error} {fix}")
+
+
+async def retry_jobs(
+    connection: Connection, names: Sequence[str], from_stage: Stage | None, *, write: Write
+) -> None:
+    """Raises spec.retry.generation by one. Raises CliError if a job has nothing to retry; none is changed then."""
+    jobs = [await connection.job(name) for name in names]
+    for job in jobs:
+        phase = status_view.phase_of(job)
+        if job["spec"].get("cancel"):
+            raise CliError(f"{name_of(job)} is cancelled and cannot be retried.", fix=_CONTINUE)
+        if not status_view.ended(job):
+            raise CliError(
+                f"{name_of(job)} has not ended ({phase}).",
+                fix="It retries faults by itself; `finetune watch` follows it.",
+            )
+        if phase != "Failed" and from_stage is None:
+            raise CliError(
+                f"{name_of(job)} has not failed ({phase}).",
+                fix="To run stages again, name the first one: --from-stage Evaluate.",
+            )
+    for job in jobs:
+        given = (job["spec"].get("retry") or {}).get("generation") or 0
+        done = status_view.status_of(job).get("retryGeneration") or 0
+        retry = {"generation": max(given, done) + 1, "fromStage": from_stage}
+        try:
+            await connection.edit(
+                name_of(job),
+                {
+                    "metadata": {"resourceVersion": job["metadata"]["resourceVersion"]},
+                    "spec": {"retry": retry},
+                },
+            )
+        except Conflict as error:
+            raise CliError(
+                f"{name_of(job)} was changed meanwhile, so it was not retried.", fix="Run the command again."
+            ) from error
+        stage = from_stage or "the stage that failed"
+        write(f"{resource_name(job)} retries from {stage} (generation {retry['generation']})")
+
+
+def name_of(job: Object) -> str:
+    return str(job["metadata"]["name"])

@@ -1,0 +1,249 @@
+"""``finetune logs``: the logs of a stage's pods, or the stored end of the log after they are deleted."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from finetune_contract import RunFolder, Stage
+from finetune_contract.log_line import readable
+from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
+from finetune_operator.cli import status_view, text
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.run_folder import explained
+from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Object
+from finetune_operator.rendering import attempt_of
+
+type Write = Callable[[str], None]
+
+_OVER = ("Succeeded", "Failed", "Skipped")
+#: Maximum bytes of a stored log. The trainer stores 200 lines of any length.
+_KEPT_LIMIT = 16 * 2**20
+
+
+type Place = tuple[Stage, int, int]
+"""An attempt: stage, number of the JobSet, restart of that JobSet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSelection:
+    """Selects the logs of a whole job, of one stage, or of one attempt of a stage."""
+
+    stage: Stage | None = None
+    attempt: int | None = None
+
+    def matches(self, pod: Object, job: Object) -> bool:
+        place = attempt_of(pod)
+        if place is None or self.stage not in (None, place[0]):
+            return False
+        return self.attempt is None or _numbers(job).get(place) == self.attempt
+
+
+def _numbers(job: Object) -> dict[Place, int]:
+    """Returns the number that users see for every attempt in the status."""
+    status = status_view.status_of(job)
+    newest = [{**each, "stage": each["name"]} for each in status.get("stages") or []]
+    record = [*((status.get("attempts") or {}).get("history") or []), *newest]
+    return {
+        _place(each): int(each["attempt"]) for each in record if each.get("attempt") and each.get("jobSet")
+    }
+
+
+def _place(record: Object) -> Place:
+    number = int(str(record["jobSet"]).rpartition("-")[2])
+    return Stage(record["stage"]), number, int(record.get("restart") or 0)
+
+
+def has_started(pod: Object) -> bool:
+    """Whether the pod's container runs or has run, so that it has a log."""
+    states = [status.get("state", {}) for status in pod.get("status", {}).get("containerStatuses") or []]
+    return any("running" in state or "terminated" in state for state in states)
+
+
+async def show_logs(
+    connection: Connection,
+    name: str,
+    selection: LogSelection,
+    *,
+    follow: bool,
+    store: ObjectStore,
+    write: Write,
+) -> None:
+    """Prints the newest attempt of the selection; with ``follow``, also all later output of the selection."""
+    job = await connection.job(name)
+    labels = {"tpu-finetune.dev/job-uid": str(job["metadata"]["uid"])}
+    if follow and not _over(job, selection):
+        await _follow(connection, job, labels, selection, write)
+        return
+    pods = [pod for pod in await connection.pods(labels) if selection.matches(pod, job) and has_started(pod)]
+    if not pods:
+        write(await kept_log(job, selection, store))
+        return
+    places = [place for pod in pods if (place := attempt_of(pod))]
+    newest = max(places, key=lambda place: (place[0].order, *place[1:]))
+    chosen = sorted(
+        (pod["metadata"]["name"] for pod in pods if attempt_of(pod) == newest),
+    )
+    for pod in chosen:
+        async for line in connection.log(pod, follow=False):
+            write(f"{_prefix(pod, chosen)}{text.printable(readable(line))}")
+
+
+def _over(job: Object, selection: LogSelection) -> bool:
+    """Whether the selection will produce no further output."""
+    if status_view.is_current(job) and status_view.phase_of(job) in ("Succeeded", "Failed", "Planned"):
+        return True
+    if selection.stage is None:
+        return False
+    for stage in status_view.status_of(job).get("stages") or []:
+        if stage.get("name") == selection.stage:
+            current = int(stage.get("attempt") or 0)
+            passed = selection.attempt is not None and current > selection.attempt
+            return passed or stage.get("phase") in _OVER
+    return False
+
+
+def _prefix(pod: str, all_pods: Sequence[str]) -> str:
+    """Returns the prefix of a pod's lines, ``slice-0-1 | ``; empty if there is only one pod."""
+    if len(all_pods) < 2:
+        return ""
+    # <jobset>-<replicated job>-<job index>-<pod index>-<random>
+    return f"{'-'.join(pod.split('-')[-4:-1])} | "
+
+
+class _Follower:
+    """Streams the logs of every pod of a selection from its start, as pods are created and deleted."""
+
+    def __init__(self, connection: Connection, job: Object, selection: LogSelection, write: Write) -> None:
+        self.job = job
+        """The job as last observed."""
+        self._connection = connection
+        self._selection = selection
+        self._write = write
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has the error of the first stream that fails, for example because nothing reads the output any more."""
+
+    async def pods(self, labels: Mapping[str, str]) -> None:
+        """Starts a stream for each pod that starts. Never returns."""
+        async for pods in self._connection.follow(PODS, labels=labels):
+            chosen = [pod for pod in pods.values() if self._selection.matches(pod, self.job)]
+            for pod in chosen:
+                if has_started(pod) and pod["metadata"]["name"] not in self._streams:
+                    self._start(
+                        pod, [p["metadata"]["name"] for p in chosen if attempt_of(p) == attempt_of(pod)]
+                    )
+
+    async def rest(self) -> None:
+        """Waits for the streams to end, since the last lines may arrive after the end of the job was observed."""
+        await asyncio.gather(*self._streams.values())
+
+    def stop(self) -> None:
+        for stream in self._streams.values():
+            stream.cancel()
+
+    def _start(self, pod: Object, peers: Sequence[str]) -> None:
+        if not self._streams.keys() & set(peers):
+            self._write(f"=== {_title(pod)}")
+        name = pod["metadata"]["name"]
+        self._streams[name] = asyncio.create_task(self._stream(name, peers))
+        self._streams[name].add_done_callback(self._ended)
+
+    def _ended(self, stream: asyncio.Task[None]) -> None:
+        error = None if stream.cancelled() else stream.exception()
+        if error is not None and not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _stream(self, pod: str, peers: Sequence[str]) -> None:
+        try:
+            async for line in self._connection.log(pod, follow=True):
+                self._write(f"{_prefix(pod, peers)}{text.printable(readable(line))}")
+        except ClusterError as error:
+            self._write(f"[the log stream of {pod} ended early: {error}]")
+
+
+def _title(pod: Object) -> str:
+    """Returns an attempt's title: ``Train quickstart-train-2``, with ``, restart 1`` after a restart of the JobSet."""
+    labels, place = pod["metadata"]["labels"], attempt_of(pod)
+    assert place is not None, "only pods of attempts are chosen"
+    stage, number, restart = place
+    jobset = labels.get("jobset.sigs.k8s.io/jobset-name", f"{stage.short}-{number}")
+    return f"{stage} {jobset}{f', restart {restart}' if restart else ''}"
+
+
+async def _follow(
+    connection: Connection, job: Object, labels: Mapping[str, str], selection: LogSelection, write: Write
+) -> None:
+    """Prints the logs of the selection until the job or the selected stage has ended."""
+
+    name = str(job["metadata"]["name"])
+    follower = _Follower(connection, job, selection, write)
+
+    async def until_over() -> None:
+        async for jobs in connection.follow(JOBS, name=name):
+            if name not in jobs or _over(jobs[name], selection):
+                return
+            follower.job = jobs[name]
+
+    tasks = [
+        asyncio.create_task(follower.pods(labels)),
+        asyncio.create_task(until_over()),
+        follower.failed,
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        await follower.rest()
+    finally:
+        for task in tasks:
+            task.cancel()
+        follower.stop()
+
+
+async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> str:
+    """Returns the end of an attempt's log that the trainer stored in the run folder. Raises CliError if it has none."""
+    status = status_view.status_of(job)
+    folder = (status.get("resolved") or {}).get("runFolder")
+    if not folder:
+        raise CliError(
+            f"{job['metadata']['name']} has no pods and no run folder yet.",
+            fix=f"`finetune status {job['metadata']['name']}` shows what it waits for.",
+        )
+    stage, number, restart = _newest_attempt(job, selection)
+    uri = RunFolder(str(folder)).log_tail(stage.short, number, restart)
+    try:
+        with explained():
+            content = await store.read(uri, limit=_KEPT_LIMIT)
+    except CliError as error:
+        large = "Copy that file with the store's own client (on Google Cloud: gcloud storage cp)."
+        raise CliError(
+            f"The pods of {stage} are deleted, and the stored end of its log is not readable. {error.message}",
+            fix=large if isinstance(error.__cause__, ObjectTooLarge) else error.fix,
+        ) from error
+    if content is None:
+        raise CliError(
+            f"The pods of {stage} are deleted and there is no stored log at {uri}.",
+            fix="An attempt that was killed stores none; try an earlier one with --attempt.",
+        )
+    return text.printable(content.decode(errors="replace").rstrip("\n"))
+
+
+def _newest_attempt(job: Object, selection: LogSelection) -> Place:
+    """Returns the last attempt of the last stage that ran, within the selection. Raises CliError if none ran."""
+    name = job["metadata"]["name"]
+    numbers = _numbers(job)
+    if selection.stage is not None and not any(stage is selection.stage for stage, *_ in numbers):
+        there = ", ".join(dict.fromkeys(stage.value for stage, *_ in numbers)) or "no stage"
+        raise CliError(f"{selection.stage} of {name} has not run. Stages that ran: {there}.")
+    chosen = [
+        place
+        for place, number in numbers.items()
+        if selection.stage in (None, place[0]) and selection.attempt in (None, number)
+    ]
+    if not chosen:
+        raise CliError(
+            f"{'No stage' if not numbers else 'No such attempt'} of {name} has run yet.",
+            fix=f"`finetune status {name}` shows what it waits for.",
+        )
+    return max(chosen, key=lambda place: (place[0].order, *place[1:]))
