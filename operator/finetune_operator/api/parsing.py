@@ -147,7 +147,9 @@ def _faults(model: type[BaseModel], error: ValidationError, document: Object) ->
     if document:
         _as_rules_read(model, document, (), broken)
     # A rule on a value of the wrong type or form would repeat the same error in a less helpful way.
-    return [*found, *(fault for fault in broken if fault.location not in wrong)]
+    faults = [*found, *(fault for fault in broken if fault.location not in wrong)]
+    # Where that keeps a rule that pydantic has found broken, the first broken one is known.
+    return faults or [_fault(model, detail) for detail in details]
 
 
 def _fault(model: type[BaseModel], detail: ErrorDetails) -> FieldError:
@@ -198,7 +200,7 @@ def _as_rules_read(
     for rule in rules:
         try:
             kept = rule.holds is None or rule.holds(read)
-        except (AttributeError, TypeError):
+        except Exception:  # noqa: BLE001  a value that the rule does not expect, whose own error is reported
             kept = True
         if not kept:
             broken.append(FieldError(location=(*location, *rule.at), message=rule.message))
