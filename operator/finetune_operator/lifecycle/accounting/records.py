@@ -41,8 +41,8 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep, Object
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.status.cost import rounded_down
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.lifecycle.status.usage import rounded_down
 from finetune_operator.planning import Plan
 from finetune_operator.planning.slices.topology import FlavorTerms
 

@@ -8,19 +8,28 @@ left out, together with the object around it if that object requires the value.
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from finetune_operator.api import FineTuneJobStatus, FineTuneProfileStatus
 from finetune_operator.api.common import ApiModel
+from finetune_operator.api.numbers import decimal
 
 type Object = Mapping[str, Any]
 type Place = tuple[int | str, ...]
 
 #: An address that was cut would lead elsewhere.
 _ADDRESSES = ("uri", "runfolder", "jobset")
+
+
+def copied[M: ApiModel](kind: type[M], source: object, **values: object) -> M:
+    """Returns a part of a status, not validated: ``values``, and what ``source`` has under the same name as a field. A
+    floating-point number becomes a decimal of the API."""
+    shared = {name: getattr(source, name) for name in kind.model_fields if hasattr(source, name)}
+    decimals = {name: decimal(value) for name, value in shared.items() if isinstance(value, float)}
+    return cast(M, kind.model_construct(**shared | decimals | values))
 
 
 def fit_schema(status: FineTuneJobStatus) -> FineTuneJobStatus:
