@@ -12,4 +12,3 @@ from finetune_operator.rendering.labels import attempt_of as attempt_of
 from finetune_operator.rendering.labels import jobset_name as jobset_name
 from finetune_operator.rendering.memory import CpuPoolTooSmall as CpuPoolTooSmall
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION as KNOWN_LATER_ANNOTATION
-from finetune_operator.rendering.offline import plan_offline as plan_offline

@@ -563,6 +563,7 @@ def test_restarts_known_only_from_a_listing_are_bounded() -> None:
         ("1Ki", 1024),
         ("4e0", 4),
         ("1E", 10**6),
+        ("1Ei", 10**6),
         ("9" * 30, 10**6),
         ("four", None),
         ("9" * 400, None),

@@ -66,7 +66,8 @@ def job_usage(job: Object) -> JobUsage | None:
     cost = status.get("cost") or {}
     used, recorded = Amounts.of_document(cost), Amounts.of_document(ledger)
     planned = (resolved.get("resources") or {}).get("chips")
-    chips = int(status["activeTime"].get("chips") or planned or 0) if _runs_on_tpu(job) else 0
+    runs = is_true(job, "Running") and status.get("stage") in _TPU_STAGES
+    chips = int(status["activeTime"].get("chips") or planned or 0) if runs else 0
     if not chips and not used - recorded:
         return None
     metadata, as_of = job["metadata"], whole_second(parse(reported))
@@ -106,8 +107,3 @@ def counted_on(job: Object, until: datetime | None) -> Object:
     seconds = int(active.get("seconds") or 0) + int((until - found.as_of).total_seconds())
     active = {**active, "seconds": seconds, "asOf": stamp(until)}
     return {**job, "status": {**status, "cost": {**cost, **more}, "activeTime": active}}
-
-
-def _runs_on_tpu(job: Object) -> bool:
-    """Whether the status says that all pods of a stage on TPUs run."""
-    return is_true(job, "Running") and job["status"].get("stage") in _TPU_STAGES

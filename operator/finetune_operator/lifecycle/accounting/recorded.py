@@ -74,20 +74,18 @@ def last_attempt(status: FineTuneJobStatus) -> AttemptKey | None:
     named = [each for each in status.stages or () if each.job_set]
     current = [each for each in named if each.name is status.stage]
     for each in current or reversed(named):
-        number = (each.job_set or "").rpartition("-")[2]
-        if number.isdecimal():
-            return AttemptKey(each.name, int(number), each.restart or 0)
+        if key := AttemptKey.of_jobset(each.name, each.job_set, each.restart):
+            return key
     return None
 
 
 def history(status: FineTuneJobStatus) -> dict[AttemptKey, AttemptRecord]:
     """Returns the ends of attempts in the status, oldest first within a stage."""
-    found: dict[AttemptKey, AttemptRecord] = {}
-    for each in ended_attempts(status):
-        number = (each.job_set or "").rpartition("-")[2]
-        if number.isdecimal():
-            found[AttemptKey(each.stage, int(number), each.restart or 0)] = each
-    return found
+    ended = (
+        (AttemptKey.of_jobset(entry.stage, entry.job_set, entry.restart), entry)
+        for entry in ended_attempts(status)
+    )
+    return {key: entry for key, entry in ended if key}
 
 
 def _at_least(cost: CostStatus | None, recorded: Amounts) -> CostStatus | None:

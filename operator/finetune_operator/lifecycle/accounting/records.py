@@ -36,7 +36,7 @@ from finetune_operator.lifecycle.accounting.recorded import (
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptResult
 from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
-from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, usage_of
+from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, terms_of, usage_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep, Object
 from finetune_operator.lifecycle.observation import Observation
@@ -44,7 +44,6 @@ from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.usage import rounded_down
 from finetune_operator.planning import Plan
-from finetune_operator.planning.slices.topology import FlavorTerms
 
 
 def due_records(
@@ -226,6 +225,7 @@ def _record(
     """``stored``: the job's status as it is stored, from which the day follows."""
     metadata, resolved, cost = job["metadata"], status.resolved, status.cost
     labels = metadata.get("labels") or {}
+    source = resolved.model.source if resolved and resolved.model else ""
     return LedgerRecord(
         day=_day(job, stored, values["end"]),
         namespace=metadata["namespace"],
@@ -233,7 +233,8 @@ def _record(
         uid=metadata["uid"],
         labels=dict(islice(sorted(labels.items()), MOST_LABELS)),
         profile=resolved.profile.name if resolved and resolved.profile else "",
-        model=_model(resolved.model.source) if resolved and resolved.model else "",
+        # Cut where its bytes would make the record too large to be read.
+        model=source.encode()[:MODEL_BYTES].decode(errors="ignore"),
         stage=key.stage,
         number=key.number,
         restart=key.restart,
@@ -243,11 +244,6 @@ def _record(
         trained=None if values["outcome"] in UNFINISHED else _trained(status, key),
         **values,
     )
-
-
-def _model(source: str) -> str:
-    """Returns the model's address, cut where its bytes would make the record too large to be read."""
-    return source.encode()[:MODEL_BYTES].decode(errors="ignore")
 
 
 def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
@@ -301,12 +297,11 @@ def _slice(attempt: Attempt, plan: Plan, own: Amounts) -> dict[str, Any]:
         return {"capacity": Capacity(plan.placement.capacity)} if own else {}
     rate = rate_of(attempt, plan)
     name = (attempt.jobset.flavor if attempt.jobset else None) or _flavor_of(rate.price, plan)
-    present = FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
     return {
         "tpu": plan.placement.shape.name if rate.chips == plan.chips else "",
         "chips": rate.chips,
         "flavor": name,
-        "capacity": Capacity(plan.flavors.get(name, present).capacity),
+        "capacity": Capacity(terms_of(name, plan).capacity),
         "chip_hour_price": rate.price,
     }
 

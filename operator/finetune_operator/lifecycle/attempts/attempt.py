@@ -95,7 +95,9 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
                 restarted=restarted,
                 ended_by_suspension=key.restart == last[key.jobset] - 1
                 and _before_resumption(files, jobset)
-                and not _before_resumption(observation.folder.attempts.get(_next_restart(key)), jobset),
+                and not _before_resumption(
+                    observation.folder.attempts.get(replace(key, restart=key.restart + 1)), jobset
+                ),
                 workload=workloads.get(jobset.uid) if jobset else None,
             )
         )
@@ -221,10 +223,6 @@ def _end_before(key: AttemptKey, observation: Observation) -> datetime | None:
     return max(
         (time for time in (result and result.finished, recorded and recorded.written) if time), default=None
     )
-
-
-def _next_restart(key: AttemptKey) -> AttemptKey:
-    return replace(key, restart=key.restart + 1)
 
 
 def _before_resumption(files: AttemptFiles | None, jobset: JobSet | None) -> bool:

@@ -85,7 +85,7 @@ def no_capacity(attempt: Attempt, plan: Plan) -> Failure:
             fix=f"Ask the platform team for CPU nodes with enough free resources{f' ({nodes})' if nodes else ''}, or "
             "raise spec.preRunningDeadlineSeconds; then raise spec.retry.generation."[:512],
         )
-    capacity = terms_of(attempt.jobset, plan).capacity if attempt.jobset else plan.placement.capacity
+    capacity = terms_of(attempt.jobset.flavor if attempt.jobset else None, plan).capacity
     flavor = flavor_of(attempt, plan)
     return Failure(
         code=ExitCode.UNAVAILABLE,

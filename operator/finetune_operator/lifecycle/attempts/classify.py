@@ -172,7 +172,9 @@ def classify(  # noqa: PLR0911  one per case
     if result:
         failure, record = _from_result(attempt, result, recorded, taken)
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=record)
-    if recorded and (settled(recorded) or not (taken and _crash(recorded))):
+    # A crash may be a consequence of a disruption.
+    crashed = recorded is not None and recorded.failure_class is FailureClass.INFRASTRUCTURE
+    if recorded and (settled(recorded) or not (taken and crashed)):
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=recorded, finished=finished)
     if attempt.jobset is None and stop:
         return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=stop.reason, record=stop)
@@ -206,11 +208,6 @@ def _unrecorded_eviction(attempt: Attempt) -> Failure | None:
 def settled(recorded: Failure | None) -> bool:
     """Whether the operator's record is final: neither a later record of the trainer nor the nodes change it."""
     return recorded is not None and recorded.reason in _FINAL
-
-
-def _crash(recorded: Failure) -> bool:
-    """Whether the failure may be a consequence of a disruption."""
-    return recorded.failure_class is FailureClass.INFRASTRUCTURE
 
 
 def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
@@ -265,15 +262,12 @@ def _elsewhere(
     stopped = result.outcome is Outcome.STOPPED
     if not stopped and not (result.failure and result.failure.reason == PEER_LOST):
         return None
-    if recorded and recorded.host != 0 and not (taken and _of_another_host(recorded)):
+    # Another host may have failed only because a third one was missing.
+    crashed = recorded is not None and recorded.failure_class is FailureClass.INFRASTRUCTURE
+    if recorded and recorded.host != 0 and not (taken and crashed):
         return recorded
     killed = kills(attempt)
     return process_failure(attempt.key.stage, *killed[0]) if killed else None
-
-
-def _of_another_host(recorded: Failure) -> bool:
-    """Whether a host other than the first failed, possibly only because another host was missing."""
-    return recorded.host != 0 and recorded.failure_class is FailureClass.INFRASTRUCTURE
 
 
 def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:

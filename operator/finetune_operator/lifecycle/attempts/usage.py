@@ -17,7 +17,6 @@ from finetune_operator.api import ConditionType
 from finetune_operator.api.status_stages import ActiveTime
 from finetune_operator.api.timestamps import parse, whole_second
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pods import running_span
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.planning import Plan
@@ -208,24 +207,22 @@ def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate
         held = attempt.jobset.chips
         return UsageRate(
             chips=plan.chips if held is None else held,
-            price=terms_of(attempt.jobset, plan).chip_hour_price,
+            price=terms_of(attempt.jobset.flavor, plan).chip_hour_price,
         )
     key = attempt.key.stage, attempt.key.number
     known = (recorded or {}).get(key) or _recorded_rates([attempt]).get(key)
     return known or _present_rate(plan)
 
 
-def terms_of(jobset: JobSet, plan: Plan) -> FlavorTerms:
-    """Returns the terms of the flavor for which the JobSet was rendered; the current ones if the plan lacks it."""
-    return plan.flavors.get(jobset.flavor or "", _present(plan))
+def terms_of(flavor: str | None, plan: Plan) -> FlavorTerms:
+    """Returns the terms of a flavor; the current ones if it is None, or the plan lacks it."""
+    placement = plan.placement
+    present = FlavorTerms(capacity=placement.capacity, chip_hour_price=placement.chip_hour_price)
+    return plan.flavors.get(flavor or "", present)
 
 
 def _present_rate(plan: Plan) -> UsageRate:
-    return UsageRate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
-
-
-def _present(plan: Plan) -> FlavorTerms:
-    return FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
+    return UsageRate(chips=plan.chips, price=plan.placement.chip_hour_price, known=False)
 
 
 def _recorded_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:

@@ -29,7 +29,7 @@ def copied[M: ApiModel](kind: type[M], source: object, **values: object) -> M:
     floating-point number becomes a decimal of the API."""
     shared = {name: getattr(source, name) for name in kind.model_fields if hasattr(source, name)}
     decimals = {name: decimal(value) for name, value in shared.items() if isinstance(value, float)}
-    return cast(M, kind.model_construct(**shared | decimals | values))
+    return cast("M", kind.model_construct(**shared | decimals | values))
 
 
 def fit_schema(status: FineTuneJobStatus) -> FineTuneJobStatus:
