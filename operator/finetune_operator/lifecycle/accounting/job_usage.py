@@ -89,9 +89,7 @@ def job_usage(job: Object) -> JobUsage | None:
 def counted_on(job: Object, until: datetime | None) -> Object:
     """Returns a job whose status reports that its chips have been used until then; the job itself if it used none.
 
-    Args:
-        job: the job as it was last observed.
-        until: end of the time in which its namespace could not be observed; None: there was none.
+    ``until``: end of the time in which its namespace could not be observed; None: there was none.
     """
     found = job_usage(job) if until else None
     if until is None or found is None or not (hours := found.since(found.as_of, until)):

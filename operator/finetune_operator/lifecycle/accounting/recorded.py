@@ -21,10 +21,7 @@ def with_records(
 ) -> FineTuneJobStatus:
     """Returns the status that calls the written records recorded, and the usage at least what is recorded.
 
-    Args:
-        status: the status without them.
-        due: records to be written.
-        written: the first of them, as the ledger contains them.
+    ``written``: the first of the due records, as the ledger contains them.
     """
     recorded, known = Amounts.of(status.ledger), recorded_attempts(status)
     left = due[len(written) :]

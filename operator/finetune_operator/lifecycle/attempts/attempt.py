@@ -193,12 +193,8 @@ def next_number(
 ) -> int:
     """Returns the number of the stage's next attempt.
 
-    Args:
-        attempts: the attempts of the job.
-        stage: the stage.
-        takeovers: the takeover records of the run folder.
-        foreign_attempts: attempts in the run folder that are not the job's. Their numbers are skipped as long as
-            others are available.
+    ``foreign_attempts``: those in the run folder that are not the job's. Their numbers are skipped as long as others
+    are available.
     """
     first = takeovers[-1].first.get(stage, 1) if takeovers else 1
     next_ = max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))

@@ -138,13 +138,8 @@ def classify(  # noqa: PLR0911  one per case
 
     Until it is recorded, the result may change with new observations.
 
-    Args:
-        attempt: the attempt.
-        job: the job's name, for messages.
-        stop: the record of the stop that the job's user requests now. A missing JobSet was then deleted intentionally.
-            None: the job may run.
-        now: the time of the observation.
-        nodes: see :func:`disruption`.
+    ``job``: the job's name, for messages. ``stop``: the record of the stop that the job's user requests now, for which
+    a missing JobSet was deleted; None: the job may run. ``nodes``: see :func:`disruption`.
     """
     if attempt.live:
         return None

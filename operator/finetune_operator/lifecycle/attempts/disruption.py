@@ -49,13 +49,9 @@ class Disruption:
 def disruption(
     attempt: Attempt, nodes: Mapping[str, SliceNode] | None, *, ended: datetime | None, now: datetime
 ) -> Disruption | None:
-    """Returns the first disruption found; None if there is none.
+    """Returns the first disruption found of an attempt that has ended; None if there is none.
 
-    Args:
-        attempt: an attempt that has ended.
-        nodes: all nodes of its slice's kind, by name; None if they were not read.
-        ended: when it ended; None if unknown.
-        now: the time of the observation.
+    ``nodes``: all nodes of its slice's kind, by name; None if they were not read. ``ended``: None if unknown.
     """
     end = ended_at(attempt, ended)
     targets = [found for pod in attempt.pods if (found := disruption_target(pod, end))]

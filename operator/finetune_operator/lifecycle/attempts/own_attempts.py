@@ -44,16 +44,8 @@ def own_attempts(
     jobsets: Sequence[JobSet],
     pods: Sequence[Pod],
 ) -> frozenset[AttemptKey]:
-    """Returns those of ``listed`` that are confirmed as the job's own.
-
-    Args:
-        listed: attempts in the run folder since the last takeover.
-        takeovers: the takeover records of the run folder.
-        job: the FineTuneJob.
-        status: its status.
-        jobsets: its JobSets.
-        pods: its pods.
-    """
+    """Returns those of ``listed``, the attempts in the run folder since the last takeover, that are confirmed as the
+    job's own."""
     listed = [key for key in listed if key.restart <= MAX_RESTART]
     made = {jobset.key for jobset in jobsets if jobset.key} | {pod.key for pod in pods if pod.key}
     restarts = _with_restarts(made)

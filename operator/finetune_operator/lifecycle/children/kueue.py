@@ -70,14 +70,8 @@ class QueueStatus:
 def queue_status(
     jobset: JobSet | None, workload: Workload | None, *, served: bool, now: datetime
 ) -> QueueStatus | None:
-    """Returns the attempt's state; None if no queue holds it.
-
-    Args:
-        jobset: the attempt's JobSet.
-        workload: the JobSet's Workload; None if there is none (yet).
-        served: whether the API server knows Workloads.
-        now: the time of the observation.
-    """
+    """Returns the state of the attempt with that JobSet; None if no queue holds it. ``served``: whether the API server
+    knows Workloads."""
     if jobset is None:
         return None
     if workload is not None:

@@ -17,13 +17,7 @@ _PREFIX = "Kueue"
 def attempts_status(
     stages: JobStages, previous: AttemptsStatus | None, progress: Progress | None
 ) -> AttemptsStatus:
-    """Returns ``status.attempts``.
-
-    Args:
-        stages: the stages with their attempts.
-        previous: ``status.attempts`` as it is. Nodes that its history names are kept: the pods may be gone by now.
-        progress: the training's progress.
-    """
+    """Returns ``status.attempts``. Nodes that the history in ``previous`` names are kept: their pods may be gone."""
     reported = (previous.history if previous else None) or ()
     nodes = {(each.stage, each.attempt): each.node for each in reported if each.node}
     results = {attempt.key: result for attempt, result in stages.classified}

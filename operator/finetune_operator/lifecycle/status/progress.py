@@ -54,12 +54,8 @@ def progress_status(
 ) -> ProgressStatus | None:
     """Returns ``status.progress``: ``previous`` itself if it is too early for a new report.
 
-    Args:
-        progress: the trainer's newest record.
-        outcome: the outcome of the finished training, which has no time left.
-        previous: ``status.progress`` as it is.
-        pace: seconds between two reports while nothing but the step changes.
-        moved: whether stage, attempt or conditions have changed, so that the status is written anyway.
+    ``outcome``: that of the finished training, which has no time left. ``pace``: seconds between two reports while
+    nothing but the step changes. ``moved``: whether other changes have the status written anyway.
     """
     if progress is None:
         return previous if outcome is None else None

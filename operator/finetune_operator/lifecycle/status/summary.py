@@ -18,13 +18,9 @@ def summarize(  # noqa: PLR0911  one per case
     progress: ProgressStatus | None,
     statuses: Sequence[StageStatus],
 ) -> str:
-    """Returns ``status.summary``.
+    """Returns ``status.summary``, which quotes ``progress`` and ``statuses``, the stages, of the same status.
 
-    Args:
-        state: the state of the job.
-        stages: the stages; None if the job has no plan.
-        progress: the progress in the same status, which the summary quotes.
-        statuses: the state of the stages in the same status, of which it quotes what the current one is doing.
+    ``stages``: None if the job has no plan.
     """
     if state.phase is JobPhase.INVALID and state.refused:
         return f"Not started: {state.refused.message}"
