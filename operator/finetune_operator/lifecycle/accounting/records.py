@@ -176,12 +176,6 @@ def _of_attempt(
     end: AttemptResult | None = None,
 ) -> LedgerRecord:
     """``end``: None if the attempt continues."""
-    failure = end.failure if end else None
-    if end is None:
-        outcome, reason = LedgerOutcome.RUNNING, ""
-    else:
-        outcome = LedgerOutcome(end.ending)
-        reason = failure.reason if failure else end.purpose or str(end.ending)
     held = _slice(attempt, plan, own)
     chips = held.get("chips")
     return _record(
@@ -189,9 +183,9 @@ def _of_attempt(
         status,
         attempt.key,
         own,
-        outcome=outcome,
+        outcome=LedgerOutcome(end.ending) if end else LedgerOutcome.RUNNING,
         failure_class=end.failure_class if end else None,
-        reason=reason[:128],
+        reason=end.reason[:128] if end else "",
         end=whole_second((end.finished if end else None) or observation.now),
         seconds=int(own.chip_hours * 3600 / chips if chips else run_seconds(attempt, observation.now)),
         stored=observation.status,

@@ -120,6 +120,11 @@ class AttemptResult:
     """Record to write to the run folder, because pods and nodes may be deleted; None if none is needed."""
 
     @property
+    def reason(self) -> str:
+        """Of the failure, else of the operator's record, else how the attempt ended."""
+        return self.failure.reason if self.failure else self.purpose or str(self.ending)
+
+    @property
     def failure_class(self) -> FailureClass | None:
         if self.ending is AttemptOutcome.EVICTED:
             return FailureClass.QUOTA

@@ -1,7 +1,6 @@
 """A JobSet as decisions read it."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -24,6 +23,8 @@ from finetune_operator.rendering.labels import (
     SPEC_ANNOTATION,
 )
 from finetune_operator.rendering.pathways import WORKER
+
+_TPU = "google.com/tpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,25 +168,21 @@ class _ReplicatedJob:
     def parse(cls, found: Object) -> "_ReplicatedJob":
         job = section(section(found, "template"), "spec")
         pod = section(section(job, "template"), "spec")
+        limits = (
+            section(section(container, "resources"), "limits") for container in items(pod, "containers")
+        )
         return cls(
             name=text(found, "name") or "",
             # A tenant may have written any number.
             replicas=min(max(0, number(found, "replicas", 1)), MOST_CHIPS),
             parallelism=min(max(0, number(job, "parallelism", 1)), MOST_CHIPS),
-            chip_limits=tuple(map(quantity, _tpu_limits(pod))),
+            chip_limits=tuple(quantity(limit[_TPU]) for limit in limits if limit.get(_TPU) is not None),
             slice_kind=slice_kind(pod),
         )
 
     @property
     def pods(self) -> int:
         return self.replicas * self.parallelism
-
-
-def _tpu_limits(pod: Object) -> Iterator[object]:
-    for container in items(pod, "containers"):
-        limit = section(section(container, "resources"), "limits").get("google.com/tpu")
-        if limit is not None:
-            yield limit
 
 
 def _chips(replicated: list[_ReplicatedJob]) -> int | None:

@@ -85,7 +85,7 @@ def _repair(status: dict[str, Any], faults: list[ErrorDetails]) -> bool:
         place, kind = fault["loc"], fault["type"]
         if kind == "missing" or place[-1] == "[key]":
             removals.add(place[:-1])
-        elif kind in ("string_too_long", "too_long") and not _is_address(place):
+        elif kind in ("string_too_long", "too_long") and not str(place[-1]).lower().endswith(_ADDRESSES):
             cut |= _cut(status, place, fault["ctx"]["max_length"])
         else:
             removals.add(place)
@@ -99,10 +99,6 @@ def _repair(status: dict[str, Any], faults: list[ErrorDetails]) -> bool:
         container = _at(status, place[:-1])
         del container[place[-1]]
     return cut or bool(outer)
-
-
-def _is_address(place: Place) -> bool:
-    return str(place[-1]).lower().endswith(_ADDRESSES)
 
 
 def _cut(status: dict[str, Any], place: Place, limit: int) -> bool:
