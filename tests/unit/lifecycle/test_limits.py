@@ -16,7 +16,8 @@ from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import Finish
 from finetune_operator.lifecycle.observation import ReadFailure, RetryRecord
 from finetune_operator.lifecycle.status.fitting import read_status
-from finetune_operator.rendering import RESTART_LABEL, attempt_of
+from finetune_operator.rendering import attempt_of
+from finetune_operator.rendering.labels import RESTART_LABEL
 from tests.unit.lifecycle.world import Crash, World, job, profile
 from tests.unit.lifecycle.writes import writes
 

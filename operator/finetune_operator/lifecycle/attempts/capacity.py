@@ -13,6 +13,8 @@ from finetune_operator.planning import Plan
 NO_CAPACITY = "NoCapacity"
 #: The API server has refused pods of the attempt for too long.
 PODS_REFUSED = "PodsRefused"
+#: Reasons for which another flavor is tried.
+WITHOUT_PODS = (NO_CAPACITY, PODS_REFUSED)
 #: Stands for the flavor of CPU stages.
 _CPU = "CPU"
 
@@ -30,7 +32,7 @@ def _without_result(attempts: Sequence[Attempt], stage: Stage) -> Iterator[Failu
     """Yields the records, newest first, for one stage: a later stage may have run before this one was needed again."""
     for attempt in reversed([each for each in attempts if each.key.stage is stage]):
         recorded = attempt.files.failure if attempt.files else None
-        if recorded and recorded.reason in (NO_CAPACITY, PODS_REFUSED):
+        if recorded and recorded.reason in WITHOUT_PODS:
             yield recorded
         elif not attempt.live:
             break

@@ -9,40 +9,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from finetune_contract import (
-    CONTRACT_VERSION,
-    ExitCode,
-    Failure,
-    FailureClass,
-    Outcome,
-    StageResult,
-)
+from finetune_contract import CONTRACT_VERSION, ExitCode, Failure, FailureClass, Outcome, StageResult
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle.attempts import contract_mismatch
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY, PODS_REFUSED
-from finetune_operator.lifecycle.attempts.deadlines import (
-    DEADLINE_EXCEEDED,
-    HUNG,
-    POD_NOT_STARTED,
-    PODS_MISSING,
-    STAGE_TIMEOUT,
-    STARTUP_TIMEOUT,
-)
+from finetune_operator.lifecycle.attempts.capacity import WITHOUT_PODS
+from finetune_operator.lifecycle.attempts.deadlines import DEADLINE_EXCEEDED, DETERMINED
 from finetune_operator.lifecycle.attempts.disruption import (
-    PLACEMENT_RACE,
+    DISRUPTIONS,
     PREEMPTED,
-    PRESSURES,
     Disruption,
     disruption,
     ended_at,
 )
 from finetune_operator.lifecycle.attempts.multikueue import MULTIKUEUE_UNSUPPORTED
-from finetune_operator.lifecycle.attempts.out_of_memory import (
-    HOST_OUT_OF_MEMORY,
-    NODE_OUT_OF_MEMORY,
-    kills,
-)
+from finetune_operator.lifecycle.attempts.out_of_memory import KILLS, kills
 from finetune_operator.lifecycle.attempts.pod_failures import (
     WORKERS_FAILED,
     cause_of_stop,
@@ -50,48 +31,16 @@ from finetune_operator.lifecycle.attempts.pod_failures import (
     process_failure,
     vanished,
 )
-from finetune_operator.lifecycle.attempts.stop_records import (
-    BUDGET_EXHAUSTED,
-    CANCELLED,
-    EVICTED,
-    REPLACED,
-    RUN_FOLDER_UNREADABLE,
-    SUSPENDED,
-    earlier_run,
-    eviction,
-)
+from finetune_operator.lifecycle.attempts.stop_records import EVICTED, ON_PURPOSE, earlier_run, eviction
 from finetune_operator.lifecycle.children.node import SliceNode
 
 #: The result cannot be parsed and a later attempt has followed, see :mod:`.damaged_records`.
 RECORD_IGNORED = "RecordIgnored"
 #: The result cannot be parsed, and no later attempt has followed.
 RESULT_MALFORMED = "ResultMalformed"
-_ON_PURPOSE = (
-    SUSPENDED,
-    CANCELLED,
-    REPLACED,
-    NO_CAPACITY,
-    PODS_REFUSED,
-    DEADLINE_EXCEEDED,
-    BUDGET_EXHAUSTED,
-    RUN_FOLDER_UNREADABLE,
-    RECORD_IGNORED,
-)
+_ON_PURPOSE = (*ON_PURPOSE, *WITHOUT_PODS, DEADLINE_EXCEEDED, RECORD_IGNORED)
 #: Reasons that the operator has determined; a later record of the trainer does not change them.
-_FINAL = (
-    PREEMPTED,
-    PLACEMENT_RACE,
-    HUNG,
-    STARTUP_TIMEOUT,
-    STAGE_TIMEOUT,
-    PODS_MISSING,
-    POD_NOT_STARTED,
-    WORKERS_FAILED,
-    MULTIKUEUE_UNSUPPORTED,
-    HOST_OUT_OF_MEMORY,
-    NODE_OUT_OF_MEMORY,
-    *PRESSURES,
-)
+_FINAL = (*DETERMINED, *DISRUPTIONS, *KILLS, WORKERS_FAILED, MULTIKUEUE_UNSUPPORTED)
 
 
 class AttemptOutcome(StrEnum):

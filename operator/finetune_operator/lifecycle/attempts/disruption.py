@@ -158,7 +158,8 @@ def _wrong(node: SliceNode) -> str | None:
     return None if node.ready else "not ready"
 
 
-PRESSURES = ("DiskPressure", "MemoryPressure")
+#: What the operator has determined of pods and nodes, which no later record of the trainer changes.
+DISRUPTIONS = (PREEMPTED, PLACEMENT_RACE, "DiskPressure", "MemoryPressure")
 #: The kubelet's messages (pkg/kubelet/eviction/helpers.go): a node is low, or was when it rejected the pod, or a pod
 #: exceeds a limit of its own.
 _DISK = re.compile(

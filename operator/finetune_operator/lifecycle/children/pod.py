@@ -175,13 +175,6 @@ class Pod:
         return self.replicated_job, self.slice_index, self.completion_index or self.name
 
     @property
-    def waiting_since(self) -> datetime | None:
-        """Since when a pod that does not run exists; None if unknown."""
-        return self.creation_timestamp or (
-            self.unscheduled.last_transition_time if self.unscheduled else None
-        )
-
-    @property
     def containers_started_at(self) -> datetime | None:
         """When the first container started, before all restarts by the kubelet; None if none has started."""
         states = (state for each in self.own_containers for state in (each.state, each.last_state))
