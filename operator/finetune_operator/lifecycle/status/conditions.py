@@ -75,9 +75,19 @@ def conditions(observation: Observation, state: JobState, stages: JobStages | No
         ConditionType.RUNNING: _running(state, stages),
         ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(state, stages, folder),
         ConditionType.SUSPENDED: _suspended(state),
-        **(_UNPLANNED if stages is None else _planned(state, stages)),
         **_judged(state, stages),
     }
+    states |= (
+        _UNPLANNED
+        if stages is None
+        else {
+            ConditionType.DATA_READY: _data_ready(stages),
+            ConditionType.MEMORY_FITS: _memory_fits(state, stages),
+            ConditionType.EXPORT_PROVEN: _export_proven(stages),
+            ConditionType.WITHIN_BUDGET: _within_budget(stages),
+            ConditionType.GATE_PASSED: _gate_passed(stages),
+        }
+    )
     made = as_conditions(
         states,
         observation.status.conditions or (),
@@ -136,16 +146,6 @@ def _valid(state: JobState, stages: JobStages | None) -> ConditionState:
     if stages is None and state.phase is JobPhase.FAILED:
         return UNKNOWN, Reason.NOT_CHECKED, "The job was cancelled before it started."
     return _ACCEPTED
-
-
-def _planned(state: JobState, stages: JobStages) -> Mapping[ConditionType, ConditionState]:
-    return {
-        ConditionType.DATA_READY: _data_ready(stages),
-        ConditionType.MEMORY_FITS: _memory_fits(state, stages),
-        ConditionType.EXPORT_PROVEN: _export_proven(stages),
-        ConditionType.WITHIN_BUDGET: _within_budget(stages),
-        ConditionType.GATE_PASSED: _gate_passed(stages),
-    }
 
 
 def _data_ready(stages: JobStages) -> ConditionState:
