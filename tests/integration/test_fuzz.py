@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from devcluster.kube import KubeError
 from devcluster.testing import LocalCluster
 from finetune_operator.planning import Refused, admit, check_profile_object
-from finetune_operator.rendering import CpuPoolTooSmall, plan_offline
+from finetune_operator.rendering import CpuPoolTooSmall
 from tests.fuzz.specs import EXAMPLES, JOB, PROFILE, Document, jobs, profiles
+from tests.unit.rendering.golden_jobsets import plan_offline
 
 JOBS = "/apis/tpu-finetune.dev/v1alpha1/namespaces/{}/finetunejobs?dryRun=All&fieldValidation=Strict"
 PROFILES = "/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles?dryRun=All&fieldValidation=Strict"

@@ -8,9 +8,9 @@ import yaml
 from devcluster import build
 from devcluster.testing import LocalCluster
 from finetune_contract import Stage
-from finetune_operator.rendering import plan_offline
 from tests.integration.jobs import Object
 from tests.unit.lifecycle.world import job, profile
+from tests.unit.rendering.golden_jobsets import plan_offline
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRD_FILE = "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"

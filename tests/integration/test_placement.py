@@ -14,9 +14,9 @@ from devcluster.fakenodes import tpu_pool
 from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from finetune_operator.catalog import TpuShape, shape_by_name
-from finetune_operator.rendering import plan_offline
 from tests.integration import fake_trainer
 from tests.integration.jobs import jobset_path
+from tests.unit.rendering.golden_jobsets import plan_offline
 
 type Object = dict[str, Any]
 

@@ -13,11 +13,11 @@ import pytest
 from devcluster.fakenodes import tpu_pool
 from devcluster.testing import LocalCluster
 from finetune_contract import Stage
-from finetune_operator.rendering import plan_offline
 from tests.integration import fake_trainer
 from tests.integration.jobs import condition, condition_of, jobset_path
 from tests.integration.queues import KUEUE, LOCAL_QUEUE, kueue
 from tests.integration.test_placement import all_ready
+from tests.unit.rendering.golden_jobsets import plan_offline
 
 type Object = dict[str, Any]
 

@@ -18,12 +18,12 @@ from finetune_contract import Stage
 from finetune_contract.tpu import TpuShape
 from finetune_operator.catalog.tpu import shape_by_name
 from finetune_operator.cli.manifests.checks import check_files
-from finetune_operator.rendering import plan_offline
 from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
 from tests.documents import blocks
 from tests.plan_pages import plan_page
 from tests.setup_script import EVERYTHING, TABLE, VARIABLES, World, commands, files, plan
+from tests.unit.rendering.golden_jobsets import plan_offline
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "install-gke.md").read_text()

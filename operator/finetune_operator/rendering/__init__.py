@@ -2,14 +2,8 @@
 
 from finetune_operator.rendering.jobset import first_group as first_group
 from finetune_operator.rendering.jobset import render_jobset as render_jobset
-from finetune_operator.rendering.labels import ATTEMPT_LABEL as ATTEMPT_LABEL
 from finetune_operator.rendering.labels import MAX_RESTART as MAX_RESTART
-from finetune_operator.rendering.labels import PLAN_ANNOTATION as PLAN_ANNOTATION
-from finetune_operator.rendering.labels import RESTART_LABEL as RESTART_LABEL
-from finetune_operator.rendering.labels import STAGE_LABEL as STAGE_LABEL
-from finetune_operator.rendering.labels import UID_LABEL as UID_LABEL
 from finetune_operator.rendering.labels import attempt_of as attempt_of
 from finetune_operator.rendering.labels import jobset_name as jobset_name
 from finetune_operator.rendering.memory import CpuPoolTooSmall as CpuPoolTooSmall
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION as KNOWN_LATER_ANNOTATION
-from finetune_operator.rendering.offline import plan_offline as plan_offline

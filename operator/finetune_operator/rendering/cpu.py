@@ -7,7 +7,7 @@ from finetune_contract.request import SLICE_PROGRAMS_VARIABLE, SLICE_VARIABLES
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.mcjax import programs_folder, slice_flags
-from finetune_operator.rendering.memory import cpu_memory_gib
+from finetune_operator.rendering.memory import memory_for
 from finetune_operator.rendering.pod import pod_spec
 from finetune_operator.rendering.scratch import scratch_gib, scratch_limit_gib
 
@@ -16,7 +16,8 @@ def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, 
     """Returns the spec of the stage's pod. Raises CpuPoolTooSmall."""
     resources = STAGES[request.stage].cpu
     assert resources is not None, "called for a stage on CPU"
-    memory = f"{cpu_memory_gib(plan, request.stage, findings)}Gi"
+    model = findings.preflight.model if findings.preflight else None
+    memory = f"{memory_for(plan, request.stage, model)}Gi"
     scratch = scratch_gib(plan, request.stage, findings)
     most = scratch_limit_gib(request.stage, scratch)
     return pod_spec(

@@ -9,7 +9,7 @@ from math import floor
 
 from finetune_contract import ModelIdentity, ModelSizes, Stage, host_memory
 from finetune_operator.catalog.gke_nodes import request_gib
-from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning import Plan
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.quantities import gib
 
@@ -74,16 +74,11 @@ def largest_piece(plan: Plan) -> int | None:
     return max(0, floor(limit) * 2**30 - host_memory.FIXED) // host_memory.PIECE // 10**6 * 10**6
 
 
-def cpu_memory_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
+def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
     """Returns the memory request of the stage's pod in GiB. Raises CpuPoolTooSmall.
 
-    Before preflight the model is unknown, and the smallest size is requested.
+    Before preflight the model is unknown (None), and the smallest size is requested.
     """
-    return memory_for(plan, stage, findings.preflight.model if findings.preflight else None)
-
-
-def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
-    """Returns the memory request in GiB for this model; None: unknown. Raises CpuPoolTooSmall."""
     limit = limit_gib(plan)
     if limit is not None and limit < _LEAST_GIB:
         raise CpuPoolTooSmall(
@@ -91,8 +86,9 @@ def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
             stage=stage,
             fix="Create the job under a profile with larger CPU nodes.",
         )
-    if (fixed := _fixed_gib(stage)) is not None:
-        return fixed if limit is None else min(fixed, floor(limit))
+    cpu = STAGES[stage].cpu
+    if cpu is not None and cpu.memory_gib is not None:
+        return cpu.memory_gib if limit is None else min(cpu.memory_gib, floor(limit))
     needed = needed_gib(plan, stage, model)
     size = next((fits for node in NODE_SIZES if (fits := request_gib(node)) >= needed), needed)
     if limit is None or size <= limit:
@@ -100,12 +96,6 @@ def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
     if needed > limit:
         raise _too_small(plan, {stage: needed}, model)
     return floor(limit)
-
-
-def _fixed_gib(stage: Stage) -> int | None:
-    """Returns the stage's fixed memory in GiB; None if it depends on the model."""
-    cpu = STAGES[stage].cpu
-    return cpu.memory_gib if cpu is not None else None
 
 
 def memory_wanted(plan: Plan, stage: Stage, model: ModelIdentity) -> int:
@@ -130,9 +120,7 @@ def _too_small(plan: Plan, needed: dict[Stage, int], model: ModelIdentity | None
     assert limit is not None, "called for a profile with a limit"
     given = plan.cpu_pool.max_memory
     allowed = (
-        f"{given}"
-        if limit == gib(str(given))
-        else f"{given}, of which {limit:g} GiB are allocatable on a node"
+        given if limit == gib(str(given)) else f"{given}, of which {limit:g} GiB are allocatable on a node"
     )
     wants = " and ".join(f"{stage} needs {size} GiB" for stage, size in needed.items())
     node = next((node for node in NODE_SIZES if request_gib(node) >= most), None)

@@ -20,19 +20,12 @@ _SLICE = "slice (from Preflight)"
 _SIZE = "host memory and disk (from the model's size, Preflight)"
 
 
-def plan_offline(
-    job: Object, profile: Object, template: Object | None = None, source: Object | None = None
-) -> list[tuple[Stage, dict[str, Any]]]:
-    """Returns every stage's first JobSet with what is known before anything has run. Raises Refused as admission does.
+def first_jobsets(plan: Plan) -> list[tuple[Stage, dict[str, Any]]]:
+    """Returns every stage's first JobSet, of an offline plan, with what is known before anything has run.
 
     The request omits what only earlier stages can determine, and Convert and Export request the smallest host memory
     and disk; the annotation lists all of these values.
     """
-    return first_jobsets(offline_plan(job, profile, template, source))
-
-
-def first_jobsets(plan: Plan) -> list[tuple[Stage, dict[str, Any]]]:
-    """Returns what :func:`plan_offline` returns, of an offline plan."""
     return [(stage, _render(plan, stage)) for stage in plan.stages]
 
 

@@ -20,12 +20,7 @@ from finetune_operator.planning import Plan
 from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.mcjax import host_chips, slice_affinity, slice_annotations
-from finetune_operator.rendering.pod import (
-    pod_spec,
-    restricted,
-    unprivileged,
-    with_host_access,
-)
+from finetune_operator.rendering.pod import pod_spec, restricted, unprivileged, with_host_access
 from finetune_operator.rendering.replicated_job import ReplicatedJob
 
 HEAD = "pathways-head"
@@ -51,12 +46,7 @@ def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> li
     """Returns the replicated jobs: head first, then workers."""
     hosts = plan.placement.shape.hosts
     return [
-        ReplicatedJob(
-            name=HEAD,
-            replicas=1,
-            pods=1,
-            pod=_head(plan, pathways, request),
-        ),
+        ReplicatedJob(name=HEAD, replicas=1, pods=1, pod=_head(plan, pathways, request)),
         ReplicatedJob(
             name=WORKER,
             replicas=plan.mesh.slices,
@@ -119,45 +109,45 @@ def _head(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, An
     pod["volumes"] = [*pod["volumes"], {"name": _TMP, "emptyDir": {}}]
     # Sidecars: they start before the trainer, end after it, and do not keep the pod from completing. No probes:
     # workers are created once the head is ready, and the proxy may become ready only after they exist.
-    pod["initContainers"] = [
-        {
-            **_server(
-                "pathways-rm",
-                pathways.server,
-                [
-                    f"--server_port={_MANAGER_PORT}",
-                    f"--gcs_scratch_location={pathways.scratch}",
-                    "--node_type=resource_manager",
-                    f"--instance_count={plan.mesh.slices}",
-                    f"--instance_type={pathways.instance_type}",
-                ],
-                env=[
-                    *_names(),
-                    _of_label("HOST_ADDRESS", "coordinator"),
-                    {"name": "TPU_SKIP_MDS_QUERY", "value": "true"},
-                ],
-                ports=(_MANAGER_PORT, 29002),
-                resources=_size(*_MANAGER_SIZE),
-            ),
-            "restartPolicy": "Always",
-        },
-        {
-            **_server(
-                "pathways-proxy",
-                pathways.proxy,
-                [
-                    f"--server_port={_PROXY_PORT}",
-                    f"--resource_manager_address=$(PATHWAYS_HEAD):{_MANAGER_PORT}",
-                    f"--gcs_scratch_location={pathways.scratch}",
-                ],
-                env=[_head_address()],
-                ports=(_PROXY_PORT,),
-                resources=_size(*_PROXY_SIZE),
-            ),
-            "restartPolicy": "Always",
-        },
-    ]
+    servers = (_manager(plan, pathways), _proxy(pathways))
+    pod["initContainers"] = [{**server, "restartPolicy": "Always"} for server in servers]
     return pod
+
+
+def _manager(plan: Plan, pathways: Pathways) -> dict[str, Any]:
+    return _server(
+        "pathways-rm",
+        pathways.server,
+        [
+            f"--server_port={_MANAGER_PORT}",
+            f"--gcs_scratch_location={pathways.scratch}",
+            "--node_type=resource_manager",
+            f"--instance_count={plan.mesh.slices}",
+            f"--instance_type={pathways.instance_type}",
+        ],
+        env=[
+            *_names(),
+            _of_label("HOST_ADDRESS", "coordinator"),
+            {"name": "TPU_SKIP_MDS_QUERY", "value": "true"},
+        ],
+        ports=(_MANAGER_PORT, 29002),
+        resources=_size(*_MANAGER_SIZE),
+    )
+
+
+def _proxy(pathways: Pathways) -> dict[str, Any]:
+    return _server(
+        "pathways-proxy",
+        pathways.proxy,
+        [
+            f"--server_port={_PROXY_PORT}",
+            f"--resource_manager_address=$(PATHWAYS_HEAD):{_MANAGER_PORT}",
+            f"--gcs_scratch_location={pathways.scratch}",
+        ],
+        env=[_head_address()],
+        ports=(_PROXY_PORT,),
+        resources=_size(*_PROXY_SIZE),
+    )
 
 
 def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, Any]:

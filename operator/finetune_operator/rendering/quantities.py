@@ -1,18 +1,34 @@
 """Kubernetes quantities."""
 
 import re
+from decimal import Decimal
 
-_UNITS = {
-    "": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
-}  # fmt: skip
+_SUFFIXES = {
+    "": Decimal(1),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("n", "u", "m"), start=-3)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+_QUANTITY = re.compile(
+    r"\+?([0-9]{1,32}(?:\.[0-9]{0,32})?|\.[0-9]{1,32})([numkMGTPE]?|[KMGTPE]i|[eE][+-]?[0-9]{1,3})"
+)
+
+
+def exact(value: object) -> Decimal | None:
+    """Returns a quantity without its unit: 1000 for ``1k``. None if the value is none, or negative."""
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        return None
+    amount, suffix = match.groups()
+    exponent = suffix[1:] if suffix[:1] in ("e", "E") and suffix not in ("E", "Ei") else None
+    return Decimal(amount).scaleb(int(exponent)) if exponent else Decimal(amount) * _SUFFIXES[suffix]
 
 
 def number(quantity: str) -> float:
-    """Returns the quantity without its unit: 1000 for ``1k``. ``quantity`` is valid by its schema."""
-    match = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", quantity)
-    assert match is not None, "the schema admits quantities only"
-    return float(match[1]) * _UNITS[match[2]]
+    """Returns a quantity that is valid by its schema without its unit."""
+    found = exact(quantity)
+    assert found is not None, "the schema admits quantities only"
+    return float(found)
 
 
 def gib(quantity: str) -> float:

@@ -32,9 +32,7 @@ class ReplicatedJob:
 
 
 def render_replicated_job(
-    group: ReplicatedJob,
-    labels: Mapping[str, str],
-    added: PodAdditions,
+    group: ReplicatedJob, labels: Mapping[str, str], added: PodAdditions
 ) -> dict[str, Any]:
     """Returns the replicated job. ``labels`` are set on all children, ``added`` where the profile says so."""
     metadata: dict[str, Any] = {"labels": {**of_profile(added.labels), **labels}}
@@ -58,14 +56,7 @@ def render_replicated_job(
     # Kubernetes allows this policy only for pods that the kubelet does not restart.
     if group.pod["restartPolicy"] == "Never":
         spec["podFailurePolicy"] = _pod_failure_policy()
-    return {
-        "name": group.name,
-        "replicas": group.replicas,
-        "template": {
-            "metadata": metadata,
-            "spec": spec,
-        },
-    }
+    return {"name": group.name, "replicas": group.replicas, "template": {"metadata": metadata, "spec": spec}}
 
 
 def _pod_failure_policy() -> dict[str, Any]:

@@ -18,9 +18,9 @@ import yaml
 from devcluster.build import go_compiler, go_environment, module_program
 from devcluster.kube import Object
 from devcluster.testing import LocalCluster
-from finetune_operator.rendering.offline import plan_offline
 from tests.bench.measure import stage_request
 from tests.integration import fake_trainer
+from tests.unit.rendering.golden_jobsets import plan_offline
 
 _PROFILE = "bench"
 JOB_LABEL = "tpu-finetune.dev/job"

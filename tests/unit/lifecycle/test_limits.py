@@ -16,7 +16,8 @@ from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import Finish
 from finetune_operator.lifecycle.observation import ReadFailure, RetryRecord
 from finetune_operator.lifecycle.status.fitting import read_status
-from finetune_operator.rendering import RESTART_LABEL, attempt_of
+from finetune_operator.rendering import attempt_of
+from finetune_operator.rendering.labels import RESTART_LABEL
 from tests.unit.lifecycle.world import Crash, World, job, profile
 from tests.unit.lifecycle.writes import writes
 
@@ -563,6 +564,7 @@ def test_restarts_known_only_from_a_listing_are_bounded() -> None:
         ("1Ki", 1024),
         ("4e0", 4),
         ("1E", 10**6),
+        ("1Ei", 10**6),
         ("9" * 30, 10**6),
         ("four", None),
         ("9" * 400, None),

@@ -33,7 +33,7 @@ from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.retry_budget import MOST_STUCK
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.defaults import CPU_STAGE_SECONDS, EVALUATE_SECONDS
-from finetune_operator.rendering import ATTEMPT_LABEL, STAGE_LABEL
+from finetune_operator.rendering.labels import ATTEMPT_LABEL, STAGE_LABEL
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
 from tests.unit.lifecycle.writes import writes

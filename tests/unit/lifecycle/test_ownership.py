@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.rendering import ATTEMPT_LABEL, PLAN_ANNOTATION, RESTART_LABEL, STAGE_LABEL, UID_LABEL
+from finetune_operator.rendering.labels import (
+    ATTEMPT_LABEL,
+    PLAN_ANNOTATION,
+    RESTART_LABEL,
+    STAGE_LABEL,
+    UID_LABEL,
+)
 from tests.unit.lifecycle.world import UID, World
 from tests.unit.lifecycle.writes import writes
 

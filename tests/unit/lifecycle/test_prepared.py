@@ -71,9 +71,10 @@ def test_evaluation_data_is_reported_like_training_data() -> None:
     plan = admit(job(), [profile()]).plan
     faq = report(name="faq")
     findings = Findings(preflight=found(evaluation=[faq], benchmarks=[benchmark]))
-    reported = resolved_status(plan, findings).to_document()
-    assert [each["name"] for each in reported["datasets"]] == ["chats", "faq"]
-    assert reported["benchmarks"] == [{"name": "mmlu_anatomy", "revision": "abc", "rows": 135}]
+    reported = resolved_status(plan, findings)
+    assert [each.name for each in reported.datasets or ()] == ["chats", "faq"]
+    benchmarks = [each.to_document() for each in reported.benchmarks or ()]
+    assert benchmarks == [{"name": "mmlu_anatomy", "revision": "abc", "rows": 135}]
     assert resolved_status(plan, Findings(preflight=found())).benchmarks is None
 
 

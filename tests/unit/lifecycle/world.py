@@ -65,7 +65,8 @@ from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.stored_plan import stored_plan_in
-from finetune_operator.rendering import RESTART_LABEL, attempt_of
+from finetune_operator.rendering import attempt_of
+from finetune_operator.rendering.labels import RESTART_LABEL
 from tests import stage_outcomes
 from tests.unit.lifecycle.writes import writes
 

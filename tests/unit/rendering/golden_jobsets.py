@@ -10,12 +10,19 @@ from typing import Any
 
 import yaml
 
+from finetune_contract import Stage
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_operator.rendering.labels import PLAN_ANNOTATION
+from finetune_operator.rendering.offline import first_jobsets, offline_plan
 from tests.snapshots import check
 
 GOLDEN = Path(__file__).parent / "golden"
 WHOLE = GOLDEN / "request.json"
+
+
+def plan_offline(job: dict[str, Any], profile: dict[str, Any]) -> list[tuple[Stage, dict[str, Any]]]:
+    """The first JobSet of each stage."""
+    return first_jobsets(offline_plan(job, profile))
 
 
 def check_request(jobset: dict[str, Any]) -> None:

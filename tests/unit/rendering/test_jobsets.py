@@ -11,9 +11,9 @@ from finetune_contract import Stage, StageRequest
 from finetune_contract.tpu import chips_of_topology
 from finetune_operator.catalog import TpuShape, all_shapes, shape_by_name
 from finetune_operator.planning import Findings, Refused, admit
-from finetune_operator.rendering import plan_offline, render_jobset
+from finetune_operator.rendering import render_jobset
 from tests.unit.lifecycle.world import job, profile
-from tests.unit.rendering.golden_jobsets import check_jobset, check_request
+from tests.unit.rendering.golden_jobsets import check_jobset, check_request, plan_offline
 
 ONE_HOST = job()
 TWO_HOSTS_LORA = job(resources={"tpu": "v6e-8"}, method={"type": "SFT", "lora": {"rank": 8}})

@@ -11,7 +11,7 @@ from finetune_operator.reconcile.keys import JobKey, PlanKey
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.reconcile.watch_cache import WatchCache
-from finetune_operator.rendering import UID_LABEL
+from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime import workers
 from finetune_operator.runtime.logs import current_key
 from finetune_operator.runtime.metrics import OperatorMetrics

@@ -66,7 +66,8 @@ def job_usage(job: Object) -> JobUsage | None:
     cost = status.get("cost") or {}
     used, recorded = Amounts.of_document(cost), Amounts.of_document(ledger)
     planned = (resolved.get("resources") or {}).get("chips")
-    chips = int(status["activeTime"].get("chips") or planned or 0) if _runs_on_tpu(job) else 0
+    runs = is_true(job, "Running") and status.get("stage") in _TPU_STAGES
+    chips = int(status["activeTime"].get("chips") or planned or 0) if runs else 0
     if not chips and not used - recorded:
         return None
     metadata, as_of = job["metadata"], whole_second(parse(reported))
@@ -88,9 +89,7 @@ def job_usage(job: Object) -> JobUsage | None:
 def counted_on(job: Object, until: datetime | None) -> Object:
     """Returns a job whose status reports that its chips have been used until then; the job itself if it used none.
 
-    Args:
-        job: the job as it was last observed.
-        until: end of the time in which its namespace could not be observed; None: there was none.
+    ``until``: end of the time in which its namespace could not be observed; None: there was none.
     """
     found = job_usage(job) if until else None
     if until is None or found is None or not (hours := found.since(found.as_of, until)):
@@ -106,8 +105,3 @@ def counted_on(job: Object, until: datetime | None) -> Object:
     seconds = int(active.get("seconds") or 0) + int((until - found.as_of).total_seconds())
     active = {**active, "seconds": seconds, "asOf": stamp(until)}
     return {**job, "status": {**status, "cost": {**cost, **more}, "activeTime": active}}
-
-
-def _runs_on_tpu(job: Object) -> bool:
-    """Whether the status says that all pods of a stage on TPUs run."""
-    return is_true(job, "Running") and job["status"].get("stage") in _TPU_STAGES

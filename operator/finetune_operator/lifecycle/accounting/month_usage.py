@@ -114,14 +114,8 @@ class MonthUsage:
             del self._records[key]
 
     def budget(self, job: Object, profile: str, limit: float, now: datetime) -> MonthlyBudget:
-        """Returns the budget of a job's namespace under its profile.
-
-        Args:
-            job: the job.
-            profile: name of its profile.
-            limit: of that profile, in chip hours for each namespace and month.
-            now: the present time.
-        """
+        """Returns the budget of a job's namespace under its profile, whose limit of chip hours for each namespace and
+        month is ``limit``."""
         metadata, month = job["metadata"], Month.of(now)
         records = self._records.get((metadata["namespace"], month))
         begin, end, own = month.begin, min(now, month.end), metadata["uid"]

@@ -21,10 +21,7 @@ def with_records(
 ) -> FineTuneJobStatus:
     """Returns the status that calls the written records recorded, and the usage at least what is recorded.
 
-    Args:
-        status: the status without them.
-        due: records to be written.
-        written: the first of them, as the ledger contains them.
+    ``written``: the first of the due records, as the ledger contains them.
     """
     recorded, known = Amounts.of(status.ledger), recorded_attempts(status)
     left = due[len(written) :]
@@ -74,20 +71,18 @@ def last_attempt(status: FineTuneJobStatus) -> AttemptKey | None:
     named = [each for each in status.stages or () if each.job_set]
     current = [each for each in named if each.name is status.stage]
     for each in current or reversed(named):
-        number = (each.job_set or "").rpartition("-")[2]
-        if number.isdecimal():
-            return AttemptKey(each.name, int(number), each.restart or 0)
+        if key := AttemptKey.of_jobset(each.name, each.job_set, each.restart):
+            return key
     return None
 
 
 def history(status: FineTuneJobStatus) -> dict[AttemptKey, AttemptRecord]:
     """Returns the ends of attempts in the status, oldest first within a stage."""
-    found: dict[AttemptKey, AttemptRecord] = {}
-    for each in ended_attempts(status):
-        number = (each.job_set or "").rpartition("-")[2]
-        if number.isdecimal():
-            found[AttemptKey(each.stage, int(number), each.restart or 0)] = each
-    return found
+    ended = (
+        (AttemptKey.of_jobset(entry.stage, entry.job_set, entry.restart), entry)
+        for entry in ended_attempts(status)
+    )
+    return {key: entry for key, entry in ended if key}
 
 
 def _at_least(cost: CostStatus | None, recorded: Amounts) -> CostStatus | None:

@@ -36,15 +36,14 @@ from finetune_operator.lifecycle.accounting.recorded import (
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptResult
 from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
-from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, usage_of
+from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, terms_of, usage_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep, Object
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.status.cost import rounded_down
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.lifecycle.status.usage import rounded_down
 from finetune_operator.planning import Plan
-from finetune_operator.planning.slices.topology import FlavorTerms
 
 
 def due_records(
@@ -177,12 +176,6 @@ def _of_attempt(
     end: AttemptResult | None = None,
 ) -> LedgerRecord:
     """``end``: None if the attempt continues."""
-    failure = end.failure if end else None
-    if end is None:
-        outcome, reason = LedgerOutcome.RUNNING, ""
-    else:
-        outcome = LedgerOutcome(end.ending)
-        reason = failure.reason if failure else end.purpose or str(end.ending)
     held = _slice(attempt, plan, own)
     chips = held.get("chips")
     return _record(
@@ -190,9 +183,9 @@ def _of_attempt(
         status,
         attempt.key,
         own,
-        outcome=outcome,
+        outcome=LedgerOutcome(end.ending) if end else LedgerOutcome.RUNNING,
         failure_class=end.failure_class if end else None,
-        reason=reason[:128],
+        reason=end.reason[:128] if end else "",
         end=whole_second((end.finished if end else None) or observation.now),
         seconds=int(own.chip_hours * 3600 / chips if chips else run_seconds(attempt, observation.now)),
         stored=observation.status,
@@ -226,6 +219,7 @@ def _record(
     """``stored``: the job's status as it is stored, from which the day follows."""
     metadata, resolved, cost = job["metadata"], status.resolved, status.cost
     labels = metadata.get("labels") or {}
+    source = resolved.model.source if resolved and resolved.model else ""
     return LedgerRecord(
         day=_day(job, stored, values["end"]),
         namespace=metadata["namespace"],
@@ -233,7 +227,8 @@ def _record(
         uid=metadata["uid"],
         labels=dict(islice(sorted(labels.items()), MOST_LABELS)),
         profile=resolved.profile.name if resolved and resolved.profile else "",
-        model=_model(resolved.model.source) if resolved and resolved.model else "",
+        # Cut where its bytes would make the record too large to be read.
+        model=source.encode()[:MODEL_BYTES].decode(errors="ignore"),
         stage=key.stage,
         number=key.number,
         restart=key.restart,
@@ -243,11 +238,6 @@ def _record(
         trained=None if values["outcome"] in UNFINISHED else _trained(status, key),
         **values,
     )
-
-
-def _model(source: str) -> str:
-    """Returns the model's address, cut where its bytes would make the record too large to be read."""
-    return source.encode()[:MODEL_BYTES].decode(errors="ignore")
 
 
 def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
@@ -301,12 +291,11 @@ def _slice(attempt: Attempt, plan: Plan, own: Amounts) -> dict[str, Any]:
         return {"capacity": Capacity(plan.placement.capacity)} if own else {}
     rate = rate_of(attempt, plan)
     name = (attempt.jobset.flavor if attempt.jobset else None) or _flavor_of(rate.price, plan)
-    present = FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
     return {
         "tpu": plan.placement.shape.name if rate.chips == plan.chips else "",
         "chips": rate.chips,
         "flavor": name,
-        "capacity": Capacity(plan.flavors.get(name, present).capacity),
+        "capacity": Capacity(terms_of(name, plan).capacity),
         "chip_hour_price": rate.price,
     }
 

@@ -95,7 +95,9 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
                 restarted=restarted,
                 ended_by_suspension=key.restart == last[key.jobset] - 1
                 and _before_resumption(files, jobset)
-                and not _before_resumption(observation.folder.attempts.get(_next_restart(key)), jobset),
+                and not _before_resumption(
+                    observation.folder.attempts.get(replace(key, restart=key.restart + 1)), jobset
+                ),
                 workload=workloads.get(jobset.uid) if jobset else None,
             )
         )
@@ -191,12 +193,8 @@ def next_number(
 ) -> int:
     """Returns the number of the stage's next attempt.
 
-    Args:
-        attempts: the attempts of the job.
-        stage: the stage.
-        takeovers: the takeover records of the run folder.
-        foreign_attempts: attempts in the run folder that are not the job's. Their numbers are skipped as long as
-            others are available.
+    ``foreign_attempts``: those in the run folder that are not the job's. Their numbers are skipped as long as others
+    are available.
     """
     first = takeovers[-1].first.get(stage, 1) if takeovers else 1
     next_ = max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))
@@ -221,10 +219,6 @@ def _end_before(key: AttemptKey, observation: Observation) -> datetime | None:
     return max(
         (time for time in (result and result.finished, recorded and recorded.written) if time), default=None
     )
-
-
-def _next_restart(key: AttemptKey) -> AttemptKey:
-    return replace(key, restart=key.restart + 1)
 
 
 def _before_resumption(files: AttemptFiles | None, jobset: JobSet | None) -> bool:

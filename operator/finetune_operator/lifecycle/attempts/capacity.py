@@ -13,6 +13,8 @@ from finetune_operator.planning import Plan
 NO_CAPACITY = "NoCapacity"
 #: The API server has refused pods of the attempt for too long.
 PODS_REFUSED = "PodsRefused"
+#: Reasons for which another flavor is tried.
+WITHOUT_PODS = (NO_CAPACITY, PODS_REFUSED)
 #: Stands for the flavor of CPU stages.
 _CPU = "CPU"
 
@@ -30,7 +32,7 @@ def _without_result(attempts: Sequence[Attempt], stage: Stage) -> Iterator[Failu
     """Yields the records, newest first, for one stage: a later stage may have run before this one was needed again."""
     for attempt in reversed([each for each in attempts if each.key.stage is stage]):
         recorded = attempt.files.failure if attempt.files else None
-        if recorded and recorded.reason in (NO_CAPACITY, PODS_REFUSED):
+        if recorded and recorded.reason in WITHOUT_PODS:
             yield recorded
         elif not attempt.live:
             break
@@ -73,25 +75,23 @@ def no_capacity(attempt: Attempt, plan: Plan) -> Failure:
     stage, seconds = attempt.key.stage, plan.limits.pre_running
     found = pod_blocker(attempt.pods)
     last = f" Last: {found.message.rstrip('.')}." if found else ""
-    if not stage.on_tpu:
+    if stage.on_tpu:
+        capacity = terms_of(attempt.jobset.flavor if attempt.jobset else None, plan).capacity
+        what = f"{capacity} capacity (flavor {flavor_of(attempt, plan)})"
+        fix = "Allow other kinds of capacity or another slice in spec.resources."
+    else:
         nodes = ", ".join(f"{key}={value}" for key, value in sorted(plan.cpu_pool.node_selector.items()))
-        return Failure(
-            code=ExitCode.UNAVAILABLE,
-            reason=NO_CAPACITY,
-            message=f"{stage} waited for a CPU node for the {seconds} s of spec.preRunningDeadlineSeconds.{last}"[
-                :1024
-            ],
-            actual=_CPU,
-            fix=f"Ask the platform team for CPU nodes with enough free resources{f' ({nodes})' if nodes else ''}, or "
-            "raise spec.preRunningDeadlineSeconds; then raise spec.retry.generation."[:512],
+        what = "a CPU node"
+        fix = (
+            f"Ask the platform team for CPU nodes with enough free resources{f' ({nodes})' if nodes else ''}, or "
+            "raise spec.preRunningDeadlineSeconds; then raise spec.retry.generation."
         )
-    capacity = terms_of(attempt.jobset, plan).capacity if attempt.jobset else plan.placement.capacity
-    flavor = flavor_of(attempt, plan)
     return Failure(
         code=ExitCode.UNAVAILABLE,
         reason=NO_CAPACITY,
-        message=f"{stage} waited for {capacity} capacity (flavor {flavor}) for the {seconds} s of "
-        f"spec.preRunningDeadlineSeconds.{last}"[:1024],
-        actual=flavor,
-        fix="Allow other kinds of capacity or another slice in spec.resources.",
+        message=f"{stage} waited for {what} for the {seconds} s of spec.preRunningDeadlineSeconds.{last}"[
+            :1024
+        ],
+        actual=flavor_of(attempt, plan),
+        fix=fix[:512],
     )

@@ -9,40 +9,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from finetune_contract import (
-    CONTRACT_VERSION,
-    ExitCode,
-    Failure,
-    FailureClass,
-    Outcome,
-    StageResult,
-)
+from finetune_contract import CONTRACT_VERSION, ExitCode, Failure, FailureClass, Outcome, StageResult
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle.attempts import contract_mismatch
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY, PODS_REFUSED
-from finetune_operator.lifecycle.attempts.deadlines import (
-    DEADLINE_EXCEEDED,
-    HUNG,
-    POD_NOT_STARTED,
-    PODS_MISSING,
-    STAGE_TIMEOUT,
-    STARTUP_TIMEOUT,
-)
+from finetune_operator.lifecycle.attempts.capacity import WITHOUT_PODS
+from finetune_operator.lifecycle.attempts.deadlines import DEADLINE_EXCEEDED, DETERMINED
 from finetune_operator.lifecycle.attempts.disruption import (
-    PLACEMENT_RACE,
+    DISRUPTIONS,
     PREEMPTED,
-    PRESSURES,
     Disruption,
     disruption,
     ended_at,
 )
 from finetune_operator.lifecycle.attempts.multikueue import MULTIKUEUE_UNSUPPORTED
-from finetune_operator.lifecycle.attempts.out_of_memory import (
-    HOST_OUT_OF_MEMORY,
-    NODE_OUT_OF_MEMORY,
-    kills,
-)
+from finetune_operator.lifecycle.attempts.out_of_memory import KILLS, kills
 from finetune_operator.lifecycle.attempts.pod_failures import (
     WORKERS_FAILED,
     cause_of_stop,
@@ -50,48 +31,16 @@ from finetune_operator.lifecycle.attempts.pod_failures import (
     process_failure,
     vanished,
 )
-from finetune_operator.lifecycle.attempts.stop_records import (
-    BUDGET_EXHAUSTED,
-    CANCELLED,
-    EVICTED,
-    REPLACED,
-    RUN_FOLDER_UNREADABLE,
-    SUSPENDED,
-    earlier_run,
-    eviction,
-)
+from finetune_operator.lifecycle.attempts.stop_records import EVICTED, ON_PURPOSE, earlier_run, eviction
 from finetune_operator.lifecycle.children.node import SliceNode
 
 #: The result cannot be parsed and a later attempt has followed, see :mod:`.damaged_records`.
 RECORD_IGNORED = "RecordIgnored"
 #: The result cannot be parsed, and no later attempt has followed.
 RESULT_MALFORMED = "ResultMalformed"
-_ON_PURPOSE = (
-    SUSPENDED,
-    CANCELLED,
-    REPLACED,
-    NO_CAPACITY,
-    PODS_REFUSED,
-    DEADLINE_EXCEEDED,
-    BUDGET_EXHAUSTED,
-    RUN_FOLDER_UNREADABLE,
-    RECORD_IGNORED,
-)
+_ON_PURPOSE = (*ON_PURPOSE, *WITHOUT_PODS, DEADLINE_EXCEEDED, RECORD_IGNORED)
 #: Reasons that the operator has determined; a later record of the trainer does not change them.
-_FINAL = (
-    PREEMPTED,
-    PLACEMENT_RACE,
-    HUNG,
-    STARTUP_TIMEOUT,
-    STAGE_TIMEOUT,
-    PODS_MISSING,
-    POD_NOT_STARTED,
-    WORKERS_FAILED,
-    MULTIKUEUE_UNSUPPORTED,
-    HOST_OUT_OF_MEMORY,
-    NODE_OUT_OF_MEMORY,
-    *PRESSURES,
-)
+_FINAL = (*DETERMINED, *DISRUPTIONS, *KILLS, WORKERS_FAILED, MULTIKUEUE_UNSUPPORTED)
 
 
 class AttemptOutcome(StrEnum):
@@ -120,6 +69,11 @@ class AttemptResult:
     """Record to write to the run folder, because pods and nodes may be deleted; None if none is needed."""
 
     @property
+    def reason(self) -> str:
+        """Of the failure, else of the operator's record, else how the attempt ended."""
+        return self.failure.reason if self.failure else self.purpose or str(self.ending)
+
+    @property
     def failure_class(self) -> FailureClass | None:
         if self.ending is AttemptOutcome.EVICTED:
             return FailureClass.QUOTA
@@ -138,13 +92,8 @@ def classify(  # noqa: PLR0911  one per case
 
     Until it is recorded, the result may change with new observations.
 
-    Args:
-        attempt: the attempt.
-        job: the job's name, for messages.
-        stop: the record of the stop that the job's user requests now. A missing JobSet was then deleted intentionally.
-            None: the job may run.
-        now: the time of the observation.
-        nodes: see :func:`disruption`.
+    ``job``: the job's name, for messages. ``stop``: the record of the stop that the job's user requests now, for which
+    a missing JobSet was deleted; None: the job may run. ``nodes``: see :func:`disruption`.
     """
     if attempt.live:
         return None
@@ -172,7 +121,9 @@ def classify(  # noqa: PLR0911  one per case
     if result:
         failure, record = _from_result(attempt, result, recorded, taken)
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=record)
-    if recorded and (settled(recorded) or not (taken and _crash(recorded))):
+    # A crash may be a consequence of a disruption.
+    crashed = recorded is not None and recorded.failure_class is FailureClass.INFRASTRUCTURE
+    if recorded and (settled(recorded) or not (taken and crashed)):
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=recorded, finished=finished)
     if attempt.jobset is None and stop:
         return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=stop.reason, record=stop)
@@ -206,11 +157,6 @@ def _unrecorded_eviction(attempt: Attempt) -> Failure | None:
 def settled(recorded: Failure | None) -> bool:
     """Whether the operator's record is final: neither a later record of the trainer nor the nodes change it."""
     return recorded is not None and recorded.reason in _FINAL
-
-
-def _crash(recorded: Failure) -> bool:
-    """Whether the failure may be a consequence of a disruption."""
-    return recorded.failure_class is FailureClass.INFRASTRUCTURE
 
 
 def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
@@ -265,15 +211,12 @@ def _elsewhere(
     stopped = result.outcome is Outcome.STOPPED
     if not stopped and not (result.failure and result.failure.reason == PEER_LOST):
         return None
-    if recorded and recorded.host != 0 and not (taken and _of_another_host(recorded)):
+    # Another host may have failed only because a third one was missing.
+    crashed = recorded is not None and recorded.failure_class is FailureClass.INFRASTRUCTURE
+    if recorded and recorded.host != 0 and not (taken and crashed):
         return recorded
     killed = kills(attempt)
     return process_failure(attempt.key.stage, *killed[0]) if killed else None
-
-
-def _of_another_host(recorded: Failure) -> bool:
-    """Whether a host other than the first failed, possibly only because another host was missing."""
-    return recorded.host != 0 and recorded.failure_class is FailureClass.INFRASTRUCTURE
 
 
 def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:

@@ -8,12 +8,13 @@
 """
 
 from dataclasses import replace
+from typing import Any
 
-from finetune_contract import ExitCode, Failure, Stage
+from finetune_contract import ExitCode, Failure
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import MOST_ATTEMPTS, too_many
 from finetune_operator.lifecycle.attempts.classify import RECORD_IGNORED, RESULT_MALFORMED
-from finetune_operator.lifecycle.attempts.own_attempts import with_own_attempts
+from finetune_operator.lifecycle.attempts.own_attempts import live_jobsets, with_own_attempts
 from finetune_operator.lifecycle.attempts.pending_records import Record, as_if_written
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation, ReadFailure, RunFolderView
 
@@ -33,27 +34,30 @@ def without_damaged_records(observation: Observation) -> tuple[Observation, tupl
 
 
 def _warned(observation: Observation) -> Observation:
-    folder = observation.folder
-    if folder.unreadable or not too_many(observation):
+    if observation.folder.unreadable or not too_many(observation):
         return observation
-    warning = f"there are more than {MOST_ATTEMPTS} attempts, and the oldest do not count"
-    return replace(observation, folder=replace(folder, warnings=(*folder.warnings, warning)))
+    return _with_warnings(
+        observation, f"there are more than {MOST_ATTEMPTS} attempts, and the oldest do not count"
+    )
+
+
+def _with_warnings(observation: Observation, *warnings: str, **changes: Any) -> Observation:
+    """Returns the observation with more warnings about the run folder, and with ``changes`` of it."""
+    folder = observation.folder
+    return replace(observation, folder=replace(folder, warnings=(*folder.warnings, *warnings), **changes))
 
 
 def _without_foreign_retry(observation: Observation) -> Observation:
     """Ignores a retry record with a generation that the job does not request: the operator did not write it."""
-    recorded, requested = (
-        observation.folder.retry,
-        observation.job["spec"].get("retry", {}).get("generation", 0),
-    )
+    recorded = observation.folder.retry
+    requested = observation.job["spec"].get("retry", {}).get("generation", 0)
     if recorded is None or recorded.generation <= requested:
         return observation
     warning = (
         f"attempts/retry-{recorded.generation}.json belongs to no retry that this job requests: "
         f"spec.retry.generation is {requested}"
     )
-    folder = replace(observation.folder, retry=None, warnings=(*observation.folder.warnings, warning))
-    return replace(observation, folder=folder)
+    return _with_warnings(observation, warning, retry=None)
 
 
 def _without_malformed_results(observation: Observation) -> Observation:
@@ -69,8 +73,8 @@ def _without_malformed_results(observation: Observation) -> Observation:
     bad = {key: files for key, files in folder.attempts.items() if files.malformed or files.newer}
     if not bad:
         return observation
-    live = _live(observation)
-    ignored = tuple(
+    live = live_jobsets(observation.jobsets, observation.pods)
+    ignored = (
         f"{(files.malformed or files.newer or '').rstrip('.')}; a later attempt has followed"
         for key, files in bad.items()
         if key != newest[key.stage]
@@ -81,9 +85,7 @@ def _without_malformed_results(observation: Observation) -> Observation:
         else files
         for key, files in folder.attempts.items()
     }
-    return replace(
-        observation, folder=replace(folder, attempts=attempts, warnings=(*folder.warnings, *ignored))
-    )
+    return _with_warnings(observation, *ignored, attempts=attempts)
 
 
 def _without_result(files: AttemptFiles, *, ended: bool, last: bool) -> AttemptFiles:
@@ -109,10 +111,3 @@ def _without_result(files: AttemptFiles, *, ended: bool, last: bool) -> AttemptF
         fix="The stage is retried. If this happens again, find out what else writes to the run folder.",
     )
     return replace(files, failure=failure)
-
-
-def _live(observation: Observation) -> frozenset[tuple[Stage, int]]:
-    """Returns the JobSets that may still run, or have pods that may."""
-    live = {jobset.key for jobset in observation.jobsets if jobset.key and not jobset.ended}
-    live |= {pod.key for pod in observation.pods if pod.key and pod.live}
-    return frozenset(key.jobset for key in live)

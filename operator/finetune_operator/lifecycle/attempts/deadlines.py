@@ -22,6 +22,9 @@ STAGE_TIMEOUT = "StageTimeout"
 PODS_MISSING = "PodsMissing"
 POD_NOT_STARTED = "PodNotStarted"
 
+#: Those that no later record of the trainer changes.
+DETERMINED = (HUNG, STARTUP_TIMEOUT, STAGE_TIMEOUT, PODS_MISSING, POD_NOT_STARTED)
+
 #: Reasons for ending a training that completes no step, as its progress record shows.
 STANDING_STILL = (HUNG, STARTUP_TIMEOUT, PREEMPTED)
 

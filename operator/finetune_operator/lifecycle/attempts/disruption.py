@@ -49,13 +49,9 @@ class Disruption:
 def disruption(
     attempt: Attempt, nodes: Mapping[str, SliceNode] | None, *, ended: datetime | None, now: datetime
 ) -> Disruption | None:
-    """Returns the first disruption found; None if there is none.
+    """Returns the first disruption found of an attempt that has ended; None if there is none.
 
-    Args:
-        attempt: an attempt that has ended.
-        nodes: all nodes of its slice's kind, by name; None if they were not read.
-        ended: when it ended; None if unknown.
-        now: the time of the observation.
+    ``nodes``: all nodes of its slice's kind, by name; None if they were not read. ``ended``: None if unknown.
     """
     end = ended_at(attempt, ended)
     targets = [found for pod in attempt.pods if (found := disruption_target(pod, end))]
@@ -162,7 +158,8 @@ def _wrong(node: SliceNode) -> str | None:
     return None if node.ready else "not ready"
 
 
-PRESSURES = ("DiskPressure", "MemoryPressure")
+#: What the operator has determined of pods and nodes, which no later record of the trainer changes.
+DISRUPTIONS = (PREEMPTED, PLACEMENT_RACE, "DiskPressure", "MemoryPressure")
 #: The kubelet's messages (pkg/kubelet/eviction/helpers.go): a node is low, or was when it rejected the pod, or a pod
 #: exceeds a limit of its own.
 _DISK = re.compile(

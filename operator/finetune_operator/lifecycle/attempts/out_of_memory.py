@@ -15,6 +15,7 @@ from finetune_operator.planning.stages import STAGES
 HOST_OUT_OF_MEMORY = "HostOutOfMemory"
 #: The container that was killed has no memory limit.
 NODE_OUT_OF_MEMORY = "NodeOutOfMemory"
+KILLS = (HOST_OUT_OF_MEMORY, NODE_OUT_OF_MEMORY)
 #: The kubelet's reason; the kernel counts kills by the limit and by the node alike.
 _KILLED = "OOMKilled"
 _MEASURED = (

@@ -15,6 +15,7 @@ deleted the JobSet before the next reconcile. Its number is then skipped and the
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from finetune_contract import Stage
@@ -43,21 +44,11 @@ def own_attempts(
     jobsets: Sequence[JobSet],
     pods: Sequence[Pod],
 ) -> frozenset[AttemptKey]:
-    """Returns those of ``listed`` that are confirmed as the job's own.
-
-    Args:
-        listed: attempts in the run folder since the last takeover.
-        takeovers: the takeover records of the run folder.
-        job: the FineTuneJob.
-        status: its status.
-        jobsets: its JobSets.
-        pods: its pods.
-    """
+    """Returns those of ``listed``, the attempts in the run folder since the last takeover, that are confirmed as the
+    job's own."""
     listed = [key for key in listed if key.restart <= MAX_RESTART]
-    restarts: dict[Number, int] = {}
     made = {jobset.key for jobset in jobsets if jobset.key} | {pod.key for pod in pods if pod.key}
-    for key in made:
-        restarts[key.jobset] = max(key.restart, restarts.get(key.jobset, 0))
+    restarts = _with_restarts(made)
     reported = _reported(status)
     if reported is not None:
         named = _followed(_with_restarts(reported), listed)
@@ -66,7 +57,7 @@ def own_attempts(
         full = alone and len(ended_attempts(status)) >= HISTORY
         numbers = _below(listed, named) if full else frozenset()
     else:
-        named, numbers = {}, _in_a_row(listed, restarts, _live(jobsets, pods), takeovers)
+        named, numbers = {}, _in_a_row(listed, restarts, live_jobsets(jobsets, pods), takeovers)
     unnamed = numbers - (restarts | named).keys()
     return frozenset(
         key
@@ -103,7 +94,7 @@ def ended_attempts(status: FineTuneJobStatus) -> Sequence[AttemptRecord]:
     return (status.attempts.history if status.attempts else None) or ()
 
 
-def _live(jobsets: Iterable[JobSet], pods: Iterable[Pod]) -> set[Number]:
+def live_jobsets(jobsets: Iterable[JobSet], pods: Iterable[Pod]) -> set[Number]:
     """Returns the JobSets that may still run, or have pods that may."""
     live = {jobset.key for jobset in jobsets if jobset.key and not jobset.ended}
     live |= {pod.key for pod in pods if pod.key and pod.live}
@@ -114,39 +105,31 @@ def _reported(status: FineTuneJobStatus) -> list[AttemptKey] | None:
     """Returns the attempts that the status names; None if it counts none."""
     if not status.attempts or not status.attempts.total:
         return None
-    found = [key for key, _ in pending_records(status)]
-    named = [(each.name, each.job_set, each.restart) for each in status.stages or ()]
-    named += [(each.stage, each.job_set, each.restart) for each in ended_attempts(status)]
-    for stage, jobset, restart in named:
-        number = (jobset or "").rpartition("-")[2]
-        if number.isdecimal():
-            found.append(AttemptKey(stage, int(number), restart or 0))
-    return found
+    named = [AttemptKey.of_jobset(each.name, each.job_set, each.restart) for each in status.stages or ()]
+    named += [AttemptKey.of_jobset(each.stage, each.job_set, each.restart) for each in ended_attempts(status)]
+    return [*(key for key, _ in pending_records(status)), *(key for key in named if key)]
 
 
 def _with_restarts(keys: Iterable[AttemptKey]) -> dict[Number, int]:
     newest: dict[Number, int] = {}
     for key in keys:
-        newest[key.stage, key.number] = max(key.restart, newest.get((key.stage, key.number), 0))
+        newest[key.jobset] = max(key.restart, newest.get(key.jobset, 0))
     return newest
 
 
 def _followed(named: Mapping[Number, int], listed: Collection[AttemptKey]) -> dict[Number, int]:
     """Adds the restarts since the last reconcile, without a gap: the JobSet that counted them may be deleted."""
     present = set(listed)
-    found: dict[Number, int] = {}
-    for (stage, number), restart in named.items():
-        last = restart
-        while AttemptKey(stage, number, last + 1) in present:
-            last += 1
-        found[stage, number] = last
-    return found
+    return {
+        jobset: next(last for last in count(restart) if AttemptKey(*jobset, last + 1) not in present)
+        for jobset, restart in named.items()
+    }
 
 
 def _below(listed: Iterable[AttemptKey], named: Mapping[Number, int]) -> frozenset[Number]:
     """Returns the numbers below the newest named one of their stage."""
     newest = {stage: max((n for s, n in named if s is stage), default=0) for stage in Stage}
-    return frozenset((key.stage, key.number) for key in listed if key.number < newest[key.stage])
+    return frozenset(key.jobset for key in listed if key.number < newest[key.stage])
 
 
 def _in_a_row(
@@ -156,7 +139,7 @@ def _in_a_row(
     takeovers: tuple[TakeoverRecord, ...],
 ) -> frozenset[Number]:
     """Returns the numbers without a gap from the first, or below a child's number, that precede every live attempt."""
-    present = {(key.stage, key.number) for key in listed}
+    present = {key.jobset for key in listed}
     last = min((_place(number) for number in live), default=None)
     found: set[Number] = set()
     for stage in Stage:

@@ -83,11 +83,12 @@ def process_failure(stage: Stage, pod: Pod, end: ContainerTermination) -> Failur
             evidence=evidence,
         )
     known = code in ExitCode._value2member_map_
+    killed = f" (killed by signal {code - _SIGNALLED})" if _SIGNALLED < code < 160 else ""
     said = f" It reported: {' '.join(evidence.split())}" if known and evidence else ""
     return Failure(
         code=code,
         reason=ExitCode(code).name.title().replace("_", "") if known else "ProcessDied",
-        message=f"{stage}: the process of pod {name} ended with code {code}{_signal(code)} and left no record.{said}"[
+        message=f"{stage}: the process of pod {name} ended with code {code}{killed} and left no record.{said}"[
             :1024
         ],
         evidence=evidence,
@@ -106,10 +107,6 @@ def _silence(end: ContainerTermination) -> int:
     if code in ExitCode._value2member_map_:
         return {ExitCode.UNAVAILABLE: 1, ExitCode.STOPPED: 3}.get(ExitCode(code), 0)
     return 2 if code < _SIGNALLED else 4
-
-
-def _signal(code: int) -> str:
-    return f" (killed by signal {code - _SIGNALLED})" if _SIGNALLED < code < 160 else ""
 
 
 def cause_of_stop(

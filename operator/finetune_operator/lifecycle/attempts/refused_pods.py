@@ -82,13 +82,10 @@ def refused_pods(attempt: Attempt, plan: Plan, observation: Observation) -> Refu
     if not said or short_job(attempt, plan, observation) is None:
         return None
     # A queue's quota is held without pods, too.
-    holds, seconds, field = (
-        bool(attempt.pods or jobset.queue),
-        plan.limits.pre_running,
-        "preRunningDeadlineSeconds",
-    )
-    if holds:
+    if attempt.pods or jobset.queue:
         seconds, field = plan.limits.refused_pods, "hangPolicy.refusedPodsSeconds"
+    else:
+        seconds, field = plan.limits.pre_running, "preRunningDeadlineSeconds"
     until, made = after(since, seconds), f"{len(attempt.pods)} of {jobset.pods_expected} pods"
     return RefusedPods(
         message=f"JobSet {jobset.name} has {made}, and the others are refused: {said}. It is ended at {stamp(until)}, "

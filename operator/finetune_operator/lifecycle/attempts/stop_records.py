@@ -14,6 +14,8 @@ EVICTED = "Evicted"
 BUDGET_EXHAUSTED = "BudgetExhausted"
 #: Stopped because its progress could not be read, see :mod:`finetune_operator.lifecycle.without_run_folder`.
 RUN_FOLDER_UNREADABLE = "RunFolderUnreadable"
+#: No class is charged for these.
+ON_PURPOSE = (SUSPENDED, CANCELLED, REPLACED, BUDGET_EXHAUSTED, RUN_FOLDER_UNREADABLE)
 
 
 def eviction(attempt: Attempt, evicted: ObjectCondition) -> Failure:
@@ -38,21 +40,17 @@ def earlier_run(attempt: Attempt) -> Failure:
     )
 
 
-def suspension() -> Failure:
-    """Returns the record of an attempt that is stopped because its job is suspended; written before the stop."""
-    return Failure(code=ExitCode.STOPPED, reason=SUSPENDED, message="Stopped because the job was suspended.")
-
-
-def cancellation() -> Failure:
-    """Returns the record of an attempt that is stopped because its job is cancelled; written before the stop."""
-    return Failure(code=ExitCode.STOPPED, reason=CANCELLED, message="Stopped because the job was cancelled.")
-
-
 def requested_stop(spec: Mapping[str, Any]) -> Failure | None:
     """Returns the record of the attempts of a job that its user has stopped, by the job's spec; None: it may run."""
     if spec.get("cancel"):
-        return cancellation()
-    return suspension() if spec.get("suspend") else None
+        return Failure(
+            code=ExitCode.STOPPED, reason=CANCELLED, message="Stopped because the job was cancelled."
+        )
+    if spec.get("suspend"):
+        return Failure(
+            code=ExitCode.STOPPED, reason=SUSPENDED, message="Stopped because the job was suspended."
+        )
+    return None
 
 
 def budget_stop(why: str) -> Failure:

@@ -21,11 +21,8 @@ def identify_stragglers(
 ) -> Failure:
     """Returns ``failure`` with the hosts that block the others; unchanged if no host has a record of this run.
 
-    Args:
-        failure: the record of an attempt without progress.
-        attempt: the attempt.
-        reports: the hosts' progress records, by their number; also those of earlier attempts.
-        mesh: the number of hosts and slices.
+    ``failure``: the record of an attempt without progress. ``reports``: the hosts' progress records, by their number;
+    also those of earlier attempts.
     """
     count = mesh.hosts * mesh.slices
     begun = first_start(attempt.pods)

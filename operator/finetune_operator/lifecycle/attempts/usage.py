@@ -17,14 +17,15 @@ from finetune_operator.api import ConditionType
 from finetune_operator.api.status_stages import ActiveTime
 from finetune_operator.api.timestamps import parse, whole_second
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pods import running_span
-from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.observation import AttemptFiles, Observation
 from finetune_operator.planning import Plan
 from finetune_operator.planning.slices.topology import FlavorTerms
 
 type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
+type Records = tuple[Failure | None, StageResult | None]
+"""The operator's record and the trainer's result."""
 type Part = tuple[float, "UsageRate"]
 """Seconds, and the rate that applies to them."""
 type JobSetKey = tuple[Stage, int]
@@ -141,8 +142,7 @@ def usage_of(attempt: Attempt, plan: Plan, now: datetime) -> Usage:
 
 def earlier_run_seconds(attempt: Attempt) -> float:
     """Returns the seconds of the runs before the current or last one."""
-    record, result = _earlier(attempt)
-    last, _ = _last(attempt)
+    (record, result), (last, _) = _runs(attempt)
     base = (last.seconds_before or 0.0) if last else 0.0
     seconds = (record.seconds or 0.0) if record else 0.0
     if result is not None and record is not None and record.at is not None and record.at >= result.started:
@@ -170,7 +170,7 @@ def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
 
     They say when it ended, and how long it and the runs before it ran.
     """
-    record, result = _earlier(attempt)
+    record, result = _runs(attempt)[0]
     recorded = (record.seconds or 0.0) if record else 0.0
     total = earlier_run_seconds(attempt)
     if result is None or total <= recorded + 1:
@@ -208,24 +208,22 @@ def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate
         held = attempt.jobset.chips
         return UsageRate(
             chips=plan.chips if held is None else held,
-            price=terms_of(attempt.jobset, plan).chip_hour_price,
+            price=terms_of(attempt.jobset.flavor, plan).chip_hour_price,
         )
     key = attempt.key.stage, attempt.key.number
     known = (recorded or {}).get(key) or _recorded_rates([attempt]).get(key)
     return known or _present_rate(plan)
 
 
-def terms_of(jobset: JobSet, plan: Plan) -> FlavorTerms:
-    """Returns the terms of the flavor for which the JobSet was rendered; the current ones if the plan lacks it."""
-    return plan.flavors.get(jobset.flavor or "", _present(plan))
+def terms_of(flavor: str | None, plan: Plan) -> FlavorTerms:
+    """Returns the terms of a flavor; the current ones if it is None, or the plan lacks it."""
+    placement = plan.placement
+    present = FlavorTerms(capacity=placement.capacity, chip_hour_price=placement.chip_hour_price)
+    return plan.flavors.get(flavor or "", present)
 
 
 def _present_rate(plan: Plan) -> UsageRate:
-    return UsageRate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
-
-
-def _present(plan: Plan) -> FlavorTerms:
-    return FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
+    return UsageRate(chips=plan.chips, price=plan.placement.chip_hour_price, known=False)
 
 
 def _recorded_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:
@@ -237,31 +235,18 @@ def _recorded_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:
     }
 
 
-def _earlier(attempt: Attempt) -> tuple[Failure | None, StageResult | None]:
-    """Returns the operator's record and the trainer's result if they are of earlier runs of the attempt."""
-    files = attempt.written
-    if files is None:
-        return None, None
+def _runs(attempt: Attempt) -> tuple[Records, Records]:
+    """Returns the records that are of earlier runs of the attempt, and those of the current or last one."""
+    files, resumed = attempt.written or AttemptFiles(), _resumed(attempt)
     record, result = files.failure, files.result
-    resumed = _resumed(attempt)
-    recorded_before = record is not None and (
-        record.at is not None
-        and (
-            (resumed is not None and record.at < resumed)
-            or (result is not None and record.at < result.started)
-        )
+    begins = [begin for begin in (resumed, result and result.started) if begin]
+    recorded_before = (
+        record is not None and record.at is not None and any(record.at < each for each in begins)
     )
     stopped = result is not None and result.outcome is Outcome.STOPPED
     result_before = stopped and result is not None and resumed is not None and result.finished < resumed
-    return (record if recorded_before else None), (result if result_before else None)
-
-
-def _last(attempt: Attempt) -> tuple[Failure | None, StageResult | None]:
-    """Returns the operator's record and the trainer's result if they are of the current or last run."""
-    files, (record, result) = attempt.written, _earlier(attempt)
-    if files is None:
-        return None, None
-    return (None if record else files.failure), (None if result else files.result)
+    earlier = record if recorded_before else None, result if result_before else None
+    return earlier, (None if recorded_before else record, None if result_before else result)
 
 
 def _resumed(attempt: Attempt) -> datetime | None:
@@ -273,7 +258,7 @@ def _resumed(attempt: Attempt) -> datetime | None:
 
 
 def _ran_now(attempt: Attempt, now: datetime) -> float:
-    record, result = _last(attempt)
+    _, (record, result) = _runs(attempt)
     if record and result and _resumed(attempt) is None and _contains(record, result):
         result = None
     lengths = [(end - begin).total_seconds() for begin, end in _intervals(attempt, now, result)]
@@ -296,9 +281,9 @@ def _intervals(attempt: Attempt, now: datetime, result: StageResult | None) -> l
 
 def run_seconds_since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
     """Returns the seconds of the attempt's runs from ``as_of`` until ``now``."""
-    present = [_overlap(each, as_of, now) for each in _intervals(attempt, now, _last(attempt)[1])]
-    _, result = _earlier(attempt)
-    before = _overlap((result.started, result.finished), as_of, now) if result else 0.0
+    (_, earlier), (_, last) = _runs(attempt)
+    present = [_overlap(each, as_of, now) for each in _intervals(attempt, now, last)]
+    before = _overlap((earlier.started, earlier.finished), as_of, now) if earlier else 0.0
     return before + max([0.0, *present])
 
 

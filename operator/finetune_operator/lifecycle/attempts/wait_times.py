@@ -1,7 +1,7 @@
 """How long training waited before its processes ran, which only the operator can observe."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from finetune_contract import Stage
@@ -69,9 +69,7 @@ def wait_times(attempt: Attempt, now: datetime) -> WaitTimes | None:
 def recorded_waits(attempt: Attempt, now: datetime) -> dict[str, float]:
     """Returns the waits as fields of the attempt's failure record; empty if they are unknown, and for other stages."""
     found = wait_times(attempt, now) if attempt.key.stage is Stage.TRAIN else None
-    if found is None:
-        return {}
-    return {"queued": found.queued, "provisioning": found.provisioning, "pods": found.pods}
+    return {} if found is None else asdict(found)
 
 
 def _begun(attempt: Attempt) -> datetime | None:

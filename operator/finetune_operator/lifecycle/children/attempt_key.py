@@ -22,6 +22,13 @@ class AttemptKey:
         found = attempt_of(child)
         return cls(*found) if found else None
 
+    @classmethod
+    def of_jobset(cls, stage: Stage, name: str | None, restart: int | None) -> "AttemptKey | None":
+        """Returns the key of an attempt that the status shows with the name of its JobSet; None if that has no
+        number."""
+        number = (name or "").rpartition("-")[2]
+        return cls(stage, int(number), restart or 0) if number.isdecimal() else None
+
     @property
     def jobset(self) -> tuple[Stage, int]:
         """Stage and number, which all restarts of a JobSet share."""

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from finetune_contract.log_line import readable
 from finetune_operator.api.timestamps import after
-from finetune_operator.lifecycle.children.fields import Object, items, message, number, section, text, time
+from finetune_operator.lifecycle.children.fields import Object, message, number, section, text, time
 
 #: Seconds: two clocks that are right differ by less.
 CLOCKS_DIFFER = 10.0
@@ -73,6 +73,8 @@ class ContainerState:
 
     @classmethod
     def parse(cls, found: Object, clock: NodeClock) -> "ContainerState":
+        if not found:
+            return _UNREPORTED
         waiting, terminated = section(found, "waiting"), section(found, "terminated")
         running = section(found, "running")
         return cls(
@@ -119,8 +121,8 @@ class ContainerStatus:
             image=text(found, "image") or "",
             image_id=text(found, "imageID") or "",
             restart_count=number(found, "restartCount"),
-            state=_parse_state(section(found, "state"), clock),
-            last_state=_parse_state(section(found, "lastState"), clock),
+            state=ContainerState.parse(section(found, "state"), clock),
+            last_state=ContainerState.parse(section(found, "lastState"), clock),
         )
 
     def settled(self, clock: NodeClock, latest: datetime) -> "ContainerStatus":
@@ -128,12 +130,3 @@ class ContainerStatus:
         return replace(
             self, state=self.state.settled(clock, latest), last_state=self.last_state.settled(clock, latest)
         )
-
-
-def _parse_state(found: Object, clock: NodeClock) -> ContainerState:
-    return ContainerState.parse(found, clock) if found else _UNREPORTED
-
-
-def parse_containers(status: Object, key: str, clock: NodeClock) -> tuple[ContainerStatus, ...]:
-    """Returns the statuses of a pod's containers (``containerStatuses``) or init containers."""
-    return tuple(ContainerStatus.parse(each, clock) for each in items(status, key))

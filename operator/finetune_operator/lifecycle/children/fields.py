@@ -44,19 +44,15 @@ def texts(found: Object, key: str) -> tuple[str, ...]:
     return tuple(each[:_TEXT] for each in islice(value, _ITEMS) if isinstance(each, str))
 
 
-def text(found: Object, key: str) -> str | None:
+def text(found: Object, key: str, most: int = _TEXT) -> str | None:
     """Returns a string, cut if it is long; None if it is missing."""
-    return _cut(found, key, _TEXT)
+    value = found.get(key)
+    return value[:most] if isinstance(value, str) else None
 
 
 def message(found: Object, most: int = _MESSAGE) -> str | None:
     """Returns the message of a condition, container or Event, cut if it is long; None if it is missing."""
-    return _cut(found, "message", most)
-
-
-def _cut(found: Object, key: str, most: int) -> str | None:
-    value = found.get(key)
-    return value[:most] if isinstance(value, str) else None
+    return text(found, "message", most)
 
 
 def number(found: Object, key: str, default: int = 0) -> int:

@@ -1,8 +1,6 @@
 """A JobSet as decisions read it."""
 
 import math
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -17,6 +15,7 @@ from finetune_operator.lifecycle.children.object_condition import (
 )
 from finetune_operator.lifecycle.children.pod import SliceKind, slice_kind
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
+from finetune_operator.rendering import quantities
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
     FLAVOR_ANNOTATION,
@@ -25,16 +24,7 @@ from finetune_operator.rendering.labels import (
 )
 from finetune_operator.rendering.pathways import WORKER
 
-_TERMINAL = ("Completed", "Failed")
-_SUFFIXES = {
-    "": Decimal(1),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("n", "u", "m"), start=-3)},
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
-    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
-}
-_QUANTITY = re.compile(
-    r"\+?([0-9]{1,32}(?:\.[0-9]{0,32})?|\.[0-9]{1,32})([numkMGTPE]?|[KMGTPE]i|[eE][+-]?[0-9]{1,3})"
-)
+_TPU = "google.com/tpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +104,11 @@ class JobSet:
         )
 
     @property
+    def _terminal(self) -> ObjectCondition | None:
+        ends = (find_condition(self.conditions, kind) for kind in ("Completed", "Failed"))
+        return next(filter(None, ends), None)
+
+    @property
     def deleting(self) -> bool:
         """It has a deletion timestamp. Its pods may still be saving."""
         return self.deletion_timestamp is not None
@@ -121,7 +116,7 @@ class JobSet:
     @property
     def ended(self) -> bool:
         """Completed or failed. A JobSet that is only being deleted has not ended."""
-        return any(each.type in _TERMINAL and each.status == "True" for each in self.conditions)
+        return self._terminal is not None
 
     @property
     def completed(self) -> bool:
@@ -131,11 +126,7 @@ class JobSet:
     @property
     def end_time(self) -> datetime | None:
         """When the JobSet completed or failed; None if it has not ended, or the time is unknown."""
-        for kind in _TERMINAL:
-            found = find_condition(self.conditions, kind)
-            if found and found.last_transition_time:
-                return found.last_transition_time
-        return None
+        return self._terminal.last_transition_time if self._terminal else None
 
     @property
     def failure_message(self) -> str:
@@ -146,10 +137,8 @@ class JobSet:
     @property
     def resumed_at(self) -> datetime | None:
         """When the last suspension ended; None if the JobSet is suspended, or never was."""
-        for each in self.conditions:
-            if each.type == "Suspended" and each.status == "False" and each.last_transition_time:
-                return each.last_transition_time
-        return None
+        resumed = find_condition(self.conditions, "Suspended", "False")
+        return resumed.last_transition_time if resumed else None
 
     @property
     def held(self) -> bool:
@@ -179,25 +168,21 @@ class _ReplicatedJob:
     def parse(cls, found: Object) -> "_ReplicatedJob":
         job = section(section(found, "template"), "spec")
         pod = section(section(job, "template"), "spec")
+        limits = (
+            section(section(container, "resources"), "limits") for container in items(pod, "containers")
+        )
         return cls(
             name=text(found, "name") or "",
             # A tenant may have written any number.
             replicas=min(max(0, number(found, "replicas", 1)), MOST_CHIPS),
             parallelism=min(max(0, number(job, "parallelism", 1)), MOST_CHIPS),
-            chip_limits=tuple(map(quantity, _tpu_limits(pod))),
+            chip_limits=tuple(quantity(limit[_TPU]) for limit in limits if limit.get(_TPU) is not None),
             slice_kind=slice_kind(pod),
         )
 
     @property
     def pods(self) -> int:
         return self.replicas * self.parallelism
-
-
-def _tpu_limits(pod: Object) -> Iterator[object]:
-    for container in items(pod, "containers"):
-        limit = section(section(container, "resources"), "limits").get("google.com/tpu")
-        if limit is not None:
-            yield limit
 
 
 def _chips(replicated: list[_ReplicatedJob]) -> int | None:
@@ -212,10 +197,5 @@ def _chips(replicated: list[_ReplicatedJob]) -> int | None:
 
 def quantity(value: object) -> int | None:
     """Parses a Kubernetes quantity as an integer, rounded up; None if it is none."""
-    match = _QUANTITY.fullmatch(str(value))
-    if match is None:
-        return None
-    amount, suffix = match.groups()
-    exponent = suffix[1:] if suffix[:1] in ("e", "E") and suffix != "E" else None
-    exact = Decimal(amount).scaleb(int(exponent)) if exponent else Decimal(amount) * _SUFFIXES[suffix]
-    return math.ceil(min(exact, Decimal(MOST_CHIPS)))
+    exact = quantities.exact(value)
+    return None if exact is None else math.ceil(min(exact, Decimal(MOST_CHIPS)))

@@ -70,14 +70,8 @@ class QueueStatus:
 def queue_status(
     jobset: JobSet | None, workload: Workload | None, *, served: bool, now: datetime
 ) -> QueueStatus | None:
-    """Returns the attempt's state; None if no queue holds it.
-
-    Args:
-        jobset: the attempt's JobSet.
-        workload: the JobSet's Workload; None if there is none (yet).
-        served: whether the API server knows Workloads.
-        now: the time of the observation.
-    """
+    """Returns the state of the attempt with that JobSet; None if no queue holds it. ``served``: whether the API server
+    knows Workloads."""
     if jobset is None:
         return None
     if workload is not None:
@@ -90,43 +84,30 @@ def queue_status(
 
 
 def _without_workload(jobset: JobSet, queue: str, *, served: bool, now: datetime) -> QueueStatus:
-    since = jobset.creation_timestamp
+    since, priority = jobset.creation_timestamp, jobset.priority_class
     if not served:
-        return QueueStatus(
-            quota_state=QuotaState.NEVER,
-            queue=queue,
-            reason=Reason.KUEUE_NOT_INSTALLED,
-            message="the API server does not know Kueue's Workloads (kueue.x-k8s.io/v1beta2): install Kueue 0.15 or "
-            "newer, or take the queue out of the profile",
-            since=since,
+        quota_state, reason = QuotaState.NEVER, Reason.KUEUE_NOT_INSTALLED
+        message = (
+            "the API server does not know Kueue's Workloads (kueue.x-k8s.io/v1beta2): install Kueue 0.15 or newer, or "
+            "take the queue out of the profile"
         )
-    if since is None or (now - since).total_seconds() <= UNSEEN_SECONDS:
-        return QueueStatus(
-            quota_state=QuotaState.UNSEEN,
-            queue=queue,
-            reason=Reason.NOT_STARTED,
-            message=f"Kueue has not processed JobSet {jobset.name} yet.",
-            since=since,
+    elif since is None or (now - since).total_seconds() <= UNSEEN_SECONDS:
+        quota_state, reason = QuotaState.UNSEEN, Reason.NOT_STARTED
+        message = f"Kueue has not processed JobSet {jobset.name} yet."
+    else:
+        quota_state, reason = QuotaState.WAITING, Reason.NO_WORKLOAD
+        exist = f' and the WorkloadPriorityClass "{priority}" exist' if priority else " exists"
+        message = (
+            f"Kueue has created no Workload for JobSet {jobset.name}. Check that Kueue runs with the integration "
+            f"jobset.x-k8s.io/jobset, and that the LocalQueue{exist}; Kueue's log shows the cause"
         )
-    priority = jobset.priority_class
-    exist = f' and the WorkloadPriorityClass "{priority}" exist' if priority else " exists"
-    return QueueStatus(
-        quota_state=QuotaState.WAITING,
-        queue=queue,
-        reason=Reason.NO_WORKLOAD,
-        message=f"Kueue has created no Workload for JobSet {jobset.name}. Check that Kueue runs with the integration "
-        f"jobset.x-k8s.io/jobset, and that the LocalQueue{exist}; Kueue's log shows the cause",
-        since=since,
-    )
+    return QueueStatus(quota_state=quota_state, queue=queue, reason=reason, message=message, since=since)
 
 
 def _by_workload(workload: Workload, queue: str, *, suspended: bool) -> QueueStatus:
-    """Returns the state by the Workload.
+    """Returns the state by the Workload, of a JobSet in that LocalQueue.
 
-    Args:
-        workload: the JobSet's Workload.
-        queue: its LocalQueue.
-        suspended: whether the JobSet is suspended. If not, a Workload that finished since does not block it.
+    ``suspended``: whether the JobSet is suspended. If not, a Workload that finished since does not block it.
     """
     quota, evicted, finished = workload.condition("QuotaReserved"), workload.evicted, workload.finished
     since = quota.last_transition_time if quota else None
@@ -134,35 +115,24 @@ def _by_workload(workload: Workload, queue: str, *, suspended: bool) -> QueueSta
     if finished and suspended:
         return _by_condition(queue, finished, QuotaState.NEVER)
     if not workload.active:
-        return QueueStatus(
-            quota_state=QuotaState.NEVER,
-            queue=queue,
-            reason=DEACTIVATED,
-            message=(evicted.message or "") if evicted else "The workload is deactivated",
-            since=evicted.last_transition_time if evicted else None,
-        )
-    if quota is None:
-        return QueueStatus(
-            quota_state=QuotaState.WAITING,
-            queue=queue,
-            reason="PendingEvaluation",
-            message="Kueue has not evaluated the Workload: others are first, or an equal one does not fit",
-            since=since,
-        )
-    if quota.status != "True":
+        quota_state, reason = QuotaState.NEVER, DEACTIVATED
+        message = (evicted.message or "") if evicted else "The workload is deactivated"
+        since = evicted.last_transition_time if evicted else None
+    elif quota is None:
+        quota_state, reason = QuotaState.WAITING, "PendingEvaluation"
+        message = "Kueue has not evaluated the Workload: others are first, or an equal one does not fit"
+    elif quota.status != "True":
         never = _never(quota)
         quota_state = QuotaState.NEVER if never else QuotaState.WAITING
         return _by_condition(queue, replace(quota, reason=never or quota.reason), quota_state)
-    if evicted:
+    elif evicted:
         return _by_condition(queue, evicted, QuotaState.WAITING)
-    admitted = workload.condition("Admitted")
-    if admitted is not None and admitted.status == "True":
-        quota_state, message = QuotaState.ADMITTED, quota.message or ""
     else:
-        quota_state, message = QuotaState.CHECKED, _incomplete_checks(workload, admitted)
-    return QueueStatus(
-        quota_state=quota_state, queue=queue, reason=Reason.QUOTA_RESERVED, message=message, since=since
-    )
+        quota_state, reason, message = QuotaState.ADMITTED, Reason.QUOTA_RESERVED, quota.message or ""
+        admitted = workload.condition("Admitted")
+        if admitted is None or admitted.status != "True":
+            quota_state, message = QuotaState.CHECKED, _incomplete_checks(workload, admitted)
+    return QueueStatus(quota_state=quota_state, queue=queue, reason=reason, message=message, since=since)
 
 
 def _by_condition(queue: str, condition: ObjectCondition, quota_state: QuotaState) -> QueueStatus:

@@ -36,17 +36,12 @@ def parse_conditions(status: Object) -> tuple[ObjectCondition, ...]:
 
 def parse_condition(conditions: Iterable[Object], type_: str, status: str) -> ObjectCondition | None:
     """Returns the first of plain conditions with this type and status; None if there is none."""
-    for each in conditions:
-        if each.get("type") == type_ and each.get("status") == status:
-            return ObjectCondition.parse(each)
-    return None
+    wanted = (each for each in conditions if each.get("type") == type_ and each.get("status") == status)
+    return next(map(ObjectCondition.parse, wanted), None)
 
 
 def find_condition(
     conditions: Iterable[ObjectCondition], type_: str, status: str = "True"
 ) -> ObjectCondition | None:
     """Returns the first condition with this type and status; None if there is none."""
-    for each in conditions:
-        if each.type == type_ and each.status == status:
-            return each
-    return None
+    return next((each for each in conditions if (each.type, each.status) == (type_, status)), None)

@@ -68,11 +68,9 @@ def read_event(found: Object) -> ObjectEvent | None:
 
 
 def autoscaler(events: Iterable[ObjectEvent], shape: str) -> str:
-    """Returns the autoscaler's last message about a pod and what to do, as sentences.
+    """Returns the autoscaler's last message about a pod, and what to do, as sentences.
 
-    Args:
-        events: those about the pod.
-        shape: describes the nodes that the pod needs.
+    ``shape`` describes the nodes that the pod needs.
     """
     last = _last(each for each in events if each.reason in (_TRIGGERED, _NOT_TRIGGERED, _FAILED))
     if last is None:

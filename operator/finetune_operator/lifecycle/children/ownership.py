@@ -24,15 +24,10 @@ JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 
 def own_pods(pods: Iterable[Pod], jobsets: Sequence[JobSet], now: datetime) -> tuple[Pod, ...]:
-    """Returns the job's pods among those that may be the job's by their metadata, as they are at that time.
+    """Returns the job's pods among those for which :func:`may_be_pod_of` holds, as they are at that time.
 
     A pod of an existing JobSet has at most the restart that ``status.restarts`` counts, or the next one: the JobSet
     controller counts it before it creates pods, but the pods may have been listed after the JobSets.
-
-    Args:
-        pods: those for which :func:`may_be_pod_of` holds.
-        jobsets: the job's JobSets.
-        now: the time of the observation.
     """
     made = {each.key.jobset: each for each in jobsets if each.key}
     found: list[Pod] = []

@@ -10,7 +10,6 @@ from finetune_operator.lifecycle.children.container import (
     ContainerStatus,
     ContainerTermination,
     NodeClock,
-    parse_containers,
 )
 from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
 from finetune_operator.lifecycle.children.object_condition import ObjectCondition, parse_condition
@@ -89,6 +88,10 @@ class Pod:
         created, deleted = time(metadata, "creationTimestamp"), time(metadata, "deletionTimestamp")
         phase = text(status, "phase") or "Pending"
         clock = _clock(status, conditions)
+        containers, init_containers = (
+            tuple(ContainerStatus.parse(each, clock) for each in items(status, key))
+            for key in ("containerStatuses", "initContainerStatuses")
+        )
         return cls(
             name=text(metadata, "name") or "",
             key=AttemptKey.of(found),
@@ -109,8 +112,8 @@ class Pod:
             failure_reason=text(status, "reason") if phase == "Failed" else None,
             failure_message=text(status, "message") if phase == "Failed" else None,
             last_change=_latest(created, deleted, conditions) if phase == "Failed" else None,
-            containers=parse_containers(status, "containerStatuses", clock),
-            init_containers=parse_containers(status, "initContainerStatuses", clock),
+            containers=containers,
+            init_containers=init_containers,
             unlimited=frozenset(
                 text(each, "name") or ""
                 for each in items(spec, "containers")
@@ -170,13 +173,6 @@ class Pod:
     def index(self) -> PodIndex:
         """Identifies the pod among those of a JobSet; a pod that replaces it has the same."""
         return self.replicated_job, self.slice_index, self.completion_index or self.name
-
-    @property
-    def waiting_since(self) -> datetime | None:
-        """Since when a pod that does not run exists; None if unknown."""
-        return self.creation_timestamp or (
-            self.unscheduled.last_transition_time if self.unscheduled else None
-        )
 
     @property
     def containers_started_at(self) -> datetime | None:

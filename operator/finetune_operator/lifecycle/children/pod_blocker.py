@@ -32,8 +32,11 @@ class PodBlocker:
     reason: WaitingReason
     message: str
     since: datetime | None
-    missing_reference: bool = False
-    """A Secret or ConfigMap that the pod refers to does not exist; the kubelet retries by itself."""
+
+    @property
+    def missing_reference(self) -> bool:
+        """A Secret or ConfigMap that the pod refers to does not exist; the kubelet retries by itself."""
+        return self.reason is WaitingReason.INPUT
 
 
 def missing_reference(message: str) -> tuple[str, str, str | None] | None:
@@ -55,53 +58,41 @@ def pod_blocker(pods: Iterable[Pod]) -> PodBlocker | None:
 def lacks_input(pod: Pod) -> bool:
     """Whether the pod has a node and starts when an image, a Secret or a ConfigMap appears."""
     found = _blocker(pod)
-    return found is not None and (found.missing_reference or found.reason is WaitingReason.IMAGE)
+    return found is not None and found.reason in (WaitingReason.INPUT, WaitingReason.IMAGE)
 
 
 def _blocker(pod: Pod) -> PodBlocker | None:
-    if unscheduled := pod.unscheduled:
-        message = "no reason reported" if unscheduled.message is None else unscheduled.message
-        return PodBlocker(
-            pod=pod.name,
-            reason=WaitingReason.CAPACITY,
-            message=f"no node has room for pod {pod.name}: {message}",
-            since=unscheduled.last_transition_time,
-        )
     # The kubelet writes no time on a waiting container.
     since = pod.start_time or pod.creation_timestamp
-    for container in _containers(pod):
-        if found := _container_blocker(pod.name, container, since):
-            return found
-    return _not_started(pod, since)
+    if unscheduled := pod.unscheduled:
+        message = "no reason reported" if unscheduled.message is None else unscheduled.message
+        found: tuple[WaitingReason, str] | None = (
+            WaitingReason.CAPACITY,
+            f"no node has room for pod {pod.name}: {message}",
+        )
+        since = unscheduled.last_transition_time
+    else:
+        found = next(filter(None, map(_container_blocker, _containers(pod))), None) or _not_started(pod)
+    return found and PodBlocker(pod=pod.name, reason=found[0], message=found[1], since=since)
 
 
-def _container_blocker(pod: str, container: ContainerStatus, since: datetime | None) -> PodBlocker | None:
+def _container_blocker(container: ContainerStatus) -> tuple[WaitingReason, str] | None:
     reason, message = container.state.waiting_reason, container.state.waiting_message
     if reason == "CreateContainerConfigError" and missing_reference(message):
-        return PodBlocker(
-            pod=pod, reason=WaitingReason.INPUT, message=message, since=since, missing_reference=True
-        )
+        return WaitingReason.INPUT, message
     if reason in _IMAGE_REASONS:
-        return PodBlocker(
-            pod=pod,
-            reason=WaitingReason.IMAGE,
-            message=f"image {container.image}: {reason}{f': {message}' if message else ''}",
-            since=since,
-        )
+        return WaitingReason.IMAGE, f"image {container.image}: {reason}{f': {message}' if message else ''}"
     if reason == "CrashLoopBackOff":
         last = container.last_state.terminated
         code = last.exit_code if last else None
         said = f": {last.message.strip()}" if last and last.message else ""
-        return PodBlocker(
-            pod=pod,
-            reason=WaitingReason.RETRY,
-            message=f"container {container.name} keeps exiting (exit code {code}){said}"[:1024],
-            since=since,
-        )
+        return WaitingReason.RETRY, f"container {container.name} keeps exiting (exit code {code}){said}"[
+            :1024
+        ]
     return None
 
 
-def _not_started(pod: Pod, since: datetime | None) -> PodBlocker | None:
+def _not_started(pod: Pod) -> tuple[WaitingReason, str] | None:
     """The node creates no container: because of a volume, an address or a device, which only Events name."""
     if pod.started or not pod.placed:
         return None
@@ -110,12 +101,7 @@ def _not_started(pod: Pod, since: datetime | None) -> PodBlocker | None:
         (": ".join(filter(None, each)) for each in states if each[0]), "no container was created yet"
     )
     node = "its node" if pod.node_name is None else pod.node_name
-    return PodBlocker(
-        pod=pod.name,
-        reason=WaitingReason.POD,
-        message=f"pod {pod.name} does not start on {node}: {reason}",
-        since=since,
-    )
+    return WaitingReason.POD, f"pod {pod.name} does not start on {node}: {reason}"
 
 
 def _containers(pod: Pod) -> Iterator[ContainerStatus]:

@@ -13,7 +13,11 @@ from finetune_operator.lifecycle.children.pod import Pod, PodIndex
 
 def oldest_wait(pods: Iterable[Pod]) -> datetime | None:
     """Returns since when the oldest of waiting pods exists; None if unknown for all of them."""
-    return min((since for pod in pods if (since := pod.waiting_since)), default=None)
+    known = (
+        pod.creation_timestamp or (pod.unscheduled.last_transition_time if pod.unscheduled else None)
+        for pod in pods
+    )
+    return min((since for since in known if since), default=None)
 
 
 def running_span(pods: Iterable[Pod]) -> tuple[datetime, datetime | None] | None:

@@ -14,14 +14,8 @@ _CHIPS = "requests.google.com/tpu"
 
 
 def needs(*, slices: int, hosts: int, chips: int, heads: int) -> Mapping[str, int]:
-    """Returns what a JobSet on slices counts as in a quota, by resource.
-
-    Args:
-        slices: number of slices.
-        hosts: hosts of one slice.
-        chips: chips of one host.
-        heads: heads of Pathways.
-    """
+    """Returns what a JobSet counts as in a quota, by resource. ``hosts``: of each slice. ``chips``: of each host.
+    ``heads``: of Pathways."""
     pods = slices * hosts + heads
     return {
         _CHIPS: slices * hosts * chips,

@@ -90,8 +90,7 @@ class Workload:
     @property
     def pods_not_ready_in_time(self) -> bool:
         """Whether Kueue evicts the JobSet because its pods were not ready within Kueue's timeout."""
-        evicted = self.evicted
-        return evicted is not None and evicted.reason == _NOT_READY
+        return self.evicted is not None and self.evicted.reason == _NOT_READY
 
     @property
     def evictions(self) -> list[str]:

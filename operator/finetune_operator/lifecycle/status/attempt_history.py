@@ -17,13 +17,7 @@ _PREFIX = "Kueue"
 def attempts_status(
     stages: JobStages, previous: AttemptsStatus | None, progress: Progress | None
 ) -> AttemptsStatus:
-    """Returns ``status.attempts``.
-
-    Args:
-        stages: the stages with their attempts.
-        previous: ``status.attempts`` as it is. Nodes that its history names are kept: the pods may be gone by now.
-        progress: the training's progress.
-    """
+    """Returns ``status.attempts``. Nodes that the history in ``previous`` names are kept: their pods may be gone."""
     reported = (previous.history if previous else None) or ()
     nodes = {(each.stage, each.attempt): each.node for each in reported if each.node}
     results = {attempt.key: result for attempt, result in stages.classified}
@@ -136,8 +130,7 @@ def _with_end(entry: AttemptRecord, attempt: Attempt) -> AttemptRecord:
 
 def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str | None) -> AttemptRecord:
     """``node``: the node that the history names already, which is used if the pods are gone."""
-    failure = result.failure
-    host = failure.host if failure else 0
+    host = result.failure.host if result.failure else 0
     start_step, end_step = _steps(attempt, result)
     return AttemptRecord.model_construct(
         stage=attempt.key.stage,
@@ -145,7 +138,7 @@ def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str
         job_set=attempt_jobset(attempt, stages),
         restart=attempt.key.restart or None,
         failure_class=result.failure_class,
-        reason=failure.reason if failure else result.purpose or str(result.ending),
+        reason=result.reason,
         node=node_of_host(attempt.pods, host, stages.plan.mesh.hosts) or node,
         start_step=start_step,
         end_step=end_step,

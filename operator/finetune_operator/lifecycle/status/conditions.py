@@ -19,11 +19,6 @@ from finetune_operator.lifecycle.stages.monthly_limit import hours_text
 from finetune_operator.lifecycle.stages.preflight_memory import found
 from finetune_operator.lifecycle.stages.spending import budget_exceeded, used_up
 
-#: Reason and message of a stage that is being stopped on request.
-_STOPPING: Mapping[JobPhase, tuple[Reason, str]] = {
-    JobPhase.SUSPENDING: (Reason.SUSPENDING, "The stage is saving and stopping."),
-    JobPhase.CANCELLING: (Reason.CANCELLING, "The stage is saving and stopping, and then the job ends."),
-}
 #: Maximum number of files that a condition names.
 _WARNINGS = 3
 type ConditionState = tuple[ConditionStatus, str, str]
@@ -31,20 +26,43 @@ type ConditionState = tuple[ConditionStatus, str, str]
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 _ACCEPTED: ConditionState = (TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules.")
+_NOTHING_RUN: ConditionState = (UNKNOWN, Reason.NOT_STARTED, "Preflight has not run yet.")
+_NOTHING_CONVERTED: ConditionState = (UNKNOWN, Reason.NOT_STARTED, "No model has been converted yet.")
+_NO_BUDGET: ConditionState = (TRUE, Reason.NOT_REQUESTED, "The job has no budget.")
+_NO_GATES: ConditionState = (UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates.")
+#: Of a job without a plan.
+_UNPLANNED: Mapping[ConditionType, ConditionState] = {
+    ConditionType.DATA_READY: _NOTHING_RUN,
+    ConditionType.MEMORY_FITS: _NOTHING_RUN,
+    ConditionType.EXPORT_PROVEN: _NOTHING_CONVERTED,
+    ConditionType.WITHIN_BUDGET: _NO_BUDGET,
+    ConditionType.GATE_PASSED: _NO_GATES,
+}
 
 #: The conditions from which tools (kstatus, Argo CD, kubectl wait) derive a job's outcome.
 OUTCOME = (ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUCCEEDED, ConditionType.FINISHED)
-#: Their statuses, in that order.
-_OUTCOMES: Mapping[JobPhase, tuple[ConditionStatus, ...]] = {
-    JobPhase.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
-    JobPhase.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
-    JobPhase.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
-    JobPhase.CANCELLING: (TRUE, FALSE, UNKNOWN, FALSE),
-    JobPhase.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
-    JobPhase.STALLED: (FALSE, TRUE, UNKNOWN, FALSE),
-    JobPhase.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
-    JobPhase.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
-    JobPhase.FAILED: (FALSE, TRUE, FALSE, TRUE),
+type _Statuses = tuple[ConditionStatus, ...]
+type _Because = tuple[Reason, str]
+_PROCEEDS, _BLOCKED = (TRUE, FALSE, UNKNOWN, FALSE), (FALSE, TRUE, UNKNOWN, FALSE)
+_ENDED = "The job has ended."
+_PLANNED = (Reason.PLANNED, "Preflight passed, and spec.planOnly requests no more.")
+_SUCCEEDED = (Reason.SUCCEEDED, "Every stage succeeded and its results are in the run folder.")
+_SUSPENDED = (Reason.SUSPENDED_BY_USER, "The job is suspended.")
+_SUSPENDING = (Reason.SUSPENDING, "The stage is saving and stopping.")
+_CANCELLING = (Reason.CANCELLING, "The stage is saving and stopping, and then the job ends.")
+_RECOVERING = (Reason.RECOVERING, "The next attempt is starting.")
+#: By phase: the statuses of ``OUTCOME``; reason and message of ``Running`` if nothing waits; and those of ``OUTCOME``,
+#: None if the phase alone does not decide them.
+_PHASES: Mapping[JobPhase, tuple[_Statuses, _Because, _Because | None]] = {
+    JobPhase.ACTIVE: (_PROCEEDS, (Reason.NOT_STARTED, "Pods are starting."), None),
+    JobPhase.INVALID: (_BLOCKED, (Reason.NOT_STARTED, "The job is not valid."), None),
+    JobPhase.STALLED: (_BLOCKED, (Reason.NOT_STARTED, "The stage cannot continue."), None),
+    JobPhase.SUSPENDING: (_PROCEEDS, _SUSPENDED, _SUSPENDING),
+    JobPhase.SUSPENDED: (_PROCEEDS, _SUSPENDED, (_SUSPENDED[0], "Waiting for spec.suspend to be false.")),
+    JobPhase.CANCELLING: (_PROCEEDS, _CANCELLING, _CANCELLING),
+    JobPhase.PLANNED: ((FALSE, FALSE, UNKNOWN, TRUE), (Reason.PLANNED, _ENDED), _PLANNED),
+    JobPhase.SUCCEEDED: ((FALSE, FALSE, TRUE, TRUE), (Reason.SUCCEEDED, _ENDED), _SUCCEEDED),
+    JobPhase.FAILED: ((FALSE, TRUE, FALSE, TRUE), (Reason.FAILED, _ENDED), None),
 }
 
 
@@ -53,22 +71,29 @@ def conditions(observation: Observation, state: JobState, stages: JobStages | No
     folder = None if observation.stored is None else observation.folder
     states: dict[ConditionType, ConditionState] = {
         ConditionType.VALID: _valid(state, stages),
-        ConditionType.DATA_READY: _data_ready(stages),
-        ConditionType.MEMORY_FITS: _memory_fits(state, stages),
-        ConditionType.EXPORT_PROVEN: _export_proven(stages),
         ConditionType.QUOTA_RESERVED: _quota_reserved(state, stages),
         ConditionType.RUNNING: _running(state, stages),
-        ConditionType.WITHIN_BUDGET: _within_budget(stages),
-        ConditionType.GATE_PASSED: _gate_passed(stages),
         ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(state, stages, folder),
         ConditionType.SUSPENDED: _suspended(state),
         **_judged(state, stages),
     }
-    previous, generation = (
-        observation.status.conditions or (),
-        observation.job["metadata"].get("generation", 1),
+    states |= (
+        _UNPLANNED
+        if stages is None
+        else {
+            ConditionType.DATA_READY: _data_ready(stages),
+            ConditionType.MEMORY_FITS: _memory_fits(state, stages),
+            ConditionType.EXPORT_PROVEN: _export_proven(stages),
+            ConditionType.WITHIN_BUDGET: _within_budget(stages),
+            ConditionType.GATE_PASSED: _gate_passed(stages),
+        }
     )
-    made = as_conditions(states, previous, generation=generation, now=observation.now)
+    made = as_conditions(
+        states,
+        observation.status.conditions or (),
+        generation=observation.job["metadata"].get("generation", 1),
+        now=observation.now,
+    )
     return tuple(made[kind] for kind in ConditionType)
 
 
@@ -123,22 +148,19 @@ def _valid(state: JobState, stages: JobStages | None) -> ConditionState:
     return _ACCEPTED
 
 
-def _data_ready(stages: JobStages | None) -> ConditionState:
-    if stages is None:
-        return UNKNOWN, Reason.NOT_STARTED, "Preflight has not run yet."
-    stage_state = stages[Stage.PREFLIGHT]
+def _data_ready(stages: JobStages) -> ConditionState:
+    stage_state, outcome = stages[Stage.PREFLIGHT], stages.findings.preflight
     missing = waiting_input(stage_state)
     if missing:
         return FALSE, missing.reason, missing.message
     if stage_state.done:
-        found = stages.findings.preflight
-        assert found is not None, "a preflight that succeeded has findings"
-        return TRUE, Reason.CHECKED, data_found(found)
+        assert outcome is not None, "a preflight that succeeded has findings"
+        return TRUE, Reason.CHECKED, data_found(outcome)
     if stage_state.phase is StagePhase.FAILED and stage_state.failure:
         return FALSE, stage_state.failure.reason, stage_state.failure.message
     if stage_state.attempts:
         return UNKNOWN, Reason.IN_PROGRESS, "Preflight reads the model and the data."
-    return UNKNOWN, Reason.NOT_STARTED, "Preflight has not run yet."
+    return _NOTHING_RUN
 
 
 def data_found(found: PreflightOutcome) -> str:
@@ -155,50 +177,33 @@ def data_found(found: PreflightOutcome) -> str:
     return f"{text[0].upper()}{text[1:]}{worst}"
 
 
-def _memory_fits(state: JobState, stages: JobStages | None) -> ConditionState:
+def _memory_fits(state: JobState, stages: JobStages) -> ConditionState:
     if state.failure and state.failure.reason == "CpuPoolTooSmall":
         return FALSE, state.failure.reason, state.failure.message
-    if stages is None:
-        return UNKNOWN, Reason.NOT_STARTED, "Preflight has not run yet."
     if stages.plan.memory is None:
-        return (
-            UNKNOWN,
-            Reason.NOT_CHECKED,
-            "spec.preflight.memory is Off: device memory is not checked beforehand.",
-        )
+        text = "spec.preflight.memory is Off: device memory is not checked beforehand."
+        return UNKNOWN, Reason.NOT_CHECKED, text
     stage_state = stages[Stage.PREFLIGHT]
     if stage_state.failure and stage_state.failure.code == ExitCode.OUT_OF_MEMORY:
         return FALSE, stage_state.failure.reason, stage_state.failure.message
     if not stage_state.done:
         reason = Reason.IN_PROGRESS if stage_state.live else Reason.NOT_STARTED
         return UNKNOWN, reason, "Preflight has not checked the memory of the train step yet."
-    return _memory_found(stages)
-
-
-def _memory_found(stages: JobStages) -> ConditionState:
     outcome = found(stages.plan, stages.findings)
     if outcome is None:
-        return (
-            UNKNOWN,
-            Reason.NOT_CHECKED,
-            "Preflight has not checked the memory of the slice that is used now.",
-        )
-    if outcome.unknown or outcome.peak_bytes is None or outcome.limit_bytes is None:
-        return UNKNOWN, Reason.NOT_CHECKED, outcome.unknown or "Preflight has reported no memory figures."
-    peak, limit = mebibytes(outcome.peak_bytes), mebibytes(outcome.limit_bytes)
-    if outcome.source == "Analytic":
+        text = "Preflight has not checked the memory of the slice that is used now."
+    elif outcome.unknown or outcome.peak_bytes is None or outcome.limit_bytes is None:
+        text = outcome.unknown or "Preflight has reported no memory figures."
+    else:
+        peak, limit = mebibytes(outcome.peak_bytes), mebibytes(outcome.limit_bytes)
+        text = f"Compiled for {outcome.slice}: the train step needs {peak} of {limit} per chip."
+        if outcome.source != "Analytic":
+            return TRUE, Reason.CHECKED, text
         text = f"Parameters and optimizer take {peak} of {limit} per chip; only compiling shows what the step adds."
-        return UNKNOWN, Reason.NOT_CHECKED, text
-    return (
-        TRUE,
-        Reason.CHECKED,
-        f"Compiled for {outcome.slice}: the train step needs {peak} of {limit} per chip.",
-    )
+    return UNKNOWN, Reason.NOT_CHECKED, text
 
 
-def _export_proven(stages: JobStages | None) -> ConditionState:  # noqa: PLR0911  one per case
-    if stages is None:
-        return UNKNOWN, Reason.NOT_STARTED, "No model has been converted yet."
+def _export_proven(stages: JobStages) -> ConditionState:
     if not stages.plan.export_proof:
         return UNKNOWN, Reason.NOT_REQUESTED, "spec.preflight.exportProof is false."
     if stages.plan.model.orbax is not None:
@@ -211,13 +216,13 @@ def _export_proven(stages: JobStages | None) -> ConditionState:  # noqa: PLR0911
         return FALSE, stage_state.failure.reason, stage_state.failure.message
     if stage_state.live:
         return UNKNOWN, Reason.IN_PROGRESS, "The model is being converted and exported for the comparison."
-    return UNKNOWN, Reason.NOT_STARTED, "No model has been converted yet."
+    return _NOTHING_CONVERTED
 
 
-def _gate_passed(stages: JobStages | None) -> ConditionState:
-    measured = stages.evaluation if stages else None
-    if stages is None or not (stages.plan.evaluation.gates or (measured and measured.gates)):
-        return UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."
+def _gate_passed(stages: JobStages) -> ConditionState:
+    measured = stages.evaluation
+    if not (stages.plan.evaluation.gates or (measured and measured.gates)):
+        return _NO_GATES
     if measured is None:
         return UNKNOWN, Reason.NOT_STARTED, "The tuned model has not been measured yet."
     missed = gates.not_met(measured)
@@ -226,9 +231,9 @@ def _gate_passed(stages: JobStages | None) -> ConditionState:
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
-def _within_budget(stages: JobStages | None) -> ConditionState:
-    if stages is None or not (stages.plan.budget.ceilings or stages.month):
-        return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
+def _within_budget(stages: JobStages) -> ConditionState:
+    if not (stages.plan.budget.ceilings or stages.month):
+        return _NO_BUDGET
     if over := budget_exceeded(stages) or used_up(stages):
         return FALSE, over.reason, over.text
     if month := monthly_shortage(stages):
@@ -252,33 +257,19 @@ def _quota_reserved(state: JobState, stages: JobStages | None) -> ConditionState
     return FALSE if queue.without_quota else TRUE, queue.reason, queue.message
 
 
-def _running(state: JobState, stages: JobStages | None) -> ConditionState:  # noqa: PLR0911  one per case
+def _running(state: JobState, stages: JobStages | None) -> ConditionState:
     live = stages.live if stages else None
     if state.running and (live or stages is None):
         which = f"{live.key.stage}, attempt {live.ordinal}," if live else "an attempt"
         return TRUE, Reason.STAGE_RUNNING, f"All pods of {which} run."
     if state.wait:
         return FALSE, state.wait.reason, state.wait.message
-    match state.phase:
-        case JobPhase.SUCCEEDED:
-            return FALSE, Reason.SUCCEEDED, "The job has ended."
-        case JobPhase.FAILED:
-            return FALSE, Reason.FAILED, "The job has ended."
-        case JobPhase.PLANNED:
-            return FALSE, Reason.PLANNED, "The job has ended."
-        case JobPhase.SUSPENDED | JobPhase.SUSPENDING:
-            reason = state.over.reason if state.over else Reason.SUSPENDED_BY_USER
-            return FALSE, reason, "The job is suspended."
-        case JobPhase.CANCELLING:
-            return FALSE, *_STOPPING[state.phase]
-        case JobPhase.INVALID:
-            return FALSE, Reason.NOT_STARTED, "The job is not valid."
-        case JobPhase.STALLED:
-            return FALSE, Reason.NOT_STARTED, "The stage cannot continue."
-        case JobPhase.ACTIVE:
-            if state.recovering:
-                return FALSE, Reason.RECOVERING, "The next attempt is starting."
-            return FALSE, Reason.NOT_STARTED, "Pods are starting."
+    if state.recovering and state.phase is JobPhase.ACTIVE:
+        return FALSE, *_RECOVERING
+    reason, message = _PHASES[state.phase][1]
+    if state.over and state.phase in (JobPhase.SUSPENDED, JobPhase.SUSPENDING):
+        return FALSE, state.over.reason, message
+    return FALSE, reason, message
 
 
 def _run_folder_readable(
@@ -310,8 +301,8 @@ def _suspended(state: JobState) -> ConditionState:
         return TRUE, state.over.reason, state.over.text
     if state.phase is JobPhase.SUSPENDED:
         return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to resume."
-    if state.phase in _STOPPING:
-        reason, message = _STOPPING[state.phase]
+    if state.phase in (JobPhase.SUSPENDING, JobPhase.CANCELLING):
+        reason, message = _SUSPENDING if state.phase is JobPhase.SUSPENDING else _CANCELLING
         return FALSE, reason, state.wait.message if state.wait else message
     if state.phase.finished:
         return FALSE, Reason.NOT_SUSPENDED, "The job has ended."
@@ -321,7 +312,8 @@ def _suspended(state: JobState) -> ConditionState:
 
 
 def _outcome(phase: JobPhase, reason: str, message: str) -> dict[ConditionType, ConditionState]:
-    return {kind: (status, reason, message) for kind, status in zip(OUTCOME, _OUTCOMES[phase], strict=True)}
+    statuses = zip(OUTCOME, _PHASES[phase][0], strict=True)
+    return {kind: (status, reason, message) for kind, status in statuses}
 
 
 def _judged(state: JobState, stages: JobStages | None) -> dict[ConditionType, ConditionState]:
@@ -331,28 +323,18 @@ def _judged(state: JobState, stages: JobStages | None) -> dict[ConditionType, Co
 
 
 def _because(state: JobState, stages: JobStages | None) -> tuple[str, str]:  # noqa: PLR0911  one per case
-    match state.phase:
-        case JobPhase.SUCCEEDED:
-            return Reason.SUCCEEDED, "Every stage succeeded and its results are in the run folder."
-        case JobPhase.PLANNED:
-            return Reason.PLANNED, "Preflight passed, and spec.planOnly requests no more."
-        case JobPhase.SUSPENDING | JobPhase.CANCELLING:
-            return _STOPPING[state.phase]
-        case JobPhase.SUSPENDED:
-            if state.over:
-                return state.over.reason, state.over.text
-            return Reason.SUSPENDED_BY_USER, "Waiting for spec.suspend to be false."
-    if state.failure and state.phase is JobPhase.FAILED:
+    if state.phase is JobPhase.SUSPENDED and state.over:
+        return state.over.reason, state.over.text
+    if because := _PHASES[state.phase][2]:
+        return because
+    if state.phase is JobPhase.FAILED and state.failure:
         return state.failure.reason, state.failure.message
     if state.queue and state.queue.without_quota and state.wait and state.phase is JobPhase.STALLED:
         return state.queue.reason, state.wait.message
-    if state.refused and state.phase in (JobPhase.INVALID, JobPhase.STALLED):
-        return state.refused.reason, state.refused.message
-    if state.unreadable:
-        return state.unreadable.reason, state.unreadable.message
-    if state.wait:
-        return state.wait.reason, state.wait.message
+    refused = state.refused if state.phase in (JobPhase.INVALID, JobPhase.STALLED) else None
+    if why := refused or state.unreadable or state.wait:
+        return why.reason, why.message
     if state.recovering:
-        return Reason.RECOVERING, "The next attempt is starting."
+        return _RECOVERING
     stage = stages.current.stage if stages else Stage.PREFLIGHT
     return Reason.IN_PROGRESS, f"Stage {stage}."

@@ -8,19 +8,28 @@ left out, together with the object around it if that object requires the value.
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from finetune_operator.api import FineTuneJobStatus, FineTuneProfileStatus
 from finetune_operator.api.common import ApiModel
+from finetune_operator.api.numbers import decimal
 
 type Object = Mapping[str, Any]
 type Place = tuple[int | str, ...]
 
 #: An address that was cut would lead elsewhere.
 _ADDRESSES = ("uri", "runfolder", "jobset")
+
+
+def copied[M: ApiModel](kind: type[M], source: object, **values: object) -> M:
+    """Returns a part of a status, not validated: ``values``, and what ``source`` has under the same name as a field. A
+    floating-point number becomes a decimal of the API."""
+    shared = {name: getattr(source, name) for name in kind.model_fields if hasattr(source, name)}
+    decimals = {name: decimal(value) for name, value in shared.items() if isinstance(value, float)}
+    return cast("M", kind.model_construct(**shared | decimals | values))
 
 
 def fit_schema(status: FineTuneJobStatus) -> FineTuneJobStatus:
@@ -76,7 +85,7 @@ def _repair(status: dict[str, Any], faults: list[ErrorDetails]) -> bool:
         place, kind = fault["loc"], fault["type"]
         if kind == "missing" or place[-1] == "[key]":
             removals.add(place[:-1])
-        elif kind in ("string_too_long", "too_long") and not _is_address(place):
+        elif kind in ("string_too_long", "too_long") and not str(place[-1]).lower().endswith(_ADDRESSES):
             cut |= _cut(status, place, fault["ctx"]["max_length"])
         else:
             removals.add(place)
@@ -90,10 +99,6 @@ def _repair(status: dict[str, Any], faults: list[ErrorDetails]) -> bool:
         container = _at(status, place[:-1])
         del container[place[-1]]
     return cut or bool(outer)
-
-
-def _is_address(place: Place) -> bool:
-    return str(place[-1]).lower().endswith(_ADDRESSES)
 
 
 def _cut(status: dict[str, Any], place: Place, limit: int) -> bool:

@@ -1,17 +1,42 @@
-"""The complete status of a job, built once per decision."""
+"""The complete status of a job, built once per decision. The same observation gives the same status."""
 
-from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase
+from datetime import datetime
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase, WaitingReason
+from finetune_operator.api.status import WaitingStatus
+from finetune_operator.api.status_resolved import Estimate
+from finetune_operator.api.status_stages import GoodputStatus, ProgressStatus
+from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.attempts.pending_records import with_pending
+from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep
+from finetune_operator.lifecycle.job_state import PAUSED, JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.retry import acted_generation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.status.build import (
-    build_status,
+from finetune_operator.lifecycle.status.attempt_history import attempts_status
+from finetune_operator.lifecycle.status.conditions import OUTCOME, TRUE, as_conditions, conditions
+from finetune_operator.lifecycle.status.fitting import fit_schema
+from finetune_operator.lifecycle.status.progress import goodput_status, progress_status, with_stage_progress
+from finetune_operator.lifecycle.status.resolved import estimate_status, past_runs_status, resolved_status
+from finetune_operator.lifecycle.status.results import (
+    artifacts_status,
+    checkpoints_status,
+    evaluation_status,
+    failure_status,
+)
+from finetune_operator.lifecycle.status.stage_status import stages_status
+from finetune_operator.lifecycle.status.summary import summarize
+from finetune_operator.lifecycle.status.usage import (
+    monthly_budget_status,
     moving_parts,
     usage_is_old,
+    usage_status,
     with_unplanned_usage,
 )
-from finetune_operator.lifecycle.status.conditions import OUTCOME, TRUE, as_conditions
+from finetune_operator.rendering.pod import CONTAINER
 
 #: Conditions that do not depend on the run folder.
 _WITHOUT_FOLDER = (
@@ -41,7 +66,7 @@ def _base(observation: Observation, step: NextStep) -> FineTuneJobStatus:
     previous = observation.status
     if step.state is None:
         return _finished(observation) if isinstance(step.action, Finish | Delete) else previous
-    status = build_status(observation, step.state, step.stages)
+    status = _build(observation, step.state, step.stages)
     if step.stages is None:
         # Without a plan, what was known of stages, attempts and results stays.
         fresh = {name: value for name, value in status if value is not None or name == "waiting"}
@@ -96,3 +121,151 @@ def _without_folder(
         return kept
     usage = {"active_time": status.active_time or kept.active_time, "cost": status.cost or kept.cost}
     return kept.model_copy(update=usage)
+
+
+def _build(observation: Observation, state: JobState, stages: JobStages | None) -> FineTuneJobStatus:
+    """Returns the status of a job. ``stages``: None if the job has no plan; fields that need one are then absent."""
+    previous = observation.status
+    status = _decided(observation, state, stages)
+    moved = moving_parts(status) != moving_parts(previous)
+    progress = progress_status(
+        observation.folder.progress,
+        stages.findings.train if stages else None,
+        previous.progress,
+        pace=observation.status_pace(),
+        moved=moved,
+    )
+    update: dict[str, Any] = {"progress": progress, "goodput": _goodput(observation, stages, progress)}
+    reported = status.stages or ()
+    if stages is not None:
+        reported = with_stage_progress(reported, observation, stages, moved=moved)
+        kept = progress is previous.progress
+        activities = [[each.progress for each in part or ()] for part in (reported, previous.stages)]
+        changed = moved or not kept or activities[0] != activities[1] or usage_is_old(observation, stages)
+        elapsed, cost = usage_status(observation, stages, changed=changed)
+        update |= {
+            "stages": reported,
+            "checkpoints": checkpoints_status(stages, observation, kept=kept) or None,
+            "active_time": elapsed,
+            "cost": cost,
+            "monthly_budget": monthly_budget_status(observation, stages, changed=changed),
+        }
+    update["summary"] = _with_pause(observation, state, summarize(state, stages, progress, reported))
+    return fit_schema(status.model_copy(update=update))
+
+
+def _decided(observation: Observation, state: JobState, stages: JobStages | None) -> FineTuneJobStatus:
+    """Returns the part of the status that does not depend on the training's progress and on the time."""
+    previous, planned = observation.status, dict[str, Any]()
+    if stages is not None:
+        planned = {
+            "stage": stages.live.key.stage if stages.live else stages.current.stage,
+            "resolved": resolved_status(stages.plan, stages.findings, _trainer_id(observation)),
+            "estimate": _estimate(observation, stages),
+            "stages": stages_status(observation, state, stages),
+            # Before admission the run folder has not been read, so the cluster may not show all attempts.
+            "attempts": attempts_status(stages, previous.attempts, observation.folder.progress)
+            if observation.stored
+            else None,
+            "evaluation": evaluation_status(stages),
+            "artifacts": artifacts_status(stages, trains=observation.folder.progress is not None) or None,
+            "start_time": previous.start_time or _started(observation),
+        }
+    completed = previous.completion_time or whole_second(observation.now)
+    return FineTuneJobStatus.model_construct(
+        observed_generation=observation.job["metadata"].get("generation", 1),
+        phase=_phase(state, stages),
+        retry_generation=acted_generation(observation) or None,
+        conditions=conditions(observation, state, stages),
+        waiting=_waiting(observation, state),
+        completion_time=completed if state.phase.finished else None,
+        ledger=previous.ledger,
+        failure=failure_status(state, stages) if state.phase is JobPhase.FAILED else None,
+        **planned,
+    )
+
+
+def _started(observation: Observation) -> datetime:
+    """The first status may follow the first JobSet by seconds."""
+    created = (jobset.creation_timestamp for jobset in observation.jobsets)
+    return whole_second(min((time for time in created if time), default=observation.now))
+
+
+def _trainer_id(observation: Observation) -> str | None:
+    """The first one that was reported stays, as the pod is gone later. Preflight always runs the trainer's image."""
+    resolved = observation.status.resolved
+    if resolved and resolved.images and resolved.images.trainer_id:
+        return resolved.images.trainer_id
+    started = [
+        container.image_id
+        for pod in observation.pods
+        if pod.key is not None and pod.key.stage in (Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE)
+        for container in pod.containers
+        if container.name == CONTAINER and container.image_id
+    ]
+    return min(started, default=None)
+
+
+def _estimate(observation: Observation, stages: JobStages) -> Estimate | None:
+    """Past runs are those known before the training began, and stay as they were first reported: later ones would have
+    the status of each waiting job written again."""
+    previous = observation.status.estimate
+    shown = previous.past_runs if previous else None
+    if shown is None and all(attempt.key.stage is not Stage.TRAIN for attempt in stages.attempts):
+        shown = past_runs_status(stages.plan, stages.findings, observation.past_trainings)
+    return estimate_status(stages.plan, stages.findings, shown)
+
+
+def _with_pause(observation: Observation, state: JobState, summary: str) -> str:
+    """Returns the summary, which says of every live job that the operator is paused."""
+    said = state.wait and state.wait.reason is WaitingReason.PAUSED
+    return f"{summary} {PAUSED}" if observation.paused and not state.phase.finished and not said else summary
+
+
+def _phase(state: JobState, stages: JobStages | None) -> Phase:
+    fixed = {
+        JobPhase.INVALID: Phase.VALIDATING,
+        JobPhase.SUSPENDED: Phase.SUSPENDED,
+        JobPhase.PLANNED: Phase.PLANNED,
+        JobPhase.SUCCEEDED: Phase.SUCCEEDED,
+        JobPhase.FAILED: Phase.FAILED,
+    }.get(state.phase)
+    if fixed is not None:
+        return fixed
+    waits_for = state.wait.reason if state.wait else None
+    if (state.queue and state.queue.without_quota) or waits_for in (
+        WaitingReason.BUDGET,
+        WaitingReason.PAUSED,
+    ):
+        return Phase.QUEUED
+    if waits_for is WaitingReason.PODS_REFUSED and not (stages and stages.live):
+        return Phase.QUEUED
+    if stages is None or stages.current.stage is Stage.PREFLIGHT:
+        return Phase.VALIDATING
+    if state.running:
+        return Phase.RUNNING
+    return Phase.RECOVERING if state.recovering else Phase.PROVISIONING
+
+
+def _waiting(observation: Observation, state: JobState) -> WaitingStatus | None:
+    wait, previous = state.wait, observation.status.waiting
+    if wait is None:
+        return None
+    same = previous is not None and previous.reason == wait.reason
+    return WaitingStatus.model_construct(
+        reason=wait.reason,
+        since=previous.since if previous and same else whole_second(wait.since or observation.now),
+        message=wait.message,
+    )
+
+
+def _goodput(
+    observation: Observation, stages: JobStages | None, progress: ProgressStatus | None
+) -> GoodputStatus | None:
+    """Returns ``status.goodput``, which is computed anew only with a new report of the progress."""
+    if progress is None:
+        return None
+    if progress is observation.status.progress:
+        return observation.status.goodput
+    waits = training_wait_times(stages.attempts if stages else (), observation.now)
+    return goodput_status(observation.folder.progress, waits)

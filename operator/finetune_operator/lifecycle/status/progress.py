@@ -1,9 +1,12 @@
-"""``status.progress`` and ``status.goodput``, from the progress record of the training."""
+"""What runs reports of itself: ``status.progress`` and ``status.goodput`` of the training, ``status.stages[].progress``
+of any stage."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
-from finetune_contract import Progress, TrainOutcome
+from finetune_contract import Progress, StageProgress, TrainOutcome
 from finetune_operator.api.numbers import decimal, mebibytes
 from finetune_operator.api.status_resolved import SecondsRange
 from finetune_operator.api.status_stages import (
@@ -13,15 +16,32 @@ from finetune_operator.api.status_stages import (
     GoodputStatus,
     MetricPoint,
     ProgressStatus,
+    StageProgressStatus,
+    StageStatus,
     StartupSeconds,
     StepTime,
 )
 from finetune_operator.api.timestamps import whole_second
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.deadlines import stepped
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
+from finetune_operator.lifecycle.children.pods import last_start
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.status.fitting import copied
 
 #: Higher numbers are no step counts; a larger integer does not fit into a float.
 _MOST_STEPS = 2**53
 _BARS = "▁▂▃▄▅▆▇█"
+#: Parts of the time until the first step, and of the time since: names in the status, and in the progress record.
+_STARTUP = {
+    "imports": "startup",
+    "data": "data",
+    "weights": "restore",
+    "compilation": "compile",
+    "first_step": "first_step",
+}
+_MEASURED = {"productive": "productive", "evaluation": "evaluate", "recomputed": "recomputed"}
 
 
 def progress_status(
@@ -34,12 +54,8 @@ def progress_status(
 ) -> ProgressStatus | None:
     """Returns ``status.progress``: ``previous`` itself if it is too early for a new report.
 
-    Args:
-        progress: the trainer's newest record.
-        outcome: the outcome of the finished training, which has no time left.
-        previous: ``status.progress`` as it is.
-        pace: seconds between two reports while nothing but the step changes.
-        moved: whether stage, attempt or conditions have changed, so that the status is written anyway.
+    ``outcome``: that of the finished training, which has no time left. ``pace``: seconds between two reports while
+    nothing but the step changes. ``moved``: whether other changes have the status written anyway.
     """
     if progress is None:
         return previous if outcome is None else None
@@ -52,15 +68,14 @@ def progress_status(
     ):
         return previous
     eta = _eta(progress) if outcome is None else None
-    return ProgressStatus.model_construct(
-        step=progress.step,
-        total_steps=progress.total_steps,
+    return copied(
+        ProgressStatus,
+        progress,
         step_text=f"{progress.step}/{progress.total_steps}",
         percent=100 * progress.step // max(1, progress.total_steps),
         eta_seconds=eta,
         eta_text=eta_text(eta.low, eta.high) if eta else None,
         step_time_milliseconds=_step_time(progress),
-        tokens_per_second=None if progress.tokens_per_second is None else decimal(progress.tokens_per_second),
         mfu_percent=None if progress.mfu is None else decimal(100 * progress.mfu),
         peak_hbm=None if progress.peak_memory_bytes is None else mebibytes(progress.peak_memory_bytes),
         metrics=_metrics(progress),
@@ -73,40 +88,23 @@ def goodput_status(progress: Progress | None, waits: WaitTimes) -> GoodputStatus
     """Returns ``status.goodput`` over all attempts of Train; None before the training has measured anything."""
     if progress is None:
         return None
-    measured = progress.seconds
-    # Keys of the progress record, by the names in the status.
-    imports, data, weights, compilation, first_step = (
-        measured.get(name, 0.0) for name in ("startup", "data", "restore", "compile", "first_step")
-    )
-    productive, evaluation, recomputed = (
-        measured.get(name, 0.0) for name in ("productive", "evaluate", "recomputed")
-    )
-    startup = imports + data + weights + compilation + first_step
-    spent = (startup, productive, evaluation, recomputed)
-    parts = (*spent, imports, data, weights, compilation, first_step)
-    if not math.isfinite(sum(spent)) or sum(spent) <= 0 or min(parts) < 0:
+    startup = {name: progress.seconds.get(phase, 0.0) for name, phase in _STARTUP.items()}
+    measured = {name: progress.seconds.get(phase, 0.0) for name, phase in _MEASURED.items()}
+    spent = {"startup": sum(startup.values())} | measured
+    total = sum(spent.values())
+    if not math.isfinite(total) or total <= 0 or min(*spent.values(), *startup.values()) < 0:
         return None
-    whole = sum((waits.queued, waits.provisioning, *spent))
+    waited = {"queued": waits.queued, "provisioning": waits.provisioning}
     return GoodputStatus.model_construct(
-        percent=f"{100 * (productive / whole):.1f}",
-        seconds=GoodputSeconds.model_construct(
-            queued=round(waits.queued),
-            provisioning=round(waits.provisioning),
-            startup=round(startup),
-            productive=round(productive),
-            evaluation=round(evaluation),
-            recomputed=round(recomputed),
-        ),
-        startup=StartupSeconds.model_construct(
-            pods=round(waits.pods),
-            imports=round(imports),
-            data=round(data),
-            weights=round(weights),
-            compilation=round(compilation),
-            first_step=round(first_step),
-        ),
+        percent=f"{100 * (spent['productive'] / (total + sum(waited.values()))):.1f}",
+        seconds=GoodputSeconds.model_construct(**_rounded(waited | spent)),
+        startup=StartupSeconds.model_construct(**_rounded({"pods": waits.pods} | startup)),
         compilations=progress.compilations,
     )
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, Any]:
+    return {name: round(value) for name, value in seconds.items()}
 
 
 def eta_text(low: int, high: int) -> str:
@@ -181,3 +179,67 @@ def _whole(value: float | None, factor: int, *, up: bool = False) -> int | None:
     if product is None or not math.isfinite(product):
         return None
     return math.ceil(product) if up else round(product)
+
+
+def with_stage_progress(
+    statuses: tuple[StageStatus, ...], observation: Observation, stages: JobStages, *, moved: bool
+) -> tuple[StageStatus, ...]:
+    """Returns ``status.stages`` with the progress of the running attempt; ``statuses`` itself if there is none.
+
+    ``moved``: whether the status is written anyway.
+    """
+    attempt = stages.live
+    if attempt is None or not attempt.running or stepped(attempt, observation.folder.progress):
+        return statuses
+    before = next((each for each in observation.status.stages or () if each.name is attempt.key.stage), None)
+    known = before.progress if before and before.attempt == attempt.ordinal else None
+    progress = _progress(attempt, observation, known, moved=moved)
+    if progress is None:
+        return statuses
+    return tuple(
+        each.model_copy(update={"progress": progress}) if each.name is attempt.key.stage else each
+        for each in statuses
+    )
+
+
+def described(progress: StageProgressStatus) -> str:
+    """Returns the progress for a sentence: ``converting the weights, 12 of 37 tensors``."""
+    if progress.unit is None:
+        return progress.doing
+    total = "" if progress.total is None else f" of {progress.total:,}"
+    return f"{progress.doing}, {progress.done:,}{total} {progress.unit}"
+
+
+def _progress(
+    attempt: Attempt, observation: Observation, known: StageProgressStatus | None, *, moved: bool
+) -> StageProgressStatus | None:
+    """Returns the newest progress, or ``known`` if there is no newer one, or it is too early to report it."""
+    record, begun = observation.folder.stage_progress.get(attempt.key), last_start(attempt.pods)
+    # A run before an eviction or a replaced pod may have written the record.
+    if record is None or (begun is not None and record.updated < begun):
+        return known
+    # No later than now: whatever times a trainer writes, they have the status written no more often.
+    updated = min(record.updated, observation.now)
+    early = known and (updated - known.last_update_time).total_seconds() < observation.status_pace()
+    return known if early and not moved else _status(record, updated)
+
+
+def _status(record: StageProgress, updated: datetime) -> StageProgressStatus | None:
+    """Returns the record as a status. Its texts are a trainer's, so they may be anything."""
+    doing, unit = _one_line(record.doing), _one_line(record.unit)
+    if not doing:
+        return None
+    return copied(
+        StageProgressStatus,
+        record,
+        doing=doing,
+        total=record.total if unit else None,
+        unit=unit or None,
+        done_bytes=record.done_bytes if record.total_bytes is not None else None,
+        since=whole_second(min(record.since, updated)),
+        last_update_time=whole_second(updated),
+    )
+
+
+def _one_line(text: str) -> str:
+    return "".join(each for each in " ".join(text.split()) if each.isprintable())

@@ -1,20 +1,13 @@
 """``status.resolved`` and ``status.estimate``: what decides the result, once it is resolved."""
 
+from collections.abc import Callable
 from math import ceil, floor
 from typing import Any
 
-from finetune_contract import DatasetReport, HyperparametersSpec, MethodSpec, PreflightOutcome, Stage
+from finetune_contract import DatasetReport, ModelIdentity, PreflightOutcome, Stage
 from finetune_operator.api.data import DatasetFormat
-from finetune_operator.api.method import (
-    LearningRateSchedule,
-    MethodType,
-    Optimizer,
-    Precision,
-    Quantization,
-    ResolvedHyperparameters,
-)
+from finetune_operator.api.method import ResolvedHyperparameters
 from finetune_operator.api.numbers import decimal, mebibytes
-from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.api.status_resolved import (
     Estimate,
@@ -35,6 +28,7 @@ from finetune_operator.api.status_resolved import (
     SecondsRange,
 )
 from finetune_operator.lifecycle.stages.preflight_memory import MOST_SECONDS, estimated_seconds, found
+from finetune_operator.lifecycle.status.fitting import copied
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.estimate.past_runs import PastTrainings, TrainingShape
 from finetune_operator.planning.stages import STAGES
@@ -47,27 +41,45 @@ _HOUR = 3600
 
 def resolved_status(plan: Plan, findings: Findings, trainer_id: str | None = None) -> Resolved:
     """Returns ``status.resolved``: the plan, with what preflight and the first node have found."""
-    preflight = findings.preflight
+    preflight, lora, pathways = findings.preflight, plan.method.lora, plan.pathways
+    read: dict[str, Any] = {}
+    if preflight is not None:
+        reports = (*preflight.train, *preflight.validation, *preflight.evaluation)
+        read = {
+            "datasets": tuple(dataset_status(report, preflight.report) for report in reports),
+            "benchmarks": tuple(copied(ResolvedBenchmark, report) for report in preflight.benchmarks) or None,
+            "host_memory": _host_requests(plan, memory_wanted, preflight.model),
+            "ephemeral_storage": _host_requests(plan, needed_scratch_gib, preflight.model),
+        }
     return Resolved.model_construct(
         spec_hash=plan.spec_hash,
         profile=ResolvedProfile.model_construct(name=plan.profile_name, hash=plan.profile_hash),
         plan=ResolvedPlan.model_construct(name=plan_name(plan.job.uid), digest=plan.digest),
         model=_model(plan, preflight),
-        datasets=_datasets(preflight) if preflight else None,
-        benchmarks=_benchmarks(preflight) if preflight else None,
-        method=_method(plan.method),
+        method=copied(
+            ResolvedMethod,
+            plan.method,
+            lora_rank=lora.rank if lora else None,
+            lora_alpha=decimal(lora.alpha) if lora else None,
+            quantization=(lora.quantization or None) if lora else None,
+        ),
         hyperparameters=_hyperparameters(plan, preflight),
         resources=_resources(plan),
         memory=memory_status(plan, findings),
-        host_memory=_host_memory(plan, preflight) if preflight else None,
-        ephemeral_storage=_ephemeral_storage(plan, preflight) if preflight else None,
         checkpoint=plan.exported_checkpoint,
-        images=_images(plan, trainer_id),
+        images=ResolvedImages.model_construct(
+            trainer=plan.image,
+            trainer_id=trainer_id,
+            cpu=plan.cpu_image or None,
+            pathways_server=pathways.server if pathways else None,
+            pathways_proxy=pathways.proxy if pathways else None,
+        ),
         service_accounts=ResolvedServiceAccounts.model_construct(
             tpu=plan.service_account_tpu, cpu=plan.service_account_cpu
         ),
         run_folder=plan.run_folder.uri,
         cache=plan.cache.uri,
+        **read,
     )
 
 
@@ -75,22 +87,17 @@ def dataset_status(report: DatasetReport, uri: str) -> ResolvedDataset:
     """Returns one entry of ``status.resolved.datasets``; it has counts only if every row was read."""
     # The report explains the format: "PromptCompletion of messages".
     name = report.format.partition(" ")[0]
-    full = report.checked == "Full"
+    known: dict[str, Any] = {
+        "format": DatasetFormat(name) if name in DatasetFormat else None,
+        "report_uri": uri,
+    }
+    if report.checked != "Full":
+        return ResolvedDataset.model_construct(name=report.name, revision=report.revision, **known)
     rows = max(1, report.rows)
     truncated = 100 * min(max(0, report.truncated_rows), rows) / rows
-    weighted = full and report.weight is not None and report.sequences is not None
-    return ResolvedDataset.model_construct(
-        name=report.name,
-        revision=report.revision,
-        format=DatasetFormat(name) if name in DatasetFormat else None,
-        rows=report.rows if full else None,
-        tokens=report.tokens if full else None,
-        truncated_percent=decimal(round(truncated, 2)) if full else None,
-        dropped_rows=report.dropped_rows if full else None,
-        sequences=report.sequences if weighted else None,
-        epoch_sequences=report.epoch_sequences if weighted else None,
-        report_uri=uri,
-    )
+    if report.weight is None or report.sequences is None:
+        known |= {"sequences": None, "epoch_sequences": None}
+    return copied(ResolvedDataset, report, truncated_percent=decimal(round(truncated, 2)), **known)
 
 
 def memory_status(plan: Plan, findings: Findings) -> ResolvedMemory:
@@ -113,13 +120,7 @@ def estimate_status(plan: Plan, findings: Findings, past: PastRunsStatus | None)
     if seconds is None:
         return Estimate.model_construct(past_runs=past) if past else None
     low, high = seconds
-    hours = high * plan.chips / _HOUR
-    return Estimate.model_construct(
-        duration_seconds=SecondsRange.model_construct(low=floor(low), high=ceil(high)),
-        chip_hours=decimal(hours),
-        cost=_cost(plan, hours),
-        past_runs=past,
-    )
+    return Estimate.model_construct(**_duration(low, high), **_spent(plan, high), past_runs=past)
 
 
 def past_runs_status(plan: Plan, findings: Findings, known: PastTrainings | None) -> PastRunsStatus | None:
@@ -134,33 +135,23 @@ def past_runs_status(plan: Plan, findings: Findings, known: PastTrainings | None
     low, middle, high = (each * steps for each in (past.low, past.median, past.high))
     if high > MOST_SECONDS:
         return None
-    hours = middle * plan.chips / _HOUR
     return PastRunsStatus.model_construct(
         attempts=past.attempts,
         jobs=past.jobs,
-        duration_seconds=SecondsRange.model_construct(low=floor(low), high=ceil(high)),
         median_seconds=round(middle),
-        chip_hours=decimal(hours),
-        cost=_cost(plan, hours),
+        **_duration(low, high),
+        **_spent(plan, middle),
     )
 
 
-def _cost(plan: Plan, chip_hours: float) -> str | None:
-    price = plan.placement.chip_hour_price
-    return None if price is None else decimal(chip_hours * price)
+def _duration(low: float, high: float) -> dict[str, Any]:
+    return {"duration_seconds": SecondsRange.model_construct(low=floor(low), high=ceil(high))}
 
 
-def _datasets(preflight: PreflightOutcome) -> tuple[ResolvedDataset, ...]:
-    reports = (*preflight.train, *preflight.validation, *preflight.evaluation)
-    return tuple(dataset_status(report, preflight.report) for report in reports)
-
-
-def _benchmarks(preflight: PreflightOutcome) -> tuple[ResolvedBenchmark, ...] | None:
-    benchmarks = tuple(
-        ResolvedBenchmark.model_construct(name=each.name, revision=each.revision, rows=each.rows)
-        for each in preflight.benchmarks
-    )
-    return benchmarks or None
+def _spent(plan: Plan, seconds: float) -> dict[str, Any]:
+    """Returns the chip hours of so many seconds on the plan's slices, and their cost."""
+    hours, price = seconds * plan.chips / _HOUR, plan.placement.chip_hour_price
+    return {"chip_hours": decimal(hours), "cost": None if price is None else decimal(hours * price)}
 
 
 def _hyperparameters(plan: Plan, preflight: PreflightOutcome | None) -> ResolvedHyperparameters:
@@ -168,60 +159,28 @@ def _hyperparameters(plan: Plan, preflight: PreflightOutcome | None) -> Resolved
     ratio = numbers.warmup_ratio
     if ratio is None and numbers.warmup_steps is None:
         ratio = 0.0
-    # Every value that request and status have under the same name.
-    shared: dict[str, Any] = {
-        name: decimal(value) if isinstance(value, float) else value
-        for name in HyperparametersSpec.model_fields.keys() & ResolvedHyperparameters.model_fields.keys()
-        if (value := getattr(numbers, name)) is not None
-    }
-    return ResolvedHyperparameters.model_construct(
-        **shared
-        | {
-            "steps": preflight.steps if preflight else numbers.steps,
-            "per_device_batch_size": decimal(numbers.microbatch_size / plan.mesh.devices),
-            "max_seq_length": preflight.max_seq_length if preflight else None,
-            "schedule": LearningRateSchedule(numbers.schedule),
-            "warmup_ratio": None if ratio is None else decimal(ratio),
-            "optimizer": Optimizer(numbers.optimizer),
-            "weight_precision": Precision(numbers.weight_precision),
-            "compute_precision": Precision(numbers.compute_precision),
-        }
-    )
-
-
-def _method(method: MethodSpec) -> ResolvedMethod:
-    lora = method.lora
-    return ResolvedMethod.model_construct(
-        type=MethodType(method.type),
-        lora_rank=lora.rank if lora else None,
-        lora_alpha=decimal(lora.alpha) if lora else None,
-        quantization=Quantization(lora.quantization) if lora and lora.quantization else None,
+    return copied(
+        ResolvedHyperparameters,
+        numbers,
+        steps=preflight.steps if preflight else numbers.steps,
+        per_device_batch_size=decimal(numbers.microbatch_size / plan.mesh.devices),
+        max_seq_length=preflight.max_seq_length if preflight else None,
+        warmup_ratio=None if ratio is None else decimal(ratio),
     )
 
 
 def _resources(plan: Plan) -> ResolvedResources:
-    shape, mesh = plan.placement.shape, plan.mesh
-    return ResolvedResources.model_construct(
-        tpu=shape.name,
-        accelerator=shape.accelerator,
-        topology=shape.topology,
-        machine_type=shape.machine_type,
+    placement, mesh = plan.placement, plan.mesh
+    return copied(
+        ResolvedResources,
+        placement.shape,
+        tpu=placement.shape.name,
         chips=plan.chips,
-        hosts=shape.hosts * mesh.slices,
+        hosts=placement.shape.hosts * mesh.slices,
         slices=mesh.slices,
-        capacity=Capacity(plan.placement.capacity),
-        controller=Controller(mesh.controller),
-        why=plan.placement.why,
-    )
-
-
-def _images(plan: Plan, trainer_id: str | None) -> ResolvedImages:
-    return ResolvedImages.model_construct(
-        trainer=plan.image,
-        trainer_id=trainer_id,
-        cpu=plan.cpu_image or None,
-        pathways_server=plan.pathways.server if plan.pathways else None,
-        pathways_proxy=plan.pathways.proxy if plan.pathways else None,
+        capacity=placement.capacity,
+        controller=mesh.controller,
+        why=placement.why,
     )
 
 
@@ -229,27 +188,12 @@ def _model(plan: Plan, preflight: PreflightOutcome | None) -> ResolvedModel:
     lineage = ModelLineage.model_construct(**plan.lineage) if plan.lineage else None
     if preflight is None:
         return ResolvedModel.model_construct(source=plan.model.address, from_job=lineage)
-    model = preflight.model
-    return ResolvedModel.model_construct(
-        source=model.source,
-        revision=model.revision,
-        architecture=model.architecture,
-        parameters=model.parameters,
-        maxtext_model=model.maxtext_model,
-        layout=model.layout,
-        from_job=lineage,
-    )
+    return copied(ResolvedModel, preflight.model, from_job=lineage)
 
 
-def _host_memory(plan: Plan, preflight: PreflightOutcome) -> HostRequests:
-    sized = {stage: f"{memory_wanted(plan, stage, preflight.model)}Gi" for stage in _sized_stages(plan)}
-    return HostRequests.model_construct(convert=sized.get(Stage.CONVERT), export=sized.get(Stage.EXPORT))
-
-
-def _ephemeral_storage(plan: Plan, preflight: PreflightOutcome) -> HostRequests:
-    sized = {stage: f"{needed_scratch_gib(plan, stage, preflight.model)}Gi" for stage in _sized_stages(plan)}
-    return HostRequests.model_construct(convert=sized.get(Stage.CONVERT), export=sized.get(Stage.EXPORT))
-
-
-def _sized_stages(plan: Plan) -> list[Stage]:
-    return [stage for stage in plan.stages if STAGES[stage].sized_by_model]
+def _host_requests(
+    plan: Plan, needed: Callable[[Plan, Stage, ModelIdentity], int], model: ModelIdentity
+) -> HostRequests:
+    sized = {stage for stage in plan.stages if STAGES[stage].sized_by_model}
+    requests: dict[str, Any] = {stage.lower(): f"{needed(plan, stage, model)}Gi" for stage in sized}
+    return HostRequests.model_construct(**requests)

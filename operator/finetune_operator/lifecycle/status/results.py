@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from itertools import islice
 
-from finetune_contract import CheckpointRecord, GateOutcome
-from finetune_operator.api.evaluation import GateOperator
+from finetune_contract import CheckpointRecord
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.status_results import (
     MOST_METRICS,
@@ -19,6 +18,7 @@ from finetune_operator.api.status_results import (
 from finetune_operator.lifecycle.job_state import JobState
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.status.fitting import copied
 
 _CHECKPOINTS = 10
 
@@ -59,7 +59,7 @@ def evaluation_status(stages: JobStages) -> EvaluationStatus | None:
         dataset_hash=measured.dataset_hash or None,
         baseline=_metrics(measured.metrics("baseline")),
         result=_metrics(measured.metrics("tuned")),
-        gates=tuple(map(_gate, measured.gates)) or None,
+        gates=tuple(copied(GateStatus, gate) for gate in measured.gates) or None,
         samples_uri=measured.samples_uri,
     )
 
@@ -67,33 +67,16 @@ def evaluation_status(stages: JobStages) -> EvaluationStatus | None:
 def artifacts_status(stages: JobStages, *, trains: bool) -> tuple[ArtifactStatus, ...]:
     """Returns ``status.artifacts``. ``trains``: the training has reported progress."""
     findings, export = stages.findings, stages.export
-    step = export.step if export else None
-    artifacts = [
-        ArtifactStatus.model_construct(
-            name=each.name,
-            type=ArtifactType(each.type),
-            uri=each.uri,
-            digest=each.digest,
-            size_bytes=each.size_bytes,
-            step=step,
-        )
-        for each in (export.artifacts if export else ())
-    ]
-    if findings.train and findings.train.trace:
-        artifacts.append(
-            ArtifactStatus.model_construct(name="profile", type=ArtifactType.TRACE, uri=findings.train.trace)
-        )
-    if findings.preflight:
-        report = findings.preflight.report
-        artifacts.append(
-            ArtifactStatus.model_construct(name="data-report", type=ArtifactType.REPORT, uri=report)
-        )
-    if trains:
-        logs = stages.plan.run_folder.tensorboard
-        artifacts.append(
-            ArtifactStatus.model_construct(name="tensorboard", type=ArtifactType.TENSORBOARD, uri=logs)
-        )
-    return tuple(artifacts)
+    exported = [copied(ArtifactStatus, each, step=export.step) for each in export.artifacts] if export else []
+    made = (
+        ("profile", ArtifactType.TRACE, findings.train.trace if findings.train else None),
+        ("data-report", ArtifactType.REPORT, findings.preflight.report if findings.preflight else None),
+        ("tensorboard", ArtifactType.TENSORBOARD, stages.plan.run_folder.tensorboard if trains else None),
+    )
+    others = (
+        ArtifactStatus.model_construct(name=name, type=kind, uri=uri) for name, kind, uri in made if uri
+    )
+    return (*exported, *others)
 
 
 def failure_status(state: JobState, stages: JobStages | None) -> FailureStatus:
@@ -101,13 +84,12 @@ def failure_status(state: JobState, stages: JobStages | None) -> FailureStatus:
     failure = state.failure
     assert failure is not None, "a job that failed has a failure"
     last = stages.current.attempts[-1] if stages and stages.current.attempts else None
-    return FailureStatus.model_construct(
-        failure_class=failure.failure_class,
-        reason=failure.reason,
+    return copied(
+        FailureStatus,
+        failure,
         stage=stages.current.stage if stages else None,
         attempt=last.ordinal if last else None,
         host=str(failure.host) if last else None,
-        message=failure.message,
         suggestion=failure.fix or None,
         evidence=failure.evidence or None,
         logs_uri=stages.plan.run_folder.log_tail(*last.key.place) if stages and last else None,
@@ -116,21 +98,9 @@ def failure_status(state: JobState, stages: JobStages | None) -> FailureStatus:
 
 def _checkpoint(record: CheckpointRecord, *, last: bool, best: bool = False) -> CheckpointStatus:
     tags = [tag for tag, given in ((CheckpointTag.BEST, best), (CheckpointTag.LAST, last)) if given]
-    return CheckpointStatus.model_construct(
-        step=record.step, uri=record.uri, metrics=_metrics(record.metrics), tags=tuple(tags) or None
-    )
+    return copied(CheckpointStatus, record, metrics=_metrics(record.metrics), tags=tuple(tags) or None)
 
 
 def _metrics(values: Mapping[str, float]) -> Mapping[str, str] | None:
     """Returns the first metrics, as many as the status may hold; those of a group's members come last."""
     return {name: decimal(value) for name, value in islice(values.items(), MOST_METRICS)} or None
-
-
-def _gate(gate: GateOutcome) -> GateStatus:
-    return GateStatus.model_construct(
-        metric=gate.metric,
-        value=None if gate.value is None else decimal(gate.value),
-        op=GateOperator(gate.op),
-        threshold=None if gate.threshold is None else decimal(gate.threshold),
-        passed=gate.passed,
-    )

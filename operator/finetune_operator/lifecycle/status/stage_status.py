@@ -8,11 +8,11 @@ from finetune_operator.api import Reason, StagePhase
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.status_stages import CacheOutcome, StageCache, StageStatus
 from finetune_operator.api.timestamps import whole_second
-from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
 from finetune_operator.lifecycle.children.pods import worker_restarts
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState
+from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
 from finetune_operator.lifecycle.status.attempt_history import attempt_jobset
 
 _SHOWN_TENSORS = 4
@@ -51,7 +51,7 @@ def _stage(
         job_set=attempt_jobset(newest, stages) if newest else None,
         restart=newest.key.restart or None if newest else None,
         worker_restarts=_worker_restarts(newest, before) if newest else None,
-        start_time=_start_time(stage_state, before, observation.now) if newest else None,
+        start_time=_start_time(stage_state.attempts, before, observation.now) if newest else None,
         completion_time=_completion_time(stage_state, before, observation.now)
         if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED)
         else None,
@@ -71,25 +71,17 @@ def _worker_restarts(newest: Attempt, before: StageStatus | None) -> int | None:
     return max(known or 0, worker_restarts(newest.pods)) or None
 
 
-def _start_time(stage_state: StageState, before: StageStatus | None, now: datetime) -> datetime:
-    known = before.start_time if before else None
-    return known or whole_second(_started(stage_state.attempts) or now)
-
-
 def _completion_time(stage_state: StageState, before: StageStatus | None, now: datetime) -> datetime:
-    finished = stage_state.result.finished if stage_state.result else None
-    if finished is None and stage_state.last_result:
-        finished = stage_state.last_result.finished
-    known = before.completion_time if before else None
-    return known or whole_second(finished or now)
+    results = (stage_state.result, stage_state.last_result)
+    finished = next((result.finished for result in results if result and result.finished), now)
+    return (before.completion_time if before else None) or whole_second(finished)
 
 
-def _started(attempts: Sequence[Attempt]) -> datetime | None:
+def _start_time(attempts: Sequence[Attempt], before: StageStatus | None, now: datetime) -> datetime:
     times = [each.files.result.started for each in attempts if each.files and each.files.result]
-    created = [
-        each.jobset.creation_timestamp for each in attempts if each.jobset and each.jobset.creation_timestamp
-    ]
-    return min(created + times, default=None)
+    created = [each.jobset.creation_timestamp for each in attempts if each.jobset]
+    started = min((time for time in (*created, *times) if time), default=now)
+    return (before.start_time if before else None) or whole_second(started)
 
 
 def _remark(stage_state: StageState, observation: Observation, stages: JobStages) -> str | None:
@@ -119,9 +111,8 @@ def _conversion_cache(stage_state: StageState, stages: JobStages) -> StageCache 
     converted, preflight = stages.findings.converted, stages.findings.preflight
     if preflight is None or not (converted or stage_state.attempts):
         return None
-    details = stage_state.result.details if stage_state.result else None
-    reused = isinstance(details, ConvertOutcome) and details.reused
-    hit = reused or not stage_state.attempts
+    outcome = details_of(stage_state, ConvertOutcome)
+    hit = not stage_state.attempts or (outcome is not None and outcome.reused)
     return StageCache.model_construct(
         result=CacheOutcome.HIT if hit else CacheOutcome.MISS,
         fingerprint=preflight.fingerprint,
@@ -163,20 +154,17 @@ def _discarded(observation: Observation) -> list[str]:
 
 def _unchanged(stage_state: StageState) -> list[str]:
     """Returns a remark about the tensors that the training has not changed, if there are any."""
-    details = stage_state.result.details if stage_state.result else None
-    if not isinstance(details, TrainOutcome) or not details.unchanged_tensors:
+    outcome = details_of(stage_state, TrainOutcome)
+    if outcome is None or not outcome.unchanged_tensors:
         return []
-    shown = ", ".join(details.unchanged[:_SHOWN_TENSORS])
-    more = ", …" if details.unchanged_tensors > _SHOWN_TENSORS else ""
-    return [f"training left {details.unchanged_tensors} of its tensors unchanged, bit for bit: {shown}{more}"]
+    shown = ", ".join(outcome.unchanged[:_SHOWN_TENSORS])
+    more = ", …" if outcome.unchanged_tensors > _SHOWN_TENSORS else ""
+    return [f"training left {outcome.unchanged_tensors} of its tensors unchanged, bit for bit: {shown}{more}"]
 
 
 def _resumed_from(stage_state: StageState, observation: Observation) -> int | None:
-    details = stage_state.result.details if stage_state.result else None
-    if isinstance(details, TrainOutcome):
-        return details.start_step
-    progress = observation.folder.progress
-    newest = stage_state.attempts[-1].key if stage_state.attempts else None
-    if progress and newest and (progress.attempt, progress.restart) == (newest.number, newest.restart):
-        return progress.start_step
-    return None
+    if outcome := details_of(stage_state, TrainOutcome):
+        return outcome.start_step
+    newest = stage_state.attempts[-1] if stage_state.attempts else None
+    progress = progress_of(newest, observation.folder.progress) if newest else None
+    return progress.start_step if progress else None

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from finetune_contract import Stage
 from finetune_operator.api.numbers import decimal
-from finetune_operator.api.status_stages import ProgressStatus, StageProgressStatus, StageStatus
+from finetune_operator.api.status_stages import ProgressStatus, StageStatus
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.status.stage_progress import described
+from finetune_operator.lifecycle.status.progress import described
 from finetune_operator.planning.stages import STAGES
 
 
@@ -16,17 +16,11 @@ def summarize(  # noqa: PLR0911  one per case
     state: JobState,
     stages: JobStages | None,
     progress: ProgressStatus | None,
-    statuses: Sequence[StageStatus] | None,
-    workers: int,
+    statuses: Sequence[StageStatus],
 ) -> str:
-    """Returns ``status.summary``.
+    """Returns ``status.summary``, which quotes ``progress`` and ``statuses``, the stages, of the same status.
 
-    Args:
-        state: the state of the job.
-        stages: the stages; None if the job has no plan.
-        progress: the progress in the same status, which the summary quotes.
-        statuses: the state of the stages in the same status, of which it quotes what the current one is doing.
-        workers: number of restarts of Pathways' workers.
+    ``stages``: None if the job has no plan.
     """
     if state.phase is JobPhase.INVALID and state.refused:
         return f"Not started: {state.refused.message}"
@@ -36,7 +30,7 @@ def summarize(  # noqa: PLR0911  one per case
         return f"Waiting: {state.wait.message}" if state.wait else "Pending."
     match state.phase:
         case JobPhase.SUCCEEDED:
-            return _succeeded(stages, workers)
+            return f"{_succeeded(stages)}{_recovered(stages, statuses)}"
         case JobPhase.PLANNED:
             return f"Planned: {_planned(stages)} {_tpu_time(stages)}".strip()
         case JobPhase.FAILED:
@@ -52,8 +46,7 @@ def summarize(  # noqa: PLR0911  one per case
             return f"Suspending: {_stopping(state, stages)}.{why}"
         case JobPhase.CANCELLING:
             return f"Cancelling: {_stopping(state, stages)}, and then the job ends."
-    activity = next((each.progress for each in statuses or () if each.progress), None)
-    return _active(state, stages, progress, activity, workers)
+    return _active(state, stages, progress, statuses)
 
 
 def _stopping(state: JobState, stages: JobStages) -> str:
@@ -66,26 +59,22 @@ def _stopping(state: JobState, stages: JobStages) -> str:
 
 
 def _active(
-    state: JobState,
-    stages: JobStages,
-    progress: ProgressStatus | None,
-    activity: StageProgressStatus | None,
-    workers: int,
+    state: JobState, stages: JobStages, progress: ProgressStatus | None, statuses: Sequence[StageStatus]
 ) -> str:
     if state.unreadable and state.wait:
         return f"Waiting: {state.wait.message}"
-    if state.refused:
-        return f"{stages.current.stage} is waiting: {state.refused.message}"
-    if state.wait:
-        return f"{stages.current.stage} is waiting: {state.wait.message}"
+    waits_for = state.refused or state.wait
+    if waits_for:
+        return f"{stages.current.stage} is waiting: {waits_for.message}"
     doing = STAGES[stages.current.stage].doing
-    if activity and state.running:
-        doing = f"{doing}: {described(activity)}"
-    elif stages.current.stage is Stage.TRAIN and state.running and progress:
-        doing = f"{doing}: {_training(progress)}"
-    elif not state.running:
+    activity = next((each.progress for each in statuses if each.progress), None)
+    if not state.running:
         doing = f"{doing}: pods are starting"
-    return f"{doing}.{_recovered(stages, workers)}"
+    elif activity:
+        doing = f"{doing}: {described(activity)}"
+    elif stages.current.stage is Stage.TRAIN and progress:
+        doing = f"{doing}: {_training(progress)}"
+    return f"{doing}.{_recovered(stages, statuses)}"
 
 
 def _training(progress: ProgressStatus) -> str:
@@ -102,8 +91,8 @@ def _at_step(progress: ProgressStatus | None) -> str:
     return f" at step {progress.step} of {progress.total_steps}" if progress else ""
 
 
-def _recovered(stages: JobStages, workers: int) -> str:
-    counters = stages.counters
+def _recovered(stages: JobStages, statuses: Sequence[StageStatus]) -> str:
+    counters, workers = stages.counters, sum(each.worker_restarts or 0 for each in statuses)
     parts = [
         f"{number} {one if number == 1 else many}"
         for number, one, many in (
@@ -126,7 +115,7 @@ def _planned(stages: JobStages) -> str:
     )
 
 
-def _succeeded(stages: JobStages, workers: int) -> str:
+def _succeeded(stages: JobStages) -> str:
     artifacts = stages.export.artifacts if stages.export else []
     where = f" The tuned model is in {artifacts[0].uri}." if artifacts else ""
     measured = stages.evaluation
@@ -136,7 +125,7 @@ def _succeeded(stages: JobStages, workers: int) -> str:
         loss = f" Loss {decimal(stages.findings.train.evaluation_loss)} on the validation rows."
     else:
         loss = ""
-    return f"Succeeded.{where}{loss}{_recovered(stages, workers)}"
+    return f"Succeeded.{where}{loss}"
 
 
 def _failed(state: JobState, stages: JobStages, progress: ProgressStatus | None) -> str:

@@ -1,0 +1,129 @@
+"""``status.activeTime``, ``status.cost`` and ``status.monthlyBudget``.
+
+They change with the time, so they are reported only with another change or when the last report is old. The next
+reconcile adds to them, so the last report must not be too old.
+"""
+
+from math import floor
+
+from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api.numbers import decimal
+from finetune_operator.api.status_stages import ActiveTime, CostStatus, MonthlyBudgetStatus
+from finetune_operator.api.timestamps import whole_second
+from finetune_operator.lifecycle.attempts.usage import Usage, active_time, rate_of, reported_amount
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.stages.spending import against
+
+#: Seconds between two reports of the usage while nothing else in the status changes.
+_USAGE_SECONDS = 60.0
+
+
+def usage_status(
+    observation: Observation, stages: JobStages, *, changed: bool
+) -> tuple[ActiveTime | None, CostStatus | None]:
+    """Returns ``status.activeTime`` and ``status.cost``. ``changed``: whether the status changes in other respects, or
+    the last report is old."""
+    elapsed, cost = observation.status.active_time, observation.status.cost
+    if not stages.attempts or not changed:
+        return elapsed, cost
+    if cost or any(attempt.key.stage.on_tpu for attempt in stages.attempts):
+        cost = _cost(stages)
+    live = stages.live
+    chips = rate_of(live, stages.plan).chips if live and live.running else None
+    return active_time(stages.used, observation.now, chips or None), cost
+
+
+def usage_is_old(observation: Observation, stages: JobStages | None) -> bool:
+    """Whether time and money used are to be reported although nothing else has changed. ``stages``: None if something
+    runs of a job without a usable plan."""
+    reported = observation.status.active_time
+    if reported is None:
+        return True
+    age = (observation.now - reported.as_of).total_seconds()
+    running = stages is None or stages.live is not None
+    return running and age >= max(_USAGE_SECONDS, observation.status_pace())
+
+
+def with_unplanned_usage(
+    observation: Observation, status: FineTuneJobStatus, used: Usage
+) -> FineTuneJobStatus:
+    """Returns the status of a job without a usable plan, of which something runs, with what it has used."""
+    if moving_parts(status) == moving_parts(observation.status) and not usage_is_old(observation, None):
+        return status
+    chips = sum(jobset.chips or 0 for jobset in observation.jobsets if not jobset.ended)
+    update: dict[str, object] = {"active_time": active_time(used, observation.now, chips or None)}
+    if status.cost or chips:
+        in_money = "maxCost" in (observation.job["spec"].get("budget") or {})
+        update["cost"] = _grown_cost(status.cost, used, in_money=in_money)
+    return status.model_copy(update=update)
+
+
+def moving_parts(status: FineTuneJobStatus) -> object:
+    """Returns the part of a status whose change is written at once; two of them can be compared."""
+    return (
+        status.observed_generation,
+        status.phase,
+        status.stage,
+        [(each.type, each.status, each.reason) for each in status.conditions or ()],
+        [(each.name, each.phase, each.attempt) for each in status.stages or ()],
+    )
+
+
+def _cost(stages: JobStages) -> CostStatus:
+    plan, used = stages.plan, stages.used
+    left = [ceiling.most - amount for ceiling, amount in against(plan, used)]
+    return CostStatus.model_construct(
+        chip_hours=rounded_down(used.chip_hours),
+        amount=None if used.cost is None else rounded_down(used.cost),
+        currency=plan.currency,
+        # Of the budget in money if there is one, else of that in chip hours.
+        budget_remaining=_remaining(left[-1]) if left else None,
+    )
+
+
+def _grown_cost(reported: CostStatus | None, used: Usage, *, in_money: bool) -> CostStatus:
+    """Returns ``status.cost`` from the last report and what is used now. ``in_money``: whether the job's budget limits
+    the cost."""
+    before = reported or CostStatus.model_construct(chip_hours="0")
+    more = used.chip_hours - (reported_amount(before.chip_hours) or 0.0)
+    if in_money:
+        more = (used.cost or 0.0) - (reported_amount(before.amount) or 0.0)
+    left = reported_amount(before.budget_remaining)
+    return before.model_copy(
+        update={
+            "chip_hours": rounded_down(used.chip_hours),
+            "amount": None if before.amount is None else rounded_down(used.cost or 0.0),
+            "budget_remaining": None if left is None else _remaining(left - max(0.0, more)),
+        }
+    )
+
+
+def _remaining(left: float) -> str:
+    return decimal(round(max(0.0, left), 4))
+
+
+def rounded_down(value: float) -> str:
+    """Returns chip hours or money to six decimals, so that ten seconds of one cheap chip keep three digits. It is never
+    rounded up, because the next status adds to it."""
+    whole = floor(value * 1_000_000 + 1e-6)
+    return f"{whole / 1_000_000:.6f}".rstrip("0").rstrip(".")
+
+
+def monthly_budget_status(
+    observation: Observation, stages: JobStages, *, changed: bool
+) -> MonthlyBudgetStatus | None:
+    """Returns the budget of the namespace; None if the profile sets none. ``changed``: as for :func:`usage_status`."""
+    limit, previous = stages.month, observation.status.monthly_budget
+    if limit is None:
+        return None
+    found = MonthlyBudgetStatus.model_construct(
+        month=str(limit.budget.month),
+        chip_hours=rounded_down(limit.budget.limit),
+        used=None if limit.used is None else rounded_down(limit.used),
+        as_of=whole_second(observation.now),
+        reset_time=limit.budget.month.end,
+    )
+    same = previous is not None and (previous.month, previous.chip_hours) == (found.month, found.chip_hours)
+    stays = limit.used is None or (not changed and previous is not None and previous.used is not None)
+    return previous if same and stays else found
