@@ -99,6 +99,10 @@ class ReadableStore(Protocol):
 class ObjectStore(ReadableStore, Protocol):
     """Object storage for records that are replaced."""
 
+    def responds(self, uri: str) -> bool:
+        """Whether the store is not known to be away."""
+        ...
+
     async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
         """Returns ``size`` bytes of one object from offset ``start``, fewer only where it ends; None if there is none.
 

@@ -148,6 +148,10 @@ class SharedStore:
     async def create(self, uri: str, content: bytes) -> bool:
         return await self._call("create", uri, lambda store, call: store.create(call, uri, content))
 
+    def responds(self, uri: str) -> bool:
+        """Whether the last call of the tenant to the bucket, if there was one, got a response."""
+        return share_of(uri) not in self._circuits
+
     async def ended(self) -> None:
         """Returns when no thread runs any more, not even one whose caller no longer waits."""
         while self._under_way:

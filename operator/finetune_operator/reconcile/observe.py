@@ -8,6 +8,7 @@ from functools import partial
 
 from finetune_contract import HostProgress, RunFolder
 from finetune_operator.api import Reason
+from finetune_operator.api.timestamps import parse
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.port import (
     EVENTS,
@@ -43,6 +44,9 @@ from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
+
+#: Age in seconds up to which a job that was just admitted has not run before.
+_NEW_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +203,22 @@ class Observer:
         """Has the job's run folder read the next time."""
         self._folder.reread(key)
 
-    async def admitted(self, key: JobKey, observation: Observation, config_map: Object) -> Observation:
+    async def admitted(
+        self, key: JobKey, observation: Observation, config_map: Object, *, unread: bool = False
+    ) -> Observation:
         """Returns the observation of a job without children after its plan was stored. Raises ClusterError.
 
         Only what the plan adds is read: the run folder and, if the job continues in it, its other users. Storing the
-        plan has failed if another client had admitted the job, so no child can have been created since.
+        plan has failed if another client had admitted the job, so no child can have been created since. ``unread``: the
+        run folder of a new job is not read, since nothing can be in it.
         """
         stored = stored_plan_in(config_map)
         own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
         state = ClusterState.of(observation.job, (), ()) if observation.cached else None
-        view = await self._view(key, observation.job, stored, own, state)
+        if unread and isinstance(stored, StoredPlan) and self._is_new(observation.job, stored, config_map):
+            view = RunFolderView()
+        else:
+            view = await self._view(key, observation.job, stored, own, state)
         neighbours, unserved = await self._others.neighbours(observation.job, view)
         return replace(
             observation,
@@ -223,6 +233,15 @@ class Observer:
             source=None,
             quotas=(),
         )
+
+    def _is_new(self, job: Object, stored: StoredPlan, config_map: Object) -> bool:
+        """Whether nothing can be in the job's run folder, whose name has its uid. An older job without a status may be
+        one of a restored etcd. Its age is by the API server's clock; where the store is away, a read says so."""
+        created, planned = (found["metadata"].get("creationTimestamp") for found in (job, config_map))
+        if not created or not planned or "resumeFrom" in stored.spec:
+            return False
+        age = (parse(planned) - parse(created)).total_seconds()
+        return age < _NEW_SECONDS and self._folder.responds(stored.run_folder)
 
     async def with_details(self, observation: Observation, at: DetailRequest) -> Observation:
         """Returns the observation with the requested details added. Raises ClusterError."""

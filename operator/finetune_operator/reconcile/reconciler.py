@@ -238,9 +238,14 @@ class Reconciler:
             # Before the plan exists: no later decision says again what admission remarks.
             await self._applier.announce(observation, decision)
             stored = await self._applier.store_plan(plan)
-            observation = await self._observer.admitted(key, observation, stored)
             later = self._postpone(key)
-            decision = await self._decided(replace(observation, report_later=later))
+            admitted = await self._observer.admitted(key, observation, stored, unread=later)
+            decision = await self._decided(replace(admitted, report_later=later))
+            if later and decision.reported:
+                # The status says what is in the run folder.
+                admitted = await self._observer.admitted(key, observation, stored)
+                decision = await self._decided(admitted)
+            observation = admitted
         if decision.details is not None:
             observation = await self._observer.with_details(observation, decision.details)
             decision = await self._decided(observation)

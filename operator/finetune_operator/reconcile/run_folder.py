@@ -99,6 +99,10 @@ class RunFolderReader:
         self._denials = Denials()
         self._clock = clock
 
+    def responds(self, run: RunFolder) -> bool:
+        """Whether the store of the run folder is not known to be away."""
+        return self._store.responds(run.uri)
+
     async def view(
         self,
         folders: Folders,

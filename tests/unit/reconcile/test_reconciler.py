@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from finetune_contract import Failure, Stage
 from finetune_operator.api import Condition, ConditionStatus, ConditionType, FineTuneJobStatus, Phase
 from finetune_operator.api.status_stages import ActiveTime, AttemptsStatus, CostStatus
+from finetune_operator.api.timestamps import stamp
 from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
 from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.cluster.port import (
@@ -304,6 +306,40 @@ async def test_a_first_jobset_is_reported_when_the_other_jobs_of_the_namespace_h
     assert [event["reason"] for event in cluster.of(EVENTS)] == [STARTED.reason]
     assert [uri.rpartition("/")[2] for uri in store.files] == ["jobset.json"]
     assert postponed == [KEY]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "busy", "away", "lists"),
+    [(5, True, False, 0), (5, False, False, 1), (90, True, False, 1), (5, True, True, 1)],
+    ids=["new", "at low load", "of a restored etcd", "while the store is away"],
+)
+async def test_the_run_folder_of_a_new_job_is_not_read_in_a_burst(
+    unplanned: FakeCluster, seconds: int, busy: bool, away: bool, lists: int
+) -> None:
+    unplanned.of(JOBS)[0]["metadata"]["creationTimestamp"] = stamp(NOW)
+    stored, store = plan(), FakeStore()
+    stored["metadata"]["creationTimestamp"] = stamp(NOW + timedelta(seconds=seconds))
+    store.away = away
+
+    def decide(observation: Observation) -> Decision:
+        admitted = replace(ADMITTED, action=Admit(write=stored))
+        return start(observation) if observation.stored else admitted
+
+    await make(unplanned, decide, store, postpone=lambda _: busy).reconcile(KEY, retry_in=1)
+    assert [call.partition(" ")[0] for call in store.calls].count("list") == lists
+
+
+async def test_a_status_in_a_burst_says_what_is_in_the_run_folder(unplanned: FakeCluster) -> None:
+    unplanned.of(JOBS)[0]["metadata"]["creationTimestamp"] = stamp(NOW)
+    stored, store = plan(), FakeStore()
+    stored["metadata"]["creationTimestamp"] = stamp(NOW)
+    suspended = Decision(status=RUNNING, action=Wait())
+
+    def decide(observation: Observation) -> Decision:
+        return suspended if observation.stored else replace(ADMITTED, action=Admit(write=stored))
+
+    await make(unplanned, decide, store, postpone=lambda _: True).reconcile(KEY, retry_in=1)
+    assert [call.partition(" ")[0] for call in store.calls].count("list") == 1
 
 
 async def test_a_job_deleted_before_its_postponed_status_leaves_no_plan(unplanned: FakeCluster) -> None:
