@@ -126,7 +126,8 @@ class KubeflowTrainer:
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         runtime = module / "manifests/base/runtimes/jax_distributed.yaml"
         cluster.kubectl("apply", "--server-side", "-f", str(runtime))
-        cluster.kubectl("create", "namespace", "kubeflow-system")
+        if not cluster.kubectl("get", "namespace", "kubeflow-system", "--ignore-not-found"):
+            cluster.kubectl("create", "namespace", "kubeflow-system")
 
     @property
     def pid(self) -> int:
