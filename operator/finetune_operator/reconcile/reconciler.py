@@ -97,8 +97,9 @@ class Reconciler:
     Args:
         decide: derives the decision from the observation; pure.
         ledger: takes the records of attempts; None if the operator keeps none.
-        postpone: has a key reconciled again when no key is due, and returns True, if other keys of its namespace wait:
-            the report of a job's first JobSet then waits until they have theirs.
+        crowded: whether other keys of the namespace wait. The report of a job's first JobSet then waits until they
+            have theirs.
+        postpone: has a key reconciled again when no other key of its namespace is due. Returns False if none is now.
     """
 
     def __init__(
@@ -109,10 +110,12 @@ class Reconciler:
         *,
         utc_now: Callable[[], datetime],
         ledger: Ledger | None = None,
+        crowded: Callable[[JobKey], bool] = lambda _: False,
         postpone: Callable[[JobKey], bool] = lambda _: False,
     ) -> None:
         self._ledger = ledger
-        self._postpone, self._unreported = postpone, dict[JobKey, _Unreported]()
+        self._crowded, self._postpone = crowded, postpone
+        self._unreported: dict[JobKey, _Unreported] = {}
         self._observer = observer
         self._decide = decide
         self._applier = applier
@@ -171,7 +174,7 @@ class Reconciler:
                     run=run_folder(observation),
                     jobset=decision.action.jobset,
                 )
-                return None
+                return None if self._postpone(key) else 0.0
             await self._applier.announce(observation, decision)
             # The name of an Event depends on the status before the transition, so that a retry does not create it
             # twice. No other status may be written before the one that shows the transition.
@@ -238,7 +241,7 @@ class Reconciler:
             # Before the plan exists: no later decision says again what admission remarks.
             await self._applier.announce(observation, decision)
             stored = await self._applier.store_plan(plan)
-            later = self._postpone(key)
+            later = self._crowded(key)
             admitted = await self._observer.admitted(key, observation, stored, unread=later)
             decision = await self._decided(replace(admitted, report_later=later))
             if later and decision.reported:

@@ -263,6 +263,7 @@ class Leader:
             applier,
             utc_now=self._utc_now,
             ledger=self._ledger,
+            crowded=self._queue.crowded,
             postpone=self._queue.postpone,
         )
 

@@ -85,16 +85,18 @@ class WorkQueue[K: Hashable]:
         After LONGEST_POSTPONEMENT it is due, and comes before those of its namespace that were not postponed. Returns
         False, without any effect, if no other key of the namespace is due: there is nothing to wait for.
         """
-        now = self._clock()
-        self._enqueue_due(now)
-        namespace = _namespace(key)
-        if namespace not in self._turns and namespace not in self._parked:
+        if not self.crowded(key):
             return False
-        latest = now + LONGEST_POSTPONEMENT
+        latest = self._clock() + LONGEST_POSTPONEMENT
         self._add(key, latest)
         if self._due[key] == latest:
-            self._postponed.setdefault(namespace, {})[key] = self._taken[key]
+            self._postponed.setdefault(_namespace(key), {})[key] = self._taken[key]
         return True
+
+    def crowded(self, key: K) -> bool:
+        """Whether a key of the same namespace is due that is not in progress."""
+        self._enqueue_due(self._clock())
+        return _namespace(key) in self._turns or _namespace(key) in self._parked
 
     def is_postponed(self, key: K) -> bool:
         return key in self._postponed.get(_namespace(key), ())

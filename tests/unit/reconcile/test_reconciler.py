@@ -67,7 +67,8 @@ def make(
     decide: Callable[[Observation], Decision],
     store: FakeStore | None = None,
     *,
-    postpone: Callable[[JobKey], bool] = lambda _: False,
+    crowded: bool = False,
+    postpone: Callable[[JobKey], bool] = lambda _: True,
 ) -> Reconciler:
     store = store or FakeStore()
 
@@ -83,6 +84,7 @@ def make(
         decide,
         Applier(cluster, Plans(cluster, OWN), store, WatchCache()),
         utc_now=lambda: NOW,
+        crowded=lambda _: crowded,
         postpone=postpone,
     )
 
@@ -295,7 +297,7 @@ async def test_a_first_jobset_is_reported_when_the_other_jobs_of_the_namespace_h
         postponed.append(key)
         return True
 
-    reconciler = make(cluster, start, store, postpone=postpone)
+    reconciler = make(cluster, start, store, crowded=True, postpone=postpone)
     assert await reconciler.reconcile(KEY, retry_in=1) is None
     assert postponed == [KEY]
     assert cluster.of(JOBSETS)
@@ -325,7 +327,7 @@ async def test_the_run_folder_of_a_new_job_is_not_read_in_a_burst(
         admitted = replace(ADMITTED, action=Admit(write=stored))
         return start(observation) if observation.stored else admitted
 
-    await make(unplanned, decide, store, postpone=lambda _: busy).reconcile(KEY, retry_in=1)
+    await make(unplanned, decide, store, crowded=busy).reconcile(KEY, retry_in=1)
     assert [call.partition(" ")[0] for call in store.calls].count("list") == lists
 
 
@@ -338,13 +340,20 @@ async def test_a_status_in_a_burst_says_what_is_in_the_run_folder(unplanned: Fak
     def decide(observation: Observation) -> Decision:
         return suspended if observation.stored else replace(ADMITTED, action=Admit(write=stored))
 
-    await make(unplanned, decide, store, postpone=lambda _: True).reconcile(KEY, retry_in=1)
+    await make(unplanned, decide, store, crowded=True).reconcile(KEY, retry_in=1)
     assert [call.partition(" ")[0] for call in store.calls].count("list") == 1
+
+
+async def test_a_report_for_which_no_other_job_waits_any_more_follows_at_once(unplanned: FakeCluster) -> None:
+    reconciler = make(unplanned, start, crowded=True, postpone=lambda _: False)
+    assert await reconciler.reconcile(KEY, retry_in=1) == 0.0
+    await reconciler.reconcile(KEY, retry_in=1)
+    assert unplanned.of(JOBS)[0]["status"] == RUNNING.to_document()
 
 
 async def test_a_job_deleted_before_its_postponed_status_leaves_no_plan(unplanned: FakeCluster) -> None:
     cluster = unplanned
-    reconciler = make(cluster, start, postpone=lambda _: True)
+    reconciler = make(cluster, start, crowded=True)
     await reconciler.reconcile(KEY, retry_in=1)
     assert cluster.of(CONFIG_MAPS)
     del cluster.objects[JOBS, KEY.namespace, KEY.name]
@@ -361,7 +370,7 @@ async def test_the_first_status_is_written_at_once_if_no_other_job_waits(unplann
 async def test_a_first_jobset_that_is_refused_is_reported_at_once(unplanned: FakeCluster) -> None:
     unplanned.fault = lambda _, request: Rejected("no", status=403) if request == "create jobsets" else None
     with pytest.raises(ReconcileError):
-        await make(unplanned, start, postpone=lambda _: True).reconcile(KEY, retry_in=1)
+        await make(unplanned, start, crowded=True).reconcile(KEY, retry_in=1)
     status = unplanned.of(JOBS)[0]["status"]
     assert status["summary"].startswith("no.")
     assert (status["phase"], status["observedGeneration"]) == ("Running", 1)
@@ -377,7 +386,7 @@ async def test_what_admission_remarks_is_an_event_although_the_first_jobset_foll
     reconciler = make(
         unplanned,
         lambda observed: start(observed) if observed.stored else admitted,
-        postpone=lambda _: True,
+        crowded=True,
     )
     await reconciler.reconcile(KEY, retry_in=1)
     assert unplanned.of(JOBSETS)
