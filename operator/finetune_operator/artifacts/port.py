@@ -100,7 +100,7 @@ class ObjectStore(ReadableStore, Protocol):
     """Object storage for records that are replaced."""
 
     def responds(self, uri: str) -> bool:
-        """Whether the store is not known to be away."""
+        """Whether the last call for this tenant to the bucket was answered and not refused; False if there was none."""
         ...
 
     async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:

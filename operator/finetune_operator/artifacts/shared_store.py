@@ -26,6 +26,8 @@ from finetune_operator.artifacts.tenant_shares import CallSlots, TenantShare, ca
 
 #: Consecutive failures of a share's calls that open its circuit; one slow folder must not cut off its tenant.
 _FAILURES = 3
+#: Shares whose last call is remembered as answered.
+_MOST_SHARES = 4096
 #: Seconds that a circuit stays open: the first pause, doubled with each further failure up to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
 
@@ -131,6 +133,7 @@ class SharedStore:
         self._refused = refused
         self._clock = clock
         self._circuits: dict[TenantShare, _Circuit] = {}
+        self._answering: dict[TenantShare, None] = {}
         self._under_way: set[asyncio.Future[None]] = set()
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
@@ -149,8 +152,8 @@ class SharedStore:
         return await self._call("create", uri, lambda store, call: store.create(call, uri, content))
 
     def responds(self, uri: str) -> bool:
-        """Whether the last call of the tenant to the bucket, if there was one, got a response."""
-        return share_of(uri) not in self._circuits
+        """Whether the tenant has called the bucket, and the call that ended last was answered and not refused."""
+        return share_of(uri) in self._answering
 
     async def ended(self) -> None:
         """Returns when no thread runs any more, not even one whose caller no longer waits."""
@@ -174,11 +177,19 @@ class SharedStore:
                     raise
                 raise explained from error
 
+        share = share_of(uri)
         try:
             async with asyncio.timeout_at(calls_deadline()):
-                return await self._unless_open(operation, uri, request)
-        except TimeoutError as error:
-            raise StorageUnavailable(uri, "the store responds too slowly") from error
+                answer = await self._unless_open(operation, uri, request)
+        except BaseException as error:
+            self._answering.pop(share, None)
+            if isinstance(error, TimeoutError):
+                raise StorageUnavailable(uri, "the store responds too slowly") from error
+            raise
+        self._answering[share] = None
+        if len(self._answering) > _MOST_SHARES:
+            del self._answering[next(iter(self._answering))]
+        return answer
 
     def _store(self, uri: str) -> BlockingStore:
         scheme = urlsplit(uri).scheme
@@ -232,7 +243,9 @@ class SharedStore:
         """
         loop = asyncio.get_running_loop()
         share = share_of(uri)
-        keys = share.tenant, share.bucket
+        # Folders have no service in common that many tenants' calls could exhaust.
+        bucket = f"file of {share.tenant}" if share.bucket.startswith("file:") else share.bucket
+        keys = share.tenant, bucket
         await self._slots.take(*keys)
         call = StoreCall(seconds, allowed)
         answer: asyncio.Future[T] = loop.create_future()

@@ -14,7 +14,8 @@ from finetune_operator.planning.stored_plan import identity, plan_name
 
 
 def admit_job(observation: Observation) -> NextStep:
-    """Stores the plan, and does nothing else: nothing is started before the run folder that it names has been read, or cannot contain anything.
+    """Stores the plan, and does nothing else: nothing is started before the run folder that it names has been
+    read, or is known to be new.
 
     The next decision follows at once and reports the admission. The plan may be that of a job that has run for days.
     Raises Refused.

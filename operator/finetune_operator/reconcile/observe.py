@@ -236,7 +236,8 @@ class Observer:
 
     def _is_new(self, job: Object, stored: StoredPlan, config_map: Object) -> bool:
         """Whether nothing can be in the job's run folder, whose name has its uid. An older job without a status may be
-        one of a restored etcd. Its age is by the API server's clock; where the store is away, a read says so."""
+        one of a restored etcd; its age is by the API server's clock. Where the store has not answered, a read says why.
+        """
         created, planned = (found["metadata"].get("creationTimestamp") for found in (job, config_map))
         if not created or not planned or "resumeFrom" in stored.spec:
             return False

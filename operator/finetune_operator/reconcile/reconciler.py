@@ -43,6 +43,8 @@ _PERSISTENT_SECONDS = 4
 _FEW = 200
 #: Number of jobs with children that take much memory that are reconciled at once, one of a namespace at most.
 LARGE_JOBS = 3
+#: Number of first JobSets whose report waits, of 14 KiB each.
+_MOST_UNREPORTED = 1024
 #: Seconds until records are written again that the ledger could not take, if there are few jobs.
 _LEDGER_SECONDS = 60.0
 
@@ -157,8 +159,12 @@ class Reconciler:
         decision: Decision | None = None
         announced = False
         try:
-            observation = await self._observed(key, large=large, earlier=earlier)
+            observation = await self._observer.observe(key, large=large, earlier=earlier)
             if observation is None:
+                if unreported := self._unreported.get(key):
+                    # Its plan may be younger than the event of its deletion.
+                    await self._applier.delete_orphan(key.namespace, key.name, unreported.uid)
+                    del self._unreported[key]
                 return None
             decision = await self._decided(observation)
             observation, decision = await self._completed(key, observation, decision)
@@ -167,13 +173,8 @@ class Reconciler:
                 log.error(
                     "internal error while reading the content of the run folder", exc_info=decision.fault
                 )
-            decision = await self._applier.apply(observation, decision)
-            if not decision.reported and isinstance(decision.action, Create):
-                self._unreported[key] = _Unreported(
-                    uid=observation.job["metadata"]["uid"],
-                    run=run_folder(observation),
-                    jobset=decision.action.jobset,
-                )
+            decision = await self._applied(key, observation, decision)
+            if not decision.reported:
                 return None if self._postpone(key) else 0.0
             await self._applier.announce(observation, decision)
             # The name of an Event depends on the status before the transition, so that a retry does not create it
@@ -204,17 +205,16 @@ class Reconciler:
             raise ReconcileError.of(decision.fault) from decision.fault
         return decision.requeue_after
 
-    async def _observed(self, key: JobKey, *, large: bool, earlier: ListedNodes | None) -> Observation | None:
-        """Observes a job. What has waited for that is done before: the record of its first JobSet."""
-        unreported = self._unreported.get(key)
-        if unreported:
+    async def _applied(self, key: JobKey, observation: Observation, decision: Decision) -> Decision:
+        """Carries the decision out, and then writes the record of a first JobSet that has waited for that."""
+        decision = await self._applier.apply(observation, decision)
+        if unreported := self._unreported.pop(key, None):
             await self._applier.record_jobset(unreported.run, unreported.jobset)
-        observation = await self._observer.observe(key, large=large, earlier=earlier)
-        if observation is None and unreported:
-            # Its plan may be younger than the event of its deletion.
-            await self._applier.delete_orphan(key.namespace, key.name, unreported.uid)
-        self._unreported.pop(key, None)
-        return observation
+        if not decision.reported and isinstance(decision.action, Create):
+            uid = observation.job["metadata"]["uid"]
+            jobset = decision.action.jobset
+            self._unreported[key] = _Unreported(uid=uid, run=run_folder(observation), jobset=jobset)
+        return decision
 
     async def _recorded(self, observation: Observation, decision: Decision) -> Decision:
         """Writes the ledger's records. Returns the decision with the status that shows them."""
@@ -241,7 +241,7 @@ class Reconciler:
             # Before the plan exists: no later decision says again what admission remarks.
             await self._applier.announce(observation, decision)
             stored = await self._applier.store_plan(plan)
-            later = self._crowded(key)
+            later = len(self._unreported) < _MOST_UNREPORTED and self._crowded(key)
             admitted = await self._observer.admitted(key, observation, stored, unread=later)
             decision = await self._decided(replace(admitted, report_later=later))
             if later and decision.reported:

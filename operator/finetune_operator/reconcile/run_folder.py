@@ -100,7 +100,7 @@ class RunFolderReader:
         self._clock = clock
 
     def responds(self, run: RunFolder) -> bool:
-        """Whether the store of the run folder is not known to be away."""
+        """Whether the last call to the run folder's store was answered and not refused."""
         return self._store.responds(run.uri)
 
     async def view(

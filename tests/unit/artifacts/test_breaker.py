@@ -5,6 +5,7 @@ from threading import Event
 
 import pytest
 
+from finetune_operator.artifacts import shared_store
 from finetune_operator.artifacts.calls import StoreCall
 from finetune_operator.artifacts.port import (
     RECORD_LIMIT,
@@ -148,3 +149,42 @@ async def test_the_calls_of_one_reconcile_have_a_common_time(world: World) -> No
         assert await world.store.read("gs://b/team-a/x") == b"", (
             "the caller's time limit is no fault of the store"
         )
+
+
+async def test_a_bucket_responds_after_an_answer_that_is_no_refusal() -> None:
+    world, uri = World(), "gs://b/team-a/x"
+    assert not world.store.responds(uri), "it was never called"
+    await world.store.read(uri)
+    assert world.store.responds("gs://b/team-a/y")
+    assert not world.store.responds("gs://b/team-b/x")
+    assert not world.store.responds("gs://c/team-a/x")
+    for fault in (StorageDenied, StorageUnavailable, StorageError):
+        world.bucket.fault = fault
+        with pytest.raises(StorageError):
+            await world.store.read(uri)
+        assert not world.store.responds(uri)
+        world.bucket.fault = None
+        await world.store.read(uri)
+        assert world.store.responds(uri)
+
+
+async def test_a_bucket_whose_answer_is_late_does_not_respond() -> None:
+    world, uri = World(), "gs://b/team-a/x"
+    await world.store.read(uri)
+    world.bucket.held = Event()
+    with (
+        calls_for_tenant("team-a", seconds=0.05),
+        pytest.raises(StorageUnavailable, match="responds too slowly"),
+    ):
+        await world.store.read(uri)
+    world.bucket.held.set()
+    await world.store.ended()
+    assert not world.store.responds(uri)
+
+
+async def test_the_buckets_that_respond_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_store, "_MOST_SHARES", 2)
+    world = World()
+    for name in "abc":
+        await world.store.read(f"gs://{name}/team-a/x")
+    assert [world.store.responds(f"gs://{name}/team-a/x") for name in "abc"] == [False, True, True]
