@@ -129,7 +129,7 @@ def test_a_file_that_expands_enormously_is_refused_in_little_memory(
 def test_rows_have_a_largest_size(
     tmp_path: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("json_text", "text", "delimited", "opening", "parquet"):
+    for module in ("json_rows", "json_text", "text", "delimited", "opening", "parquet"):
         monkeypatch.setattr(f"finetune_trainer.readers.{module}.MAX_ROW", 4000)
     monkeypatch.setattr("finetune_trainer.readers.json_text.CHUNK", 1000)
     assert "large" in str(refusal(tmp_path, name, content))
@@ -204,11 +204,11 @@ def test_of_a_wrapped_array_few_rows_are_in_memory(tmp_path: Path) -> None:
     [('{"train": [{"a": 1}], "test": [{"a": 2}]}', "several lists of rows"),
      ('{"prompt": ["a", "b"], "completion": ["c", "d"]}', "one object of columns instead of rows"),
      ('{"prompt": {"0": "a", "1": "b"}, "completion": {"0": "c", "1": "d"}}', "one object of columns instead of rows"),
-     ('{\n "text": "a"\n}\n{\n "text" "b"\n}', f"{AT}, row 4: the file is not JSON: line 5: Expecting ':' delimiter"),
+     ('{\n "text": "a"\n}\n{\n "text" "b"\n}', f"{AT}, row 2: the file is not JSON: line 5: Expecting ':' delimiter"),
      ('[{"text": "a"},\n{"text": tru}]', f"{AT}, row 2: the file is not JSON: line 2: Expecting value"),
      ('{"data": [{"a": 1}', "it ends unexpectedly"), ('{"data": [{"a": 1}], "data": []}', 'the key "data" occurs twice'),
      ('{"text": "a", "text": "b"}', 'the key "text" occurs twice in one object'),
-     ('{"text": "a"}\n{"messages": [{"role": "user", "role": "x"}]}', 'row 2: the file is not JSON: line 2: the key "role" occurs twice'),
+     ('{"text": "a"}\n{"messages": [{"role": "user", "role": "x"}]}', 'row 2: the line is not JSON: the key "role" occurs twice'),
      ('{"text": "a"}\n{"text": "\x1b[31m" }', r"found {"), ('{"text": ' + "[" * 500 + "]" * 500 + "}", "nested too deeply, more than 100 levels"),
      ('[{"text": "a"}]\n[{"text": "b"}]', "content after the array"), ('{"data": [1, 2, 3]}', "one object of columns")],
 )  # fmt: skip

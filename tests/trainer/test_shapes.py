@@ -1077,17 +1077,13 @@ def test_the_advice_to_train_on_better_answers_keeps_their_prompt(
     value: Mapping[str, Any], advice: str
 ) -> None:
     columns = yaml.safe_load(advice)
-    with pytest.raises(
-        StageError, match=re.escape(f"columns: {advice}".replace(f" {columns.get('prompt')},", " …,"))
-    ):
+    with pytest.raises(StageError, match=re.escape(f"columns: {advice}")):
         example(value)
     assert told(example(value, ignore=columns.pop("ignore"), columns=columns)) == ASKED
 
 
-def test_answers_without_a_prompt_are_advised_as_conversations_only_if_they_have_it() -> None:
-    with pytest.raises(
-        StageError, match=r"\{messages: chosen, ignore: \[rejected\]\} if they contain the prompt"
-    ):
+def test_answers_without_a_prompt_are_not_advised_as_conversations() -> None:
+    with pytest.raises(StageError, match="Use a preference method, or write prompt and completion"):
         example({"chosen": [LIMA], "rejected": [RATHER]})
 
 

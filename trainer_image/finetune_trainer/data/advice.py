@@ -21,7 +21,7 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
     ``formats`` are the columns that each needs. Suggests the one with the fewest columns to rename. Further columns of
     the row are read or refused by name once these are mapped.
     """
-    found = [_likely(row, needs) for needs in formats]
+    found = [likely(row, needs) for needs in formats]
     whole = [names for names, needs in zip(found, formats, strict=True) if len(names) == len(needs)]
     # A text beside others is rarely all that is to be trained.
     if sum(isinstance(value, str) and not is_empty(value) for value in row.values()) > 1:
@@ -36,7 +36,7 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
     return _several(row) or f"Name the columns, for example: {ways}, or remove the row."
 
 
-def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
+def likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
     """Returns the API's column names -> columns of the row that are likely meant, each once."""
     found: dict[str, str] = {}
     for ours in wanted:

@@ -286,6 +286,13 @@ def _require_columns(source: DatasetSpec, first: Row) -> None:
             )  # fmt: skip
 
 
+def is_text(value: Any) -> bool:
+    """Whether a value that is not empty is a text, or a list of messages."""
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
+    )
+
+
 def _contains(text: str, parts: Collection[str], most: int) -> bool:
     """Whether a text contains all parts. False if more than ``most`` characters have to be searched to find out."""
     return len(text) * len(parts) <= most and all(part in text for part in parts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import kind, leave_out, quoted
-from finetune_trainer.data.columns import LONG
+from finetune_trainer.data.columns import LONG, is_text
 from finetune_trainer.data.schema import DatasetSchema, Unwanted
 from finetune_trainer.data.shapes import PAIRS, Shape
 from finetune_trainer.errors import StageError
@@ -142,10 +142,15 @@ class PairSchema(DatasetSchema):
                 what = f'the row has no prompt in "{due}"'
                 raise row.place.mismatch(what, "Write it, or remove the row.", actual="nothing")
             if prompts := self.columns.likely_prompts(row):
-                column = quoted(prompts[0])
+                column, said = quoted(prompts[0]), row.value[prompts[0]]
+                way = (
+                    f"Map it: columns: {{prompt: {column}}}"
+                    if is_text(said)
+                    else "Write it as the column prompt"
+                )
+                what = "should have one" if is_empty(said) else "may have it"
                 raise row.place.mismatch(
-                    f"the row has no prompt, and {column} may have it",
-                    f"Map it: columns: {{prompt: {column}}}, or {leave_out(*prompts)}.",
+                    f"the row has no prompt, and {column} {what}", f"{way}, or {leave_out(*prompts)}."
                 )
             ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
             prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]

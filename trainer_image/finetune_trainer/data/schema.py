@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import kind, quoted
+from finetune_trainer.data.advice import kind, likely, quoted
 from finetune_trainer.data.columns import LONG, ColumnReader
 from finetune_trainer.data.messages import CONTENTS, ROLES, MessageReader, is_message
 from finetune_trainer.data.shapes import FORMATS, SHAPES, Format, Shape
@@ -96,15 +96,25 @@ class DatasetSchema:
             case Format.TEXT:
                 example = PlainText(place=row.place, text=columns.text(row, "text"))
             case Format.PREFERENCE:
-                better, worse = (quoted(columns.column(name)) for name in ("chosen", "rejected"))
+                way = self._way_to_chosen(row)
                 raise row.place.mismatch(
                     "rows with chosen and rejected are for preference methods, not for SFT",
-                    "Use one, or train on the better answers: "
-                    f"columns: {{prompt: …, completion: {better}, ignore: [{worse}]}}, or "
-                    f"columns: {{messages: {better}, ignore: [{worse}]}} if they contain the prompt.",
+                    f"To train on the better answers: columns: {{{way}}}."
+                    if way
+                    else "Use a preference method, or write prompt and completion.",
                 )
         columns.account(row, *texts_of(example))
         return example
+
+    def _way_to_chosen(self, row: Row) -> str:
+        """Returns the columns that train the better answers of a row of pairs; '' if nothing asks for them."""
+        better, worse = (self.columns.column(name) for name in ("chosen", "rejected"))
+        chosen = self._as_messages(row.value[better], row.place)
+        names = f"{quoted(better)}, ignore: [{quoted(worse)}]"
+        if isinstance(chosen, list) and self.messages.read(chosen, better, row.place)[0]["role"] in _ASKING:
+            return f"messages: {names}"
+        asks = likely(row.value, ["prompt"]) or likely(row.value, ["messages"])
+        return "".join(f"prompt: {quoted(prompt)}, completion: {names}" for prompt in asks.values())
 
     def _why_unwanted(self, row: Row) -> str | None:
         column, label = self.columns.optional(row, "label")

@@ -42,6 +42,7 @@ def suffix_of(name: str) -> str:
 
 
 def read_rows(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields the file's rows, each with its number."""
     return _READERS[suffix_of(file.uri)](file)
 
 

@@ -1,12 +1,14 @@
 """Reads JSON: one object per line, an array of rows, an object around one, or objects of several lines."""
 
+import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from finetune_trainer.readers.json_text import JsonStream
+from finetune_trainer.readers.json_text import JsonStream, parse
 from finetune_trainer.readers.known_names import known_name
-from finetune_trainer.readers.opening import opened
-from finetune_trainer.readers.row_location import DataFile, RowLocation, shown
+from finetune_trainer.readers.opening import CHUNK, opened
+from finetune_trainer.readers.row_location import MAX_ROW, DataFile, RowLocation, shown
 
 #: Keys of an object around a list of rows, as other tools write them.
 _AROUND = frozenset({
@@ -18,25 +20,8 @@ _NEEDED = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "
 
 
 def read_json(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the rows of a file with JSON, whatever its layout. Their numbers are those of lines, or of elements."""
-    try:
-        with opened(file) as stream:
-            text = JsonStream(stream)
-            key = _key_of_rows(file, text) if text.mark() == "{" else None
-        with opened(file) as stream:
-            text = JsonStream(stream)
-            for value in text.values(key):
-                if type(value) is not dict:  # a row's place is made only where it is named
-                    require_object(value, file.place(text.number))
-                yield text.number, value
-    except ValueError as error:
-        raise file.place(text.number).mismatch(
-            f"the file is not JSON: line {text.line}: {shown(str(error), 200)}",
-            "Correct or remove this row.",
-            actual=text.near,
-            expected="one object per line, an array of objects, or an object with one list of them",
-            reason="DatasetNotJson",
-        ) from None
+    """Yields the rows of a file with JSON, whatever its layout. Their numbers are those of lines, or of objects."""
+    return _documents(file) if _is_document(file) else _lines(file)
 
 
 def require_object(value: object, place: RowLocation) -> Mapping[str, Any]:
@@ -49,6 +34,85 @@ def require_object(value: object, place: RowLocation) -> Mapping[str, Any]:
         actual=type(value).__name__,
         expected="a JSON object",
     )
+
+
+def _is_document(file: DataFile) -> bool:
+    """Whether values extend over several lines, or the file is one value. Reads the first two lines."""
+    with opened(file) as stream:
+        lines = (line for line in iter(partial(stream.readline, CHUNK), b"") if not line.isspace())
+        first = next(lines, b"")
+        if first.lstrip()[:1] != b"{":
+            return first.lstrip()[:1] == b"["
+        if len(first) >= CHUNK:
+            return True  # a long row or a whole document, both of which can be read as one
+        try:
+            parse(first.decode())
+        except json.JSONDecodeError as error:
+            # A line break within a text is never valid, so such a line is cut off.
+            return error.msg == "Extra data" or (_is_unfinished(error) and not _is_in_text(error))
+        except ValueError:
+            return False
+        return next(lines, None) is None
+
+
+def _lines(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with opened(file) as stream:
+        for number, line in enumerate(iter(partial(stream.readline, MAX_ROW), b""), start=1):
+            if len(line) >= MAX_ROW:
+                raise file.too_large(number)
+            if line.isspace():
+                continue
+            try:
+                value = parse(file.decode(number, line))
+            except ValueError as error:
+                what, actual = _fault(error)
+                raise file.place(number).mismatch(
+                    f"the line is not JSON: {what}",
+                    "Correct or remove this line.",
+                    actual=actual,
+                    expected="one JSON object per line",
+                    reason="DatasetNotJson",
+                ) from None
+            yield number, value if type(value) is dict else require_object(value, file.place(number))
+
+
+def _fault(error: ValueError) -> tuple[str, str]:
+    """Returns what is wrong with a line, and the text there."""
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error), ""
+    what, at = f"{error.msg} at column {error.colno}", error.pos
+    if _is_unfinished(error) or _is_in_text(error):
+        at = len(error.doc.rstrip())
+        what = f"it ends unexpectedly after column {at}"
+    start = max(0, at - 30)
+    return what, ("…" if start else "") + shown(error.doc[start : at + 30].strip())
+
+
+def _is_unfinished(error: json.JSONDecodeError) -> bool:
+    return error.pos >= len(error.doc.rstrip())
+
+
+def _is_in_text(error: json.JSONDecodeError) -> bool:
+    return error.msg.startswith("Unterminated string")
+
+
+def _documents(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    number = 0
+    try:
+        with opened(file) as stream:
+            text = JsonStream(stream)
+            key = _key_of_rows(file, text) if text.mark() == "{" else None
+        with opened(file) as stream:
+            text = JsonStream(stream)
+            for number, value in enumerate(text.values(key), start=1):
+                yield number, require_object(value, file.place(number))
+    except ValueError as error:
+        raise file.place(number + 1).mismatch(
+            f"the file is not JSON: line {text.line}: {shown(str(error), 200)}",
+            "Correct the file.",
+            expected="one object per line, an array of objects, or an object with one list of them",
+            reason="DatasetNotJson",
+        ) from None
 
 
 def _key_of_rows(file: DataFile, text: JsonStream) -> str | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
+from finetune_trainer.readers.opening import CHUNK
 from finetune_trainer.readers.row_location import MAX_ROW, shown
 
 #: Largest depth of nested lists and objects. Templates and libraries process values recursively.
@@ -18,8 +19,6 @@ TOO_DEEP = f"it is nested too deeply, more than {MAX_DEPTH} levels"
 #: Upper bound on the characters of a JSON token other than a string (an escape, a literal). A parse error further from
 #: the end of the text read so far is an error regardless of the text that follows.
 _WORD = 32
-#: Bytes that are read at a time.
-CHUNK = 2**16
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -49,11 +48,8 @@ def parse(text: str) -> Any:
 
 def _require_plain(value: Any, text: str) -> None:
     """Raises ValueError if a value contains an unpaired surrogate or is nested too deeply. ``text`` is its JSON."""
-    if r"\ud" in text or r"\uD" in text:
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:  # no tokenizer accepts it
-            raise ValueError(f"\\u{ord(error.object[error.start]):04x} is a lone surrogate") from None
+    if (r"\ud" in text or r"\uD" in text) and (half := half_character(value)):
+        raise ValueError(f"{half} is a lone surrogate")
     if text.count("[") + text.count("{") > MAX_DEPTH:
         level = [value]
         for _ in range(MAX_DEPTH + 1):
@@ -66,31 +62,33 @@ def _items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
+def half_character(value: Any) -> str:
+    """Returns the first unpaired surrogate in a JSON value as an escape; '' if there is none.
+
+    Escapes in JSON can encode unpaired surrogates, which no tokenizer accepts.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(error.object[error.start]):04x}"
+    return ""
+
+
 class JsonStream:
     """Values that are read from a stream of JSON text as needed.
 
-    All methods raise ValueError for text that is not JSON, and for a value of more than ``MAX_ROW`` bytes. ``number``
-    is that of the current row: of the line on which it begins, or of the element if the rows are an array.
+    All methods raise ValueError for text that is not JSON, and for a value of more than ``MAX_ROW`` bytes.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
-        self.number = 1
-        self._stream, self._text, self._whole, self._fault = stream, "", False, ""
+        self._stream, self._text, self._whole = stream, "", False
         self._characters = codecs.getincrementaldecoder("utf-8")()
-        self._lines, self._counted, self._at = 1, 0, 0
+        self._lines, self._at = 1, 0
 
     @property
     def line(self) -> int:
         """The number of the current line."""
-        self._lines += self._text.count("\n", self._counted, self._at)
-        self._counted = self._at
-        return self._lines
-
-    @property
-    def near(self) -> str:
-        """The text around the current position, for messages."""
-        start = max(0, min(self._at, len(self._text)) - 30)
-        return ("…" if start else "") + shown(self._text[start : self._at + 30].strip())
+        return self._lines + self._text.count("\n", 0, self._at)
 
     def values(self, key: str | None = None) -> Iterator[Any]:
         """Yields the elements of an array, those of the list ``key`` of an object, or all values one after another."""
@@ -102,17 +100,14 @@ class JsonStream:
         elif self.mark() == "[":
             yield from self.elements()
         else:
-            self.number = 0
             while self.mark():
-                self.number = max(self.number + 1, self.line)
                 yield self.value()
         if self.mark():
             raise ValueError("there is content after the array")
 
     def elements(self) -> Iterator[Any]:
         """Yields the elements of the array that begins here."""
-        for number, _ in enumerate(self._items("]", "element"), start=1):
-            self.number = number
+        for _ in self._items("]", "element"):
             yield self.value()
 
     def members(self) -> Iterator[str]:
@@ -151,11 +146,10 @@ class JsonStream:
             except RecursionError:
                 raise ValueError(TOO_DEEP) from None
             except json.JSONDecodeError as error:
-                in_text = error.msg.startswith("Unterminated")
-                if self._whole or not (in_text or error.pos + _WORD > len(self._text)):
+                unfinished = error.msg.startswith("Unterminated") or error.pos + _WORD > len(self._text)
+                if self._whole or not unfinished:
                     self._at = error.pos
-                    ended = in_text or error.pos >= len(self._text.rstrip())
-                    raise ValueError(f"it ends unexpectedly ({error.msg})" if ended else error.msg) from None
+                    raise ValueError(error.msg) from None
             self._require_size(len(self._text))
             self._more()
         self._require_size(end)
@@ -186,15 +180,7 @@ class JsonStream:
 
     def _more(self) -> None:
         """Reads as much text again as is already unparsed, so that parsing a long value is retried few times."""
-        if self._fault:
-            raise ValueError(self._fault)
         data = self._stream.read(max(CHUNK, len(self._text) - self._at))
         self._whole = not data
-        try:
-            text = self._characters.decode(data, self._whole)
-        except UnicodeDecodeError as error:
-            # Raised where the value that contains the byte is read.
-            self._fault = f"byte {error.object[error.start]:#04x} is not UTF-8"
-            self._whole, text = False, error.object[: error.start].decode()
-        self._lines, self._counted = self.line, 0
-        self._text, self._at = self._text[self._at :] + text, 0
+        self._lines += self._text.count("\n", 0, self._at)
+        self._text, self._at = self._text[self._at :] + self._characters.decode(data, self._whole), 0

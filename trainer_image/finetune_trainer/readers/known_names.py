@@ -8,7 +8,7 @@ is the column of the API to suggest where they are not read.
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
@@ -84,11 +84,16 @@ def _plain(name: str) -> str:
 
 @cache
 def _table() -> Mapping[str, Mapping[str, KnownName]]:
-    text = files("finetune_trainer.readers").joinpath("known_names.csv").read_text("utf-8")
-    rows = [(row, name) for row in csv.DictReader(text.splitlines()) for name in row["names"].split(";")]
     table: dict[str, dict[str, KnownName]] = {"column": {}, "message": {}}
-    for order, (row, name) in enumerate(rows):
+    for order, (row, name) in enumerate(_names()):
         table[row["scope"]][_plain(name)] = KnownName(
             meaning=row["meaning"], what=row["what"], way=row["way"], order=order
         )
     return table
+
+
+def _names() -> Iterator[tuple[Mapping[str, str], str]]:
+    text = files("finetune_trainer.readers").joinpath("known_names.csv").read_text("utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        for name in row["names"].split(";"):
+            yield row, name

@@ -96,10 +96,12 @@ class DataFile:
         )  # fmt: skip
 
     def too_large(self, row: int, fix: str = "Split the row, or remove it.") -> StageError:
+        """Returns the error for a row that exceeds the largest size."""
         expected = f"at most {MAX_ROW // 2**20} MiB"
         return self.place(row).mismatch("the row is too large", fix, expected=expected)
 
     def has_nul(self, row: int) -> StageError:
+        """Returns the error for a row that contains a NUL byte."""
         return self.place(row).mismatch("the row contains a NUL byte", _SAVE)
 
     def bad_separator(self, what: str, fix: str) -> StageError:
