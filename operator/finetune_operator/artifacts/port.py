@@ -99,8 +99,9 @@ class ReadableStore(Protocol):
 class ObjectStore(ReadableStore, Protocol):
     """Object storage for records that are replaced."""
 
-    def responds(self, uri: str) -> bool:
-        """Whether the last call for this tenant to the bucket was answered and not refused; False if there was none."""
+    def answered(self, uri: str) -> float | None:
+        """Returns the seconds since a call for this tenant to the bucket was answered; None if there was none, or a
+        later one was refused or not answered."""
         ...
 
     async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:

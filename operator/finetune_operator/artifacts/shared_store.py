@@ -133,7 +133,7 @@ class SharedStore:
         self._refused = refused
         self._clock = clock
         self._circuits: dict[TenantShare, _Circuit] = {}
-        self._answering: dict[TenantShare, None] = {}
+        self._answered: dict[TenantShare, float] = {}
         self._under_way: set[asyncio.Future[None]] = set()
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
@@ -151,9 +151,11 @@ class SharedStore:
     async def create(self, uri: str, content: bytes) -> bool:
         return await self._call("create", uri, lambda store, call: store.create(call, uri, content))
 
-    def responds(self, uri: str) -> bool:
-        """Whether the tenant has called the bucket, and the call that ended last was answered and not refused."""
-        return share_of(uri) in self._answering
+    def answered(self, uri: str) -> float | None:
+        """Returns the seconds since a call of the tenant to the bucket was answered; None if none was, or a later one
+        was refused or not answered."""
+        answered = self._answered.get(share_of(uri))
+        return None if answered is None else self._clock() - answered
 
     async def ended(self) -> None:
         """Returns when no thread runs any more, not even one whose caller no longer waits."""
@@ -182,13 +184,13 @@ class SharedStore:
             async with asyncio.timeout_at(calls_deadline()):
                 answer = await self._unless_open(operation, uri, request)
         except BaseException as error:
-            self._answering.pop(share, None)
+            self._answered.pop(share, None)
             if isinstance(error, TimeoutError):
                 raise StorageUnavailable(uri, "the store responds too slowly") from error
             raise
-        self._answering[share] = None
-        if len(self._answering) > _MOST_SHARES:
-            del self._answering[next(iter(self._answering))]
+        self._answered[share] = self._clock()
+        if len(self._answered) > _MOST_SHARES:
+            del self._answered[next(iter(self._answered))]
         return answer
 
     def _store(self, uri: str) -> BlockingStore:

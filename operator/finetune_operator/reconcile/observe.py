@@ -45,6 +45,8 @@ from finetune_operator.reconcile.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
 
+#: View of the run folder of a new job, in which nothing can be.
+UNREAD = RunFolderView()
 #: Age in seconds up to which a job that was just admitted has not run before.
 _NEW_SECONDS = 60.0
 
@@ -216,7 +218,7 @@ class Observer:
         own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
         state = ClusterState.of(observation.job, (), ()) if observation.cached else None
         if unread and isinstance(stored, StoredPlan) and self._is_new(observation.job, stored, config_map):
-            view = RunFolderView()
+            view = UNREAD
         else:
             view = await self._view(key, observation.job, stored, own, state)
         neighbours, unserved = await self._others.neighbours(observation.job, view)
@@ -236,13 +238,16 @@ class Observer:
 
     def _is_new(self, job: Object, stored: StoredPlan, config_map: Object) -> bool:
         """Whether nothing can be in the job's run folder, whose name has its uid. An older job without a status may be
-        one of a restored etcd; its age is by the API server's clock. Where the store has not answered, a read says why.
+        one of a restored etcd; its age is by the API server's clock. Where the store has not answered since the job
+        exists, a read says why.
         """
         created, planned = (found["metadata"].get("creationTimestamp") for found in (job, config_map))
         if not created or not planned or "resumeFrom" in stored.spec:
             return False
         age = (parse(planned) - parse(created)).total_seconds()
-        return age < _NEW_SECONDS and self._folder.responds(stored.run_folder)
+        answered = self._folder.answered(stored.run_folder)
+        # Both times are whole seconds.
+        return answered is not None and answered < age - 1 and age < _NEW_SECONDS
 
     async def with_details(self, observation: Observation, at: DetailRequest) -> Observation:
         """Returns the observation with the requested details added. Raises ClusterError."""

@@ -26,7 +26,7 @@ from finetune_operator.reconcile.errors import reason_of, status_with_error
 from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.nodes import ListedNodes
-from finetune_operator.reconcile.observe import Observer
+from finetune_operator.reconcile.observe import UNREAD, Observer
 from finetune_operator.reconcile.record_writer import run_folder
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class Reconciler:
             later = len(self._unreported) < _MOST_UNREPORTED and self._crowded(key)
             admitted = await self._observer.admitted(key, observation, stored, unread=later)
             decision = await self._decided(replace(admitted, report_later=later))
-            if later and decision.reported:
+            if admitted.folder is UNREAD and decision.reported:
                 # The status says what is in the run folder.
                 admitted = await self._observer.admitted(key, observation, stored)
                 decision = await self._decided(admitted)

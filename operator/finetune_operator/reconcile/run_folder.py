@@ -99,9 +99,9 @@ class RunFolderReader:
         self._denials = Denials()
         self._clock = clock
 
-    def responds(self, run: RunFolder) -> bool:
-        """Whether the last call to the run folder's store was answered and not refused."""
-        return self._store.responds(run.uri)
+    def answered(self, run: RunFolder) -> float | None:
+        """Returns the seconds since the run folder's store has answered; None if it has not, or not since."""
+        return self._store.answered(run.uri)
 
     async def view(
         self,

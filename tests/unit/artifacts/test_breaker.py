@@ -151,24 +151,25 @@ async def test_the_calls_of_one_reconcile_have_a_common_time(world: World) -> No
         )
 
 
-async def test_a_bucket_responds_after_an_answer_that_is_no_refusal() -> None:
+async def test_when_a_bucket_has_answered_is_known_until_it_refuses_or_fails() -> None:
     world, uri = World(), "gs://b/team-a/x"
-    assert not world.store.responds(uri), "it was never called"
+    assert world.store.answered(uri) is None
     await world.store.read(uri)
-    assert world.store.responds("gs://b/team-a/y")
-    assert not world.store.responds("gs://b/team-b/x")
-    assert not world.store.responds("gs://c/team-a/x")
+    world.now += 3
+    assert world.store.answered("gs://b/team-a/y") == 3
+    assert world.store.answered("gs://b/team-b/x") is None
+    assert world.store.answered("gs://c/team-a/x") is None
     for fault in (StorageDenied, StorageUnavailable, StorageError):
         world.bucket.fault = fault
         with pytest.raises(StorageError):
             await world.store.read(uri)
-        assert not world.store.responds(uri)
+        assert world.store.answered(uri) is None
         world.bucket.fault = None
         await world.store.read(uri)
-        assert world.store.responds(uri)
+        assert world.store.answered(uri) == 0
 
 
-async def test_a_bucket_whose_answer_is_late_does_not_respond() -> None:
+async def test_a_late_answer_does_not_count() -> None:
     world, uri = World(), "gs://b/team-a/x"
     await world.store.read(uri)
     world.bucket.held = Event()
@@ -179,12 +180,12 @@ async def test_a_bucket_whose_answer_is_late_does_not_respond() -> None:
         await world.store.read(uri)
     world.bucket.held.set()
     await world.store.ended()
-    assert not world.store.responds(uri)
+    assert world.store.answered(uri) is None
 
 
-async def test_the_buckets_that_respond_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_buckets_whose_answers_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_store, "_MOST_SHARES", 2)
     world = World()
     for name in "abc":
         await world.store.read(f"gs://{name}/team-a/x")
-    assert [world.store.responds(f"gs://{name}/team-a/x") for name in "abc"] == [False, True, True]
+    assert [world.store.answered(f"gs://{name}/team-a/x") for name in "abc"] == [None, 0, 0]

@@ -210,10 +210,10 @@ class FakeStore:
         self.files: dict[str, bytes] = {}
         self.calls: list[str] = []
         self.fault: Fault = no_fault
-        self.away = False
+        self.answer_age: float | None = None
 
-    def responds(self, uri: str) -> bool:
-        return not self.away
+    def answered(self, uri: str) -> float | None:
+        return self.answer_age
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         with _Call(self, f"read {uri}"):

@@ -311,17 +311,17 @@ async def test_a_first_jobset_is_reported_when_the_other_jobs_of_the_namespace_h
 
 
 @pytest.mark.parametrize(
-    ("seconds", "busy", "away", "lists"),
-    [(5, True, False, 0), (5, False, False, 1), (90, True, False, 1), (5, True, True, 1)],
-    ids=["new", "at low load", "of a restored etcd", "while the store is away"],
+    ("seconds", "busy", "answered", "lists"),
+    [(5, True, 3, 0), (5, False, 3, 1), (90, True, 3, 1), (5, True, None, 1), (5, True, 4.5, 1)],
+    ids=["new", "at low load", "of a restored etcd", "no answer of the store", "none since the creation"],
 )
 async def test_the_run_folder_of_a_new_job_is_not_read_in_a_burst(
-    unplanned: FakeCluster, seconds: int, busy: bool, away: bool, lists: int
+    unplanned: FakeCluster, seconds: int, busy: bool, answered: float | None, lists: int
 ) -> None:
     unplanned.of(JOBS)[0]["metadata"]["creationTimestamp"] = stamp(NOW)
     stored, store = plan(), FakeStore()
     stored["metadata"]["creationTimestamp"] = stamp(NOW + timedelta(seconds=seconds))
-    store.away = away
+    store.answer_age = answered
 
     def decide(observation: Observation) -> Decision:
         admitted = replace(ADMITTED, action=Admit(write=stored))
@@ -334,7 +334,8 @@ async def test_the_run_folder_of_a_new_job_is_not_read_in_a_burst(
 async def test_a_status_in_a_burst_says_what_is_in_the_run_folder(unplanned: FakeCluster) -> None:
     unplanned.of(JOBS)[0]["metadata"]["creationTimestamp"] = stamp(NOW)
     stored, store = plan(), FakeStore()
-    stored["metadata"]["creationTimestamp"] = stamp(NOW)
+    stored["metadata"]["creationTimestamp"] = stamp(NOW + timedelta(seconds=5))
+    store.answer_age = 3
     suspended = Decision(status=RUNNING, action=Wait())
 
     def decide(observation: Observation) -> Decision:
