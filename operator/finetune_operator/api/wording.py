@@ -169,7 +169,7 @@ def _of_another_type(actual: Any, required: str) -> tuple[str, str]:
             return said, ""
         fix = f"Write {'a whole' if whole else 'the'} number alone, without a unit."
     elif whole and isinstance(actual, float) and actual.is_integer():
-        return f"is {actual:g}, too large for an integer", ""
+        return f"is {actual:g}, too {'small' if actual < 0 else 'large'} for an integer", ""
     elif required == "a string" and isinstance(actual, int | float | bool):
         fix = "Write it in quotes."
     elif required == "a boolean" and isinstance(actual, str):

@@ -427,3 +427,20 @@ def test_an_entry_of_the_hub_without_its_kind_gets_the_form_to_write() -> None:
     problem = only(yaml.safe_dump(profile(constraints={"uris": {"read": ["hf://Qwen/*"]}})))
     assert "hf://models/…, hf://datasets/… or hf://benchmarks/…" in problem.message
     assert problem.fix == "For a model or tokenizer, write hf://models/Qwen/*."
+
+
+@pytest.mark.parametrize(
+    ("written", "replaced", "path", "message"),
+    [
+        ("name: support-bot", "name: 2024", "metadata.name", "must be a string, not 2024"),
+        ("{name: support-bot}", "[a]", "metadata", "must be an object, not a list"),
+        ("{name: support-bot}", "{}", "metadata.name", "required, but not set"),
+        ("kind: FineTuneJob", "kind: [FineTuneJob]", "kind", "unknown kind a list"),
+    ],
+)
+def test_what_is_wrong_with_the_head_of_a_manifest_is_named(
+    written: str, replaced: str, path: str, message: str
+) -> None:
+    problem = only(HEAD.replace(written, replaced))
+    assert problem.path == path
+    assert problem.message.startswith(message)

@@ -42,6 +42,19 @@ def test_a_lost_plan_is_recreated_if_the_result_is_the_same() -> None:
     assert world.created == ["support-bot-prep-1", "support-bot-conv-1", "support-bot-train-1"]
 
 
+def test_a_plans_text_and_with_it_its_digest_stays_the_same() -> None:
+    """A lost plan is made again by a later release only if it has the same digest."""
+    world = World(
+        job=job(hyperparameters={"learningRate": 2e-5, "steps": 3}, evaluation={"prompts": ["Grüße"]})
+    )
+    world.reconcile()
+    assert world.config_map is not None
+    text = world.config_map["data"]["spec.json"]
+    assert '"learningRate": 2e-05' in text
+    assert '"Gr\\u00fc\\u00dfe"' in text
+    assert text == json.dumps(json.loads(text), indent=1, sort_keys=True)
+
+
 def test_control_fields_do_not_prevent_recreating_a_lost_plan() -> None:
     world = lost()
     world.edit(suspend=True, retry={"generation": 3})

@@ -201,18 +201,19 @@ def _check_head(content: Mapping[str, Any]) -> Iterator[FieldError]:
             fix=f"Write apiVersion: {API_VERSION}.",
         )
     kind = content.get("kind")
-    if kind not in _PARSERS:
+    if str(kind) not in _PARSERS:
         message = f"unknown kind {shown(kind)}{did_you_mean(str(kind), tuple(_PARSERS))}"
         yield FieldError(location=("kind",), message=message)
 
 
 def _check_metadata(metadata: Any) -> Iterator[FieldError]:
+    """Yields the error of a name that is missing. The model names one of another type."""
     match metadata:
-        case {"name": str(name)} if name:
+        case {"name": name} if name is not None and name != "":
             return
         case Mapping():
             fix = "With generateName instead, the API server makes one."
             yield FieldError(location=("metadata", "name"), message="required, but not set", fix=fix)
-        case _:
+        case None:
             fix = "Write metadata: {name: …}."
             yield FieldError(location=("metadata",), message="required, but not set", fix=fix)
