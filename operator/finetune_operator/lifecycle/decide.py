@@ -81,7 +81,12 @@ def _decide(observation: Observation) -> Decision:
     observation, unwritten = without_damaged_records(observation)
     step = _with_unwritten(observation, _next_step(observation), unwritten)
     if observation.report_later and _is_unreported_start(observation, step):
-        return Decision(action=step.action, status=observation.status, reported=False)
+        return Decision(
+            action=step.action,
+            status=observation.status,
+            requeue_after=step.requeue_after,
+            reported=False,
+        )
     status = job_status(observation, step)
     ledger = due_records(observation, step, status)
     if observation.ledger is not None:

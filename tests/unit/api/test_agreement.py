@@ -143,11 +143,11 @@ def test_every_error_is_reported_at_once(kind: str, data: st.DataObject) -> None
 def _spoil(data: st.DataObject, container: Any, key: Any) -> None:
     action = data.draw(st.sampled_from(["replace", "remove", "add"]))
     if action == "replace":
-        container[key] = data.draw(_wrong)
+        container[key] = deepcopy(data.draw(_wrong))
     elif action == "remove":
         del container[key]
     elif isinstance(container, dict):
-        container["unknownField"] = data.draw(_wrong)
+        container["unknownField"] = deepcopy(data.draw(_wrong))
 
 
 def _slots(value: Any) -> Any:
