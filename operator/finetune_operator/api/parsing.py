@@ -63,12 +63,12 @@ def parse_profile(obj: Object) -> FineTuneProfile:
 def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     if not isinstance(obj, Mapping):
         raise InvalidObject([FieldError(location=(), message=f"must be an object, not {type(obj).__name__}")])
-    document = {key: value for key, value in obj.items() if key != "status"}
+    document = canonical({key: value for key, value in obj.items() if key != "status"})
     parsed, faults = None, []
     try:
-        parsed = model.model_validate(canonical(document), by_alias=True, by_name=False)
+        parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        faults = _faults(model, error, canonical(document))
+        faults = _faults(model, error, document)
     wrong = {fault.location for fault in faults}
     faults += [
         FieldError(location=location, message="is null: leave the field out, or give it a value")

@@ -163,13 +163,13 @@ class SharedStore:
             await asyncio.wait(list(self._under_way))
 
     async def _call[T](self, operation: str, uri: str, work: Callable[[BlockingStore, StoreCall], T]) -> T:
-        store = self._store(uri)
+        store, share = self._store(uri), share_of(uri)
 
         async def request() -> T:
             self._requested(operation)
             allowed = self._may_write if operation in ("write", "create") else _always
             try:
-                return await self._in_thread(uri, store.seconds, allowed, lambda call: work(store, call))
+                return await self._in_thread(share, store.seconds, allowed, lambda call: work(store, call))
             except StorageError:
                 raise
             except TimeoutError as error:
@@ -179,10 +179,9 @@ class SharedStore:
                     raise
                 raise explained from error
 
-        share = share_of(uri)
         try:
             async with asyncio.timeout_at(calls_deadline()):
-                answer = await self._unless_open(operation, uri, request)
+                answer = await self._unless_open(operation, uri, share, request)
         except BaseException as error:
             self._answered.pop(share, None)
             if isinstance(error, TimeoutError):
@@ -201,10 +200,11 @@ class SharedStore:
             self._stores[scheme] = self._make[scheme]()
         return self._stores[scheme]
 
-    async def _unless_open[T](self, operation: str, uri: str, request: Callable[[], Awaitable[T]]) -> T:
+    async def _unless_open[T](
+        self, operation: str, uri: str, share: TenantShare, request: Callable[[], Awaitable[T]]
+    ) -> T:
         """Returns or raises as ``request`` does. While the circuit of the share is open, raises StorageUnavailable with
         the message of the last failure instead."""
-        share = share_of(uri)
         circuit = self._circuits.get(share)
         probing = circuit is not None and circuit.failures >= _FAILURES
         if circuit is not None and probing:
@@ -236,7 +236,7 @@ class SharedStore:
             circuit.until = self._clock() + circuit.pause
 
     async def _in_thread[T](
-        self, uri: str, seconds: float, allowed: Callable[[], bool], work: Callable[[StoreCall], T]
+        self, share: TenantShare, seconds: float, allowed: Callable[[], bool], work: Callable[[StoreCall], T]
     ) -> T:
         """Returns the result of ``work``. Raises what it raises, or TimeoutError after the deadline.
 
@@ -244,7 +244,6 @@ class SharedStore:
         is no longer ``allowed``. Its slots are held until its thread has ended, so threads never accumulate.
         """
         loop = asyncio.get_running_loop()
-        share = share_of(uri)
         # Folders have no service in common that many tenants' calls could exhaust.
         bucket = f"file of {share.tenant}" if share.bucket.startswith("file:") else share.bucket
         keys = share.tenant, bucket
