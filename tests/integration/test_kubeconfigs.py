@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 
 OURS = """
 import asyncio, json, sys
