@@ -156,7 +156,7 @@ def worded(model: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
             message = f"has {len(actual)} entries, may have at most {context['max_length']}"
         case kind if kind in _BOUNDS:
             limit, words = _BOUNDS[kind]
-            message = f"is {canonical(actual)}, {words} {canonical(context[limit])}"
+            message = f"is {shown(actual)}, {words} {canonical(context[limit])}"
         case kind if kind in _REQUIRED:
             message, fix = _of_another_type(actual, _REQUIRED[kind])
     return message, fix

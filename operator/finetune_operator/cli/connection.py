@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import NoReturn
@@ -75,10 +75,9 @@ class Connection(UserClient):
 
     async def job(self, name: str) -> Object:
         """Returns the live job. Raises CliError with similar names if it does not exist."""
-        try:
-            return await self.get(JOBS, self.namespace, name)
-        except NotFound:
-            pass
+        with suppress(NotFound):
+            if name:  # Without a name, the path is that of the list.
+                return await self.get(JOBS, self.namespace, name)
         try:
             known = [each async for each in self.names()]
             none = f"{self.namespace} has no FineTuneJob; choose another namespace with -n."

@@ -51,8 +51,8 @@ def find_run(name: str | None, uri: str | None, cluster: ClusterOptions) -> JobR
 
 
 def require_one(name: str | None, uri: str | None) -> None:
-    """Raises BadParameter unless either a job or a run folder is given."""
-    if (name is None) == (uri is None):
+    """Raises BadParameter unless either a job or a run folder is given, and named."""
+    if (name is None) == (uri is None) or not (name or uri):
         raise typer.BadParameter(
             "give either the NAME of a job or --run URI, the run folder of a deleted one."
         )
