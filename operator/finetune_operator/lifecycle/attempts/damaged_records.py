@@ -1,6 +1,5 @@
-"""Defines how damaged and foreign files in a run folder are treated.
+"""Defines how damaged files in a run folder are treated. An observation contains no attempts and retries of others.
 
-- Files of attempts that the job has not created are ignored (:mod:`.own_attempts`).
 - A result that cannot be parsed fails its attempt with class Infrastructure, once the attempt has ended.
 - If a later attempt of the stage has followed, such a result is ignored, because no decision depends on it.
 - After a result with a newer major version of the contract, the state of the stage is unknown, and so is the next
@@ -14,17 +13,16 @@ from finetune_contract import ExitCode, Failure
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.attempt import MOST_ATTEMPTS, too_many
 from finetune_operator.lifecycle.attempts.classify import RECORD_IGNORED, RESULT_MALFORMED
-from finetune_operator.lifecycle.attempts.own_attempts import live_jobsets, with_own_attempts
+from finetune_operator.lifecycle.attempts.own_attempts import live_jobsets
 from finetune_operator.lifecycle.attempts.pending_records import Record, as_if_written
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation, ReadFailure, RunFolderView
 
 
 def without_damaged_records(observation: Observation) -> tuple[Observation, tuple[Record, ...]]:
-    """Returns the observation without damaged and foreign records, and the records that have to be written."""
-    seen = _without_foreign_retry(with_own_attempts(observation))
-    checked = _without_malformed_results(seen)
+    """Returns the observation without damaged records, and the records that have to be written."""
+    checked = _without_malformed_results(observation)
     found, pending = as_if_written(checked)
-    before = seen.folder.attempts
+    before = observation.folder.attempts
     damaged = {
         key: files.failure
         for key, files in checked.folder.attempts.items()
@@ -45,19 +43,6 @@ def _with_warnings(observation: Observation, *warnings: str, **changes: Any) -> 
     """Returns the observation with more warnings about the run folder, and with ``changes`` of it."""
     folder = observation.folder
     return replace(observation, folder=replace(folder, warnings=(*folder.warnings, *warnings), **changes))
-
-
-def _without_foreign_retry(observation: Observation) -> Observation:
-    """Ignores a retry record with a generation that the job does not request: the operator did not write it."""
-    recorded = observation.folder.retry
-    requested = observation.job["spec"].get("retry", {}).get("generation", 0)
-    if recorded is None or recorded.generation <= requested:
-        return observation
-    warning = (
-        f"attempts/retry-{recorded.generation}.json belongs to no retry that this job requests: "
-        f"spec.retry.generation is {requested}"
-    )
-    return _with_warnings(observation, warning, retry=None)
 
 
 def _without_malformed_results(observation: Observation) -> Observation:

@@ -14,7 +14,6 @@ deleted the JobSet before the next reconcile. Its number is then skipped and the
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -25,7 +24,7 @@ from finetune_operator.lifecycle.attempts.pending_records import pending_records
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
+from finetune_operator.lifecycle.observation import TakeoverRecord
 from finetune_operator.rendering import MAX_RESTART
 
 type Object = Mapping[str, Any]
@@ -63,29 +62,6 @@ def own_attempts(
         key
         for key in listed
         if key.restart <= restarts.get(key.jobset, named.get(key.jobset, -1)) or key.jobset in unnamed
-    )
-
-
-def with_own_attempts(observation: Observation) -> Observation:
-    """Returns the observation with the job's own attempts only; the others are in ``folder.foreign_attempts``."""
-    folder = observation.folder
-    own = own_attempts(
-        folder.attempts.keys(),
-        folder.takeovers,
-        job=observation.job,
-        status=observation.status,
-        jobsets=observation.jobsets,
-        pods=observation.pods,
-    )
-    foreign_attempts = folder.attempts.keys() - own
-    if not foreign_attempts:
-        return observation
-    attempts = {key: files for key, files in folder.attempts.items() if key in own}
-    return replace(
-        observation,
-        folder=replace(
-            folder, attempts=attempts, foreign_attempts=folder.foreign_attempts | foreign_attempts
-        ),
     )
 
 
