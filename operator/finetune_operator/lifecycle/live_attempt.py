@@ -6,14 +6,14 @@ from finetune_contract import ContractUnsupported, Failure, FailureClass
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, seconds_beside_others
-from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
+from finetune_operator.lifecycle.attempts.capacity import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.pod_failures import died
-from finetune_operator.lifecycle.attempts.refused_pods import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.stop_records import (
     EVICTED,
     earlier_run,
     eviction,
     replacement,
+    sent_elsewhere,
 )
 from finetune_operator.lifecycle.attempts.usage import counted, rate_of, uncovered_run
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
@@ -90,7 +90,7 @@ def _watch_pods(
     if refusal and refusal.until <= observation.now:
         late = refusal.record
     if seconds_beside_others(attempt, observation.now) == 0:
-        late = (attempt.files.failure if attempt.files else None) or died(attempt) or late
+        late = attempt.recorded or died(attempt) or late
     silent = late and late.reason in deadlines.STANDING_STILL
     if late and not (silent and observation.folder.progress_unknown):
         return _end_late(observation, stages, attempt, late)
@@ -167,7 +167,7 @@ def end(observation: Observation, stages: JobStages, attempt: Attempt, why: Fail
 def _end_late(observation: Observation, stages: JobStages, attempt: Attempt, late: Failure) -> NextStep:
     """Stops an attempt that is overdue. If it makes no progress, the progress of its hosts is read first, to name the
     one that hangs."""
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if recorded and recorded.reason == late.reason:
         # Classified before; its pods take their time to end.
         return end(observation, stages, attempt, recorded)
@@ -226,7 +226,7 @@ def _evicted(attempt: Attempt) -> Failure | None:
     """Returns the record that Kueue has evicted a run of the attempt. Nothing else shows this once the JobSet is
     deleted."""
     condition = attempt.workload.evicted if attempt.workload else None
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if condition is None or attempt.files is None or (recorded and recorded.reason != EVICTED):
         return None
     return eviction(attempt, condition)
@@ -240,7 +240,7 @@ def _begins_anew(attempt: Attempt) -> Failure | None:
     """
     workload = attempt.workload
     condition = workload.evicted if workload else None
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if workload is None or condition is None or (recorded and recorded.reason != EVICTED):
         return None
     ran = attempt.files is not None or attempt.key.restart > 0
@@ -314,7 +314,7 @@ def _record(
     It is written before the signal, so that it holds whatever the trainer writes last, and it contains what cannot be
     observed any more once the JobSet is gone.
     """
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     progress = progress_of(attempt, observation.folder.progress)
     seen = {
         **counted(attempt, stages.plan, observation.now),

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from finetune_contract import ContractUnsupported, ExitCode, Failure, Stage
 from finetune_operator.lifecycle import live_attempt as live
-from finetune_operator.lifecycle.attempts import contract_mismatch, deadlines
+from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import (
     Attempt,
     attempts_of,
     next_number,
     seconds_beside_others,
 )
-from finetune_operator.lifecycle.attempts.capacity import no_capacity_left
-from finetune_operator.lifecycle.attempts.refused_pods import LONGEST_PAUSE, pause_after_refusal
+from finetune_operator.lifecycle.attempts.capacity import LONGEST_PAUSE, no_capacity_left, pause_after_refusal
+from finetune_operator.lifecycle.attempts.pod_failures import refused_by_operator
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     RUN_FOLDER_UNREADABLE,
@@ -199,7 +199,7 @@ def _create(observation: Observation, stages: JobStages) -> NextStep:
     except Refused as error:
         return _wait(stages, JobState(phase=JobPhase.INVALID, refused=error))
     except ContractUnsupported as error:
-        return _end(stages, JobPhase.FAILED, contract_mismatch.refused_by_operator(error))
+        return _end(stages, JobPhase.FAILED, refused_by_operator(error))
     except CpuPoolTooSmall as error:
         return _end(stages, JobPhase.FAILED, too_small(error))
     # The status describes what the next observation will see: the attempt exists.

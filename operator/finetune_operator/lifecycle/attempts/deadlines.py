@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from finetune_contract import ExitCode, Failure, Progress, Stage
 from finetune_operator.api.timestamps import after, stamp
-from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
 from finetune_operator.lifecycle.attempts.capacity import no_capacity
 from finetune_operator.lifecycle.attempts.disruption import PREEMPTED, disruption
 from finetune_operator.lifecycle.attempts.usage import Usage
@@ -96,7 +96,7 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
     all pods; a pod that replaces another one waits from its own creation. Neither waiting for quota nor a JobSet that
     another client has suspended counts.
     """
-    if attempt.running or not may_run(attempt):
+    if attempt.running or not attempt.may_run:
         return None
     waiting = [pod for pod in attempt.pods if not pod.started]
     ran = attempt.files is not None or first_start(attempt.pods) is not None or stepped(attempt, progress)
@@ -105,7 +105,7 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
         return None
     if ran:
         return oldest_wait(waiting)
-    since = oldest_wait(waiting) or unsuspended_at(attempt)
+    since = oldest_wait(waiting) or attempt.unsuspended_at
     return after(since, -_waited_before(attempt).total_seconds()) if since else None
 
 
@@ -144,16 +144,15 @@ def _patience(
         moved, most = progress.updated, limits.no_step
     else:
         first = first_start(attempt.pods)
-        resumed = attempt.jobset.resumed_at if attempt.jobset else None
         if first is None:
             return None
-        moved, most = max(first, resumed or first), _most_silence(attempt, limits)
+        moved, most = max(first, attempt.resumed_at or first), _most_silence(attempt, limits)
     return after(_heard(moved, readable_since), most)
 
 
 def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
     """Whether the attempt has run and pods are missing, so that JobSet is about to restart all of them."""
-    if attempt.running or not may_run(attempt):
+    if attempt.running or not attempt.may_run:
         return False
     if waiting_since(attempt, progress) is not None:
         return False
@@ -181,39 +180,6 @@ def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
         fix="Ask the platform team what keeps the node from starting it: while the pod exists, kubectl describe pod "
         f"{found.pod} shows it.",
     )
-
-
-def may_run(attempt: Attempt) -> bool:
-    """Whether the attempt's JobSet may have pods now."""
-    jobset = attempt.jobset
-    return jobset is not None and not jobset.deleting and not jobset.suspended
-
-
-def unsuspended_at(attempt: Attempt) -> datetime | None:
-    """Returns since when the attempt's pods can be created; None if unknown. A restart inside the JobSet follows the
-    attempt before it."""
-    jobset = attempt.jobset
-    if jobset is None:
-        return None
-    resumed = jobset.resumed_at
-    if attempt.key.restart:
-        # If the attempt before has no record yet, the operator is about to write it.
-        return max(attempt.follows, resumed) if attempt.follows and resumed else attempt.follows
-    return jobset.unsuspended_at(queued=jobset.queue is not None)
-
-
-def stepped(attempt: Attempt, progress: Progress | None) -> bool:
-    """Whether training has completed a step in the attempt's current run."""
-    if attempt.key.stage is not Stage.TRAIN or progress is None:
-        return False
-    resumed = attempt.jobset.resumed_at if attempt.jobset else None
-    fresh = resumed is None or progress.updated >= resumed
-    earlier = attempt.written and attempt.files and not attempt.files.result and attempt.written.result
-    begun = last_start(attempt.pods)
-    if earlier and progress.updated <= earlier.finished and (begun is None or progress.updated < begun):
-        # A trainer that Kueue stops may report and save after the JobSet was resumed. Its own clock may be fast.
-        return False
-    return fresh and (progress.attempt, progress.restart) == (attempt.key.number, attempt.key.restart)
 
 
 def _silent(
@@ -273,7 +239,7 @@ def _silence(
     the earliest. While a pod replaces another one there is nothing to report either: the time counts from that pod's
     start, unless pods replace each other repeatedly.
     """
-    if not attempt.running and not may_run(attempt):
+    if not attempt.running and not attempt.may_run:
         return None
     if progress and _steps_in_this_run(attempt, progress):
         return _heard(progress.updated, readable_since), limits.no_step
@@ -317,7 +283,7 @@ def _hung(limits: TimeLimits, progress: Progress) -> Failure:
 
 def _unseen_start(attempt: Attempt, limits: TimeLimits) -> datetime | None:
     """Returns the latest possible start of an attempt without pods; None if it has pods, or no pods can be created."""
-    begun = unsuspended_at(attempt)
+    begun = attempt.unsuspended_at
     if attempt.pods or begun is None:
         return None
     return after(begun, limits.pre_running)

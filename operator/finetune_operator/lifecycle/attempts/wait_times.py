@@ -39,7 +39,7 @@ def wait_times(attempt: Attempt, now: datetime) -> WaitTimes | None:
 
     They are also unknown for a restart inside a JobSet, which keeps its slice.
     """
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if recorded and (recorded.queued is not None or recorded.provisioning is not None):
         return WaitTimes(
             queued=recorded.queued or 0.0,
@@ -77,7 +77,7 @@ def _begun(attempt: Attempt) -> datetime | None:
 
     Missing pods do not count: they were deleted, or will be created.
     """
-    result = attempt.files.result if attempt.files else None
+    result = attempt.result
     if span := running_span(attempt.pods):
         return span[0]
     return result.started if result else None

@@ -62,7 +62,7 @@ class CachedConversion:
 
 def placed(attempt: Attempt, result: AttemptResult, plan: Plan) -> AttemptResult:
     """Returns ``result``, or a failure if the attempt's record names a converted model outside of the job's cache."""
-    stage_result = attempt.files.result if attempt.files else None
+    stage_result = attempt.result
     details = stage_result.details if stage_result else None
     if result.ending is not AttemptOutcome.SUCCEEDED or not isinstance(details, ConvertOutcome):
         return result
@@ -83,7 +83,7 @@ def succeeded(attempt: Attempt, result: AttemptResult, damages: DamagedConversio
     """Whether the attempt succeeded, and no stage found its conversion damaged."""
     if result.ending is not AttemptOutcome.SUCCEEDED:
         return False
-    stage_result = attempt.files.result if attempt.files else None
+    stage_result = attempt.result
     details = stage_result.details if stage_result else None
     return not (isinstance(details, ConvertOutcome) and damages.name(details.manifest.items))
 

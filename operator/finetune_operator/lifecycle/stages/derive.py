@@ -17,7 +17,7 @@ from finetune_contract import (
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, since_retry
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult, classify, settled
-from finetune_operator.lifecycle.attempts.out_of_memory import HOST_OUT_OF_MEMORY
+from finetune_operator.lifecycle.attempts.pod_failures import HOST_OUT_OF_MEMORY
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.attempts.usage import counted, usage
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
@@ -167,7 +167,7 @@ def _uncounted(result: AttemptResult, attempt: Attempt) -> Failure | None:
 
     Such a record is the trainer's, or that of an eviction after which the attempt continued.
     """
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     # The record of a kill may be from before the JobSet ended.
     final = settled(recorded) and recorded is not None and recorded.reason != HOST_OUT_OF_MEMORY
     if recorded is None or recorded.written or final or attempt.jobset is None:
