@@ -31,7 +31,6 @@ from finetune_operator.lifecycle.decision import (
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import seconds_to_limit
 from finetune_operator.lifecycle.stages.spending import seconds_left
 from finetune_operator.lifecycle.stops import Stop
 from finetune_operator.lifecycle.unknown_progress import readable_since
@@ -214,8 +213,7 @@ def _requeue_after(
             readable_since(observation),
         ),
         deadlines.active_left(stages.plan.limits, stages.used),
-        seconds_left(stages, attempt) if attempt.key.stage.on_tpu else None,
-        seconds_to_limit(stages, attempt),
+        seconds_left(stages, attempt),
         seconds_beside_others(attempt, observation.now),
         (refusal.until - observation.now).total_seconds() if refusal else None,
     )

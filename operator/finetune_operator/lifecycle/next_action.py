@@ -26,10 +26,14 @@ from finetune_operator.lifecycle.job_state import JobPhase, JobState, paused, wa
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, seconds_of_wait
 from finetune_operator.lifecycle.stages.preflight_memory import too_small
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
-from finetune_operator.lifecycle.stages.spending import BudgetExceeded, budget_exceeded
+from finetune_operator.lifecycle.stages.spending import (
+    ForcedSuspension,
+    budget_exceeded,
+    monthly_stop,
+    seconds_of_wait,
+)
 from finetune_operator.lifecycle.stops import planned_limits, stop_of
 from finetune_operator.lifecycle.unknown_progress import halted
 from finetune_operator.lifecycle.waiting import (
@@ -103,7 +107,7 @@ def _next(  # noqa: PLR0911  one per case
 
 
 def _next_attempt(  # noqa: PLR0911  one per case
-    observation: Observation, stages: JobStages, exceeded: BudgetExceeded | None
+    observation: Observation, stages: JobStages, exceeded: ForcedSuspension | None
 ) -> NextStep:
     """Creates the next attempt, unless a limit of the job forbids it or its time has not come."""
     left = deadlines.active_left(stages.plan.limits, stages.used)
@@ -150,7 +154,7 @@ def _of_live(
     stages: JobStages,
     attempt: Attempt,
     refused: Refused | None,
-    exceeded: BudgetExceeded | None,
+    exceeded: ForcedSuspension | None,
 ) -> NextStep:
     """Decides about a job with a live attempt.
 

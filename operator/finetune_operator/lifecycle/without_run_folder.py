@@ -22,12 +22,11 @@ from finetune_operator.lifecycle.attempts.usage import counted
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.kueue import queue_status
 from finetune_operator.lifecycle.decision import NextStep, Wait, stop
-from finetune_operator.lifecycle.job_state import ForcedSuspension, JobPhase, JobState, WaitCause
+from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState
-from finetune_operator.lifecycle.stages.monthly_budget import seconds_to_limit
-from finetune_operator.lifecycle.stages.spending import seconds_left, used_up
+from finetune_operator.lifecycle.stages.spending import ForcedSuspension, seconds_left, used_up
 from finetune_operator.lifecycle.stops import Stop, planned_limits, stop_of
 from finetune_operator.lifecycle.unknown_progress import blind_left, halted
 from finetune_operator.planning import Plan, Refused
@@ -151,8 +150,7 @@ def _requeue_after(observation: Observation, stages: JobStages, why: ReadFailure
     due = (
         (
             deadlines.active_left(stages.plan.limits, stages.used),
-            seconds_left(stages, live) if live.key.stage.on_tpu else None,
-            seconds_to_limit(stages, live),
+            seconds_left(stages, live),
             blind_left(observation, stages.plan.limits.blind, why),
         )
         if live and not (live.jobset and live.jobset.deleting)
