@@ -83,9 +83,7 @@ def _watch_pods(
         known = _watch_pods(replace(observation, events=()), stages, attempt, queue, refused)
         return replace(known, details=DetailRequest(events=ObjectReference(kind="Job", name=short)))
     refusal = refused_pods(attempt, stages.plan, observation)
-    late = deadlines.overdue(
-        attempt, stages.plan, observation.folder.progress, observation.now, readable_since(observation)
-    )
+    late = _deadlines(observation, stages, attempt).overdue
     if refusal and refusal.until <= observation.now:
         late = refusal.record
     if seconds_beside_others(attempt, observation.now) == 0:
@@ -194,6 +192,16 @@ def _stop(
     )
 
 
+def _deadlines(observation: Observation, stages: JobStages, attempt: Attempt) -> deadlines.AttemptDeadlines:
+    return deadlines.AttemptDeadlines(
+        attempt=attempt,
+        plan=stages.plan,
+        progress=observation.folder.progress,
+        now=observation.now,
+        readable_since=readable_since(observation),
+    )
+
+
 def _requeue_after(
     observation: Observation, stages: JobStages, attempt: Attempt, refusal: RefusedPods | None = None
 ) -> float:
@@ -205,13 +213,7 @@ def _requeue_after(
     else:
         regular = observation.pace(SAFETY_SECONDS if attempt.pods else NO_PODS_SECONDS)
     due = (
-        deadlines.next_due(
-            attempt,
-            stages.plan.limits,
-            observation.folder.progress,
-            observation.now,
-            readable_since(observation),
-        ),
+        _deadlines(observation, stages, attempt).next_due,
         deadlines.active_left(stages.plan.limits, stages.used),
         seconds_left(stages, attempt),
         seconds_beside_others(attempt, observation.now),

@@ -101,7 +101,9 @@ def _state(  # noqa: PLR0911  one per case
     if due := stop_of(planned_limits(observation, stages, over, why), live):
         stopping = JobState(phase=due.phase, running=live.running, over=due.over)
         return due, active if due.phase is JobPhase.ACTIVE else stopping
-    late = deadlines.overdue(live, stages.plan, None, observation.now)
+    late = deadlines.AttemptDeadlines(
+        attempt=live, plan=stages.plan, progress=None, now=observation.now
+    ).overdue
     if late and late.reason == deadlines.STAGE_TIMEOUT:
         # The only timeout that the pods alone show.
         return Stop(record=late), active
