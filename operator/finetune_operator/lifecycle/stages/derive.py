@@ -26,8 +26,8 @@ from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.stages import gates, retry_budget
 from finetune_operator.lifecycle.stages.conversion import Damages, damages_of, in_cache, placed, succeeded
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
-from finetune_operator.lifecycle.stages.monthly_limit import monthly_limit
 from finetune_operator.lifecycle.stages.preflight_memory import not_held, too_small
+from finetune_operator.lifecycle.stages.spending import monthly_limit
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import MAX_RESTART

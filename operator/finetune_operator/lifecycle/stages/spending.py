@@ -13,17 +13,19 @@ from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.timestamps import stamp
+from finetune_operator.ledger.month import Month
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.usage import Usage, rate_of
+from finetune_operator.lifecycle.attempts.usage import Usage, rate_of, reported_amount
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_limit import FIELD, MonthlyLimit, hours_text
+from finetune_operator.lifecycle.stages.job_stages import JobStages, MonthlyLimit
 from finetune_operator.lifecycle.stages.preflight_memory import least_chip_hours
 from finetune_operator.planning import Plan
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.errors import whom_to_ask
 
 _HOUR = 3600
+#: Field of a profile that sets the budget of each namespace for the month.
+_MONTHLY = "constraints.chipHoursPerMonth"
 #: Seconds between two looks of a job that waits, if there are few jobs.
 _LOOK_SECONDS = 60.0
 
@@ -167,7 +169,7 @@ def _stop(limit: MonthlyLimit, plan: Plan) -> ForcedSuspension:
         return month_exhausted(limit, namespace, contact)
     return ForcedSuspension(
         reason=Reason.MONTHLY_USAGE_UNKNOWN,
-        message=f'{FIELD} of profile "{budget.profile}" is {hours_text(budget.limit)}, and what namespace '
+        message=f'{_MONTHLY} of profile "{budget.profile}" is {hours_text(budget.limit)}, and what namespace '
         f"{namespace} has used in {budget.month} is unknown until the operator has read its ledger.",
         fix=f"The job then continues automatically. If this lasts for minutes, ask {contact}.",
     )
@@ -180,7 +182,7 @@ def month_exhausted(limit: MonthlyLimit, namespace: str, contact: str) -> Forced
     return ForcedSuspension(
         reason=Reason.MONTHLY_BUDGET_EXHAUSTED,
         message=f"Namespace {namespace} has used {used} of the {hours_text(budget.limit)} chip hours that "
-        f'{FIELD} of profile "{budget.profile}" allows it in {budget.month}.',
+        f'{_MONTHLY} of profile "{budget.profile}" allows it in {budget.month}.',
         fix=f"The job continues automatically when the next month begins, {stamp(budget.month.end)}, or when the limit "
         f"is raised: ask {contact}.",
         until=budget.month.end,
@@ -194,3 +196,28 @@ def seconds_of_wait(observation: Observation, month: ForcedSuspension) -> float:
     if month.until is None:
         return regular
     return max(1.0, min(regular, (month.until - observation.now).total_seconds()))
+
+
+def monthly_limit(observation: Observation, used: Usage) -> MonthlyLimit | None:
+    """Returns the budget with the usage of the namespace, which includes ``used``, that of the job over all months.
+
+    None: the profile sets none.
+    """
+    budget, status = observation.month, observation.status
+    if budget is None:
+        return None
+    if budget.recorded is None:
+        return MonthlyLimit(budget=budget, used=None)
+    as_of = status.active_time.as_of if status.active_time else None
+    cost = reported_amount(status.cost.chip_hours) if status.cost else None
+    ledger = reported_amount(status.ledger.chip_hours) if status.ledger else None
+    # A report of an earlier month is recorded in that month.
+    earlier = as_of is not None and Month.of(as_of) < budget.month
+    before = (cost or 0.0) if earlier else max(ledger or 0.0, budget.own)
+    own = max(0.0, used.chip_hours - before)
+    return MonthlyLimit(budget=budget, used=budget.recorded + budget.others + own)
+
+
+def hours_text(hours: float) -> str:
+    """Returns chip hours for people: ``1,310.25``, ``0.0022``."""
+    return f"{hours:,.2f}".removesuffix(".00") if hours >= 100 else decimal(round(hours, 4))

@@ -14,9 +14,13 @@ from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.stages import gates
 from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
-from finetune_operator.lifecycle.stages.monthly_limit import hours_text
 from finetune_operator.lifecycle.stages.preflight_memory import found
-from finetune_operator.lifecycle.stages.spending import budget_exceeded, monthly_shortage, used_up
+from finetune_operator.lifecycle.stages.spending import (
+    budget_exceeded,
+    hours_text,
+    monthly_shortage,
+    used_up,
+)
 
 #: Maximum number of files that a condition names.
 _WARNINGS = 3
