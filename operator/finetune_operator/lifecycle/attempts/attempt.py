@@ -1,7 +1,7 @@
 """The attempts of a job, derived from JobSets, pods and the run folder's listing."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
@@ -210,7 +210,7 @@ def _keys(
         sorted(live, key=_place, reverse=True),
         newest,
         sorted(observation.folder.attempts, key=_place, reverse=True),
-        (key for last in newest for key in _until(last)),
+        (replace(last, restart=each) for last in newest for each in range(last.restart, -1, -1)),
     )
     found: set[AttemptKey] = set()
     for key in by_rank:
@@ -218,11 +218,6 @@ def _keys(
             return sorted(found, key=_place), True
         found.add(key)
     return sorted(found, key=_place), False
-
-
-def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
-    """Returns all restarts of a JobSet, the newest first, including those without any record."""
-    return (replace(newest, restart=restart) for restart in range(newest.restart, -1, -1))
 
 
 def _place(key: AttemptKey) -> tuple[int, int, int]:

@@ -54,7 +54,8 @@ def own_attempts(
         # In another job's folder without its takeover record, numbers that are not named may be that job's.
         alone = bool(takeovers) or "resumeFrom" not in job.get("spec", {})
         full = alone and len(ended_attempts(status)) >= HISTORY
-        numbers = _below(listed, named) if full else frozenset()
+        newest = {stage: max((n for s, n in named if s is stage), default=0) for stage in Stage}
+        numbers = {key.jobset for key in listed if full and key.number < newest[key.stage]}
     else:
         named, numbers = {}, _in_a_row(listed, restarts, live_jobsets(jobsets, pods), takeovers)
     unnamed = numbers - (restarts | named).keys()
@@ -102,18 +103,12 @@ def _followed(named: Mapping[Number, int], listed: Collection[AttemptKey]) -> di
     }
 
 
-def _below(listed: Iterable[AttemptKey], named: Mapping[Number, int]) -> frozenset[Number]:
-    """Returns the numbers below the newest named one of their stage."""
-    newest = {stage: max((n for s, n in named if s is stage), default=0) for stage in Stage}
-    return frozenset(key.jobset for key in listed if key.number < newest[key.stage])
-
-
 def _in_a_row(
     listed: Iterable[AttemptKey],
     made: Collection[Number],
     live: Collection[Number],
     takeovers: tuple[TakeoverRecord, ...],
-) -> frozenset[Number]:
+) -> set[Number]:
     """Returns the numbers without a gap from the first, or below a child's number, that precede every live attempt."""
     present = {key.jobset for key in listed}
     last = min((_place(number) for number in live), default=None)
@@ -124,7 +119,7 @@ def _in_a_row(
         while (stage, number) in present or number <= newest:
             found.add((stage, number))
             number += 1
-    return frozenset(each for each in found if last is None or _place(each) <= last)
+    return {each for each in found if last is None or _place(each) <= last}
 
 
 def _place(number: Number) -> tuple[int, int]:

@@ -28,8 +28,6 @@ type Records = tuple[Failure | None, StageResult | None]
 """The operator's record and the trainer's result."""
 type Part = tuple[float, "UsageRate"]
 """Seconds, and the rate that applies to them."""
-type JobSetKey = tuple[Stage, int]
-"""Stage and number of a JobSet."""
 
 _HOUR = 3600
 #: Of ``status.cost``: a larger amount with six decimals is longer than the field.
@@ -195,7 +193,9 @@ def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
     return found
 
 
-def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate] | None = None) -> UsageRate:
+def rate_of(
+    attempt: Attempt, plan: Plan, recorded: Mapping[tuple[Stage, int], UsageRate] | None = None
+) -> UsageRate:
     """Returns what an hour of the attempt uses.
 
     By its JobSet; if that is deleted, by the records; if there are none, by the job's current slice.
@@ -210,9 +210,8 @@ def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate
             chips=plan.chips if held is None else held,
             price=terms_of(attempt.jobset.flavor, plan).chip_hour_price,
         )
-    key = attempt.key.stage, attempt.key.number
-    known = (recorded or {}).get(key) or _recorded_rates([attempt]).get(key)
-    return known or _present_rate(plan)
+    rates = _recorded_rates([attempt]) if recorded is None else recorded
+    return rates.get(attempt.key.jobset) or _present_rate(plan)
 
 
 def terms_of(flavor: str | None, plan: Plan) -> FlavorTerms:
@@ -226,10 +225,10 @@ def _present_rate(plan: Plan) -> UsageRate:
     return UsageRate(chips=plan.chips, price=plan.placement.chip_hour_price, known=False)
 
 
-def _recorded_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:
+def _recorded_rates(attempts: Iterable[Attempt]) -> dict[tuple[Stage, int], UsageRate]:
     """Returns the recorded rates; all restarts of one JobSet have the same."""
     return {
-        (attempt.key.stage, attempt.key.number): UsageRate(chips=record.chips, price=record.chip_hour_price)
+        attempt.key.jobset: UsageRate(chips=record.chips, price=record.chip_hour_price)
         for attempt in attempts
         if attempt.written and (record := attempt.written.failure) and record.chips is not None
     }
@@ -254,7 +253,7 @@ def _resumed(attempt: Attempt) -> datetime | None:
 
     After a restart, the JobSet runs another attempt.
     """
-    return attempt.jobset.resumed_at if attempt.jobset and not attempt.restarted else None
+    return None if attempt.restarted else attempt.resumed_at
 
 
 def _ran_now(attempt: Attempt, now: datetime) -> float:
