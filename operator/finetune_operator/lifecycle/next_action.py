@@ -25,8 +25,8 @@ from finetune_operator.lifecycle.decision import SAFETY_SECONDS, Create, Deletio
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, paused, waits_for_budget
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
+from finetune_operator.lifecycle.stages.findings import too_small
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.preflight_memory import too_small
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.lifecycle.stages.spending import (
     ForcedSuspension,

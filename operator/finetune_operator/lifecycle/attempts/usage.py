@@ -22,7 +22,6 @@ from finetune_operator.lifecycle.observation import AttemptFiles, Observation
 from finetune_operator.planning import Plan
 from finetune_operator.planning.slices.topology import FlavorTerms
 
-type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
 type Records = tuple[Failure | None, StageResult | None]
 """The operator's record and the trainer's result."""

@@ -23,10 +23,10 @@ from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.attempts.usage import counted, usage
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.stages import gates, retry_budget
+from finetune_operator.lifecycle.stages import retry_budget
 from finetune_operator.lifecycle.stages.conversion import Damages, damages_of, in_cache, placed, succeeded
+from finetune_operator.lifecycle.stages.findings import missed_gates, not_held, too_small
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
-from finetune_operator.lifecycle.stages.preflight_memory import not_held, too_small
 from finetune_operator.lifecycle.stages.spending import monthly_limit
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
@@ -283,7 +283,7 @@ def _with_cache(
 
 def _gated(stage_state: StageState, plan: Plan) -> StageState:
     outcome = details_of(stage_state, EvaluateOutcome)
-    failure = gates.failure_of(outcome, plan) if outcome and stage_state.done else None
+    failure = missed_gates(outcome, plan) if outcome and stage_state.done else None
     return replace(stage_state, phase=StagePhase.FAILED, failure=failure) if failure else stage_state
 
 

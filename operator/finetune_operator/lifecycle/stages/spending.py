@@ -17,8 +17,8 @@ from finetune_operator.ledger.month import Month
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.usage import Usage, rate_of, reported_amount
 from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.findings import estimated_seconds
 from finetune_operator.lifecycle.stages.job_stages import JobStages, MonthlyLimit
-from finetune_operator.lifecycle.stages.preflight_memory import least_chip_hours
 from finetune_operator.planning import Plan
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.errors import whom_to_ask
@@ -106,9 +106,10 @@ def _unaffordable(stages: JobStages) -> ForcedSuspension | None:
 
     It compares the lower bound of the estimate.
     """
-    hours = least_chip_hours(stages.plan, stages.findings)
-    if hours is None or stages[Stage.TRAIN].attempts or stages.succeeded:
+    seconds = estimated_seconds(stages.plan, stages.findings)
+    if seconds is None or stages[Stage.TRAIN].attempts or stages.succeeded:
         return None
+    hours = seconds[0] * stages.plan.chips / _HOUR
     for ceiling, amount in against(stages.plan, Usage(chip_hours=hours, cost=_priced(stages.plan, hours))):
         if amount > ceiling.most:
             return ForcedSuspension(

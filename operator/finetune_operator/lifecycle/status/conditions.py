@@ -12,9 +12,8 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.kueue import QuotaState
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.stages import gates
+from finetune_operator.lifecycle.stages.findings import found, gate_text, not_met
 from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
-from finetune_operator.lifecycle.stages.preflight_memory import found
 from finetune_operator.lifecycle.stages.spending import (
     budget_exceeded,
     hours_text,
@@ -228,9 +227,9 @@ def _gate_passed(stages: JobStages) -> ConditionState:
         return _NO_GATES
     if measured is None:
         return UNKNOWN, Reason.NOT_STARTED, "The tuned model has not been measured yet."
-    missed = gates.not_met(measured)
+    missed = not_met(measured)
     if missed:
-        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gates.gate_text, missed))}."
+        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gate_text, missed))}."
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
