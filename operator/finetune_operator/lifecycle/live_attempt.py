@@ -16,7 +16,6 @@ from finetune_operator.lifecycle.attempts.stop_records import (
     sent_elsewhere,
 )
 from finetune_operator.lifecycle.attempts.usage import counted, rate_of, uncovered_run
-from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState, queue_status
 from finetune_operator.lifecycle.decision import (
@@ -318,7 +317,6 @@ def _record(
     progress = progress_of(attempt, observation.folder.progress)
     seen = {
         **counted(attempt, stages.plan, observation.now),
-        **recorded_waits(attempt, observation.now),
         "start_step": progress.start_step if progress else None,
         "step": progress.step if progress else None,
     }

@@ -19,7 +19,6 @@ from finetune_operator.lifecycle.attempts.stop_records import (
     requested_stop,
 )
 from finetune_operator.lifecycle.attempts.usage import counted
-from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.kueue import queue_status
 from finetune_operator.lifecycle.decision import NextStep, Wait, stop
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
@@ -69,7 +68,7 @@ def without_run_folder(
     due, state = _state(observation, stages, why, newest_reason(held))
     records = held
     if live and due and due.record and live.key not in dict(held):
-        seen = counted(live, plan, observation.now) | recorded_waits(live, observation.now)
+        seen = counted(live, plan, observation.now)
         records = (*held, (live.key, due.record.model_copy(update=seen)))
     return NextStep(
         action=stop(observation.jobsets, status_first=True) if due else Wait(),

@@ -29,7 +29,6 @@ from finetune_operator.lifecycle.attempts.pod_failures import (
     failure_of_pods,
     kills,
     process_failure,
-    vanished,
 )
 from finetune_operator.lifecycle.attempts.stop_records import (
     EVICTED,
@@ -134,7 +133,7 @@ def classify(  # noqa: PLR0911  one per case
     if taken:
         failure = _taken(attempt, taken, evidence=recorded.message if recorded else "")
     else:
-        failure = failure_of_pods(attempt, job) if attempt.jobset else vanished(attempt, job)
+        failure = failure_of_pods(attempt, job)
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
 
 

@@ -54,19 +54,21 @@ USE_MATCHING_IMAGE = (
 
 
 def failure_of_pods(attempt: Attempt, job: str) -> Failure:
-    """Returns the failure of an attempt whose JobSet has ended without a record of the trainer."""
-    stage = attempt.key.stage
-    failure = died(attempt) or _rejected(attempt)
-    if failure is None:
-        message = attempt.jobset.failure_message if attempt.jobset else ""
-        reported = f" JobSet reports: {message}." if message else ""
-        return Failure(
-            code=_SIGKILL,
-            reason="PodLost",
-            message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
-            f"trainer, and its pods are deleted or succeeded.{reported}"[:1024],
-        )
-    return failure
+    """Returns the failure of an attempt that has ended without a record of the trainer. ``job``: the job's name."""
+    stage, name = attempt.key.stage, jobset_name(job, attempt.key.stage, attempt.key.number)
+    if attempt.jobset is None:
+        why = f"JobSet {name} was deleted before its trainer had left a record."
+        return Failure(code=_SIGKILL, reason="JobSetDeleted", message=f"{stage}: {why}")
+    if failure := died(attempt) or _rejected(attempt):
+        return failure
+    message = attempt.jobset.failure_message
+    reported = f" JobSet reports: {message}." if message else ""
+    return Failure(
+        code=_SIGKILL,
+        reason="PodLost",
+        message=f"{stage}: JobSet {name} ended without a record of the trainer, and its pods are deleted or succeeded."
+        f"{reported}"[:1024],
+    )
 
 
 def died(attempt: Attempt) -> Failure | None:
@@ -146,28 +148,15 @@ def cause_of_stop(
         # A node without memory may soon not be ready either; it would be the same after each restart.
         return process_failure(attempt.key.stage, *unlimited[0])
     if short is None and taken is None and attempt.jobset and attempt.jobset.workers_failed:
-        return _workers_failed(attempt, job)
+        stage, name = attempt.key.stage, jobset_name(job, attempt.key.stage, attempt.key.number)
+        return Failure(
+            code=ExitCode.UNAVAILABLE,
+            reason=WORKERS_FAILED,
+            message=f"{stage}: the workers of JobSet {name} were restarted more often than their Job allows, and the "
+            "JobSet failed.",
+            evidence=last_worker_message(attempt.pods)[-_MOST_EVIDENCE:],
+        )
     return short
-
-
-def _workers_failed(attempt: Attempt, job: str) -> Failure:
-    stage = attempt.key.stage
-    return Failure(
-        code=ExitCode.UNAVAILABLE,
-        reason=WORKERS_FAILED,
-        message=f"{stage}: the workers of JobSet {jobset_name(job, stage, attempt.key.number)} were restarted more "
-        "often than their Job allows, and the JobSet failed.",
-        evidence=last_worker_message(attempt.pods)[-4096:],
-    )
-
-
-def vanished(attempt: Attempt, job: str) -> Failure:
-    name = jobset_name(job, attempt.key.stage, attempt.key.number)
-    return Failure(
-        code=_SIGKILL,
-        reason="JobSetDeleted",
-        message=f"{attempt.key.stage}: JobSet {name} was deleted before its trainer had left a record.",
-    )
 
 
 def kills(attempt: Attempt) -> list[tuple[Pod, ContainerTermination]]:

@@ -17,6 +17,7 @@ from finetune_operator.api import ConditionType
 from finetune_operator.api.status_stages import ActiveTime
 from finetune_operator.api.timestamps import parse, whole_second
 from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.pods import running_span
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation
 from finetune_operator.planning import Plan
@@ -181,8 +182,10 @@ def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
 
 
 def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
-    """Returns the usage fields of the attempt's failure record, the only source once JobSet and pods are deleted."""
+    """Returns the fields of the attempt's failure record with its usage and waits, of which the record is the only
+    source once JobSet and pods are deleted."""
     found: dict[str, Any] = {"seconds": min(run_seconds(attempt, now), MOST_SECONDS) or None}
+    found |= recorded_waits(attempt, now)
     if before := earlier_run_seconds(attempt):
         found["seconds_before"] = min(before, MOST_SECONDS)
     if attempt.key.stage.on_tpu:

@@ -21,7 +21,6 @@ from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, Attemp
 from finetune_operator.lifecycle.attempts.pod_failures import HOST_OUT_OF_MEMORY
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.attempts.usage import counted, usage
-from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.stages import retry_budget
 from finetune_operator.lifecycle.stages.conversion import Damages, damages_of, in_cache, placed, succeeded
@@ -143,11 +142,7 @@ def _completed(
     record = result.record or _uncounted(result, attempt)
     if record is None:
         return result
-    fields: dict[str, object] = {
-        "written": observation.now,
-        **counted(attempt, plan, observation.now),
-        **recorded_waits(attempt, observation.now),
-    }
+    fields = {"written": observation.now, **counted(attempt, plan, observation.now)}
     if progress := progress_of(attempt, observation.folder.progress):
         fields |= {
             "checkpoint": max(progress.checkpoints, default=None),
