@@ -12,7 +12,7 @@ from finetune_contract import Stage
 from finetune_operator.api import ConditionType, Reason, StagePhase, WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.pending_records import confirmed_records, newest_reason
+from finetune_operator.lifecycle.attempts.pending_records import confirmed_records
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     RUN_FOLDER_UNREADABLE,
@@ -65,7 +65,7 @@ def without_run_folder(
     live = next((_known(each, observation, plan) for each in reversed(attempts) if each.live), None)
     stages = _visible_stages(observation, plan, attempts, live)
     held = confirmed_records(observation)
-    due, state = _state(observation, stages, why, newest_reason(held))
+    due, state = _state(observation, stages, why, held[-1][1].reason if held else None)
     records = held
     if live and due and due.record and live.key not in dict(held):
         seen = counted(live, plan, observation.now)

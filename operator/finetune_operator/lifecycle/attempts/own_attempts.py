@@ -111,7 +111,7 @@ def _in_a_row(
 ) -> set[Number]:
     """Returns the numbers without a gap from the first, or below a child's number, that precede every live attempt."""
     present = {key.jobset for key in listed}
-    last = min((_place(number) for number in live), default=None)
+    last = min(((stage.order, number) for stage, number in live), default=None)
     found: set[Number] = set()
     for stage in Stage:
         number = takeovers[-1].first.get(stage, 1) if takeovers else 1
@@ -119,8 +119,4 @@ def _in_a_row(
         while (stage, number) in present or number <= newest:
             found.add((stage, number))
             number += 1
-    return {each for each in found if last is None or _place(each) <= last}
-
-
-def _place(number: Number) -> tuple[int, int]:
-    return number[0].order, number[1]
+    return {(stage, n) for stage, n in found if last is None or (stage.order, n) <= last}

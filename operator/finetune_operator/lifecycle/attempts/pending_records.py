@@ -17,7 +17,7 @@ No crash loses or invents a record:
   intentional deletion is charged as a fault.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -106,8 +106,3 @@ def _in_brief(record: Failure) -> str:
         "fix": "",
     }
     return record.model_copy(update={"evidence": "", **cut}).to_json()
-
-
-def newest_reason(records: Sequence[Record]) -> str | None:
-    """Returns the reason of the last record; None if there is none."""
-    return records[-1][1].reason if records else None

@@ -67,7 +67,8 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
     as_of = previous.active_time.as_of if previous.active_time else None
     # Usage that was reported while the rate was known is better than an estimate with the current rate.
     lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
-    seen = _sum(plan, lengths, _seconds_since(_begun(observation), now))
+    created = observation.job["metadata"].get("creationTimestamp")
+    seen = _sum(plan, lengths, _seconds_since(parse(created) if created else previous.start_time, now))
     later = [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated] if as_of else []
     if unobserved := _unobserved(observation, now):
         rate = next(
@@ -105,12 +106,6 @@ def reported_amount(reported: str | None) -> float | None:
         return None
     amount = float(reported)
     return amount if amount < _MOST else None
-
-
-def _begun(observation: Observation) -> datetime | None:
-    """Returns the earliest time at which the job can have started; None if unknown."""
-    created = observation.job["metadata"].get("creationTimestamp")
-    return parse(created) if created else observation.status.start_time
 
 
 def _seconds_since(begin: datetime | None, now: datetime) -> float:

@@ -20,18 +20,16 @@ class WaitTimes:
     pods: float = 0.0
     """The part of ``provisioning`` after every pod was scheduled."""
 
-    def __add__(self, other: "WaitTimes") -> "WaitTimes":
-        return WaitTimes(
-            queued=self.queued + other.queued,
-            provisioning=self.provisioning + other.provisioning,
-            pods=self.pods + other.pods,
-        )
-
 
 def training_wait_times(attempts: Iterable[Attempt], now: datetime) -> WaitTimes:
     """Returns the sum over all attempts at training: a lower bound, without JobSets that another client has deleted."""
-    waits = (wait_times(each, now) for each in attempts if each.key.stage is Stage.TRAIN)
-    return sum((each for each in waits if each), start=WaitTimes())
+    every = (wait_times(each, now) for each in attempts if each.key.stage is Stage.TRAIN)
+    known = [each for each in every if each]
+    return WaitTimes(
+        queued=sum((each.queued for each in known), 0.0),
+        provisioning=sum((each.provisioning for each in known), 0.0),
+        pods=sum((each.pods for each in known), 0.0),
+    )
 
 
 def wait_times(attempt: Attempt, now: datetime) -> WaitTimes | None:
