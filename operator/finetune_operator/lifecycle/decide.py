@@ -8,7 +8,7 @@ from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.conditions import is_true
 from finetune_operator.lifecycle import retry
-from finetune_operator.lifecycle.accounting.recorded import without_records
+from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import due_records
 from finetune_operator.lifecycle.admission import admit_job, current_plan, stored_plan
 from finetune_operator.lifecycle.attempts.attempt import attempts_of
@@ -90,7 +90,7 @@ def _decide(observation: Observation) -> Decision:
     status = job_status(observation, step)
     ledger = due_records(observation, step, status)
     if observation.ledger is not None:
-        status = without_records(status, ledger)
+        status = with_records(status, ledger)
     return Decision(
         action=step.action,
         status=status,

@@ -5,11 +5,10 @@ from datetime import datetime
 from enum import StrEnum, auto
 
 from finetune_contract import Failure, Stage
-from finetune_operator.api import Reason, WaitingReason
+from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState
 from finetune_operator.lifecycle.observation import ReadFailure
-from finetune_operator.lifecycle.stages.monthly_budget import MonthlyStop
-from finetune_operator.lifecycle.stages.spending import BudgetExceeded
+from finetune_operator.lifecycle.stages.spending import ForcedSuspension
 from finetune_operator.planning import Plan, Refused
 
 
@@ -44,19 +43,6 @@ class WaitCause:
     """None: since this observation, or since the time that the status has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForcedSuspension:
-    """Why a job is suspended that its user has not suspended, if not for its budget."""
-
-    reason: Reason
-    message: str
-    fix: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.message} {self.fix}"
-
-
 #: What the status of every live job says while the operator is paused.
 PAUSED = (
     "The platform team has paused the operator: what runs continues, and nothing starts until it is resumed."
@@ -80,7 +66,7 @@ class JobState:
     queue: QueueStatus | None = None
     """Of the live attempt, if it is or was in a queue."""
     failure: Failure | None = None
-    over: BudgetExceeded | MonthlyStop | ForcedSuspension | None = None
+    over: ForcedSuspension | None = None
     """Why the job is suspended, or being suspended, without its user's request."""
     unreadable: ReadFailure | None = None
     """Why the run folder cannot be read."""
@@ -91,7 +77,7 @@ def paused() -> JobState:
     return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=WaitingReason.PAUSED, message=PAUSED))
 
 
-def waits_for_budget(month: MonthlyStop) -> JobState:
+def waits_for_budget(month: ForcedSuspension) -> JobState:
     """Returns the state of a job of which nothing runs, and whose next stage the namespace's budget does not allow."""
     return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=WaitingReason.BUDGET, message=month.text))
 

@@ -6,17 +6,16 @@ from finetune_contract import ContractUnsupported, Failure, FailureClass
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, seconds_beside_others
-from finetune_operator.lifecycle.attempts.multikueue import sent_elsewhere
+from finetune_operator.lifecycle.attempts.capacity import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.pod_failures import died
-from finetune_operator.lifecycle.attempts.refused_pods import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.stop_records import (
     EVICTED,
     earlier_run,
     eviction,
     replacement,
+    sent_elsewhere,
 )
 from finetune_operator.lifecycle.attempts.usage import counted, rate_of, uncovered_run
-from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState, queue_status
 from finetune_operator.lifecycle.decision import (
@@ -31,7 +30,6 @@ from finetune_operator.lifecycle.decision import (
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import seconds_to_limit
 from finetune_operator.lifecycle.stages.spending import seconds_left
 from finetune_operator.lifecycle.stops import Stop
 from finetune_operator.lifecycle.unknown_progress import readable_since
@@ -84,13 +82,11 @@ def _watch_pods(
         known = _watch_pods(replace(observation, events=()), stages, attempt, queue, refused)
         return replace(known, details=DetailRequest(events=ObjectReference(kind="Job", name=short)))
     refusal = refused_pods(attempt, stages.plan, observation)
-    late = deadlines.overdue(
-        attempt, stages.plan, observation.folder.progress, observation.now, readable_since(observation)
-    )
+    late = _deadlines(observation, stages, attempt).overdue
     if refusal and refusal.until <= observation.now:
         late = refusal.record
     if seconds_beside_others(attempt, observation.now) == 0:
-        late = (attempt.files.failure if attempt.files else None) or died(attempt) or late
+        late = attempt.recorded or died(attempt) or late
     silent = late and late.reason in deadlines.STANDING_STILL
     if late and not (silent and observation.folder.progress_unknown):
         return _end_late(observation, stages, attempt, late)
@@ -167,7 +163,7 @@ def end(observation: Observation, stages: JobStages, attempt: Attempt, why: Fail
 def _end_late(observation: Observation, stages: JobStages, attempt: Attempt, late: Failure) -> NextStep:
     """Stops an attempt that is overdue. If it makes no progress, the progress of its hosts is read first, to name the
     one that hangs."""
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if recorded and recorded.reason == late.reason:
         # Classified before; its pods take their time to end.
         return end(observation, stages, attempt, recorded)
@@ -195,6 +191,16 @@ def _stop(
     )
 
 
+def _deadlines(observation: Observation, stages: JobStages, attempt: Attempt) -> deadlines.AttemptDeadlines:
+    return deadlines.AttemptDeadlines(
+        attempt=attempt,
+        plan=stages.plan,
+        progress=observation.folder.progress,
+        now=observation.now,
+        readable_since=readable_since(observation),
+    )
+
+
 def _requeue_after(
     observation: Observation, stages: JobStages, attempt: Attempt, refusal: RefusedPods | None = None
 ) -> float:
@@ -206,16 +212,9 @@ def _requeue_after(
     else:
         regular = observation.pace(SAFETY_SECONDS if attempt.pods else NO_PODS_SECONDS)
     due = (
-        deadlines.next_due(
-            attempt,
-            stages.plan.limits,
-            observation.folder.progress,
-            observation.now,
-            readable_since(observation),
-        ),
+        _deadlines(observation, stages, attempt).next_due,
         deadlines.active_left(stages.plan.limits, stages.used),
-        seconds_left(stages, attempt) if attempt.key.stage.on_tpu else None,
-        seconds_to_limit(stages, attempt),
+        seconds_left(stages, attempt),
         seconds_beside_others(attempt, observation.now),
         (refusal.until - observation.now).total_seconds() if refusal else None,
     )
@@ -226,7 +225,7 @@ def _evicted(attempt: Attempt) -> Failure | None:
     """Returns the record that Kueue has evicted a run of the attempt. Nothing else shows this once the JobSet is
     deleted."""
     condition = attempt.workload.evicted if attempt.workload else None
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if condition is None or attempt.files is None or (recorded and recorded.reason != EVICTED):
         return None
     return eviction(attempt, condition)
@@ -240,7 +239,7 @@ def _begins_anew(attempt: Attempt) -> Failure | None:
     """
     workload = attempt.workload
     condition = workload.evicted if workload else None
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if workload is None or condition is None or (recorded and recorded.reason != EVICTED):
         return None
     ran = attempt.files is not None or attempt.key.restart > 0
@@ -314,11 +313,10 @@ def _record(
     It is written before the signal, so that it holds whatever the trainer writes last, and it contains what cannot be
     observed any more once the JobSet is gone.
     """
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     progress = progress_of(attempt, observation.folder.progress)
     seen = {
         **counted(attempt, stages.plan, observation.now),
-        **recorded_waits(attempt, observation.now),
         "start_step": progress.start_step if progress else None,
         "step": progress.step if progress else None,
     }

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from finetune_contract import ContractUnsupported, ExitCode, Failure, Stage
 from finetune_operator.lifecycle import live_attempt as live
-from finetune_operator.lifecycle.attempts import contract_mismatch, deadlines
+from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import (
     Attempt,
     attempts_of,
     next_number,
     seconds_beside_others,
 )
-from finetune_operator.lifecycle.attempts.capacity import no_capacity_left
-from finetune_operator.lifecycle.attempts.refused_pods import LONGEST_PAUSE, pause_after_refusal
+from finetune_operator.lifecycle.attempts.capacity import LONGEST_PAUSE, no_capacity_left, pause_after_refusal
+from finetune_operator.lifecycle.attempts.pod_failures import refused_by_operator
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     RUN_FOLDER_UNREADABLE,
@@ -25,11 +25,15 @@ from finetune_operator.lifecycle.decision import SAFETY_SECONDS, Create, Deletio
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, paused, waits_for_budget
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
+from finetune_operator.lifecycle.stages.findings import too_small
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import monthly_stop, seconds_of_wait
-from finetune_operator.lifecycle.stages.preflight_memory import too_small
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
-from finetune_operator.lifecycle.stages.spending import BudgetExceeded, budget_exceeded
+from finetune_operator.lifecycle.stages.spending import (
+    ForcedSuspension,
+    budget_exceeded,
+    monthly_stop,
+    seconds_of_wait,
+)
 from finetune_operator.lifecycle.stops import planned_limits, stop_of
 from finetune_operator.lifecycle.unknown_progress import halted
 from finetune_operator.lifecycle.waiting import (
@@ -103,7 +107,7 @@ def _next(  # noqa: PLR0911  one per case
 
 
 def _next_attempt(  # noqa: PLR0911  one per case
-    observation: Observation, stages: JobStages, exceeded: BudgetExceeded | None
+    observation: Observation, stages: JobStages, exceeded: ForcedSuspension | None
 ) -> NextStep:
     """Creates the next attempt, unless a limit of the job forbids it or its time has not come."""
     left = deadlines.active_left(stages.plan.limits, stages.used)
@@ -150,7 +154,7 @@ def _of_live(
     stages: JobStages,
     attempt: Attempt,
     refused: Refused | None,
-    exceeded: BudgetExceeded | None,
+    exceeded: ForcedSuspension | None,
 ) -> NextStep:
     """Decides about a job with a live attempt.
 
@@ -199,7 +203,7 @@ def _create(observation: Observation, stages: JobStages) -> NextStep:
     except Refused as error:
         return _wait(stages, JobState(phase=JobPhase.INVALID, refused=error))
     except ContractUnsupported as error:
-        return _end(stages, JobPhase.FAILED, contract_mismatch.refused_by_operator(error))
+        return _end(stages, JobPhase.FAILED, refused_by_operator(error))
     except CpuPoolTooSmall as error:
         return _end(stages, JobPhase.FAILED, too_small(error))
     # The status describes what the next observation will see: the attempt exists.

@@ -119,7 +119,7 @@ class RunFolderView:
     """
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
-    """Attempts since the last takeover of the folder."""
+    """The job's own attempts since the last takeover of the folder (:mod:`.attempts.own_attempts`)."""
     takeovers: tuple[TakeoverRecord, ...] = ()
     """Takeovers of the folder, newest last."""
     progress: Progress | None = None
@@ -129,7 +129,7 @@ class RunFolderView:
     """What running attempts report that they do, for people: no decision depends on it. That of a training is read only
     until its first step, and left out where everything is read."""
     retry: RetryRecord | None = None
-    """Record of the newest retry."""
+    """Record of the newest retry that the job requests; files of higher generations are not the operator's."""
     convert_manifest: ConvertManifest | None = None
     """Manifest in the cache for the fingerprint that preflight found. None also if there was nothing to look up, and
     once an attempt of this job has converted the model."""

@@ -28,9 +28,7 @@ def reported_generation(observation: Observation) -> int:
 
 def revived(observation: Observation) -> bool:
     """Returns whether an ended job is being retried and its status does not show this yet."""
-    return observation.folder.retry is not None and observation.folder.retry.generation > reported_generation(
-        observation
-    )
+    return acted_generation(observation) > reported_generation(observation)
 
 
 def retry_record(observation: Observation, stages: JobStages, generation: int) -> RetryRecord | None:

@@ -16,11 +16,10 @@ from finetune_operator.lifecycle.attempts.stop_records import (
     budget_stop,
     requested_stop,
 )
-from finetune_operator.lifecycle.job_state import ForcedSuspension, JobPhase
+from finetune_operator.lifecycle.job_state import JobPhase
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.monthly_budget import MonthlyStop, must_stop
-from finetune_operator.lifecycle.stages.spending import BudgetExceeded
+from finetune_operator.lifecycle.stages.spending import ForcedSuspension, must_stop
 from finetune_operator.lifecycle.unknown_progress import blind_left, halted, unseen
 
 
@@ -33,7 +32,7 @@ class Limits:
     """Running time over all attempts."""
     active: int | None
     """Maximum of ``seconds``; None: no limit."""
-    spent: BudgetExceeded | MonthlyStop | None
+    spent: ForcedSuspension | None
     """The limit on chip hours or money that is exhausted; None if all allow more."""
     blind: int | None = None
     """Maximum of seconds without knowledge of a training's progress; None: no limit."""
@@ -49,7 +48,7 @@ class Stop:
 
     record: Failure | None
     """Written before; None if the end of the attempt is not to be classified."""
-    over: BudgetExceeded | MonthlyStop | ForcedSuspension | None = None
+    over: ForcedSuspension | None = None
     """Why the job is suspended without its user's request; None if it is not, or at its user's request."""
 
     @property
@@ -63,7 +62,7 @@ class Stop:
 def planned_limits(
     observation: Observation,
     stages: JobStages,
-    spent: BudgetExceeded | None,
+    spent: ForcedSuspension | None,
     unknown: ReadFailure | None,
 ) -> Limits:
     """Returns the limits of a job with a plan. ``spent``: the job's own exhausted budget."""

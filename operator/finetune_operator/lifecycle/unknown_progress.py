@@ -9,8 +9,8 @@ from finetune_contract import ExitCode, Failure
 from finetune_operator.api import ConditionStatus, ConditionType, Reason
 from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.attempts.stop_records import RUN_FOLDER_UNREADABLE
-from finetune_operator.lifecycle.job_state import ForcedSuspension
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
+from finetune_operator.lifecycle.stages.spending import ForcedSuspension
 
 
 def blind_left(observation: Observation, most: int | None, why: ReadFailure | None) -> float | None:

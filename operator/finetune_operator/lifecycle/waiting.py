@@ -8,9 +8,9 @@ from typing import Any
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.deadlines import interrupted, stepped
-from finetune_operator.lifecycle.attempts.refused_pods import refused_pods
+from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
+from finetune_operator.lifecycle.attempts.capacity import refused_pods
+from finetune_operator.lifecycle.attempts.deadlines import interrupted
 from finetune_operator.lifecycle.children.kueue import QueueStatus
 from finetune_operator.lifecycle.children.object_events import (
     ObjectEvent,

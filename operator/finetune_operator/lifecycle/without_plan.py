@@ -21,9 +21,7 @@ from finetune_operator.lifecycle.cancellation import is_cancelled
 from finetune_operator.lifecycle.decision import NextStep, Wait, stop, stoppable
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages.monthly_budget import month_exhausted
-from finetune_operator.lifecycle.stages.monthly_limit import monthly_limit
-from finetune_operator.lifecycle.stages.spending import exhausted
+from finetune_operator.lifecycle.stages.spending import exhausted, month_exhausted, monthly_limit
 from finetune_operator.lifecycle.stops import Limits, stop_of
 from finetune_operator.planning import Refused
 from finetune_operator.planning.budget import SpendingLimit

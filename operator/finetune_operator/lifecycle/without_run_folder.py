@@ -12,22 +12,20 @@ from finetune_contract import Stage
 from finetune_operator.api import ConditionType, Reason, StagePhase, WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.pending_records import confirmed_records, newest_reason
+from finetune_operator.lifecycle.attempts.pending_records import confirmed_records
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
     RUN_FOLDER_UNREADABLE,
     requested_stop,
 )
 from finetune_operator.lifecycle.attempts.usage import counted
-from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.kueue import queue_status
 from finetune_operator.lifecycle.decision import NextStep, Wait, stop
-from finetune_operator.lifecycle.job_state import ForcedSuspension, JobPhase, JobState, WaitCause
+from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState
-from finetune_operator.lifecycle.stages.monthly_budget import seconds_to_limit
-from finetune_operator.lifecycle.stages.spending import seconds_left, used_up
+from finetune_operator.lifecycle.stages.spending import ForcedSuspension, seconds_left, used_up
 from finetune_operator.lifecycle.stops import Stop, planned_limits, stop_of
 from finetune_operator.lifecycle.unknown_progress import blind_left, halted
 from finetune_operator.planning import Plan, Refused
@@ -67,10 +65,10 @@ def without_run_folder(
     live = next((_known(each, observation, plan) for each in reversed(attempts) if each.live), None)
     stages = _visible_stages(observation, plan, attempts, live)
     held = confirmed_records(observation)
-    due, state = _state(observation, stages, why, newest_reason(held))
+    due, state = _state(observation, stages, why, held[-1][1].reason if held else None)
     records = held
     if live and due and due.record and live.key not in dict(held):
-        seen = counted(live, plan, observation.now) | recorded_waits(live, observation.now)
+        seen = counted(live, plan, observation.now)
         records = (*held, (live.key, due.record.model_copy(update=seen)))
     return NextStep(
         action=stop(observation.jobsets, status_first=True) if due else Wait(),
@@ -102,7 +100,9 @@ def _state(  # noqa: PLR0911  one per case
     if due := stop_of(planned_limits(observation, stages, over, why), live):
         stopping = JobState(phase=due.phase, running=live.running, over=due.over)
         return due, active if due.phase is JobPhase.ACTIVE else stopping
-    late = deadlines.overdue(live, stages.plan, None, observation.now)
+    late = deadlines.AttemptDeadlines(
+        attempt=live, plan=stages.plan, progress=None, now=observation.now
+    ).overdue
     if late and late.reason == deadlines.STAGE_TIMEOUT:
         # The only timeout that the pods alone show.
         return Stop(record=late), active
@@ -151,8 +151,7 @@ def _requeue_after(observation: Observation, stages: JobStages, why: ReadFailure
     due = (
         (
             deadlines.active_left(stages.plan.limits, stages.used),
-            seconds_left(stages, live) if live.key.stage.on_tpu else None,
-            seconds_to_limit(stages, live),
+            seconds_left(stages, live),
             blind_left(observation, stages.plan.limits.blind, why),
         )
         if live and not (live.jobset and live.jobset.deleting)

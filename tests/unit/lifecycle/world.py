@@ -37,6 +37,7 @@ from finetune_operator.ledger.month import MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
+from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.changes import changes
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
@@ -248,7 +249,7 @@ class World:
             stored=stored_plan_in(answered(self.config_map)),
             jobsets=jobsets,
             pods=pods,
-            folder=self._view(),
+            folder=self._view(jobsets, pods),
             source=answered(self.source),
             quotas=()
             if self.config_map
@@ -269,7 +270,7 @@ class World:
             paused=self.paused,
         )
 
-    def _view(self) -> RunFolderView:
+    def _view(self, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> RunFolderView:
         stored = stored_plan_in(self.config_map)
         if stored is None:
             return RunFolderView()
@@ -285,10 +286,15 @@ class World:
             for files in self.attempts.values()
         )
         takeovers = in_order(self.takeovers)
+        listed = [key for key in self.attempts if since(takeovers, key)]
+        status = read_status(self.job.get("status"))
+        own = own_attempts(listed, takeovers, job=self.job, status=status, jobsets=jobsets, pods=pods)
+        requested = self.job["spec"].get("retry", {}).get("generation", 0)
         return RunFolderView(
-            attempts={key: files for key, files in self.attempts.items() if since(takeovers, key)},
+            attempts={key: files for key, files in self.attempts.items() if key in own},
+            foreign_attempts=frozenset(listed) - own,
             takeovers=takeovers,
-            retry=self.retry,
+            retry=self.retry if self.retry and self.retry.generation <= requested else None,
             progress=None if self.progress_unknown else self.progress,
             progress_unknown=self.progress_unknown,
             stage_progress=self.stage_progress,

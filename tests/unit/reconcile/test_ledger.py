@@ -15,7 +15,7 @@ from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
 from finetune_operator.cluster.port import JOBS
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
-from finetune_operator.lifecycle.accounting.recorded import without_records
+from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.decision import Decision, Wait
 from finetune_operator.lifecycle.observation import Observation
@@ -231,7 +231,7 @@ async def test_a_reconcile_writes_the_status_once_with_what_is_recorded(bench: B
 
     def decide(observation: Observation) -> Decision:
         assert observation.ledger == URI
-        return Decision(action=Wait(), status=without_records(RUNNING, due), ledger=due, requeue_after=900)
+        return Decision(action=Wait(), status=with_records(RUNNING, due), ledger=due, requeue_after=900)
 
     key = JobKey("team", "demo")
     bench.away(StorageUnavailable(URI, "away"))
@@ -268,7 +268,7 @@ async def test_nothing_more_is_recorded_if_statuses_do_not_keep_what_is(
     due = (record(number=1, chip_hours="2.5"),)
 
     def decide(_observation: Observation) -> Decision:
-        return Decision(action=Wait(), status=without_records(RUNNING, due), ledger=due)
+        return Decision(action=Wait(), status=with_records(RUNNING, due), ledger=due)
 
     for _ in range(2):
         await reconciler(cluster, decide, bench.ledger).reconcile(JobKey("team", "demo"), retry_in=1)

@@ -40,6 +40,17 @@ class _Records:
     """Whether all that the ledger contained at some time are among them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job with usage that is not recorded."""
+
+    usage: JobUsage
+    recorded: Amounts
+    """What is known to be recorded of it."""
+    unrecorded: Amounts
+    """What it has used and no record contains. Every reconcile in its namespace reads it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileUsage:
     """What a namespace has used under a profile."""
@@ -56,22 +67,17 @@ class MonthUsage:
 
     def __init__(self) -> None:
         self._records: defaultdict[tuple[str, Month], _Records] = defaultdict(_Records)
-        self._jobs: defaultdict[str, dict[str, JobUsage]] = defaultdict(dict)
-        """Jobs with usage that is not recorded, by namespace and UID."""
-        self._recorded: dict[str, Amounts] = {}
-        """What is known to be recorded of each of these jobs."""
-        self._open: dict[str, Amounts] = {}
-        """What each of them has used and no record contains."""
+        self._jobs: defaultdict[str, dict[str, _Job]] = defaultdict(dict)
+        """By namespace and UID."""
 
     def job(self, job: Object) -> None:
         """Takes the newest status of a job."""
-        uid, found = job["metadata"]["uid"], job_usage(job)
+        namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+        found, known = job_usage(job), self._jobs[namespace].get(uid)
         if found is None:
-            self._forget(job["metadata"]["namespace"], uid)
+            self._jobs[namespace].pop(uid, None)
             return
-        self._jobs[found.namespace][uid] = found
-        known = self._recorded.get(uid, Amounts())
-        self._know(uid, found, known.at_least(found.recorded).at_least(self._listed(found, uid)))
+        self._know(uid, found, found.recorded.at_least(known.recorded if known else Amounts()))
 
     def gone(self, namespace: str, uid: str, now: datetime) -> None:
         """Forgets a deleted job. What its status reports of it has been given to :meth:`written`, if there is a ledger.
@@ -79,23 +85,15 @@ class MonthUsage:
         What it has used since that report is in no record. It counts here until the month ends or another process
         takes over: jobs that are deleted before each report would use nothing.
         """
-        job, month = self._jobs[namespace].get(uid), Month.of(now)
+        job, month = self._jobs[namespace].pop(uid, None), Month.of(now)
         if job is not None:
-            end = min(now, after(job.as_of, _OLDEST_REPORT_SECONDS))
-            self._records[namespace, month].deleted[job.profile] += job.since(month.begin, end)
-        self._forget(namespace, uid)
-
-    def _forget(self, namespace: str, uid: str) -> None:
-        self._jobs[namespace].pop(uid, None)
-        self._recorded.pop(uid, None)
-        self._open.pop(uid, None)
+            end = min(now, after(job.usage.as_of, _OLDEST_REPORT_SECONDS))
+            self._records[namespace, month].deleted[job.usage.profile] += job.usage.since(month.begin, end)
 
     def written(self, record: LedgerRecord) -> None:
         """Takes a record that the ledger contains, or will contain."""
-        if self._count(record) and (known := self._recorded.get(record.uid)) is not None:
-            self._know(
-                record.uid, self._jobs[record.namespace][record.uid], known + Amounts.of_record(record)
-            )
+        if self._count(record) and (job := self._jobs[record.namespace].get(record.uid)):
+            self._know(record.uid, job.usage, job.recorded + Amounts.of_record(record))
 
     def read(self, record: LedgerRecord) -> None:
         """Takes a record that the ledger contained before this process wrote to it."""
@@ -109,7 +107,7 @@ class MonthUsage:
         records = self._records[namespace, month]
         records.complete = True
         for uid, job in self._jobs[namespace].items():
-            self._know(uid, job, self._recorded[uid].at_least(self._listed(job, uid)))
+            self._know(uid, job.usage, job.recorded)
         for key in [key for key in self._records if key[0] == namespace and key[1] < month.previous]:
             del self._records[key]
 
@@ -118,14 +116,15 @@ class MonthUsage:
         month is ``limit``."""
         metadata, month = job["metadata"], Month.of(now)
         records = self._records.get((metadata["namespace"], month))
-        begin, end, own = month.begin, min(now, month.end), metadata["uid"]
+        begin, end, jobs = month.begin, min(now, month.end), dict(self._jobs[metadata["namespace"]])
+        own = jobs.pop(metadata["uid"], None)
         others, chips = records.deleted.get(profile, 0.0) if records else 0.0, 0
-        for uid, each in self._jobs[metadata["namespace"]].items():
-            if uid != own and each.profile == profile:
-                if each.month == month:
-                    others += float(self._open[uid].chip_hours)
-                others += each.since(begin, end)
-                chips += each.chips_at(now)
+        for each in jobs.values():
+            if each.usage.profile == profile:
+                if each.usage.month == month:
+                    others += float(each.unrecorded.chip_hours)
+                others += each.usage.since(begin, end)
+                chips += each.usage.chips_at(now)
         return MonthlyBudget(
             profile=profile,
             month=month,
@@ -133,7 +132,7 @@ class MonthUsage:
             recorded=float(records.by_profile[profile].chip_hours) if records and records.complete else None,
             others=others,
             chips=chips,
-            own=float(self._recorded.get(own, Amounts()).chip_hours),
+            own=float(own.recorded.chip_hours) if own else 0.0,
         )
 
     def totals(
@@ -149,9 +148,9 @@ class MonthUsage:
                 continue
             hours = {name: each.chip_hours for name, each in records.by_profile.items()}
             costs = {name: dict(each.cost) for name, each in records.by_profile.items()}
-            for uid, job in self._jobs[namespace].items():
+            for each in self._jobs[namespace].values():
                 # Its record will have the day of the report.
-                left = self._open[uid] if job.month == month else Amounts()
+                job, left = each.usage, each.unrecorded if each.usage.month == month else Amounts()
                 hours[job.profile] = hours.get(job.profile, Decimal(0)) + left.chip_hours
                 if until := unobserved_until(namespace):
                     hours[job.profile] += Decimal(job.since(month.begin, min(until, month.end)))
@@ -162,13 +161,12 @@ class MonthUsage:
                 yield ProfileUsage(namespace=namespace, profile=name, chip_hours=used, cost=costs[name])
 
     def _know(self, uid: str, job: JobUsage, recorded: Amounts) -> None:
-        """Takes note of what is recorded of a job. Every reconcile in its namespace reads what is left."""
-        self._recorded[uid], self._open[uid] = recorded, job.used - recorded
-
-    def _listed(self, job: JobUsage, uid: str) -> Amounts:
-        """Returns the records of a job in the month of its last report: all that there are, if it began in it."""
+        """Takes note of what is recorded of a job: at least its records in the month of its last report, which are all
+        that there are if it began in it."""
         records = self._records.get((job.namespace, job.month))
-        return records.by_job.get(uid, Amounts()) if records else Amounts()
+        if records and uid in records.by_job:
+            recorded = recorded.at_least(records.by_job[uid])
+        self._jobs[job.namespace][uid] = _Job(job, recorded, job.used - recorded)
 
     def _count(self, record: LedgerRecord) -> bool:
         """Adds a record to the sums of its month. Returns whether it was new.

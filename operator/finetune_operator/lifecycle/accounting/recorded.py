@@ -11,13 +11,8 @@ from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 
 
-def without_records(status: FineTuneJobStatus, due: Sequence[LedgerRecord]) -> FineTuneJobStatus:
-    """Returns the status to be written if none of the due records can be written."""
-    return with_records(status, due, ())
-
-
 def with_records(
-    status: FineTuneJobStatus, due: Sequence[LedgerRecord], written: Sequence[LedgerRecord]
+    status: FineTuneJobStatus, due: Sequence[LedgerRecord], written: Sequence[LedgerRecord] = ()
 ) -> FineTuneJobStatus:
     """Returns the status that calls the written records recorded, and the usage at least what is recorded.
 

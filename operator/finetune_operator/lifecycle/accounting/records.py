@@ -82,15 +82,15 @@ def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
     rest = Amounts.of_record(due) - Amounts.of_record(found)
     if not rest:
         return None
-    cost = None if due.cost is None else rest.cost
-    changes = {
-        "outcome": LedgerOutcome.CORRECTION,
-        "chip_hours": rest.chip_hours,
-        "cost": cost,
-        "seconds": max(0, due.seconds - found.seconds),
-        "trained": None,
-    }
-    return due.model_copy(update=changes)
+    return due.model_copy(
+        update={
+            "outcome": LedgerOutcome.CORRECTION,
+            "chip_hours": rest.chip_hours,
+            "cost": None if due.cost is None else rest.cost,
+            "seconds": max(0, due.seconds - found.seconds),
+            "trained": None,
+        }
+    )
 
 
 def _rest(
@@ -101,16 +101,14 @@ def _rest(
     if last is None:
         return ()
     known, rest = recorded_attempts(status), Amounts.of(status.cost) - Amounts.of(status.ledger)
-    ends: dict[AttemptKey, AttemptRecord | None] = {
-        key: entry for key, entry in history(status).items() if not is_recorded(key, known)
-    }
-    if not is_recorded(last, known):
-        ends.setdefault(last, None)
+    every: dict[AttemptKey, AttemptRecord | None] = {**history(status)}
+    every.setdefault(last, None)
+    ends = {key: entry for key, entry in every.items() if not is_recorded(key, known)}
     correction = not ends
     idle = not ended and not (status.active_time and status.active_time.seconds)
     if not rest and (correction or idle):
         return ()
-    ends = ends or {last: history(status).get(last)}
+    ends = ends or {last: every[last]}
     whole = next((key for key in reversed(ends) if key.stage.on_tpu), next(reversed(ends)))
     completed = status.completion_time if ended else None
     return tuple(
@@ -248,7 +246,10 @@ def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
     method, numbers = (resolved.method, resolved.hyperparameters) if resolved else (None, None)
     if method is None or numbers is None or not numbers.max_seq_length or not numbers.global_batch_size:
         return None
-    start_step = _first_start(status, entry)
+    # The usage is that of all runs. Earlier ones have ended by evictions, which have entries without a JobSet.
+    this = entry.stage, entry.attempt
+    evicted = (each for each in ended_attempts(status) if (each.stage, each.attempt) == this)
+    start_step = next((each for each in evicted if each.job_set is None), entry).start_step
     if start_step is None:
         return None
     return TrainedSteps(
@@ -260,17 +261,6 @@ def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
         max_seq_length=numbers.max_seq_length,
         global_batch_size=numbers.global_batch_size,
     )
-
-
-def _first_start(status: FineTuneJobStatus, entry: AttemptRecord) -> int | None:
-    """Returns the step at which the first run of an attempt began, whose usage is that of all of its runs.
-
-    Earlier runs have ended by evictions, which have entries without a JobSet. None if such a run's start is not known.
-    """
-    for each in ended_attempts(status):
-        if (each.stage, each.attempt, each.job_set) == (entry.stage, entry.attempt, None):
-            return each.start_step
-    return entry.start_step
 
 
 def _day(job: Object, stored: FineTuneJobStatus, end: datetime) -> date:

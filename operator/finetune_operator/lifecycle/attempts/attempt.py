@@ -1,15 +1,16 @@
 """The attempts of a job, derived from JobSets, pods and the run folder's listing."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
-from finetune_contract import Outcome, Progress, Stage
+from finetune_contract import Failure, Outcome, Progress, Stage, StageResult
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.children.pods import last_start
 from finetune_operator.lifecycle.children.workload import Workload, newest
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.requests import MAX_ATTEMPT
@@ -49,6 +50,16 @@ class Attempt:
     """Kueue's Workload of the JobSet; None if the JobSet is in no queue, or Kueue has not created a Workload yet."""
 
     @property
+    def result(self) -> StageResult | None:
+        """The trainer's record of the current or last run."""
+        return self.files.result if self.files else None
+
+    @property
+    def recorded(self) -> Failure | None:
+        """The failure record of the current or last run, by the operator or by a process that failed."""
+        return self.files.failure if self.files else None
+
+    @property
     def live(self) -> bool:
         """Whether its trainer may still run, so that no other attempt may start."""
         if self.over:
@@ -68,6 +79,27 @@ class Attempt:
         # JobSet creates the other pods of a slice once the first one has a node.
         expected = self.jobset.pods_expected if self.jobset else 1
         return len(self.pods) >= expected and all(pod.started for pod in self.pods)
+
+    @property
+    def may_run(self) -> bool:
+        """Whether its JobSet may have pods now."""
+        return self.jobset is not None and not self.jobset.deleting and not self.jobset.suspended
+
+    @property
+    def resumed_at(self) -> datetime | None:
+        """When its JobSet was resumed; None if that is suspended, never was, or is deleted."""
+        return self.jobset.resumed_at if self.jobset else None
+
+    @property
+    def unsuspended_at(self) -> datetime | None:
+        """Since when its pods can be created; None if unknown. A restart inside the JobSet follows the attempt before
+        it."""
+        if self.jobset is None:
+            return None
+        if self.key.restart:
+            # If the attempt before has no record yet, the operator is about to write it.
+            return max(self.follows, self.resumed_at or self.follows) if self.follows else None
+        return self.jobset.unsuspended_at(queued=self.jobset.queue is not None)
 
 
 def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
@@ -135,6 +167,18 @@ def progress_of(attempt: Attempt, progress: Progress | None) -> Progress | None:
     return progress if (progress.attempt, progress.restart) == (key.number, key.restart) else None
 
 
+def stepped(attempt: Attempt, progress: Progress | None) -> bool:
+    """Whether training has completed a step in the attempt's current run."""
+    own, resumed = progress_of(attempt, progress), attempt.resumed_at
+    if own is None or (resumed and own.updated < resumed):
+        return False
+    earlier = attempt.written.result if attempt.written and attempt.files and not attempt.result else None
+    begun = last_start(attempt.pods)
+    # A trainer that Kueue stops may report and save after the JobSet was resumed. Its own clock may be fast.
+    late = earlier and own.updated <= earlier.finished and (begun is None or own.updated < begun)
+    return not late
+
+
 def too_many(observation: Observation) -> bool:
     """Whether :func:`attempts_of` omits the oldest attempts because there are more than ``MOST_ATTEMPTS``."""
     _, cut = _keys(observation, _pods(observation))
@@ -166,7 +210,7 @@ def _keys(
         sorted(live, key=_place, reverse=True),
         newest,
         sorted(observation.folder.attempts, key=_place, reverse=True),
-        (key for last in newest for key in _until(last)),
+        (replace(last, restart=each) for last in newest for each in range(last.restart, -1, -1)),
     )
     found: set[AttemptKey] = set()
     for key in by_rank:
@@ -174,11 +218,6 @@ def _keys(
             return sorted(found, key=_place), True
         found.add(key)
     return sorted(found, key=_place), False
-
-
-def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
-    """Returns all restarts of a JobSet, the newest first, including those without any record."""
-    return (replace(newest, restart=restart) for restart in range(newest.restart, -1, -1))
 
 
 def _place(key: AttemptKey) -> tuple[int, int, int]:

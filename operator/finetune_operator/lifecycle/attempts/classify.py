@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from finetune_contract import CONTRACT_VERSION, ExitCode, Failure, FailureClass, Outcome, StageResult
 from finetune_contract.failure import PEER_LOST
-from finetune_operator.lifecycle.attempts import contract_mismatch
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.capacity import WITHOUT_PODS
 from finetune_operator.lifecycle.attempts.deadlines import DEADLINE_EXCEEDED, DETERMINED
@@ -22,16 +21,22 @@ from finetune_operator.lifecycle.attempts.disruption import (
     disruption,
     ended_at,
 )
-from finetune_operator.lifecycle.attempts.multikueue import MULTIKUEUE_UNSUPPORTED
-from finetune_operator.lifecycle.attempts.out_of_memory import KILLS, kills
 from finetune_operator.lifecycle.attempts.pod_failures import (
+    KILLS,
+    USE_MATCHING_IMAGE,
     WORKERS_FAILED,
     cause_of_stop,
     failure_of_pods,
+    kills,
     process_failure,
-    vanished,
 )
-from finetune_operator.lifecycle.attempts.stop_records import EVICTED, ON_PURPOSE, earlier_run, eviction
+from finetune_operator.lifecycle.attempts.stop_records import (
+    EVICTED,
+    MULTIKUEUE_UNSUPPORTED,
+    ON_PURPOSE,
+    earlier_run,
+    eviction,
+)
 from finetune_operator.lifecycle.children.node import SliceNode
 
 #: The result cannot be parsed and a later attempt has followed, see :mod:`.damaged_records`.
@@ -97,9 +102,7 @@ def classify(  # noqa: PLR0911  one per case
     """
     if attempt.live:
         return None
-    files = attempt.files
-    result = files.result if files else None
-    recorded = files.failure if files else None
+    result, recorded = attempt.result, attempt.recorded
     finished = _finished(attempt, result)
     if result and result.outcome is Outcome.SUCCEEDED:
         wrong = _incomplete(attempt, result)
@@ -130,7 +133,7 @@ def classify(  # noqa: PLR0911  one per case
     if taken:
         failure = _taken(attempt, taken, evidence=recorded.message if recorded else "")
     else:
-        failure = failure_of_pods(attempt, job) if attempt.jobset else vanished(attempt, job)
+        failure = failure_of_pods(attempt, job)
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
 
 
@@ -167,7 +170,7 @@ def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
         reason="ResultIncomplete",
         message=f"{attempt.key.stage} reports success without findings that this operator understands: the trainer "
         f"image supports version {result.supports} of the contract, the operator {CONTRACT_VERSION}.",
-        fix=contract_mismatch.FIX,
+        fix=USE_MATCHING_IMAGE,
     )
 
 

@@ -14,7 +14,6 @@ deleted the JobSet before the next reconcile. Its number is then skipped and the
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -25,7 +24,7 @@ from finetune_operator.lifecycle.attempts.pending_records import pending_records
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
+from finetune_operator.lifecycle.observation import TakeoverRecord
 from finetune_operator.rendering import MAX_RESTART
 
 type Object = Mapping[str, Any]
@@ -55,7 +54,8 @@ def own_attempts(
         # In another job's folder without its takeover record, numbers that are not named may be that job's.
         alone = bool(takeovers) or "resumeFrom" not in job.get("spec", {})
         full = alone and len(ended_attempts(status)) >= HISTORY
-        numbers = _below(listed, named) if full else frozenset()
+        newest = {stage: max((n for s, n in named if s is stage), default=0) for stage in Stage}
+        numbers = {key.jobset for key in listed if full and key.number < newest[key.stage]}
     else:
         named, numbers = {}, _in_a_row(listed, restarts, live_jobsets(jobsets, pods), takeovers)
     unnamed = numbers - (restarts | named).keys()
@@ -63,29 +63,6 @@ def own_attempts(
         key
         for key in listed
         if key.restart <= restarts.get(key.jobset, named.get(key.jobset, -1)) or key.jobset in unnamed
-    )
-
-
-def with_own_attempts(observation: Observation) -> Observation:
-    """Returns the observation with the job's own attempts only; the others are in ``folder.foreign_attempts``."""
-    folder = observation.folder
-    own = own_attempts(
-        folder.attempts.keys(),
-        folder.takeovers,
-        job=observation.job,
-        status=observation.status,
-        jobsets=observation.jobsets,
-        pods=observation.pods,
-    )
-    foreign_attempts = folder.attempts.keys() - own
-    if not foreign_attempts:
-        return observation
-    attempts = {key: files for key, files in folder.attempts.items() if key in own}
-    return replace(
-        observation,
-        folder=replace(
-            folder, attempts=attempts, foreign_attempts=folder.foreign_attempts | foreign_attempts
-        ),
     )
 
 
@@ -126,21 +103,15 @@ def _followed(named: Mapping[Number, int], listed: Collection[AttemptKey]) -> di
     }
 
 
-def _below(listed: Iterable[AttemptKey], named: Mapping[Number, int]) -> frozenset[Number]:
-    """Returns the numbers below the newest named one of their stage."""
-    newest = {stage: max((n for s, n in named if s is stage), default=0) for stage in Stage}
-    return frozenset(key.jobset for key in listed if key.number < newest[key.stage])
-
-
 def _in_a_row(
     listed: Iterable[AttemptKey],
     made: Collection[Number],
     live: Collection[Number],
     takeovers: tuple[TakeoverRecord, ...],
-) -> frozenset[Number]:
+) -> set[Number]:
     """Returns the numbers without a gap from the first, or below a child's number, that precede every live attempt."""
     present = {key.jobset for key in listed}
-    last = min((_place(number) for number in live), default=None)
+    last = min(((stage.order, number) for stage, number in live), default=None)
     found: set[Number] = set()
     for stage in Stage:
         number = takeovers[-1].first.get(stage, 1) if takeovers else 1
@@ -148,8 +119,4 @@ def _in_a_row(
         while (stage, number) in present or number <= newest:
             found.add((stage, number))
             number += 1
-    return frozenset(each for each in found if last is None or _place(each) <= last)
-
-
-def _place(number: Number) -> tuple[int, int]:
-    return number[0].order, number[1]
+    return {(stage, n) for stage, n in found if last is None or (stage.order, n) <= last}

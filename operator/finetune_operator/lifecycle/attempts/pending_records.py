@@ -17,9 +17,8 @@ No crash loses or invents a record:
   intentional deletion is charged as a fault.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -29,7 +28,6 @@ from finetune_operator.api.status import PendingRecord
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation, since
 
-type Object = Mapping[str, Any]
 type Record = tuple[AttemptKey, Failure]
 
 #: Maximum number of entries of ``status.pending``; the newest are kept. One reconcile stops one attempt.
@@ -108,8 +106,3 @@ def _in_brief(record: Failure) -> str:
         "fix": "",
     }
     return record.model_copy(update={"evidence": "", **cut}).to_json()
-
-
-def newest_reason(records: Sequence[Record]) -> str | None:
-    """Returns the reason of the last record; None if there is none."""
-    return records[-1][1].reason if records else None

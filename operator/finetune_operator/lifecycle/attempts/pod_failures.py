@@ -1,15 +1,21 @@
-"""What pods and JobSet show of an attempt whose trainer left no record: the failure by exit codes and messages."""
+"""What pods and JobSet show of an attempt whose trainer left no record: the failure by exit codes and messages.
+
+If the kernel has killed a process for its memory, a container with a memory limit has exceeded it. Without one its node
+ran out of memory, for which other pods and the system may be responsible, too.
+
+If operator and trainer image support different versions of the contract, a retry does not help, because every attempt
+of a job uses the image in the stored plan.
+"""
 
 from datetime import datetime
 
-from finetune_contract import ExitCode, Failure, Stage
-from finetune_operator.lifecycle.attempts import contract_mismatch
+from finetune_contract import ContractUnsupported, ExitCode, Failure, Stage
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.disruption import PREEMPTED, Disruption, pressure
-from finetune_operator.lifecycle.attempts.out_of_memory import is_out_of_memory, killed_by_kernel, kills
 from finetune_operator.lifecycle.children.container import ContainerTermination
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.pods import last_worker_message, trainer_terminations
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
@@ -24,22 +30,45 @@ WORKERS_FAILED = "WorkersFailed"
 POD_REJECTED = "PodRejected"
 #: Reasons of the kubelet for pods that it ends or rejects because its node shuts down.
 _SHUTDOWN = ("NodeShutdown", "Terminated", "Shutdown")
+#: A container has exceeded its memory limit.
+HOST_OUT_OF_MEMORY = "HostOutOfMemory"
+#: The container that was killed has no memory limit.
+NODE_OUT_OF_MEMORY = "NodeOutOfMemory"
+KILLS = (HOST_OUT_OF_MEMORY, NODE_OUT_OF_MEMORY)
+#: The kubelet's reason; the kernel counts kills by the limit and by the node alike.
+_KILLED = "OOMKilled"
+_MEASURED = (
+    "The stage requests the memory that was measured for models of this size, and no field of the job changes it: "
+    "report the model to the platform team, and use a smaller one meanwhile."
+)
+_RESERVE = (
+    "Set hostResources.memory of the flavor in the profile, which reserves memory for the pod, keep other pods off the "
+    "node, or use a slice with more memory per host. If the stage itself needs more than the node has, use fewer rows, "
+    "a smaller batch or sequence length."
+)
+CONTRACT_UNSUPPORTED = "ContractUnsupported"
+USE_MATCHING_IMAGE = (
+    "Create the job again under a profile whose images.trainer, and images.cpu if it is set, are of the operator's "
+    "release. If the image is newer than the operator, upgrade the operator and raise spec.retry.generation."
+)
 
 
 def failure_of_pods(attempt: Attempt, job: str) -> Failure:
-    """Returns the failure of an attempt whose JobSet has ended without a record of the trainer."""
-    stage = attempt.key.stage
-    failure = died(attempt) or _rejected(attempt)
-    if failure is None:
-        message = attempt.jobset.failure_message if attempt.jobset else ""
-        reported = f" JobSet reports: {message}." if message else ""
-        return Failure(
-            code=_SIGKILL,
-            reason="PodLost",
-            message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
-            f"trainer, and its pods are deleted or succeeded.{reported}"[:1024],
-        )
-    return failure
+    """Returns the failure of an attempt that has ended without a record of the trainer. ``job``: the job's name."""
+    stage, name = attempt.key.stage, jobset_name(job, attempt.key.stage, attempt.key.number)
+    if attempt.jobset is None:
+        why = f"JobSet {name} was deleted before its trainer had left a record."
+        return Failure(code=_SIGKILL, reason="JobSetDeleted", message=f"{stage}: {why}")
+    if failure := died(attempt) or _rejected(attempt):
+        return failure
+    message = attempt.jobset.failure_message
+    reported = f" JobSet reports: {message}." if message else ""
+    return Failure(
+        code=_SIGKILL,
+        reason="PodLost",
+        message=f"{stage}: JobSet {name} ended without a record of the trainer, and its pods are deleted or succeeded."
+        f"{reported}"[:1024],
+    )
 
 
 def died(attempt: Attempt) -> Failure | None:
@@ -71,10 +100,10 @@ def process_failure(stage: Stage, pod: Pod, end: ContainerTermination) -> Failur
     """Returns the failure of a pod whose trainer ended without a record, from its exit code and termination message."""
     code, name = end.exit_code, pod.name
     evidence = end.message[-_MOST_EVIDENCE:]
-    if is_out_of_memory(end):
-        return killed_by_kernel(stage, pod, end, evidence)
+    if end.reason == _KILLED:
+        return _killed_by_kernel(stage, pod, end, evidence)
     if code == ExitCode.CONTRACT_UNSUPPORTED:
-        return contract_mismatch.refused_by_trainer(stage, name, evidence)
+        return _refused_by_trainer(stage, name, evidence)
     if code in (ExitCode.STOPPED, _SIGTERM):
         return Failure(
             code=ExitCode.STOPPED,
@@ -101,7 +130,7 @@ def _silence(end: ContainerTermination) -> int:
     A host that was stopped or killed because another one failed shows no cause of its own; a host that missed another
     one reports only that.
     """
-    if is_out_of_memory(end):
+    if end.reason == _KILLED:
         return 0
     code = end.exit_code
     if code in ExitCode._value2member_map_:
@@ -119,25 +148,62 @@ def cause_of_stop(
         # A node without memory may soon not be ready either; it would be the same after each restart.
         return process_failure(attempt.key.stage, *unlimited[0])
     if short is None and taken is None and attempt.jobset and attempt.jobset.workers_failed:
-        return _workers_failed(attempt, job)
+        stage, name = attempt.key.stage, jobset_name(job, attempt.key.stage, attempt.key.number)
+        return Failure(
+            code=ExitCode.UNAVAILABLE,
+            reason=WORKERS_FAILED,
+            message=f"{stage}: the workers of JobSet {name} were restarted more often than their Job allows, and the "
+            "JobSet failed.",
+            evidence=last_worker_message(attempt.pods)[-_MOST_EVIDENCE:],
+        )
     return short
 
 
-def _workers_failed(attempt: Attempt, job: str) -> Failure:
-    stage = attempt.key.stage
+def kills(attempt: Attempt) -> list[tuple[Pod, ContainerTermination]]:
+    """Returns the trainer's pods that were killed for their memory."""
+    return [pair for pair in trainer_terminations(attempt.pods) if pair[1].reason == _KILLED]
+
+
+def _killed_by_kernel(stage: Stage, pod: Pod, end: ContainerTermination, evidence: str) -> Failure:
+    """Returns the failure of a container that was killed for its memory."""
+    if pod.is_unlimited(end):
+        return Failure(
+            code=ExitCode.UNAVAILABLE,
+            reason=NODE_OUT_OF_MEMORY,
+            message=f"{stage}: the node of pod {pod.name} ran out of memory, and the kernel killed the pod, whose "
+            "container has no memory limit.",
+            fix=_RESERVE,
+            evidence=evidence,
+        )
     return Failure(
-        code=ExitCode.UNAVAILABLE,
-        reason=WORKERS_FAILED,
-        message=f"{stage}: the workers of JobSet {jobset_name(job, stage, attempt.key.number)} were restarted more "
-        "often than their Job allows, and the JobSet failed.",
-        evidence=last_worker_message(attempt.pods)[-4096:],
+        code=ExitCode.OUT_OF_MEMORY,
+        reason=HOST_OUT_OF_MEMORY,
+        message=f"{stage}: pod {pod.name} was killed because it used more memory than its limit.",
+        fix=_MEASURED
+        if STAGES[stage].sized_by_model
+        else "Use a smaller batch or sequence length, or larger nodes.",
+        evidence=evidence,
     )
 
 
-def vanished(attempt: Attempt, job: str) -> Failure:
-    name = jobset_name(job, attempt.key.stage, attempt.key.number)
+def refused_by_operator(error: ContractUnsupported) -> Failure:
+    """Returns the failure of a stage that is not started, because its image does not support the request."""
     return Failure(
-        code=_SIGKILL,
-        reason="JobSetDeleted",
-        message=f"{attempt.key.stage}: JobSet {name} was deleted before its trainer had left a record.",
+        code=ExitCode.CONTRACT_UNSUPPORTED,
+        reason=CONTRACT_UNSUPPORTED,
+        message=f"{error} Nothing was started."[:1024],
+        fix="Undo the edits of the job since its admission and raise spec.retry.generation, or create the "
+        "job again under a profile whose images.trainer is of the operator's release.",
+    )
+
+
+def _refused_by_trainer(stage: Stage, pod: str, words: str) -> Failure:
+    """Returns the failure of a stage whose trainer has refused the request. ``words``: its termination message."""
+    return Failure(
+        code=ExitCode.CONTRACT_UNSUPPORTED,
+        reason=CONTRACT_UNSUPPORTED,
+        message=f"{stage}: the trainer image does not understand the request of this operator; pod {pod} refused it "
+        "before anything ran.",
+        fix=USE_MATCHING_IMAGE,
+        evidence=words,
     )

@@ -17,19 +17,17 @@ from finetune_operator.api import ConditionType
 from finetune_operator.api.status_stages import ActiveTime
 from finetune_operator.api.timestamps import parse, whole_second
 from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.pods import running_span
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation
 from finetune_operator.planning import Plan
 from finetune_operator.planning.slices.topology import FlavorTerms
 
-type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
 type Records = tuple[Failure | None, StageResult | None]
 """The operator's record and the trainer's result."""
 type Part = tuple[float, "UsageRate"]
 """Seconds, and the rate that applies to them."""
-type JobSetKey = tuple[Stage, int]
-"""Stage and number of a JobSet."""
 
 _HOUR = 3600
 #: Of ``status.cost``: a larger amount with six decimals is longer than the field.
@@ -69,7 +67,8 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
     as_of = previous.active_time.as_of if previous.active_time else None
     # Usage that was reported while the rate was known is better than an estimate with the current rate.
     lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
-    seen = _sum(plan, lengths, _seconds_since(_begun(observation), now))
+    created = observation.job["metadata"].get("creationTimestamp")
+    seen = _sum(plan, lengths, _seconds_since(parse(created) if created else previous.start_time, now))
     later = [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated] if as_of else []
     if unobserved := _unobserved(observation, now):
         rate = next(
@@ -107,12 +106,6 @@ def reported_amount(reported: str | None) -> float | None:
         return None
     amount = float(reported)
     return amount if amount < _MOST else None
-
-
-def _begun(observation: Observation) -> datetime | None:
-    """Returns the earliest time at which the job can have started; None if unknown."""
-    created = observation.job["metadata"].get("creationTimestamp")
-    return parse(created) if created else observation.status.start_time
 
 
 def _seconds_since(begin: datetime | None, now: datetime) -> float:
@@ -184,8 +177,10 @@ def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
 
 
 def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
-    """Returns the usage fields of the attempt's failure record, the only source once JobSet and pods are deleted."""
+    """Returns the fields of the attempt's failure record with its usage and waits, of which the record is the only
+    source once JobSet and pods are deleted."""
     found: dict[str, Any] = {"seconds": min(run_seconds(attempt, now), MOST_SECONDS) or None}
+    found |= recorded_waits(attempt, now)
     if before := earlier_run_seconds(attempt):
         found["seconds_before"] = min(before, MOST_SECONDS)
     if attempt.key.stage.on_tpu:
@@ -195,7 +190,9 @@ def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
     return found
 
 
-def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate] | None = None) -> UsageRate:
+def rate_of(
+    attempt: Attempt, plan: Plan, recorded: Mapping[tuple[Stage, int], UsageRate] | None = None
+) -> UsageRate:
     """Returns what an hour of the attempt uses.
 
     By its JobSet; if that is deleted, by the records; if there are none, by the job's current slice.
@@ -210,9 +207,8 @@ def rate_of(attempt: Attempt, plan: Plan, recorded: Mapping[JobSetKey, UsageRate
             chips=plan.chips if held is None else held,
             price=terms_of(attempt.jobset.flavor, plan).chip_hour_price,
         )
-    key = attempt.key.stage, attempt.key.number
-    known = (recorded or {}).get(key) or _recorded_rates([attempt]).get(key)
-    return known or _present_rate(plan)
+    rates = _recorded_rates([attempt]) if recorded is None else recorded
+    return rates.get(attempt.key.jobset) or _present_rate(plan)
 
 
 def terms_of(flavor: str | None, plan: Plan) -> FlavorTerms:
@@ -226,10 +222,10 @@ def _present_rate(plan: Plan) -> UsageRate:
     return UsageRate(chips=plan.chips, price=plan.placement.chip_hour_price, known=False)
 
 
-def _recorded_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:
+def _recorded_rates(attempts: Iterable[Attempt]) -> dict[tuple[Stage, int], UsageRate]:
     """Returns the recorded rates; all restarts of one JobSet have the same."""
     return {
-        (attempt.key.stage, attempt.key.number): UsageRate(chips=record.chips, price=record.chip_hour_price)
+        attempt.key.jobset: UsageRate(chips=record.chips, price=record.chip_hour_price)
         for attempt in attempts
         if attempt.written and (record := attempt.written.failure) and record.chips is not None
     }
@@ -254,7 +250,7 @@ def _resumed(attempt: Attempt) -> datetime | None:
 
     After a restart, the JobSet runs another attempt.
     """
-    return attempt.jobset.resumed_at if attempt.jobset and not attempt.restarted else None
+    return None if attempt.restarted else attempt.resumed_at
 
 
 def _ran_now(attempt: Attempt, now: datetime) -> float:

@@ -20,18 +20,16 @@ class WaitTimes:
     pods: float = 0.0
     """The part of ``provisioning`` after every pod was scheduled."""
 
-    def __add__(self, other: "WaitTimes") -> "WaitTimes":
-        return WaitTimes(
-            queued=self.queued + other.queued,
-            provisioning=self.provisioning + other.provisioning,
-            pods=self.pods + other.pods,
-        )
-
 
 def training_wait_times(attempts: Iterable[Attempt], now: datetime) -> WaitTimes:
     """Returns the sum over all attempts at training: a lower bound, without JobSets that another client has deleted."""
-    waits = (wait_times(each, now) for each in attempts if each.key.stage is Stage.TRAIN)
-    return sum((each for each in waits if each), start=WaitTimes())
+    every = (wait_times(each, now) for each in attempts if each.key.stage is Stage.TRAIN)
+    known = [each for each in every if each]
+    return WaitTimes(
+        queued=sum((each.queued for each in known), 0.0),
+        provisioning=sum((each.provisioning for each in known), 0.0),
+        pods=sum((each.pods for each in known), 0.0),
+    )
 
 
 def wait_times(attempt: Attempt, now: datetime) -> WaitTimes | None:
@@ -39,7 +37,7 @@ def wait_times(attempt: Attempt, now: datetime) -> WaitTimes | None:
 
     They are also unknown for a restart inside a JobSet, which keeps its slice.
     """
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     if recorded and (recorded.queued is not None or recorded.provisioning is not None):
         return WaitTimes(
             queued=recorded.queued or 0.0,
@@ -77,7 +75,7 @@ def _begun(attempt: Attempt) -> datetime | None:
 
     Missing pods do not count: they were deleted, or will be created.
     """
-    result = attempt.files.result if attempt.files else None
+    result = attempt.result
     if span := running_span(attempt.pods):
         return span[0]
     return result.started if result else None

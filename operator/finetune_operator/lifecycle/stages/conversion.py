@@ -6,8 +6,7 @@ cache, because the job's service account can write that record. A conversion tha
 used, and Convert runs again.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from finetune_contract import ConvertManifest, ConvertOutcome, ExitCode, Failure, PreflightOutcome
 from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
@@ -22,51 +21,24 @@ _REPLACED = "the entry that preflight compared was replaced or removed since"
 _CUT = "…"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DamagedConversions:
-    """Converted models that stages found damaged, with the failure of each stage."""
-
-    found: tuple[tuple[Attempt, Failure], ...]
-
-    @classmethod
-    def of(cls, classified: Iterable[ClassifiedAttempt]) -> "DamagedConversions":
-        """Returns those found by any attempt of the job, including attempts that count against no budget."""
-        return cls(
-            found=tuple(
-                (attempt, result.failure)
-                for attempt, result in classified
-                if result.failure and result.failure.reason == CONVERTED_MODEL_DAMAGED
-            )
-        )
-
-    def name(self, items: str) -> bool:
-        """Whether the converted model at ``items`` is one of them."""
-        return any(_is(failure.where, items) for _, failure in self.found)
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        return tuple(
-            f"{attempt.key.stage} found the converted model damaged: {failure.actual}"
-            for attempt, failure in self.found
-        )
+type Damages = Sequence[tuple[Attempt, Failure]]
+"""Attempts that found the converted model damaged, with their failures."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedConversion:
-    """The conversion that the cache contains for the job."""
-
-    usable: ConvertManifest | None
-    missed: tuple[str, ...] = ()
-    """Why no other job's conversion is used, if known; also set during and after the job's own conversion."""
+def damages_of(classified: Iterable[ClassifiedAttempt]) -> Damages:
+    """Returns those of all attempts of the job, including attempts that count against no budget."""
+    return [
+        (attempt, result.failure)
+        for attempt, result in classified
+        if result.failure and result.failure.reason == CONVERTED_MODEL_DAMAGED
+    ]
 
 
 def placed(attempt: Attempt, result: AttemptResult, plan: Plan) -> AttemptResult:
     """Returns ``result``, or a failure if the attempt's record names a converted model outside of the job's cache."""
-    stage_result = attempt.files.result if attempt.files else None
-    details = stage_result.details if stage_result else None
-    if result.ending is not AttemptOutcome.SUCCEEDED or not isinstance(details, ConvertOutcome):
+    found = _converted(attempt)
+    if result.ending is not AttemptOutcome.SUCCEEDED or found is None:
         return result
-    found = details.manifest
     if plan.cache.convert_entry(found.fingerprint, found.items) is not None:
         return result
     failure = Failure(
@@ -79,13 +51,10 @@ def placed(attempt: Attempt, result: AttemptResult, plan: Plan) -> AttemptResult
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=result.finished)
 
 
-def succeeded(attempt: Attempt, result: AttemptResult, damages: DamagedConversions) -> bool:
+def succeeded(attempt: Attempt, result: AttemptResult, damages: Damages) -> bool:
     """Whether the attempt succeeded, and no stage found its conversion damaged."""
-    if result.ending is not AttemptOutcome.SUCCEEDED:
-        return False
-    stage_result = attempt.files.result if attempt.files else None
-    details = stage_result.details if stage_result else None
-    return not (isinstance(details, ConvertOutcome) and damages.name(details.manifest.items))
+    made = _converted(attempt)
+    return result.ending is AttemptOutcome.SUCCEEDED and not (made and _damaged(made.items, damages))
 
 
 def in_cache(
@@ -93,14 +62,15 @@ def in_cache(
     fault: str,
     plan: Plan,
     preflight: PreflightOutcome | None,
-    damages: DamagedConversions,
-) -> CachedConversion:
-    """Returns the conversion that the fingerprint's manifest names now.
+    damages: Damages,
+) -> tuple[ConvertManifest | None, tuple[str, ...]]:
+    """Returns the conversion that the fingerprint's manifest names now, if it can be used; and why no other job's is
+    used, if known, also during and after the job's own conversion.
 
     ``manifest``: None if it cannot be read, because of ``fault``.
     """
     if preflight is None:
-        return CachedConversion(usable=None)
+        return None, ()
     known, lookup = _known(plan, preflight, damages), preflight.conversion
     hit = lookup if lookup and lookup.result == "Hit" else None
     if manifest is None:
@@ -111,28 +81,41 @@ def in_cache(
         why = "its manifest in the cache names a folder outside of its own"
     elif plan.export_proof and not manifest.export_proven:
         why = "the entry in the cache was made without the export proof"
-    elif damages.name(manifest.items):
+    elif _damaged(manifest.items, damages):
         why = ""
     elif of_attempt(entry, plan.job.uid):
         # An attempt of this job may have completed the entry and terminated before it wrote its result.
-        return CachedConversion(usable=manifest, missed=known)
+        return manifest, known
     elif known or hit is None:
         why = ""
     elif (hit.uri, hit.files_digest) != (manifest.items, manifest.files_digest):
         why = _REPLACED
     else:
-        return CachedConversion(usable=manifest)
-    return CachedConversion(usable=None, missed=known or ((why,) if why else ()))
+        return manifest, ()
+    return None, known or ((why,) if why else ())
 
 
-def _known(plan: Plan, preflight: PreflightOutcome, damages: DamagedConversions) -> tuple[str, ...]:
+def _known(plan: Plan, preflight: PreflightOutcome, damages: Damages) -> tuple[str, ...]:
     """Returns why no other job's conversion may be used, whatever the cache contains; empty if one may."""
-    if damages.found:
-        return damages.reasons
+    if damages:
+        return tuple(
+            f"{attempt.key.stage} found the converted model damaged: {failure.actual}"
+            for attempt, failure in damages
+        )
     if plan.use_cache != "Use":
         return (f"spec.cache is {plan.use_cache}",)
     return tuple(preflight.conversion.miss_because) if preflight.conversion else ()
 
 
-def _is(where: str, items: str) -> bool:
-    return where == items or (where.endswith(_CUT) and len(where) > 1 and items.startswith(where[:-1]))
+def _converted(attempt: Attempt) -> ConvertManifest | None:
+    details = attempt.result.details if attempt.result else None
+    return details.manifest if isinstance(details, ConvertOutcome) else None
+
+
+def _damaged(items: str, damages: Damages) -> bool:
+    """Whether the converted model at ``items`` was found damaged."""
+    found = [failure.where for _, failure in damages]
+    return any(
+        where == items or (where.endswith(_CUT) and len(where) > 1 and items.startswith(where[:-1]))
+        for where in found
+    )

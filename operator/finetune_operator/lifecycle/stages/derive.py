@@ -12,21 +12,21 @@ from finetune_contract import (
     Failure,
     PreflightOutcome,
     Stage,
+    StageResult,
     TrainOutcome,
 )
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, since_retry
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult, classify, settled
-from finetune_operator.lifecycle.attempts.out_of_memory import HOST_OUT_OF_MEMORY
+from finetune_operator.lifecycle.attempts.pod_failures import HOST_OUT_OF_MEMORY
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.attempts.usage import counted, usage
-from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.stages import gates, retry_budget
-from finetune_operator.lifecycle.stages.conversion import DamagedConversions, in_cache, placed, succeeded
+from finetune_operator.lifecycle.stages import retry_budget
+from finetune_operator.lifecycle.stages.conversion import Damages, damages_of, in_cache, placed, succeeded
+from finetune_operator.lifecycle.stages.findings import missed_gates, not_held, too_small
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
-from finetune_operator.lifecycle.stages.monthly_limit import monthly_limit
-from finetune_operator.lifecycle.stages.preflight_memory import not_held, too_small
+from finetune_operator.lifecycle.stages.spending import monthly_limit
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import MAX_RESTART
@@ -52,21 +52,24 @@ def derive_stages(
     # Attempts before a manual retry are reported, but not charged.
     since = retry_budget.with_waits(pair for pair in classified if since_retry(retry, pair[0]))
     counters = retry_budget.count(since)
-    damages = DamagedConversions.of(classified)
+    damages = damages_of(classified)
     stage_states: list[StageState] = []
-    findings = Findings(reconvert=bool(damages.found))
+    findings = Findings(reconvert=bool(damages))
     # A stage that runs or has run stays in the status, even if an edit has removed it from the plan.
     present = {attempt.key.stage for attempt in attempts}
     for stage in Stage:
         if stage not in plan.stages and stage not in present:
             continue
-        own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
-        ended = tuple(pair for pair in since if pair[0].key.stage is stage)
-        stage_state = _stage_state(
-            stage, plan, own, ended, observation.folder, counters=counters, damages=damages
+        base = StageState(
+            stage=stage,
+            phase=StagePhase.PENDING,
+            attempts=tuple(attempt for attempt in attempts if attempt.key.stage is stage),
+            classified=tuple(pair for pair in since if pair[0].key.stage is stage),
         )
-        if retry is not None and stage.order < retry.from_stage.order:
-            stage_state = _done_before(stage_state, classified, damages)
+        # The success of a stage before the one from which a retry starts remains.
+        kept = retry is not None and stage.order < retry.from_stage.order
+        done = _success(classified if kept else since, stage, damages)
+        stage_state = _stage_state(base, plan, observation.folder, counters, done)
         if stage is Stage.CONVERT:
             stage_state = _with_cache(stage_state, observation.folder, plan, findings.preflight, damages)
         if stage is Stage.EVALUATE:
@@ -101,17 +104,14 @@ def preflight_found(
 
 def _with_memory(stage_states: list[StageState], plan: Plan, found: PreflightOutcome) -> list[StageState]:
     """Fails a stage on CPU that fits no node of the pool, before anything else starts."""
-    waiting = [
-        stage_state.stage
-        for stage_state in stage_states
-        if not stage_state.done and stage_state.failure is None
-    ]
+    waiting = [each.stage for each in stage_states if not each.done and each.failure is None]
     error = not_held(plan, waiting, found)
+    if error is None:
+        return stage_states
+    failure = too_small(error)
     return [
-        replace(stage_state, phase=StagePhase.FAILED, failure=too_small(error))
-        if error is not None and stage_state.stage is error.stage
-        else stage_state
-        for stage_state in stage_states
+        replace(each, phase=StagePhase.FAILED, failure=failure) if each.stage is error.stage else each
+        for each in stage_states
     ]
 
 
@@ -120,22 +120,18 @@ def _believed(result: AttemptResult, now: datetime) -> AttemptResult:
     return result if result.finished is None or result.finished <= now else replace(result, finished=None)
 
 
-def _done_before(
-    stage_state: StageState, classified: Sequence[retry_budget.ClassifiedAttempt], damages: DamagedConversions
-) -> StageState:
-    """Keeps the success of a stage before the one from which a retry starts."""
-    done = next(
+def _success(
+    classified: Sequence[retry_budget.ClassifiedAttempt], stage: Stage, damages: Damages
+) -> StageResult | None:
+    """Returns the record of the last attempt at the stage that succeeded; None if none has."""
+    return next(
         (
-            attempt
+            attempt.result
             for attempt, result in reversed(classified)
-            if attempt.key.stage is stage_state.stage and succeeded(attempt, result, damages)
+            if attempt.key.stage is stage and succeeded(attempt, result, damages)
         ),
         None,
     )
-    if stage_state.done or done is None:
-        return stage_state
-    assert done.files is not None, "a success is read from the trainer's record"
-    return replace(stage_state, phase=StagePhase.SUCCEEDED, result=done.files.result)
 
 
 def _completed(
@@ -146,11 +142,7 @@ def _completed(
     record = result.record or _uncounted(result, attempt)
     if record is None:
         return result
-    fields: dict[str, object] = {
-        "written": observation.now,
-        **counted(attempt, plan, observation.now),
-        **recorded_waits(attempt, observation.now),
-    }
+    fields = {"written": observation.now, **counted(attempt, plan, observation.now)}
     if progress := progress_of(attempt, observation.folder.progress):
         fields |= {
             "checkpoint": max(progress.checkpoints, default=None),
@@ -167,7 +159,7 @@ def _uncounted(result: AttemptResult, attempt: Attempt) -> Failure | None:
 
     Such a record is the trainer's, or that of an eviction after which the attempt continued.
     """
-    recorded = attempt.files.failure if attempt.files else None
+    recorded = attempt.recorded
     # The record of a kill may be from before the JobSet ended.
     final = settled(recorded) and recorded is not None and recorded.reason != HOST_OUT_OF_MEMORY
     if recorded is None or recorded.written or final or attempt.jobset is None:
@@ -177,42 +169,23 @@ def _uncounted(result: AttemptResult, attempt: Attempt) -> Failure | None:
 
 
 def _stage_state(
-    stage: Stage,
+    base: StageState,
     plan: Plan,
-    attempts: tuple[Attempt, ...],
-    classified: tuple[retry_budget.ClassifiedAttempt, ...],
     folder: RunFolderView,
-    *,
     counters: retry_budget.AttemptCounts,
-    damages: DamagedConversions,
+    done: StageResult | None,
 ) -> StageState:
-    done = next((a for a, result in reversed(classified) if succeeded(a, result, damages)), None)
+    """Returns the state of a stage. ``base``: its attempts. ``done``: the record of the one that succeeded."""
     if done is not None:
-        assert done.files is not None, "a success is read from the trainer's record"
-        return StageState(
-            stage=stage,
-            phase=StagePhase.SUCCEEDED,
-            attempts=attempts,
-            classified=classified,
-            result=done.files.result,
-        )
-    live = next((attempt for attempt in attempts if attempt.live), None)
-    restarted_out = _restarted_too_often(attempts, classified)
-    if live is not None and live.key.restart == 0 and restarted_out is None:
-        return StageState(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, classified=classified)
-    # JobSet restarts after a disruption whether or not the retry budget allows it.
-    failure, used_up = restarted_out or _final(stage, plan, classified, counters, folder)
-    if failure is not None:
-        return StageState(
-            stage=stage,
-            phase=StagePhase.FAILED,
-            attempts=attempts,
-            classified=classified,
-            failure=failure,
-            exhausted=used_up,
-        )
-    phase = StagePhase.RUNNING if live else StagePhase.PENDING
-    return StageState(stage=stage, phase=phase, attempts=attempts, classified=classified)
+        return replace(base, phase=StagePhase.SUCCEEDED, result=done)
+    live = next((attempt for attempt in base.attempts if attempt.live), None)
+    restarted_out = _restarted_too_often(base.attempts, base.classified)
+    if live is None or live.key.restart > 0 or restarted_out:
+        # JobSet restarts after a disruption whether or not the retry budget allows it.
+        failure, used_up = restarted_out or _final(base.stage, plan, base.classified, counters, folder)
+        if failure is not None:
+            return replace(base, phase=StagePhase.FAILED, failure=failure, exhausted=used_up)
+    return replace(base, phase=StagePhase.RUNNING) if live else base
 
 
 def _restarted_too_often(
@@ -279,36 +252,33 @@ def _with_cache(
     folder: RunFolderView,
     plan: Plan,
     preflight: PreflightOutcome | None,
-    damages: DamagedConversions,
+    damages: Damages,
 ) -> StageState:
     """Convert also succeeds if the cache contains its result, and fails if the required export proof is missing."""
-    cached = in_cache(folder.convert_manifest, folder.convert_manifest_fault, plan, preflight, damages)
-    stage_state = replace(stage_state, missed=cached.missed)
+    usable, missed = in_cache(
+        folder.convert_manifest, folder.convert_manifest_fault, plan, preflight, damages
+    )
+    stage_state = replace(stage_state, missed=missed)
     own = details_of(stage_state, ConvertOutcome)
     if own is not None:
         if own.manifest.export_proven or not plan.export_proof:
             return stage_state
-        return replace(
-            stage_state,
-            phase=StagePhase.FAILED,
-            result=None,
-            failure=Failure(
-                code=ExitCode.BAD_REQUEST,
-                reason="ExportNotProven",
-                message="The model was converted without proving that it can be exported, and "
-                "spec.preflight.exportProof requires the proof.",
-                fix="Leave spec.preflight.exportProof as it was when the model was converted, "
-                "or create a new job.",
-            ),
+        failure = Failure(
+            code=ExitCode.BAD_REQUEST,
+            reason="ExportNotProven",
+            message="The model was converted without proving that it can be exported, and "
+            "spec.preflight.exportProof requires the proof.",
+            fix="Leave spec.preflight.exportProof as it was when the model was converted, or create a new job.",
         )
-    if cached.usable is None or stage_state.live is not None:
+        return replace(stage_state, phase=StagePhase.FAILED, result=None, failure=failure)
+    if usable is None or stage_state.live is not None:
         return stage_state
-    return replace(stage_state, phase=StagePhase.SUCCEEDED, hit=cached.usable, failure=None, exhausted=None)
+    return replace(stage_state, phase=StagePhase.SUCCEEDED, hit=usable, failure=None, exhausted=None)
 
 
 def _gated(stage_state: StageState, plan: Plan) -> StageState:
     outcome = details_of(stage_state, EvaluateOutcome)
-    failure = gates.failure_of(outcome, plan) if outcome and stage_state.done else None
+    failure = missed_gates(outcome, plan) if outcome and stage_state.done else None
     return replace(stage_state, phase=StagePhase.FAILED, failure=failure) if failure else stage_state
 
 

@@ -12,11 +12,11 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_operator.api import StagePhase
+from finetune_operator.ledger.month import MonthlyBudget
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptResult
 from finetune_operator.lifecycle.attempts.usage import Usage
 from finetune_operator.lifecycle.stages import retry_budget
-from finetune_operator.lifecycle.stages.monthly_limit import MonthlyLimit
 from finetune_operator.planning import Findings, Plan
 
 
@@ -56,6 +56,19 @@ class StageState:
     def retry_at(self) -> datetime | None:
         """When the stage may be tried again; None: at once."""
         return retry_budget.retry_at(self.classified) if self.classified else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthlyLimit:
+    """The budget of the job's namespace for the calendar month, and what has been used of it."""
+
+    budget: MonthlyBudget
+    used: float | None
+    """Chip hours in the month until now. None: unknown."""
+
+    @property
+    def exhausted(self) -> bool:
+        return self.used is not None and self.used >= self.budget.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

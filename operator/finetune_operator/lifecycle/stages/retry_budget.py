@@ -199,7 +199,7 @@ def _reached(attempt: Attempt, result: AttemptResult) -> int:
     """Returns the step of the attempt's recorded checkpoint; 0 if none is recorded, or the stage saves none."""
     if attempt.key.stage is not Stage.TRAIN:
         return 0
-    stage_result = attempt.files.result if attempt.files else None
+    stage_result = attempt.result
     if stage_result and isinstance(stage_result.details, TrainOutcome):
         return stage_result.details.step
     return (result.failure.checkpoint if result.failure else None) or 0

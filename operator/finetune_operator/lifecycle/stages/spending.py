@@ -1,32 +1,46 @@
-"""Limits on what a job spends on TPU slices: ``spec.budget`` and the profile's ``maxChipHours``."""
+"""Limits on what a job may spend on TPU slices: ``spec.budget``, the profile's ``maxChipHours``, and its
+``chipHoursPerMonth`` for the job's namespace.
 
-from collections.abc import Iterable, Mapping
+One rule for the calendar month: stages on TPUs start while less than the limit is known to be used, and run until all
+of it is. If the usage is unknown, none starts, and what runs continues.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.numbers import decimal
+from finetune_operator.api.timestamps import stamp
+from finetune_operator.ledger.month import Month
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.usage import Usage, rate_of
-from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.preflight_memory import least_chip_hours
+from finetune_operator.lifecycle.attempts.usage import Usage, rate_of, reported_amount
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.findings import estimated_seconds
+from finetune_operator.lifecycle.stages.job_stages import JobStages, MonthlyLimit
 from finetune_operator.planning import Plan
 from finetune_operator.planning.budget import SpendingLimit
-
-type Object = Mapping[str, Any]
+from finetune_operator.planning.errors import whom_to_ask
 
 _HOUR = 3600
+#: Field of a profile that sets the budget of each namespace for the month.
+_MONTHLY = "constraints.chipHoursPerMonth"
+#: Seconds between two looks of a job that waits, if there are few jobs.
+_LOOK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetExceeded:
-    """Why the job may neither hold nor claim a slice."""
+class ForcedSuspension:
+    """Why a job may neither hold nor claim a slice although its user has not suspended it."""
 
     reason: Reason
     message: str
     fix: str
-    fails: bool
+    fails: bool = False
+    """Whether the job fails for it."""
+    until: datetime | None = None
+    """When it ends without an edit; None if that is unknown."""
 
     @property
     def failure(self) -> Failure:
@@ -37,28 +51,31 @@ class BudgetExceeded:
         return f"{self.message} {self.fix}"
 
 
-def budget_exceeded(stages: JobStages) -> BudgetExceeded | None:
+def budget_exceeded(stages: JobStages) -> ForcedSuspension | None:
     """Returns why the current stage may not continue or start; None if it may.
 
     Stages on CPU cost nothing. A slice that is held costs, whichever stage is current: records of earlier stages may
     have been deleted.
     """
+    return (used_up(stages) if _needs_tpu(stages) else None) or _unaffordable(stages)
+
+
+def _needs_tpu(stages: JobStages) -> bool:
     due = {stages.current.stage} | ({stages.live.key.stage} if stages.live else set())
-    over = used_up(stages) if any(stage.on_tpu for stage in due) and not stages.succeeded else None
-    return over or _unaffordable(stages)
+    return not stages.succeeded and any(stage.on_tpu for stage in due)
 
 
-def used_up(stages: JobStages) -> BudgetExceeded | None:
+def used_up(stages: JobStages) -> ForcedSuspension | None:
     """Returns the first exhausted limit, whichever stage is current; None if all allow more."""
     return exhausted(against(stages.plan, stages.used))
 
 
-def exhausted(limits: Iterable[tuple[SpendingLimit, float]]) -> BudgetExceeded | None:
+def exhausted(limits: Iterable[tuple[SpendingLimit, float]]) -> ForcedSuspension | None:
     """Returns the first limit that the amount beside it has reached; None if all allow more."""
     for ceiling, amount in limits:
         if amount >= ceiling.most:
             used = f"{decimal(round(amount, 2))} of {decimal(ceiling.most)} are used."
-            return BudgetExceeded(
+            return ForcedSuspension(
                 reason=Reason.BUDGET_EXHAUSTED,
                 message=f"{ceiling.path} is exhausted: {used}",
                 fix=_raise(ceiling),
@@ -68,8 +85,9 @@ def exhausted(limits: Iterable[tuple[SpendingLimit, float]]) -> BudgetExceeded |
 
 
 def seconds_left(stages: JobStages, attempt: Attempt) -> float | None:
-    """Returns the seconds until the running attempt reaches a limit; None if no limit applies."""
-    rate = rate_of(attempt, stages.plan)
+    """Returns the seconds until the job reaches a limit of its own, or its namespace that of the month if everything
+    that runs now continues; None if no limit is known to come closer."""
+    rate, month = rate_of(attempt, stages.plan), stages.month
     hourly = Usage(chip_hours=float(rate.chips), cost=rate.chips * (rate.price or 0.0))
     used, each_hour = against(stages.plan, stages.used), against(stages.plan, hourly)
     left = [
@@ -77,20 +95,24 @@ def seconds_left(stages: JobStages, attempt: Attempt) -> float | None:
         for (ceiling, amount), (_, more) in zip(used, each_hour, strict=True)
         if more > 0
     ]
+    if month is not None and month.used is not None and attempt.key.stage.on_tpu:
+        chips = month.budget.chips + rate.chips
+        left += [(month.budget.limit - month.used) / chips * _HOUR] if chips else []
     return min(left, default=None)
 
 
-def _unaffordable(stages: JobStages) -> BudgetExceeded | None:
+def _unaffordable(stages: JobStages) -> ForcedSuspension | None:
     """Returns why the whole training exceeds a limit, before the first slice is claimed; None if it may suffice.
 
     It compares the lower bound of the estimate.
     """
-    hours = least_chip_hours(stages.plan, stages.findings)
-    if hours is None or stages[Stage.TRAIN].attempts or stages.succeeded:
+    seconds = estimated_seconds(stages.plan, stages.findings)
+    if seconds is None or stages[Stage.TRAIN].attempts or stages.succeeded:
         return None
+    hours = seconds[0] * stages.plan.chips / _HOUR
     for ceiling, amount in against(stages.plan, Usage(chip_hours=hours, cost=_priced(stages.plan, hours))):
         if amount > ceiling.most:
-            return BudgetExceeded(
+            return ForcedSuspension(
                 reason=Reason.BUDGET_TOO_SMALL,
                 message=f"Training takes at least {decimal(round(amount, 2))}, and {ceiling.path} is "
                 f"{decimal(ceiling.most)}. No TPU time was used.",
@@ -116,3 +138,87 @@ def against(plan: Plan, used: Usage) -> list[tuple[SpendingLimit, float]]:
 def _priced(plan: Plan, hours: float) -> float | None:
     price = plan.placement.chip_hour_price
     return None if price is None else hours * price
+
+
+def monthly_stop(stages: JobStages) -> ForcedSuspension | None:
+    """Returns why the current stage may not start; None if it may, or needs no TPU."""
+    limit = stages.month
+    if limit is None or not _needs_tpu(stages) or not (limit.exhausted or limit.used is None):
+        return None
+    return _stop(limit, stages.plan)
+
+
+def must_stop(stages: JobStages) -> ForcedSuspension | None:
+    """Returns why what runs must stop; None if it may continue, as it does while the usage is unknown."""
+    return monthly_stop(stages) if stages.month and stages.month.exhausted else None
+
+
+def monthly_shortage(stages: JobStages) -> ForcedSuspension | None:
+    """Returns the same for the condition WithinBudget, which also shows for a job on CPU what will prevent its next
+    stage, and nothing for a job that has ended, or continues although the usage is unknown."""
+    limit = stages.month
+    if limit is None or stages.succeeded or stages.failed:
+        return None
+    if limit.exhausted:
+        return _stop(limit, stages.plan)
+    return None if stages.live else monthly_stop(stages)
+
+
+def _stop(limit: MonthlyLimit, plan: Plan) -> ForcedSuspension:
+    budget, namespace, contact = limit.budget, plan.job.namespace, whom_to_ask(plan.owner_of_profile)
+    if limit.used is not None:
+        return month_exhausted(limit, namespace, contact)
+    return ForcedSuspension(
+        reason=Reason.MONTHLY_USAGE_UNKNOWN,
+        message=f'{_MONTHLY} of profile "{budget.profile}" is {hours_text(budget.limit)}, and what namespace '
+        f"{namespace} has used in {budget.month} is unknown until the operator has read its ledger.",
+        fix=f"The job then continues automatically. If this lasts for minutes, ask {contact}.",
+    )
+
+
+def month_exhausted(limit: MonthlyLimit, namespace: str, contact: str) -> ForcedSuspension:
+    """Returns why what runs must stop, of a limit that is exhausted. ``contact``: whom to ask to raise it."""
+    used = hours_text(limit.used or 0.0)
+    budget = limit.budget
+    return ForcedSuspension(
+        reason=Reason.MONTHLY_BUDGET_EXHAUSTED,
+        message=f"Namespace {namespace} has used {used} of the {hours_text(budget.limit)} chip hours that "
+        f'{_MONTHLY} of profile "{budget.profile}" allows it in {budget.month}.',
+        fix=f"The job continues automatically when the next month begins, {stamp(budget.month.end)}, or when the limit "
+        f"is raised: ask {contact}.",
+        until=budget.month.end,
+    )
+
+
+def seconds_of_wait(observation: Observation, month: ForcedSuspension) -> float:
+    """Returns the seconds until a job that may not start looks again. A raised limit, and records that have been read,
+    queue it at once."""
+    regular = observation.pace(_LOOK_SECONDS)
+    if month.until is None:
+        return regular
+    return max(1.0, min(regular, (month.until - observation.now).total_seconds()))
+
+
+def monthly_limit(observation: Observation, used: Usage) -> MonthlyLimit | None:
+    """Returns the budget with the usage of the namespace, which includes ``used``, that of the job over all months.
+
+    None: the profile sets none.
+    """
+    budget, status = observation.month, observation.status
+    if budget is None:
+        return None
+    if budget.recorded is None:
+        return MonthlyLimit(budget=budget, used=None)
+    as_of = status.active_time.as_of if status.active_time else None
+    cost = reported_amount(status.cost.chip_hours) if status.cost else None
+    ledger = reported_amount(status.ledger.chip_hours) if status.ledger else None
+    # A report of an earlier month is recorded in that month.
+    earlier = as_of is not None and Month.of(as_of) < budget.month
+    before = (cost or 0.0) if earlier else max(ledger or 0.0, budget.own)
+    own = max(0.0, used.chip_hours - before)
+    return MonthlyLimit(budget=budget, used=budget.recorded + budget.others + own)
+
+
+def hours_text(hours: float) -> str:
+    """Returns chip hours for people: ``1,310.25``, ``0.0022``."""
+    return f"{hours:,.2f}".removesuffix(".00") if hours >= 100 else decimal(round(hours, 4))

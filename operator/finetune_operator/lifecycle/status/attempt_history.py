@@ -65,10 +65,10 @@ def _with_lost_steps(
 
 def _steps(attempt: Attempt, result: AttemptResult) -> tuple[int | None, int | None]:
     """Returns the first and the last step of the attempt: those that the trainer recorded, or else the operator."""
-    written = attempt.files.result if attempt.files else None
+    written = attempt.result
     if written and isinstance(written.details, TrainOutcome):
         return written.details.start_step, written.details.step
-    recorded = result.record or (attempt.files.failure if attempt.files else None)
+    recorded = result.record or attempt.recorded
     return (recorded.start_step, recorded.step) if recorded else (None, None)
 
 
@@ -115,7 +115,7 @@ def _with_end(entry: AttemptRecord, attempt: Attempt) -> AttemptRecord:
     """Adds node and steps to the entry of the newest eviction, as far as they can be observed and it lacks them."""
     if attempt.jobset is None or not attempt.jobset.suspended:
         return entry
-    result = attempt.files.result if attempt.files else None
+    result = attempt.result
     details = result.details if result and result.outcome is Outcome.STOPPED else None
     saved = details if isinstance(details, TrainOutcome) else None
     found = {

@@ -12,12 +12,14 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.kueue import QuotaState
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.stages import gates
+from finetune_operator.lifecycle.stages.findings import found, gate_text, not_met
 from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
-from finetune_operator.lifecycle.stages.monthly_budget import monthly_shortage
-from finetune_operator.lifecycle.stages.monthly_limit import hours_text
-from finetune_operator.lifecycle.stages.preflight_memory import found
-from finetune_operator.lifecycle.stages.spending import budget_exceeded, used_up
+from finetune_operator.lifecycle.stages.spending import (
+    budget_exceeded,
+    hours_text,
+    monthly_shortage,
+    used_up,
+)
 
 #: Maximum number of files that a condition names.
 _WARNINGS = 3
@@ -225,9 +227,9 @@ def _gate_passed(stages: JobStages) -> ConditionState:
         return _NO_GATES
     if measured is None:
         return UNKNOWN, Reason.NOT_STARTED, "The tuned model has not been measured yet."
-    missed = gates.not_met(measured)
+    missed = not_met(measured)
     if missed:
-        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gates.gate_text, missed))}."
+        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gate_text, missed))}."
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
@@ -237,7 +239,7 @@ def _within_budget(stages: JobStages) -> ConditionState:
     if over := budget_exceeded(stages) or used_up(stages):
         return FALSE, over.reason, over.text
     if month := monthly_shortage(stages):
-        return FALSE if month.stops else UNKNOWN, month.reason, month.text
+        return UNKNOWN if month.reason is Reason.MONTHLY_USAGE_UNKNOWN else FALSE, month.reason, month.text
     limits = [f"{decimal(each.most)} ({each.path})" for each in stages.plan.budget.ceilings]
     texts = [f"The job may use up to {' and '.join(limits)}."] if limits else []
     if stages.month:

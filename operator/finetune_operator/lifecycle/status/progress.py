@@ -22,8 +22,7 @@ from finetune_operator.api.status_stages import (
     StepTime,
 )
 from finetune_operator.api.timestamps import whole_second
-from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.deadlines import stepped
+from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
 from finetune_operator.lifecycle.children.pods import last_start
 from finetune_operator.lifecycle.observation import Observation

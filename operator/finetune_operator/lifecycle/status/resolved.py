@@ -27,7 +27,7 @@ from finetune_operator.api.status_resolved import (
     ResolvedServiceAccounts,
     SecondsRange,
 )
-from finetune_operator.lifecycle.stages.preflight_memory import MOST_SECONDS, estimated_seconds, found
+from finetune_operator.lifecycle.stages.findings import MOST_SECONDS, estimated_seconds, found
 from finetune_operator.lifecycle.status.fitting import copied
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.estimate.past_runs import PastTrainings, TrainingShape

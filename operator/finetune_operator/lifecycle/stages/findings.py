@@ -1,20 +1,27 @@
-"""Preflight's findings about memory and speed, for the status and for spending limits."""
+"""What preflight has found about memory and speed, and the evaluation about gates, and when a stage fails for it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from finetune_contract import ExitCode, Failure, MemoryOutcome, PreflightOutcome, Stage
+from finetune_contract import (
+    EvaluateOutcome,
+    ExitCode,
+    Failure,
+    GateOutcome,
+    MemoryOutcome,
+    PreflightOutcome,
+    Stage,
+)
+from finetune_operator.api import Reason
+from finetune_operator.api.numbers import decimal
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.slices.memory import place_name
 from finetune_operator.rendering import CpuPoolTooSmall
 from finetune_operator.rendering.memory import require_cpu_memory
 from finetune_operator.rendering.scratch import require_scratch
 
-type Object = Mapping[str, Any]
-
-_HOUR = 3600
 #: No training lasts longer; a larger number is an error in the record.
 MOST_SECONDS = 2**31 - 1
+_COMPARISON = {"GreaterOrEqual": "at least", "LessOrEqual": "at most"}
 
 
 def found(plan: Plan, findings: Findings) -> MemoryOutcome | None:
@@ -40,12 +47,6 @@ def too_small(error: CpuPoolTooSmall) -> Failure:
     return Failure(code=ExitCode.OUT_OF_MEMORY, reason="CpuPoolTooSmall", message=str(error), fix=error.fix)
 
 
-def least_chip_hours(plan: Plan, findings: Findings) -> float | None:
-    """Returns the lower bound of the whole training in chip hours, by the roofline of a step; None if unknown."""
-    seconds = estimated_seconds(plan, findings)
-    return None if seconds is None else seconds[0] * plan.chips / _HOUR
-
-
 def estimated_seconds(plan: Plan, findings: Findings) -> tuple[float, float] | None:
     """Returns the minimum and the maximum for all steps; None if preflight compiled nothing for this slice."""
     outcome = found(plan, findings)
@@ -53,3 +54,30 @@ def estimated_seconds(plan: Plan, findings: Findings) -> tuple[float, float] | N
         return None
     low, high = (each * findings.preflight.steps for each in outcome.step_seconds)
     return (low, high) if 0 <= low <= high <= MOST_SECONDS else None
+
+
+def not_met(outcome: EvaluateOutcome) -> Sequence[GateOutcome]:
+    """Returns the gates that the tuned model does not meet."""
+    return [gate for gate in outcome.gates if not gate.passed]
+
+
+def gate_text(gate: GateOutcome) -> str:
+    """Returns the comparison, such as ``faq/exact_match is 0.41, at least 0.62 is required``."""
+    value = "was not measured" if gate.value is None else f"is {decimal(gate.value)}"
+    if gate.threshold is None:
+        return f"{gate.metric} {value}, and the base model's, which it is compared with, was not measured"
+    return f"{gate.metric} {value}, {_COMPARISON[gate.op]} {decimal(gate.threshold)} is required"
+
+
+def missed_gates(outcome: EvaluateOutcome, plan: Plan) -> Failure | None:
+    """Returns the failure of Evaluate if a gate is not met and the job then exports no model; else None."""
+    missed = not_met(outcome)
+    if not missed or plan.on_gate_failure == "Export":
+        return None
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason=Reason.GATE_NOT_MET,
+        message=f"The tuned model is not exported: {'; '.join(map(gate_text, missed))}."[:1024],
+        fix="Train longer or on better data; or lower the gate and retry from Evaluate, "
+        "or set spec.export.onGateFailure to Export and retry from Export.",
+    )
