@@ -8,6 +8,7 @@ was stale: this raises Conflict, and the job is observed again.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
@@ -82,11 +83,11 @@ class Applier:
         self._changed = changed
         self._pruned = pruned
         self._cluster = cluster
-        self._plans = plans
+        self.plans = plans
         self._store = store
         self._cache = cache
         self._created = created
-        self._records = RecordWriter(store)
+        self.records = RecordWriter(store)
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def apply(self, observation: Observation, decision: Decision) -> Decision:
@@ -102,7 +103,7 @@ class Applier:
             await self._admit(observation, action)
         if action.records:
             try:
-                await self._records.write_failures(observation, action.records)
+                await self.records.write_failures(observation, action.records)
             except StorageError:
                 if isinstance(action, Delete):
                     await self._stop_unrecorded(observation, action)
@@ -116,7 +117,7 @@ class Applier:
             log.info("created JobSet %s", created["metadata"]["name"], extra=attempt_labels(action.jobset))
             self._created(created)
         if isinstance(action, Finish) and action.ends_now:
-            status = await self._records.write_end(observation, decision.status)
+            status = await self.records.write_end(observation, decision.status)
             decision = replace(decision, status=status)
         return decision
 
@@ -136,13 +137,6 @@ class Applier:
         else:
             await self.write_status(observation.job, observation.status, decision.status)
 
-    async def store_plan(self, plan: Object) -> Object:
-        """Stores the plan of a job that has none and returns it as stored.
-
-        Raises ClusterError; Conflict if the job has been admitted since the observation.
-        """
-        return await self._plans.create(plan)
-
     async def _admit(self, observation: Observation, action: Admit) -> None:
         match action.write:
             case RetryRecord() as record:
@@ -151,7 +145,7 @@ class Applier:
             case TakeoverRecord() as record:
                 await self._take_over(observation, run_folder(observation), record)
             case plan:
-                await self.store_plan(plan)
+                await self.plans.create(plan)
 
     async def _take_over(self, observation: Observation, run: RunFolder, note: TakeoverRecord) -> None:
         """Records that this job continues in the run folder. The first of several such jobs wins.
@@ -192,7 +186,7 @@ class Applier:
                     JOBS, namespace, name, document, resource_version=None, uid=metadata["uid"]
                 )
         except NotFound as error:
-            await self.delete_orphan(namespace, name, metadata["uid"])
+            await self.plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
             raise Conflict(f"{error}: deleted since it was observed", status=error.status) from error
         except (Rejected, Unavailable):
             self._unwritten({**job, "status": document})
@@ -201,11 +195,6 @@ class Applier:
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
         self._changed(job, changes(before, status))
-
-    async def delete_orphan(self, namespace: str, name: str, uid: str | None) -> None:
-        """Deletes the plan of a job that is gone; None: it has none. Raises ClusterError."""
-        if uid is not None:
-            await self._plans.delete_orphan(PlanKey(namespace, name, uid))
 
     async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
         """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.
@@ -242,16 +231,12 @@ class Applier:
             if left is not None:
                 self._cache.wrote(JOBSETS, left)
 
-    async def record_jobset(self, run: RunFolder, jobset: Object) -> None:
-        """Writes ``jobset.json`` of the JobSet's attempt. Nothing is decided by that record: a failure is logged."""
-        await self._records.write_jobset(run, jobset)
-
     async def _create_and_record(self, observation: Observation, jobset: Object) -> Object:
         """Creates the JobSet and returns it as stored; meanwhile writes ``jobset.json`` of its attempt, which does not
         wait for that and starts without it."""
         created, recorded = await asyncio.gather(
             self._create_jobset(observation, jobset),
-            self.record_jobset(run_folder(observation), jobset),
+            self.records.write_jobset(run_folder(observation), jobset),
             return_exceptions=True,
         )
         for each in (created, recorded):
@@ -287,15 +272,13 @@ class Applier:
         manifest = event_of(job, event, now)
         for final in (False, True):
             try:
-                await self._cluster.create(EVENTS, manifest)
-            except AlreadyExists:
-                # The name is derived from the content, so this Event exists.
+                # The name is derived from the content, so a taken one is that of this Event.
+                with suppress(AlreadyExists):
+                    await self._cluster.create(EVENTS, manifest)
                 return
             except ClusterError as error:
                 if final:
                     log.warning("the Event %s was not written: %s", event.reason, error)
-            else:
-                return
 
 
 def event_of(job: Object, event: JobEvent, now: datetime) -> Object:

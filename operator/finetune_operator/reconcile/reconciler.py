@@ -23,7 +23,7 @@ from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.children import ManyChildren
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
 from finetune_operator.reconcile.errors import reason_of, status_with_error
-from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.keys import JobKey, PlanKey
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.nodes import ListedNodes
 from finetune_operator.reconcile.observe import UNREAD, Observer
@@ -163,7 +163,7 @@ class Reconciler:
             if observation is None:
                 if unreported := self._unreported.get(key):
                     # Its plan may be younger than the event of its deletion.
-                    await self._applier.delete_orphan(key.namespace, key.name, unreported.uid)
+                    await self._applier.plans.delete_orphan(PlanKey(key.namespace, key.name, unreported.uid))
                     del self._unreported[key]
                 return None
             decision = await self._decided(observation)
@@ -209,7 +209,7 @@ class Reconciler:
         """Carries the decision out, and then writes the record of a first JobSet that has waited for that."""
         decision = await self._applier.apply(observation, decision)
         if unreported := self._unreported.pop(key, None):
-            await self._applier.record_jobset(unreported.run, unreported.jobset)
+            await self._applier.records.write_jobset(unreported.run, unreported.jobset)
         if not decision.reported and isinstance(decision.action, Create):
             uid = observation.job["metadata"]["uid"]
             jobset = decision.action.jobset
@@ -240,7 +240,7 @@ class Reconciler:
         if plan := _first_plan(observation, decision):
             # Before the plan exists: no later decision says again what admission remarks.
             await self._applier.announce(observation, decision)
-            stored = await self._applier.store_plan(plan)
+            stored = await self._applier.plans.create(plan)
             later = len(self._unreported) < _MOST_UNREPORTED and self._crowded(key)
             admitted = await self._observer.admitted(key, observation, stored, unread=later)
             decision = await self._decided(replace(admitted, report_later=later))
