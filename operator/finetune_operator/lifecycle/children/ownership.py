@@ -6,19 +6,17 @@ controller is a Job of such a JobSet. All other objects are neither counted nor 
 all of this is forged affects at most the job that it claims to belong to, in the namespace of the tenant who forged it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api import API_VERSION
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.objects import Object
 from finetune_operator.rendering import MAX_RESTART, jobset_name
 from finetune_operator.rendering.labels import job_of_jobset
-
-type Object = Mapping[str, Any]
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
