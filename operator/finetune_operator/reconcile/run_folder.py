@@ -24,12 +24,7 @@ from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, TakeoverRecord
 from finetune_operator.reconcile.file_cache import FileCache
-from finetune_operator.reconcile.run_folder_files import (
-    MalformedRecordError,
-    NewerRecordError,
-    UnreadableError,
-    by_store,
-)
+from finetune_operator.reconcile.run_folder_files import MalformedRecordError, UnreadableError, by_store
 from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Own, RunFolderObserver
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 
@@ -139,7 +134,7 @@ class RunFolderReader:
         observer = RunFolderObserver(self._store, self._remembered, job)
         try:
             view = await observer.view(folders, own, retry, state.working if state else ())
-        except (StorageError, MalformedRecordError, NewerRecordError, UnreadableError) as error:
+        except (StorageError, UnreadableError) as error:
             return RunFolderView(unreadable=self._why(error, job, folders.run, listed=observer.listed))
         self._denials.answered(job, folders.run.uri)
         if state is not None:
@@ -180,10 +175,8 @@ class RunFolderReader:
                 reason = Reason.STORAGE_PERMISSION_DENIED if alone else Reason.STORE_UNAVAILABLE
             case ListingTooLarge():
                 reason = Reason.RUN_FOLDER_TOO_LARGE
-            case ObjectTooLarge() | MalformedRecordError():
-                reason, message = Reason.RECORD_MALFORMED, f"{message} {_NOTE_FIX}"
-            case NewerRecordError():
-                reason = Reason.CONTRACT_NEWER
+            case MalformedRecordError():
+                reason, message = error.reason, f"{message} {_NOTE_FIX}"
             case UnreadableError():
                 reason = error.reason
             case _:

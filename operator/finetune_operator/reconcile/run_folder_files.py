@@ -16,12 +16,26 @@ _READ_LIMIT = 16 * 2**20
 HELD_LIMIT = 5 * 2**18
 
 
-class MalformedRecordError(Exception):
-    """A file is not a valid record of the kind that its name indicates."""
+class UnreadableError(Exception):
+    """A record, or the run folder as a whole, cannot be read."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
-class NewerRecordError(Exception):
+class MalformedRecordError(UnreadableError):
+    """A file is not a valid record of the kind that its name indicates, or too large for one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.RECORD_MALFORMED, message)
+
+
+class NewerRecordError(UnreadableError):
     """A file is a record of a newer major version of the contract."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.CONTRACT_NEWER, message)
 
 
 def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
@@ -43,14 +57,6 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
         raise MalformedRecordError(
             f"{uri} is not a valid {model.__name__}: {where[:128]}: {first['msg'][:256]}"
         ) from error
-
-
-class UnreadableError(Exception):
-    """The run folder as a whole cannot be read."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def by_store[T: BaseModel](record: T, content: bytes) -> T:
@@ -111,11 +117,11 @@ class RunFolderFiles:
             if content is None:
                 return None
             found = by_store(parsed(uri, content, model), content)
-        except (MalformedRecordError, ObjectTooLarge):
+        except (MalformedRecordError, ObjectTooLarge) as error:
             if settled_if_bad and known is None:
                 # Cached as empty, since its content is of no use.
                 self._remembered.keep(self._job, uri, b"")
-            raise
+            raise MalformedRecordError(str(error)) from error
         record = kept(found) if kept else found
         if record is not found:
             content = record.model_dump_json(exclude_defaults=True).encode()
