@@ -23,8 +23,12 @@ from finetune_operator.artifacts.port import (
 from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, TakeoverRecord
-from finetune_operator.reconcile.file_cache import FileCache
-from finetune_operator.reconcile.run_folder_files import MalformedRecordError, UnreadableError, by_store
+from finetune_operator.reconcile.run_folder_files import (
+    FileCache,
+    MalformedRecordError,
+    UnreadableError,
+    by_store,
+)
 from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Own, RunFolderObserver
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 

@@ -35,9 +35,9 @@ from finetune_operator.lifecycle.observation import (
     TakeoverRecord,
     in_order,
 )
-from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.listing import files_by_attempt, retry_generations, taken_over_by
 from finetune_operator.reconcile.run_folder_files import (
+    FileCache,
     MalformedRecordError,
     NewerRecordError,
     RunFolderFiles,
