@@ -106,7 +106,11 @@ class Applier:
                 await self.records.write_failures(observation, action.records)
             except StorageError:
                 if isinstance(action, Delete):
-                    await self._stop_unrecorded(observation, action)
+                    # A failing store must not hold a slice: the status keeps the records until they can be stored.
+                    records = {**dict(pending_records(observation.status)), **dict(action.records)}
+                    status = with_pending(observation.status, records.items())
+                    stop = replace(action, status_first=True)
+                    await self.report(observation, replace(decision, action=stop, status=status))
                 raise
         if isinstance(action, Delete) and not action.status_first:
             await self._delete(job, action.jobsets)
@@ -129,13 +133,17 @@ class Applier:
     async def report(self, observation: Observation, decision: Decision) -> None:
         """Writes the status of a decision after :meth:`announce`, and carries out deletions that it must precede.
 
-        Raises ClusterError; Conflict if the job has changed since it was observed.
+        JobSets are deleted even if the API server does not take the status; the error is raised afterwards. Raises
+        ClusterError; Conflict, without deleting anything, if the job has changed since it was observed.
         """
         action = decision.action
-        if isinstance(action, Delete) and action.status_first:
-            await self._write_status_then_delete(observation, decision.status, action.jobsets)
-        else:
+        deletions = action.jobsets if isinstance(action, Delete) and action.status_first else ()
+        try:
             await self.write_status(observation.job, observation.status, decision.status)
+        except (Rejected, Unavailable):
+            await self._delete(observation.job, deletions)
+            raise
+        await self._delete(observation.job, deletions)
 
     async def _admit(self, observation: Observation, action: Admit) -> None:
         match action.write:
@@ -195,32 +203,6 @@ class Applier:
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
         self._changed(job, changes(before, status))
-
-    async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
-        """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.
-
-        The records are kept in the status until they can be stored. Nothing else of the decision is carried out.
-        """
-        status = observation.status
-        records = {**dict(pending_records(status)), **dict(action.records)}
-        await self._write_status_then_delete(
-            observation, with_pending(status, records.items()), action.jobsets
-        )
-
-    async def _write_status_then_delete(
-        self, observation: Observation, status: FineTuneJobStatus, deletions: Sequence[Deletion]
-    ) -> None:
-        """Stores the status before deleting the objects that it is derived from.
-
-        JobSets are deleted even if the API server does not take the status; the error is raised afterwards. Raises
-        Conflict without deleting anything if another client has written the status, or the job is deleted.
-        """
-        try:
-            await self.write_status(observation.job, observation.status, status)
-        except (Rejected, Unavailable):
-            await self._delete(observation.job, deletions)
-            raise
-        await self._delete(observation.job, deletions)
 
     async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:
         namespace = job["metadata"]["namespace"]

@@ -129,8 +129,14 @@ class RunFolderReader:
         if state is not None and (reading := self._views.get(job)):
             what = due(reading, state, now=now, pace=pace)
             if what is Due.PROGRESS:
-                reading = await self._with_progress(folders.run, job, reading, state.working, now)
-            if reading and what is not Due.EVERYTHING and _confirmed(reading.view, own):
+                # Everything is read if that cannot be read.
+                what, observer = Due.EVERYTHING, RunFolderObserver(self._store, self._remembered, job)
+                with contextlib.suppress(StorageError, UnreadableError):
+                    view = await observer.with_progress(reading.view, folders.run, state.working)
+                    size = observer.progress_bytes
+                    reading = replace(reading, view=view, progress_read=now, progress_bytes=size)
+                    what = Due.EVERYTHING if view.progress_unknown else Due.NOTHING
+            if what is Due.NOTHING and _confirmed(reading.view, own):
                 # What has appeared since may end or vanish before the next reading.
                 self._views.keep(tenant, job, replace(reading, state=state))
                 return replace(reading.view, progress_age=now - reading.progress_read)
@@ -152,24 +158,6 @@ class RunFolderReader:
             )
             self._views.keep(tenant, job, reading)
         return view
-
-    async def _with_progress(
-        self,
-        run: RunFolder,
-        job: Hashable,
-        reading: Reading,
-        working: Collection[AttemptKey],
-        now: float,
-    ) -> Reading | None:
-        """Returns a reading with new progress; None if that cannot be read, so that everything is to be read."""
-        observer = RunFolderObserver(self._store, self._remembered, job)
-        try:
-            view = await observer.with_progress(reading.view, run, working)
-        except (StorageError, UnreadableError):
-            return None
-        if view.progress_unknown:
-            return None
-        return replace(reading, view=view, progress_read=now, progress_bytes=observer.progress_bytes)
 
     def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> ReadFailure:
         message = f"{error}."
