@@ -36,6 +36,7 @@ from finetune_operator.reconcile.other_objects import OtherObjects
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.record_writer import run_folder
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from finetune_operator.reconcile.run_folder_files import UnreadableError
 from finetune_operator.reconcile.run_folder_observer import Folders
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.view_cache import ClusterState
@@ -223,7 +224,7 @@ class Observer:
         """Returns the progress of each host. Empty if it cannot be read: detection of a hang does not depend on it."""
         try:
             return await self._folder.hosts(run, count)
-        except StorageError as error:
+        except (StorageError, UnreadableError) as error:
             log.warning("the slowest host cannot be determined: %s", error)
             return {}
 

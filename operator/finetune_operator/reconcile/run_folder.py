@@ -8,15 +8,12 @@ from dataclasses import replace
 from time import monotonic
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from finetune_contract import HostProgress, RunFolder
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
     ListingTooLarge,
     ObjectStore,
-    ObjectTooLarge,
     StorageDenied,
     StorageError,
 )
@@ -26,8 +23,9 @@ from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, 
 from finetune_operator.reconcile.run_folder_files import (
     FileCache,
     MalformedRecordError,
+    NewerRecordError,
+    RunFolderFiles,
     UnreadableError,
-    by_store,
 )
 from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Own, RunFolderObserver
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
@@ -186,20 +184,19 @@ class RunFolderReader:
         self._denials.forget(job)
 
     async def hosts(self, run: RunFolder, count: int) -> dict[int, HostProgress]:
-        """Returns the progress of the first ``count`` processes of training by index. Raises StorageError.
+        """Returns the progress of the first ``count`` processes of training by index. Raises StorageError or
+        UnreadableError.
 
         Invalid records are omitted, since the classification of the attempt does not depend on them.
         """
-        progress: dict[int, HostProgress] = {}
-        for some in itertools.batched(range(count), AT_ONCE):
-            contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
-            for content in contents:
-                with contextlib.suppress(ValidationError):
-                    record = by_store(HostProgress.model_validate_json(content or b""), content or b"")
-                    progress[record.host] = record
-        return progress
+        files, progress = RunFolderFiles(self._store, self._remembered, run.uri), dict[int, HostProgress]()
 
-    async def _host(self, uri: str) -> bytes | None:
-        with contextlib.suppress(ObjectTooLarge):
-            return await self._store.read(uri, limit=PROGRESS_LIMIT)
-        return None
+        async def read(host: int) -> HostProgress | None:
+            with contextlib.suppress(MalformedRecordError, NewerRecordError):
+                return await files.read(run.host(host), HostProgress, limit=PROGRESS_LIMIT)
+            return None
+
+        for some in itertools.batched(range(count), AT_ONCE):
+            found = await asyncio.gather(*map(read, some))
+            progress |= {record.host: record for record in found if record is not None}
+        return progress
