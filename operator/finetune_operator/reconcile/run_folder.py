@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from time import monotonic
 from urllib.parse import urlsplit
@@ -18,8 +18,7 @@ from finetune_operator.artifacts.port import (
     StorageError,
 )
 from finetune_operator.artifacts.tenant_shares import share_of
-from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, TakeoverRecord
+from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView
 from finetune_operator.reconcile.run_folder_files import (
     FileCache,
     MalformedRecordError,
@@ -31,10 +30,6 @@ from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Ow
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 
 _NOTE_FIX = "Delete it; if it is the record of a retry, also raise spec.retry.generation."
-
-
-def _all(listed: Collection[AttemptKey], _takeovers: tuple[TakeoverRecord, ...]) -> Collection[AttemptKey]:
-    return listed
 
 
 def _confirmed(view: RunFolderView, own: Own) -> bool:
@@ -105,7 +100,7 @@ class RunFolderReader:
         folders: Folders,
         *,
         of: Hashable = None,
-        own: Own = _all,
+        own: Own = lambda listed, _: listed,
         retry: int | None = None,
         state: ClusterState | None = None,
         pace: float = 0.0,

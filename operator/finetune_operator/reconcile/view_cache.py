@@ -52,7 +52,10 @@ class ClusterState:
 
     @classmethod
     def of(cls, job: Object, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> Self:
-        own: list[tuple[bool, Hashable]] = [(each.ended, _jobset(each)) for each in jobsets]
+        own: list[tuple[bool, Hashable]] = [
+            (each.ended, (each.uid, each.restarts, each.suspended, each.held, each.deleting))
+            for each in jobsets
+        ]
         own += [(not each.live, _pod(each)) for each in pods]
         metadata = job["metadata"]
         return cls(
@@ -69,10 +72,6 @@ class ClusterState:
     def continues(self, earlier: Self) -> bool:
         """Whether nothing has ended, restarted or vanished since. JobSets and pods may have been added or started."""
         return self.job == earlier.job and self.ended == earlier.ended and earlier.alive <= self.alive
-
-
-def _jobset(jobset: JobSet) -> Hashable:
-    return jobset.uid, jobset.restarts, jobset.suspended, jobset.held, jobset.deleting
 
 
 def _pod(pod: Pod) -> Hashable:

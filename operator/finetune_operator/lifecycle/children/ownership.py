@@ -49,17 +49,13 @@ def may_be_jobset_of(job: Object, jobset: Object) -> bool:
     )
 
 
-def _reported(job: Object) -> frozenset[str]:
-    """Returns the names of the JobSets that the status contains; tenants cannot write it."""
-    status = job.get("status") or {}
-    entries = (*status.get("stages", ()), *status.get("attempts", {}).get("history", ()))
-    return frozenset(each["jobSet"] for each in entries if "jobSet" in each)
-
-
 def possible_jobsets(job: Object) -> frozenset[str]:
     """Returns the names of all JobSets that the job may have by its status: those that it contains, and the next one of
     each stage, which may have been created after it was written."""
-    reported, name = _reported(job), job["metadata"]["name"]
+    status, name = job.get("status") or {}, job["metadata"]["name"]
+    # Tenants cannot write the status.
+    entries = (*status.get("stages", ()), *status.get("attempts", {}).get("history", ()))
+    reported = frozenset(each["jobSet"] for each in entries if "jobSet" in each)
     following = set()
     for stage in Stage:
         stem = jobset_name(name, stage, 0).removesuffix("0")
