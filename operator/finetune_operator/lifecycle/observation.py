@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,12 +27,11 @@ from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, StoredPlan
 from finetune_operator.planning.admission import Planner
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.requests import MAX_ATTEMPT
-
-type Object = Mapping[str, Any]
 
 #: Seconds, which ten thousand jobs reach. The number of other namespaces' jobs is unbounded and must not slow a job
 #: down further.

@@ -1,11 +1,9 @@
 """What is kept in memory of a FineTuneJob: all of its spec and status, which its schema bounds, and some metadata."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from finetune_operator.objects import Object
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
-
-type Object = Mapping[str, Any]
 
 #: Maximum number of labels, and of annotations, that are reported of a job.
 MOST_TEXTS = 64

@@ -8,6 +8,7 @@ was stale: this raises Conflict, and the job is observed again.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
@@ -82,11 +83,11 @@ class Applier:
         self._changed = changed
         self._pruned = pruned
         self._cluster = cluster
-        self._plans = plans
+        self.plans = plans
         self._store = store
         self._cache = cache
         self._created = created
-        self._records = RecordWriter(store)
+        self.records = RecordWriter(store)
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def apply(self, observation: Observation, decision: Decision) -> Decision:
@@ -102,10 +103,14 @@ class Applier:
             await self._admit(observation, action)
         if action.records:
             try:
-                await self._records.write_failures(observation, action.records)
+                await self.records.write_failures(observation, action.records)
             except StorageError:
                 if isinstance(action, Delete):
-                    await self._stop_unrecorded(observation, action)
+                    # A failing store must not hold a slice: the status keeps the records until they can be stored.
+                    records = {**dict(pending_records(observation.status)), **dict(action.records)}
+                    status = with_pending(observation.status, records.items())
+                    stop = replace(action, status_first=True)
+                    await self.report(observation, replace(decision, action=stop, status=status))
                 raise
         if isinstance(action, Delete) and not action.status_first:
             await self._delete(job, action.jobsets)
@@ -116,7 +121,7 @@ class Applier:
             log.info("created JobSet %s", created["metadata"]["name"], extra=attempt_labels(action.jobset))
             self._created(created)
         if isinstance(action, Finish) and action.ends_now:
-            status = await self._records.write_end(observation, decision.status)
+            status = await self.records.write_end(observation, decision.status)
             decision = replace(decision, status=status)
         return decision
 
@@ -128,20 +133,17 @@ class Applier:
     async def report(self, observation: Observation, decision: Decision) -> None:
         """Writes the status of a decision after :meth:`announce`, and carries out deletions that it must precede.
 
-        Raises ClusterError; Conflict if the job has changed since it was observed.
+        JobSets are deleted even if the API server does not take the status; the error is raised afterwards. Raises
+        ClusterError; Conflict, without deleting anything, if the job has changed since it was observed.
         """
         action = decision.action
-        if isinstance(action, Delete) and action.status_first:
-            await self._write_status_then_delete(observation, decision.status, action.jobsets)
-        else:
+        deletions = action.jobsets if isinstance(action, Delete) and action.status_first else ()
+        try:
             await self.write_status(observation.job, observation.status, decision.status)
-
-    async def store_plan(self, plan: Object) -> Object:
-        """Stores the plan of a job that has none and returns it as stored.
-
-        Raises ClusterError; Conflict if the job has been admitted since the observation.
-        """
-        return await self._plans.create(plan)
+        except (Rejected, Unavailable):
+            await self._delete(observation.job, deletions)
+            raise
+        await self._delete(observation.job, deletions)
 
     async def _admit(self, observation: Observation, action: Admit) -> None:
         match action.write:
@@ -151,7 +153,7 @@ class Applier:
             case TakeoverRecord() as record:
                 await self._take_over(observation, run_folder(observation), record)
             case plan:
-                await self.store_plan(plan)
+                await self.plans.create(plan)
 
     async def _take_over(self, observation: Observation, run: RunFolder, note: TakeoverRecord) -> None:
         """Records that this job continues in the run folder. The first of several such jobs wins.
@@ -192,7 +194,7 @@ class Applier:
                     JOBS, namespace, name, document, resource_version=None, uid=metadata["uid"]
                 )
         except NotFound as error:
-            await self.delete_orphan(namespace, name, metadata["uid"])
+            await self.plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
             raise Conflict(f"{error}: deleted since it was observed", status=error.status) from error
         except (Rejected, Unavailable):
             self._unwritten({**job, "status": document})
@@ -201,37 +203,6 @@ class Applier:
         if "ledger" in document and "ledger" not in (written.get("status") or {}):
             self._pruned()
         self._changed(job, changes(before, status))
-
-    async def delete_orphan(self, namespace: str, name: str, uid: str | None) -> None:
-        """Deletes the plan of a job that is gone; None: it has none. Raises ClusterError."""
-        if uid is not None:
-            await self._plans.delete_orphan(PlanKey(namespace, name, uid))
-
-    async def _stop_unrecorded(self, observation: Observation, action: Delete) -> None:
-        """Deletes JobSets although their records could not be stored, so that a failing store does not hold a slice.
-
-        The records are kept in the status until they can be stored. Nothing else of the decision is carried out.
-        """
-        status = observation.status
-        records = {**dict(pending_records(status)), **dict(action.records)}
-        await self._write_status_then_delete(
-            observation, with_pending(status, records.items()), action.jobsets
-        )
-
-    async def _write_status_then_delete(
-        self, observation: Observation, status: FineTuneJobStatus, deletions: Sequence[Deletion]
-    ) -> None:
-        """Stores the status before deleting the objects that it is derived from.
-
-        JobSets are deleted even if the API server does not take the status; the error is raised afterwards. Raises
-        Conflict without deleting anything if another client has written the status, or the job is deleted.
-        """
-        try:
-            await self.write_status(observation.job, observation.status, status)
-        except (Rejected, Unavailable):
-            await self._delete(observation.job, deletions)
-            raise
-        await self._delete(observation.job, deletions)
 
     async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:
         namespace = job["metadata"]["namespace"]
@@ -242,16 +213,12 @@ class Applier:
             if left is not None:
                 self._cache.wrote(JOBSETS, left)
 
-    async def record_jobset(self, run: RunFolder, jobset: Object) -> None:
-        """Writes ``jobset.json`` of the JobSet's attempt. Nothing is decided by that record: a failure is logged."""
-        await self._records.write_jobset(run, jobset)
-
     async def _create_and_record(self, observation: Observation, jobset: Object) -> Object:
         """Creates the JobSet and returns it as stored; meanwhile writes ``jobset.json`` of its attempt, which does not
         wait for that and starts without it."""
         created, recorded = await asyncio.gather(
             self._create_jobset(observation, jobset),
-            self.record_jobset(run_folder(observation), jobset),
+            self.records.write_jobset(run_folder(observation), jobset),
             return_exceptions=True,
         )
         for each in (created, recorded):
@@ -287,15 +254,13 @@ class Applier:
         manifest = event_of(job, event, now)
         for final in (False, True):
             try:
-                await self._cluster.create(EVENTS, manifest)
-            except AlreadyExists:
-                # The name is derived from the content, so this Event exists.
+                # The name is derived from the content, so a taken one is that of this Event.
+                with suppress(AlreadyExists):
+                    await self._cluster.create(EVENTS, manifest)
                 return
             except ClusterError as error:
                 if final:
                     log.warning("the Event %s was not written: %s", event.reason, error)
-            else:
-                return
 
 
 def event_of(job: Object, event: JobEvent, now: datetime) -> Object:

@@ -1,12 +1,15 @@
-"""Reads plan and children of a job: from the watches' cache, or live."""
+"""Reads a job with its plan and children: from the watches' cache, or live."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from finetune_operator.cluster.port import (
+    JOBS,
     JOBSETS,
     PODS,
     WORKLOADS,
@@ -23,8 +26,10 @@ from finetune_operator.lifecycle.children.ownership import possible_jobsets
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL, Workload
 from finetune_operator.lifecycle.decide import unprocessed
+from finetune_operator.lifecycle.reduced_job import job_texts, reduced_job
+from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.plans import Plans
-from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
+from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_entries import ChildVersion, own_child, weight
 from finetune_operator.rendering.labels import UID_LABEL
 
@@ -37,29 +42,56 @@ class ManyChildren(ResponseTooLarge):
     """The objects that may belong to a job take more memory than the listing may keep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Children:
-    """The children of a job by their metadata."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadJob:
+    """A job with its plan, and its children by their metadata."""
 
-    jobsets: tuple[JobSet, ...]
-    pods: Sequence[Pod]
-    workloads: tuple[Workload, ...] | None
+    job: Object
+    config_map: Object | None
+    jobsets: Sequence[JobSet]
+    pods: Sequence[Pod] = ()
+    workloads: tuple[Workload, ...] | None = ()
     """Those of JobSets that Kueue manages; None if Kueue is not installed."""
+    cached: bool = False
+    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What watches lack of the job; empty if it is cached."""
     excess: str | None = None
     """Why pods and Workloads are unknown, as a sentence: more objects carry the job's labels than are read. ``jobsets``
     then has those that the status names, and the next one of each stage. None: everything is known."""
 
 
-class ChildReader:
-    """Reads plan and children of jobs, and completes the cache with live reads."""
+class JobReader:
+    """Reads jobs with their plans and children, and completes the cache with live reads."""
 
     def __init__(self, cluster: KubernetesClient, plans: Plans, cache: WatchCache) -> None:
         self._cluster = cluster
         self._plans = plans
         self._cache = cache
 
-    async def live(self, job: Object, *, large: bool) -> tuple[Object | None, Children]:
-        """Reads plan and children of a job, and completes the cache with them.
+    async def cached(self, key: JobKey) -> ReadJob | None:
+        """Returns a job from the cache, and reads what is not cached of it; None if it must be read live. Raises
+        ClusterError."""
+        cached = await self._cache.job(key.namespace, key.name)
+        if cached is None:
+            return None
+        job, jobsets, workloads = cached.job, cached.jobsets, cached.workloads
+        # If an unprocessed job has a plan after all, storing its plan fails, and it is read live.
+        uid, may_have_plan = job["metadata"]["uid"], bool(jobsets) or not unprocessed(job)
+        config_map = await self._plan(uid) if may_have_plan else self._plans.cached(uid)
+        if workloads is None:
+            listed = await self._workloads(job, _managed(jobsets))
+            workloads = None if listed is None else _views(listed)
+        return ReadJob(
+            job=job,
+            config_map=config_map,
+            jobsets=jobsets,
+            pods=cached.pods,
+            workloads=_workloads_of(jobsets, workloads),
+            cached=True,
+        )
+
+    async def live(self, key: JobKey, *, large: bool) -> ReadJob | None:
+        """Reads a job with plan and children, and completes the cache with them. Returns None if it does not exist.
 
         Tenants can put the job's labels on any number of objects. That must not keep the job from being stopped, so
         its JobSets are then read by name.
@@ -67,62 +99,53 @@ class ChildReader:
         ``large``: whether it has a slot for many children. Raises ManyChildren if they take more than a job may that
         has none, and ClusterError.
         """
-        uid = job["metadata"]["uid"]
+        whole = await find(self._cluster, JOBS, key.namespace, key.name)
+        if whole is None:
+            return None
+        job, texts = reduced_job(whole), job_texts(whole)
+        # Its other metadata have no limit.
+        del whole
         self._cache.adopt(job)
-        config_map = await self._plan(uid)
+        uid = job["metadata"]["uid"]
+        read = ReadJob(job=job, config_map=await self._plan(uid), jobsets=(), texts=texts)
         try:
-            jobsets, pods, workloads = await self._listed(job, _LARGE_BYTES if large else _SMALL_BYTES)
+            found = await self._listed(job, _LARGE_BYTES if large else _SMALL_BYTES)
         except ResponseTooLarge as error:
             if isinstance(error, ManyChildren) and not large:
                 raise
-            return config_map, Children(await self._named_jobsets(job), (), (), excess=f"{error}.")
-        self._cache.complete(uid, {JOBSETS: jobsets, PODS: pods, WORKLOADS: workloads or ()})
-        return config_map, _children(
-            _views(jobsets), _views(pods), None if workloads is None else _views(workloads)
-        )
+            return replace(read, jobsets=await self._named_jobsets(job), excess=f"{error}.")
+        self._cache.complete(uid, found)
+        jobsets, pods = _views(found[JOBSETS]), _views(found[PODS])
+        workloads = _views(found[WORKLOADS]) if WORKLOADS in found else None
+        return replace(read, jobsets=jobsets, pods=pods, workloads=_workloads_of(jobsets, workloads))
 
-    async def _listed(
-        self, job: Object, most: int
-    ) -> tuple[Sequence[ChildVersion], Sequence[ChildVersion], Sequence[ChildVersion] | None]:
-        """Lists JobSets, pods and Workloads of a job. ``most``: maximum size of each. Raises ClusterError."""
+    async def _listed(self, job: Object, most: int) -> dict[ResourceKind, Sequence[ChildVersion]]:
+        """Lists JobSets, pods and, if Kueue is installed, Workloads of a job. ``most``: maximum size of each. Raises
+        ClusterError."""
         labels = {UID_LABEL: job["metadata"]["uid"]}
-        listings = [self._own(kind, job, most=most, labels=labels) for kind in (JOBSETS, PODS)]
+        found: dict[ResourceKind, Sequence[ChildVersion]] = {}
+        listings = (self._own(kind, job, most=most, labels=labels) for kind in (JOBSETS, PODS))
         # Neither continues when this raises, and the slot for it is free again.
-        read: list[list[ChildVersion]] = []
-        for listed in await asyncio.gather(*listings, return_exceptions=True):
+        both = await asyncio.gather(*listings, return_exceptions=True)
+        for kind, listed in zip((JOBSETS, PODS), both, strict=True):
             if isinstance(listed, BaseException):
                 raise listed
-            read.append(listed)
-        jobsets, pods = read
-        own = _views(jobsets)
+            found[kind] = listed
+        own = _views(found[JOBSETS])
         # The cache has also those of JobSets that Kueue may suspend later.
         every = self._cache.streams.of(WORKLOADS, job["metadata"]["namespace"])
         uids = frozenset(jobset.uid for jobset in own) if every else _managed(own)
-        return jobsets, pods, await self._workloads(job, uids, most)
+        workloads = await self._workloads(job, uids, most)
+        return found if workloads is None else found | {WORKLOADS: workloads}
 
-    async def _named_jobsets(self, job: Object) -> tuple[JobSet, ...]:
+    async def _named_jobsets(self, job: Object) -> list[JobSet]:
         """Returns the job's JobSets among those that may exist by its status. Raises ClusterError."""
         names = sorted(possible_jobsets(job))
         # The operator's role permits no reads of single JobSets.
         found = await asyncio.gather(
             *(self._own(JOBSETS, job, fields={"metadata.name": name}) for name in names)
         )
-        return tuple(jobset for named in found for jobset in _views(named))
-
-    async def cached(self, cached: CachedJob) -> tuple[Object | None, Children]:
-        """Returns plan and children of a cached job. Reads what is not cached. Raises ClusterError."""
-        job, jobsets, workloads = cached.job, cached.jobsets, cached.workloads
-        config_map = await self._cached_plan(job, jobsets)
-        if workloads is None:
-            listed = await self._workloads(job, _managed(jobsets))
-            workloads = None if listed is None else _views(listed)
-        return config_map, _children(jobsets, cached.pods, workloads)
-
-    async def _cached_plan(self, job: Object, jobsets: Sequence[JobSet]) -> Object | None:
-        """Returns the plan of a job if it can have one."""
-        # If an unprocessed job has one after all, storing its plan fails, and it is read live.
-        known = self._plans.cached(job["metadata"]["uid"])
-        return known if unprocessed(job) and not jobsets else await self._plan(job["metadata"]["uid"])
+        return _views(chain.from_iterable(found))
 
     async def _plan(self, uid: str) -> Object | None:
         """Returns the plan of the job with that uid. A plan that was read once is immutable."""
@@ -144,16 +167,12 @@ class ChildReader:
 
     async def _own(self, kind: ResourceKind, job: Object, **selected: Any) -> list[ChildVersion]:
         """Lists the job's objects of a kind among those that are selected. Raises ClusterError."""
-        namespace = job["metadata"]["namespace"]
-        keep = partial(own_child, kind, job)
-        return await list_kept(self._cluster, kind, namespace, keep=keep, size=_size, **selected)
+        namespace, keep = job["metadata"]["namespace"], partial(own_child, kind, job)
+        size = attrgetter("size")
+        return await list_kept(self._cluster, kind, namespace, keep=keep, size=size, **selected)
 
 
-def _size(child: ChildVersion) -> int:
-    return child.size
-
-
-def _views(children: Sequence[ChildVersion]) -> list[Any]:
+def _views(children: Iterable[ChildVersion]) -> list[Any]:
     return [child.view for child in children]
 
 
@@ -165,14 +184,22 @@ def _managed(jobsets: Sequence[JobSet]) -> frozenset[str]:
     return frozenset(jobset.uid for jobset in jobsets if jobset.queue is not None or jobset.suspended)
 
 
-def _children(
-    jobsets: Sequence[JobSet], pods: Sequence[Pod], workloads: Sequence[Workload] | None
-) -> Children:
-    """Returns the children, without Workloads of JobSets that Kueue does not manage."""
+def _workloads_of(
+    jobsets: Sequence[JobSet], workloads: Sequence[Workload] | None
+) -> tuple[Workload, ...] | None:
+    """Returns the Workloads without those of JobSets that Kueue does not manage."""
+    if workloads is None:
+        return None
     managed = _managed(jobsets)
-    if workloads is not None:
-        workloads = tuple(each for each in workloads if not managed.isdisjoint(each.owner_uids))
-    return Children(tuple(jobsets), pods, workloads)
+    return tuple(each for each in workloads if not managed.isdisjoint(each.owner_uids))
+
+
+async def find(cluster: KubernetesClient, kind: ResourceKind, namespace: str, name: str) -> Object | None:
+    """Returns the object; None if it does not exist. Raises ClusterError."""
+    try:
+        return await cluster.get(kind, namespace, name)
+    except NotFound:
+        return None
 
 
 async def list_kept[T](

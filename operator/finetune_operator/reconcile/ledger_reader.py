@@ -1,7 +1,7 @@
 """Reads the records of a ledger: the operator with its own credentials, ``finetune costs`` with the caller's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import date, timedelta
 
 from finetune_contract import Stage
@@ -13,9 +13,6 @@ from finetune_operator.ledger.record import RECORD_BYTES, LedgerRecord
 _MOST_OF_A_DAY = 1_000_000
 #: Days that are listed, and records that are read, at the same time.
 _DAYS, _RECORDS = 8, 32
-
-type AttemptDay = tuple[str, str]
-"""Uid of the job, and name of the record."""
 
 
 class LedgerReader:
@@ -35,9 +32,9 @@ class LedgerReader:
 
         Of an attempt that was recorded on several days, because the status of its job was lost, the last end counts.
         """
-        ended: set[AttemptDay] = set()
-        days = list(_days(since, until))
+        ended: set[tuple[str, str]] = set()
         # The newest day first.
+        days = [until - timedelta(days=number) for number in range((until - since).days + 1)]
         for first in range(0, len(days), _DAYS):
             chunk = days[first : first + _DAYS]
             folders = [day_folder(self._uri, day, namespace) for day in chunk]
@@ -45,7 +42,7 @@ class LedgerReader:
                 *(self._store.list(folder, limit=_MOST_OF_A_DAY) for folder in folders)
             )
             for folder, names in zip(folders, listed, strict=True):
-                async for record in self._of_day(folder, _of_stage(names, stage)):
+                async for record in self._of_day(folder, names, stage):
                     if record.ends_attempt:
                         key = record.uid, f"{record.stage}-{record.number}.{record.restart}"
                         if key in ended:
@@ -53,8 +50,12 @@ class LedgerReader:
                         ended.add(key)
                     yield record
 
-    async def _of_day(self, folder: str, names: Sequence[str]) -> AsyncIterator[LedgerRecord]:
-        records = [name for name in names if name.endswith(".json")]
+    async def _of_day(
+        self, folder: str, names: Sequence[str], stage: Stage | None
+    ) -> AsyncIterator[LedgerRecord]:
+        begin = f"{stage.short}-" if stage else ""
+        files = (name for name in names if name.endswith(".json"))
+        records = [name for name in files if name.rpartition("/")[2].startswith(begin)]
         for first in range(0, len(records), _RECORDS):
             some = records[first : first + _RECORDS]
             uris = [f"{folder}/{name}" for name in some]
@@ -70,17 +71,3 @@ class LedgerReader:
         except ObjectTooLarge:
             return None
         return LedgerRecord.parse(content) if content is not None else None
-
-
-def _of_stage(names: Sequence[str], stage: Stage | None) -> Sequence[str]:
-    """Returns the names of records of the stage; all if it is None."""
-    if stage is None:
-        return names
-    return [name for name in names if name.rpartition("/")[2].startswith(f"{stage.short}-")]
-
-
-def _days(since: date, until: date) -> Iterator[date]:
-    day = until
-    while day >= since:
-        yield day
-        day -= timedelta(days=1)

@@ -51,11 +51,15 @@ def failed_kinds(
     return sorted(kinds, key=lambda kind: (kind not in wanted, kind))[:_MOST_KINDS]
 
 
-async def list_nodes(cluster: KubernetesClient, kinds: Sequence[SliceKind]) -> Mapping[str, SliceNode] | None:
-    """Returns all nodes of the kinds, with one list per kind.
+async def list_nodes(
+    cluster: KubernetesClient, kinds: Sequence[SliceKind], earlier: ListedNodes | None
+) -> Mapping[str, SliceNode] | None:
+    """Returns all nodes of the kinds, with one list per kind unless those were listed ``earlier``.
 
     None without kinds, or if the operator may not list nodes. Raises ClusterError.
     """
+    if earlier is not None and kinds == earlier.kinds:
+        return earlier.nodes
     if not kinds:
         return None
     try:

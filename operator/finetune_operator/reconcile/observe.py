@@ -1,8 +1,8 @@
 """Observes a job and everything that belongs to it: from the watches' cache, or with live reads."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -18,27 +18,26 @@ from finetune_operator.cluster.port import (
     Rejected,
 )
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
-from finetune_operator.lifecycle.children.node import SliceNode
 from finetune_operator.lifecycle.children.object_events import ObjectEvent, read_event
 from finetune_operator.lifecycle.children.ownership import own_pods
-from finetune_operator.lifecycle.children.pod import SliceKind
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
-from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView, pace
-from finetune_operator.lifecycle.reduced_job import job_texts, reduced_job
+from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView
+from finetune_operator.lifecycle.reduced_job import job_texts
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.stored_plan import StoredPlan, stored_plan_in
 from finetune_operator.reconcile.budgets import Budgets
-from finetune_operator.reconcile.children import ChildReader, Children, list_kept
+from finetune_operator.reconcile.children import JobReader, find, list_kept
 from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.nodes import ListedNodes, failed_kinds, list_nodes
-from finetune_operator.reconcile.other_objects import Admitting, OtherObjects, find
+from finetune_operator.reconcile.other_objects import OtherObjects
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.record_writer import run_folder
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from finetune_operator.reconcile.run_folder_observer import Folders, Own
+from finetune_operator.reconcile.run_folder_files import UnreadableError
+from finetune_operator.reconcile.run_folder_observer import Folders
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.view_cache import ClusterState
 from finetune_operator.reconcile.watch_cache import WatchCache
@@ -49,16 +48,6 @@ log = logging.getLogger(__name__)
 UNREAD = RunFolderView()
 #: Age in seconds up to which a job that was just admitted has not run before.
 _NEW_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadJob:
-    job: Object
-    texts: Mapping[str, Mapping[str, str]]
-    """What watches lack of the job; empty if it is cached."""
-    config_map: Object | None
-    children: Children
-    cached: bool
 
 
 class Observer:
@@ -90,7 +79,7 @@ class Observer:
         self._ledger = ledger
         self._budgets = budgets
         self._plans = plans
-        self._children = ChildReader(cluster, plans, cache)
+        self._jobs = JobReader(cluster, plans, cache)
         self._folder = folder
         self._cache = cache
         self._utc_now = utc_now
@@ -115,73 +104,61 @@ class Observer:
         ``earlier``: nodes that were listed for a cached observation of the same reconcile; all else is then read live.
         Raises ClusterError.
         """
-        read = await self._read(key, live=large or earlier is not None, large=large)
+        read = None if large or earlier is not None else await self._jobs.cached(key)
+        read = read or await self._jobs.live(key, large=large)
         if read is None:
-            return None
-        job, found = read.job, read.children
-        stored = stored_plan_in(read.config_map)
-        if isinstance(stored, Refused):
-            # It may be restored.
-            self._plans.forget(job["metadata"]["uid"])
-        status, jobsets = read_status(job.get("status")), found.jobsets
-        pods = own_pods(found.pods, jobsets, self._utc_now())
-        admitting = Admitting() if isinstance(stored, StoredPlan) else await self._others.admitting(job)
-        own = partial(own_attempts, job=job, status=status, jobsets=jobsets, pods=pods)
-        state = ClusterState.of(job, jobsets, pods) if read.cached else None
-        view = await self._view(key, job, stored, own, state, excess=found.excess)
-        resumes = stored is not None or may_resume(job, admitting.profiles)
-        neighbours, unserved = await self._others.neighbours(job, view) if resumes else ((), None)
-        now = self._utc_now()
-        return Observation(
-            now=now,
-            job=job,
-            status=status,
-            profiles=admitting.profiles,
-            stored=stored,
-            jobsets=jobsets,
-            pods=pods,
-            folder=view,
-            template=admitting.template,
-            source=admitting.source,
-            quotas=admitting.quotas,
-            neighbours=neighbours,
-            unserved_namespace=unserved,
-            unobserved_until=self._served.unobserved_until(key.namespace),
-            nodes=await self._nodes(failed_kinds(pods, jobsets, view, now), earlier),
-            workloads=found.workloads,
-            planner=self._plans.made,
-            job_texts=read.texts,
-            ledger=self._ledger,
-            month=self._budgets.of(job, stored) if self._budgets else None,
-            past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
-            paused=self._paused,
-            cached=read.cached,
-            live_jobs=self._jobs(),
-        )
-
-    async def _nodes(
-        self, kinds: Sequence[SliceKind], earlier: ListedNodes | None
-    ) -> Mapping[str, SliceNode] | None:
-        if earlier is not None and kinds == earlier.kinds:
-            return earlier.nodes
-        return await list_nodes(self._cluster, kinds)
-
-    async def _read(self, key: JobKey, *, live: bool, large: bool) -> "_ReadJob | None":
-        cached = None if live else await self._cache.job(key.namespace, key.name)
-        if cached is not None:
-            return _ReadJob(cached.job, {}, *await self._children.cached(cached), cached=True)
-        whole = await find(self._cluster, JOBS, key.namespace, key.name)
-        if whole is None:
             self._folder.forget(key)
             self._cache.forget(key.namespace, key.name)
             return None
-        job, texts = reduced_job(whole), job_texts(whole)
-        del whole
-        return _ReadJob(job, texts, *await self._children.live(job, large=large), cached=False)
+        job, stored = read.job, stored_plan_in(read.config_map)
+        if isinstance(stored, Refused):
+            # It may be restored.
+            self._plans.forget(job["metadata"]["uid"])
+        jobsets, now = tuple(read.jobsets), self._utc_now()
+        observation = Observation(
+            now=now,
+            job=job,
+            status=read_status(job.get("status")),
+            profiles=(),
+            stored=stored,
+            jobsets=jobsets,
+            pods=own_pods(read.pods, jobsets, now),
+            folder=UNREAD,
+            unobserved_until=self._served.unobserved_until(key.namespace),
+            workloads=read.workloads,
+            planner=self._plans.made,
+            job_texts=read.texts,
+            ledger=self._ledger,
+            past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
+            paused=self._paused,
+            cached=read.cached,
+            # At least this one, which the watch may not have delivered yet.
+            live_jobs=max(1, self._live_jobs()),
+        )
+        if not isinstance(stored, StoredPlan):
+            observation = await self._others.admitting(observation)
+        view = await self._view(key, observation, excess=read.excess)
+        return await self._with_folder(observation, view, earlier)
 
-    def _jobs(self) -> int:
-        """Returns the number of unfinished jobs: at least one, which the watch may not have delivered yet."""
-        return max(1, self._live_jobs())
+    async def _with_folder(
+        self, observation: Observation, view: RunFolderView, earlier: ListedNodes | None = None
+    ) -> Observation:
+        """Adds the run folder, and what depends on it or on the plan. Raises ClusterError."""
+        job, stored, pods = observation.job, observation.stored, observation.pods
+        resumes = stored is not None or may_resume(job, observation.profiles)
+        neighbours, unserved = await self._others.neighbours(job, view) if resumes else ((), None)
+        now = self._utc_now()
+        return replace(
+            observation,
+            now=now,
+            folder=view,
+            neighbours=neighbours,
+            unserved_namespace=unserved,
+            nodes=await list_nodes(
+                self._cluster, failed_kinds(pods, observation.jobsets, view, now), earlier
+            ),
+            month=self._budgets.of(job, stored) if self._budgets else None,
+        )
 
     async def confirmed(self, observation: Observation) -> Observation | None:
         """Reads the job live. Returns the observation with what watches lack of it; None if the job has changed since.
@@ -215,26 +192,10 @@ class Observer:
         run folder of a new job is not read, since nothing can be in it.
         """
         stored = stored_plan_in(config_map)
-        own = partial(own_attempts, job=observation.job, status=observation.status, jobsets=(), pods=())
-        state = ClusterState.of(observation.job, (), ()) if observation.cached else None
+        observation = replace(observation, stored=stored, profiles=(), template=None, source=None, quotas=())
         if unread and isinstance(stored, StoredPlan) and self._is_new(observation.job, stored, config_map):
-            view = UNREAD
-        else:
-            view = await self._view(key, observation.job, stored, own, state)
-        neighbours, unserved = await self._others.neighbours(observation.job, view)
-        return replace(
-            observation,
-            now=self._utc_now(),
-            stored=stored,
-            month=self._budgets.of(observation.job, stored) if self._budgets else None,
-            folder=view,
-            neighbours=neighbours,
-            unserved_namespace=unserved,
-            profiles=(),
-            template=None,
-            source=None,
-            quotas=(),
-        )
+            return await self._with_folder(observation, UNREAD)
+        return await self._with_folder(observation, await self._view(key, observation))
 
     def _is_new(self, job: Object, stored: StoredPlan, config_map: Object) -> bool:
         """Whether nothing can be in the job's run folder, whose name has its uid. An older job without a status may be
@@ -263,21 +224,20 @@ class Observer:
         """Returns the progress of each host. Empty if it cannot be read: detection of a hang does not depend on it."""
         try:
             return await self._folder.hosts(run, count)
-        except StorageError as error:
+        except (StorageError, UnreadableError) as error:
             log.warning("the slowest host cannot be determined: %s", error)
             return {}
 
     async def _view(
-        self,
-        key: JobKey,
-        job: Object,
-        stored: StoredPlan | Refused | None,
-        own: Own,
-        state: ClusterState | None,
-        *,
-        excess: str | None = None,
+        self, key: JobKey, observation: Observation, *, excess: str | None = None
     ) -> RunFolderView:
-        """Returns the view of the job's run folder. ``state``: None if everything is to be read."""
+        """Returns the view of the job's run folder."""
+        job, stored, jobsets, pods = (
+            observation.job,
+            observation.stored,
+            observation.jobsets,
+            observation.pods,
+        )
         if stored is None:
             return RunFolderView()
         if excess is not None:
@@ -288,10 +248,11 @@ class Observer:
         view = await self._folder.view(
             Folders(run=stored.run_folder, cache=stored.cache),
             of=key,
-            own=own,
+            own=partial(own_attempts, job=job, status=observation.status, jobsets=jobsets, pods=pods),
             retry=job["spec"].get("retry", {}).get("generation", 0),
-            state=state,
-            pace=pace(self._jobs()),
+            # Before what cannot be undone, everything is read.
+            state=ClusterState.of(job, jobsets, pods) if observation.cached else None,
+            pace=observation.pace(),
         )
         if finished(job):
             self._folder.forget(key)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -13,18 +13,16 @@ from finetune_operator.cluster.port import (
     PROFILES,
     QUOTAS,
     KubernetesClient,
-    NotFound,
     Object,
     Rejected,
-    ResourceKind,
 )
 from finetune_operator.lifecycle.children.quotas import Quota
-from finetune_operator.lifecycle.observation import RunFolderView
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.reduced_job import reduced_job
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
-from finetune_operator.reconcile.children import list_kept
+from finetune_operator.reconcile.children import find, list_kept
 from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 
@@ -58,24 +56,6 @@ class SharedRead[T]:
         return await self._read()
 
 
-@dataclass(frozen=True, slots=True)
-class Admitting:
-    """What only the admission of a job needs."""
-
-    profiles: tuple[Object, ...] = ()
-    template: Object | None = None
-    source: Object | None = None
-    quotas: tuple[Quota, ...] = ()
-
-
-async def find(cluster: KubernetesClient, kind: ResourceKind, namespace: str, name: str) -> Object | None:
-    """Returns the object; None if it does not exist. Raises ClusterError."""
-    try:
-        return await cluster.get(kind, namespace, name)
-    except NotFound:
-        return None
-
-
 class OtherObjects:
     """Reads them live, each only where it is needed."""
 
@@ -91,15 +71,17 @@ class OtherObjects:
         found = await find(self._cluster, JOBS, key.namespace, key.name)
         return found and reduced_job(found)
 
-    async def admitting(self, job: Object) -> Admitting:
-        """Reads what the admission of a job needs, live: its plan is immutable, so no later event could correct the use
-        of an outdated profile. Jobs that are admitted at the same time share lists that begin after each has asked.
+    async def admitting(self, observation: Observation) -> Observation:
+        """Adds what only admission needs, read live: a plan is immutable, so no later event could correct the use of an
+        outdated profile. Jobs that are admitted at the same time share lists that begin after each has asked. Raises
+        ClusterError.
         """
+        job = observation.job
         namespace = job["metadata"]["namespace"]
-        quotas = self._quotas.setdefault(namespace, SharedRead(partial(self._list_quotas, namespace)))
+        shared = self._quotas.setdefault(namespace, SharedRead(partial(self._list_quotas, namespace)))
         profiles = await self._profiles()
-        template, source, shared = await asyncio.gather(self._template(job), self._source(job), quotas())
-        return Admitting(tuple(profiles), template, source, shared)
+        template, source, quotas = await asyncio.gather(self._template(job), self._source(job), shared())
+        return replace(observation, profiles=tuple(profiles), template=template, source=source, quotas=quotas)
 
     async def neighbours(self, job: Object, view: RunFolderView) -> tuple[tuple[Object, ...], str | None]:
         """Returns the jobs that may still use the run folder in which this job is to continue.

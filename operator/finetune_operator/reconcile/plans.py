@@ -71,8 +71,7 @@ class Plans:
         self._cached[uid] = plan
         self._bytes += _size(plan)
         while self._bytes > CACHE_BYTES:
-            _, dropped = self._cached.popitem(last=False)
-            self._bytes -= _size(dropped)
+            self._drop(next(iter(self._cached)))
 
     async def create(self, config_map: Object) -> Object:
         """Stores a plan permanently and returns it as stored.

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
@@ -23,7 +23,7 @@ from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.children import ManyChildren
 from finetune_operator.reconcile.confirmation import Confirmation, confirmation
 from finetune_operator.reconcile.errors import reason_of, status_with_error
-from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.reconcile.keys import JobKey, PlanKey
 from finetune_operator.reconcile.ledger import Ledger
 from finetune_operator.reconcile.nodes import ListedNodes
 from finetune_operator.reconcile.observe import UNREAD, Observer
@@ -83,16 +83,6 @@ def _first_plan(observation: Observation, decision: Decision) -> Object | None:
     return None if known else action.write
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unreported:
-    """A first JobSet whose report waits."""
-
-    uid: str
-    """Of the job."""
-    run: RunFolder
-    jobset: Object
-
-
 class Reconciler:
     """Reconciles jobs. It may be called for any key at any time, but not concurrently for the same key.
 
@@ -117,7 +107,8 @@ class Reconciler:
     ) -> None:
         self._ledger = ledger
         self._crowded, self._postpone = crowded, postpone
-        self._unreported: dict[JobKey, _Unreported] = {}
+        self._unreported: dict[JobKey, tuple[PlanKey, RunFolder, Object]] = {}
+        """First JobSets whose reports wait, with the plans and run folders of their jobs."""
         self._observer = observer
         self._decide = decide
         self._applier = applier
@@ -163,7 +154,7 @@ class Reconciler:
             if observation is None:
                 if unreported := self._unreported.get(key):
                     # Its plan may be younger than the event of its deletion.
-                    await self._applier.delete_orphan(key.namespace, key.name, unreported.uid)
+                    await self._applier.plans.delete_orphan(unreported[0])
                     del self._unreported[key]
                 return None
             decision = await self._decided(observation)
@@ -209,11 +200,10 @@ class Reconciler:
         """Carries the decision out, and then writes the record of a first JobSet that has waited for that."""
         decision = await self._applier.apply(observation, decision)
         if unreported := self._unreported.pop(key, None):
-            await self._applier.record_jobset(unreported.run, unreported.jobset)
+            await self._applier.records.write_jobset(*unreported[1:])
         if not decision.reported and isinstance(decision.action, Create):
-            uid = observation.job["metadata"]["uid"]
-            jobset = decision.action.jobset
-            self._unreported[key] = _Unreported(uid=uid, run=run_folder(observation), jobset=jobset)
+            plan = PlanKey(key.namespace, key.name, observation.job["metadata"]["uid"])
+            self._unreported[key] = plan, run_folder(observation), decision.action.jobset
         return decision
 
     async def _recorded(self, observation: Observation, decision: Decision) -> Decision:
@@ -240,7 +230,7 @@ class Reconciler:
         if plan := _first_plan(observation, decision):
             # Before the plan exists: no later decision says again what admission remarks.
             await self._applier.announce(observation, decision)
-            stored = await self._applier.store_plan(plan)
+            stored = await self._applier.plans.create(plan)
             later = len(self._unreported) < _MOST_UNREPORTED and self._crowded(key)
             admitted = await self._observer.admitted(key, observation, stored, unread=later)
             decision = await self._decided(replace(admitted, report_later=later))

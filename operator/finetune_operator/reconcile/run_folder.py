@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from time import monotonic
 from urllib.parse import urlsplit
-
-from pydantic import ValidationError
 
 from finetune_contract import HostProgress, RunFolder
 from finetune_operator.api import Reason
@@ -16,28 +14,22 @@ from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
     ListingTooLarge,
     ObjectStore,
-    ObjectTooLarge,
     StorageDenied,
     StorageError,
 )
 from finetune_operator.artifacts.tenant_shares import share_of
-from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView, TakeoverRecord
-from finetune_operator.reconcile.file_cache import FileCache
+from finetune_operator.lifecycle.observation import ReadFailure, RunFolderView
 from finetune_operator.reconcile.run_folder_files import (
+    FileCache,
     MalformedRecordError,
     NewerRecordError,
+    RunFolderFiles,
     UnreadableError,
-    by_store,
 )
 from finetune_operator.reconcile.run_folder_observer import AT_ONCE, Folders, Own, RunFolderObserver
 from finetune_operator.reconcile.view_cache import ClusterState, Due, Reading, ViewCache, due
 
 _NOTE_FIX = "Delete it; if it is the record of a retry, also raise spec.retry.generation."
-
-
-def _all(listed: Collection[AttemptKey], _takeovers: tuple[TakeoverRecord, ...]) -> Collection[AttemptKey]:
-    return listed
 
 
 def _confirmed(view: RunFolderView, own: Own) -> bool:
@@ -108,7 +100,7 @@ class RunFolderReader:
         folders: Folders,
         *,
         of: Hashable = None,
-        own: Own = _all,
+        own: Own = lambda listed, _: listed,
         retry: int | None = None,
         state: ClusterState | None = None,
         pace: float = 0.0,
@@ -130,8 +122,14 @@ class RunFolderReader:
         if state is not None and (reading := self._views.get(job)):
             what = due(reading, state, now=now, pace=pace)
             if what is Due.PROGRESS:
-                reading = await self._with_progress(folders.run, job, reading, state.working, now)
-            if reading and what is not Due.EVERYTHING and _confirmed(reading.view, own):
+                # Everything is read if that cannot be read.
+                what, observer = Due.EVERYTHING, RunFolderObserver(self._store, self._remembered, job)
+                with contextlib.suppress(StorageError, UnreadableError):
+                    view = await observer.with_progress(reading.view, folders.run, state.working)
+                    size = observer.progress_bytes
+                    reading = replace(reading, view=view, progress_read=now, progress_bytes=size)
+                    what = Due.EVERYTHING if view.progress_unknown else Due.NOTHING
+            if what is Due.NOTHING and _confirmed(reading.view, own):
                 # What has appeared since may end or vanish before the next reading.
                 self._views.keep(tenant, job, replace(reading, state=state))
                 return replace(reading.view, progress_age=now - reading.progress_read)
@@ -139,7 +137,7 @@ class RunFolderReader:
         observer = RunFolderObserver(self._store, self._remembered, job)
         try:
             view = await observer.view(folders, own, retry, state.working if state else ())
-        except (StorageError, MalformedRecordError, NewerRecordError, UnreadableError) as error:
+        except (StorageError, UnreadableError) as error:
             return RunFolderView(unreadable=self._why(error, job, folders.run, listed=observer.listed))
         self._denials.answered(job, folders.run.uri)
         if state is not None:
@@ -154,24 +152,6 @@ class RunFolderReader:
             self._views.keep(tenant, job, reading)
         return view
 
-    async def _with_progress(
-        self,
-        run: RunFolder,
-        job: Hashable,
-        reading: Reading,
-        working: Collection[AttemptKey],
-        now: float,
-    ) -> Reading | None:
-        """Returns a reading with new progress; None if that cannot be read, so that everything is to be read."""
-        observer = RunFolderObserver(self._store, self._remembered, job)
-        try:
-            view = await observer.with_progress(reading.view, run, working)
-        except (StorageError, UnreadableError):
-            return None
-        if view.progress_unknown:
-            return None
-        return replace(reading, view=view, progress_read=now, progress_bytes=observer.progress_bytes)
-
     def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> ReadFailure:
         message = f"{error}."
         match error:
@@ -180,10 +160,8 @@ class RunFolderReader:
                 reason = Reason.STORAGE_PERMISSION_DENIED if alone else Reason.STORE_UNAVAILABLE
             case ListingTooLarge():
                 reason = Reason.RUN_FOLDER_TOO_LARGE
-            case ObjectTooLarge() | MalformedRecordError():
-                reason, message = Reason.RECORD_MALFORMED, f"{message} {_NOTE_FIX}"
-            case NewerRecordError():
-                reason = Reason.CONTRACT_NEWER
+            case MalformedRecordError():
+                reason, message = error.reason, f"{message} {_NOTE_FIX}"
             case UnreadableError():
                 reason = error.reason
             case _:
@@ -201,20 +179,19 @@ class RunFolderReader:
         self._denials.forget(job)
 
     async def hosts(self, run: RunFolder, count: int) -> dict[int, HostProgress]:
-        """Returns the progress of the first ``count`` processes of training by index. Raises StorageError.
+        """Returns the progress of the first ``count`` processes of training by index. Raises StorageError or
+        UnreadableError.
 
         Invalid records are omitted, since the classification of the attempt does not depend on them.
         """
-        progress: dict[int, HostProgress] = {}
-        for some in itertools.batched(range(count), AT_ONCE):
-            contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
-            for content in contents:
-                with contextlib.suppress(ValidationError):
-                    record = by_store(HostProgress.model_validate_json(content or b""), content or b"")
-                    progress[record.host] = record
-        return progress
+        files, progress = RunFolderFiles(self._store, self._remembered, run.uri), dict[int, HostProgress]()
 
-    async def _host(self, uri: str) -> bytes | None:
-        with contextlib.suppress(ObjectTooLarge):
-            return await self._store.read(uri, limit=PROGRESS_LIMIT)
-        return None
+        async def read(host: int) -> HostProgress | None:
+            with contextlib.suppress(MalformedRecordError, NewerRecordError):
+                return await files.read(run.host(host), HostProgress, limit=PROGRESS_LIMIT)
+            return None
+
+        for some in itertools.batched(range(count), AT_ONCE):
+            found = await asyncio.gather(*map(read, some))
+            progress |= {record.host: record for record in found if record is not None}
+        return progress

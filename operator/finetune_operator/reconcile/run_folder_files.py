@@ -1,5 +1,7 @@
 """Reads files for one observation of a run folder, within bounds, and caches final ones for later observations."""
 
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from pydantic import BaseModel, ValidationError
@@ -7,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 from finetune_contract.versions import CONTRACT_VERSION, major_of
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import RECORD_LIMIT, ObjectStore, ObjectTooLarge, StoredBytes
-from finetune_operator.reconcile.file_cache import FileCache
 
 #: Maximum number of bytes that one observation reads.
 _READ_LIMIT = 16 * 2**20
@@ -16,12 +17,26 @@ _READ_LIMIT = 16 * 2**20
 HELD_LIMIT = 5 * 2**18
 
 
-class MalformedRecordError(Exception):
-    """A file is not a valid record of the kind that its name indicates."""
+class UnreadableError(Exception):
+    """A record, or the run folder as a whole, cannot be read."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
-class NewerRecordError(Exception):
+class MalformedRecordError(UnreadableError):
+    """A file is not a valid record of the kind that its name indicates, or too large for one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.RECORD_MALFORMED, message)
+
+
+class NewerRecordError(UnreadableError):
     """A file is a record of a newer major version of the contract."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.CONTRACT_NEWER, message)
 
 
 def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
@@ -45,14 +60,6 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
         ) from error
 
 
-class UnreadableError(Exception):
-    """The run folder as a whole cannot be read."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 def by_store[T: BaseModel](record: T, content: bytes) -> T:
     """Returns a record that says when it was written with the store's time instead of the node's, whose clock may be
     wrong."""
@@ -65,6 +72,49 @@ def by_store[T: BaseModel](record: T, content: bytes) -> T:
 def _too_large(uri: str, what: str, limit: int) -> UnreadableError:
     text = f"{uri}: the records of this run folder {what} more than {limit:,} bytes in total"
     return UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
+
+
+#: What a cached file takes beside its URI and its content: the headers of both, and its place in a dictionary.
+_FILE_BYTES = 150
+
+
+def _size_of(uri: str, content: bytes) -> int:
+    return len(uri) + len(content) + _FILE_BYTES
+
+
+class FileCache:
+    """Compressed file contents by job and URI.
+
+    They are kept while the job is live. Beyond ``limit_bytes`` in memory, the least recently used jobs are evicted.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._jobs: OrderedDict[Hashable, dict[str, bytes]] = OrderedDict()
+        self.size = 0
+        """Estimated size of all files in memory, in bytes."""
+
+    def get(self, job: Hashable, uri: str) -> bytes | None:
+        files = self._jobs.get(job)
+        if files is None or uri not in files:
+            return None
+        self._jobs.move_to_end(job)
+        return zlib.decompress(files[uri])
+
+    def keep(self, job: Hashable, uri: str, content: bytes) -> None:
+        files = self._jobs.setdefault(job, {})
+        self._jobs.move_to_end(job)
+        if uri in files:
+            self.size -= _size_of(uri, files[uri])
+        # The fastest level: records repeat their keys, so that any level compresses them well.
+        files[uri] = zlib.compress(content, 1)
+        self.size += _size_of(uri, files[uri])
+        while self.size > self._limit:
+            self.forget(next(iter(self._jobs)))
+
+    def forget(self, job: Hashable) -> None:
+        """Drops the contents of a job that is finished or deleted."""
+        self.size -= sum(_size_of(*each) for each in self._jobs.pop(job, {}).items())
 
 
 class RunFolderFiles:
@@ -111,11 +161,11 @@ class RunFolderFiles:
             if content is None:
                 return None
             found = by_store(parsed(uri, content, model), content)
-        except (MalformedRecordError, ObjectTooLarge):
+        except (MalformedRecordError, ObjectTooLarge) as error:
             if settled_if_bad and known is None:
                 # Cached as empty, since its content is of no use.
                 self._remembered.keep(self._job, uri, b"")
-            raise
+            raise MalformedRecordError(str(error)) from error
         record = kept(found) if kept else found
         if record is not found:
             content = record.model_dump_json(exclude_defaults=True).encode()

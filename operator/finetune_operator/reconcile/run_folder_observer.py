@@ -24,7 +24,7 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.api import Reason
-from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore, ObjectTooLarge, StorageError
+from finetune_operator.artifacts.port import PROGRESS_LIMIT, ObjectStore, StorageError
 from finetune_operator.lifecycle.attempts.classify import settled
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import (
@@ -35,9 +35,9 @@ from finetune_operator.lifecycle.observation import (
     TakeoverRecord,
     in_order,
 )
-from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.listing import files_by_attempt, retry_generations, taken_over_by
 from finetune_operator.reconcile.run_folder_files import (
+    FileCache,
     MalformedRecordError,
     NewerRecordError,
     RunFolderFiles,
@@ -80,8 +80,8 @@ class RunFolderObserver:
         ``working``: the attempts that may be running, of which what they do is read, except for trainings: so no view
         takes more than three requests beside those for final records.
 
-        Faults of single records are part of the view. Raises StorageError, MalformedRecordError, NewerRecordError or
-        UnreadableError if the folder as a whole cannot be read.
+        Faults of single records are part of the view. Raises StorageError or UnreadableError if the folder as a whole
+        cannot be read.
         """
         run = folders.run
         names = await self._store.list(run.attempts)
@@ -95,9 +95,11 @@ class RunFolderObserver:
         # Releases the listing, which may have thousands of other names, before the files are read.
         del names, listed
         attempts = await self._attempts(run, files)
+        held = self._files.held_bytes
         progress, unknown = await self._progress(run, attempts, last=not takeovers)
         others = [key for key in working if key.stage is not Stage.TRAIN]
         stage_progress = await self._stage_progress(run, attempts, others)
+        self.progress_bytes = self._files.held_bytes - held
         manifest, fault = await self._convert_manifest(folders.cache, attempts)
         return RunFolderView(
             attempts=attempts,
@@ -117,13 +119,12 @@ class RunFolderObserver:
     ) -> RunFolderView:
         """Returns a view with the progress of the attempts in ``working`` read again. Raises StorageError or
         UnreadableError."""
-        trains = any(key.stage is Stage.TRAIN for key in working)
         progress, unknown = view.progress, view.progress_unknown
-        if trains:
+        if any(key.stage is Stage.TRAIN for key in working):
             progress, unknown = await self._progress(run, view.attempts, last=not view.takeovers)
         if unknown:
             # Everything is about to be read again.
-            return replace(view, progress=progress, progress_unknown=unknown)
+            return replace(view, progress_unknown=unknown)
         reports_steps = {(progress.attempt, progress.restart)} if progress else set()
         others = [
             key
@@ -131,6 +132,7 @@ class RunFolderObserver:
             if key.stage is not Stage.TRAIN or (key.number, key.restart) not in reports_steps
         ]
         stage_progress = await self._stage_progress(run, view.attempts, others)
+        self.progress_bytes = self._files.held_bytes
         return replace(view, progress=progress, progress_unknown=unknown, stage_progress=stage_progress)
 
     @property
@@ -185,7 +187,7 @@ class RunFolderObserver:
         if "result.json" in names:
             try:
                 result = await self._result(run.result(*key.place), last=last)
-            except (MalformedRecordError, ObjectTooLarge) as error:
+            except MalformedRecordError as error:
                 malformed = str(error)
             except NewerRecordError as error:
                 newer = str(error)
@@ -223,7 +225,7 @@ class RunFolderObserver:
 
         try:
             return await self._files.read(uri, Failure, final=final, kept=None if last else failure_in_brief)
-        except (MalformedRecordError, ObjectTooLarge) as error:
+        except MalformedRecordError as error:
             self._warnings.append(str(error))
             return None
 
@@ -240,24 +242,17 @@ class RunFolderObserver:
         result = trained[-1].result
         # The trainer writes its last progress before its result, so the file is final after a success.
         done = last and result is not None and result.outcome is Outcome.SUCCEEDED
-        held = self._files.held_bytes
+        final = (lambda _: True) if done else None
         try:
-            found = await self._files.read(
-                run.progress, Progress, limit=PROGRESS_LIMIT, final=(lambda _: True) if done else None
-            )
-        except (MalformedRecordError, ObjectTooLarge) as error:
-            return None, ReadFailure(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
-        except NewerRecordError as error:
-            return None, ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
-        self.progress_bytes += self._files.held_bytes - held
-        return found, None
+            return await self._files.read(run.progress, Progress, limit=PROGRESS_LIMIT, final=final), None
+        except (MalformedRecordError, NewerRecordError) as error:
+            return None, ReadFailure(reason=error.reason, message=f"{error}.")
 
     async def _stage_progress(
         self, run: RunFolder, attempts: Collection[AttemptKey], working: Collection[AttemptKey]
     ) -> dict[AttemptKey, StageProgress]:
         """Reads what the attempts that have started report. A record that cannot be read is left out."""
         found: dict[AttemptKey, StageProgress] = {}
-        held = self._files.held_bytes
         for key in working:
             if key not in attempts:
                 continue
@@ -265,7 +260,6 @@ class RunFolderObserver:
                 uri = run.stage_progress(*key.place)
                 if record := await self._files.read(uri, StageProgress, limit=PROGRESS_LIMIT):
                     found[key] = record
-        self.progress_bytes += self._files.held_bytes - held
         return found
 
     async def _convert_manifest(
@@ -282,7 +276,7 @@ class RunFolderObserver:
         try:
             # Not cached here: users may empty the shared cache, and a hit must not outlive its files.
             return await self._files.read(cache.convert_manifest(fingerprint), ConvertManifest), ""
-        except (MalformedRecordError, NewerRecordError, ObjectTooLarge) as error:
+        except (MalformedRecordError, NewerRecordError) as error:
             self._warnings.append(f"{error}; the model is treated as not converted")
             return None, f"its manifest in the cache cannot be read: {error}"
 

@@ -7,7 +7,7 @@ in between, and files that another client writes by hand; both are read again af
 docs/decisions/records-in-the-run-folder.md explains why decisions may rely on it.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -18,7 +18,7 @@ from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.lifecycle.observation import AttemptFiles, RunFolderView
+from finetune_operator.lifecycle.observation import RunFolderView
 
 #: Maximum age in seconds of a listing on which decisions rely, if the pace is not slower.
 LISTING_SECONDS = 60.0
@@ -52,7 +52,10 @@ class ClusterState:
 
     @classmethod
     def of(cls, job: Object, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> Self:
-        own: list[tuple[bool, Hashable]] = [(each.ended, _jobset(each)) for each in jobsets]
+        own: list[tuple[bool, Hashable]] = [
+            (each.ended, (each.uid, each.restarts, each.suspended, each.held, each.deleting))
+            for each in jobsets
+        ]
         own += [(not each.live, _pod(each)) for each in pods]
         metadata = job["metadata"]
         return cls(
@@ -69,10 +72,6 @@ class ClusterState:
     def continues(self, earlier: Self) -> bool:
         """Whether nothing has ended, restarted or vanished since. JobSets and pods may have been added or started."""
         return self.job == earlier.job and self.ended == earlier.ended and earlier.alive <= self.alive
-
-
-def _jobset(jobset: JobSet) -> Hashable:
-    return jobset.uid, jobset.restarts, jobset.suspended, jobset.held, jobset.deleting
 
 
 def _pod(pod: Pod) -> Hashable:
@@ -134,11 +133,7 @@ def due(reading: Reading, state: ClusterState, *, now: float, pace: float) -> Du
 def reusable(view: RunFolderView) -> bool:
     """Whether a view has no fault. What could not be read may be readable a moment later."""
     faults = (view.unreadable, view.progress_unknown, view.convert_manifest_fault, view.warnings)
-    return not any(faults) and not any(map(_damaged, view.attempts.values()))
-
-
-def _damaged(files: AttemptFiles) -> bool:
-    return bool(files.malformed or files.newer)
+    return not any(faults) and not any(each.malformed or each.newer for each in view.attempts.values())
 
 
 class ViewCache:
@@ -150,10 +145,8 @@ class ViewCache:
 
     def __init__(self, limit_bytes: int = TOTAL_BYTES) -> None:
         self._limit = limit_bytes
-        self._tenants: dict[Hashable, str] = {}
-        """By job."""
-        self._readings: defaultdict[str, dict[Hashable, Reading]] = defaultdict(dict)
-        """By tenant and job."""
+        self._readings: dict[Hashable, tuple[str, Reading]] = {}
+        """Tenant and reading by job, the last one that was kept last."""
         self._sizes: Counter[str] = Counter()
         """By tenant."""
 
@@ -163,29 +156,29 @@ class ViewCache:
         return self._sizes.total()
 
     def get(self, job: Hashable) -> Reading | None:
-        return self._readings[self._tenants[job]][job] if job in self._tenants else None
+        kept = self._readings.get(job)
+        return kept and kept[1]
 
     def keep(self, tenant: str, job: Hashable, reading: Reading) -> None:
         """Replaces the job's reading. There is none then if the new one has a fault or does not fit."""
         self.forget(job)
         if reusable(reading.view) and reading.size <= VIEW_BYTES and self._has_room(tenant, reading.size):
-            self._tenants[job] = tenant
-            self._readings[tenant][job] = reading
+            self._readings[job] = tenant, reading
             self._sizes[tenant] += reading.size
 
     def forget(self, job: Hashable) -> None:
-        if (tenant := self._tenants.pop(job, None)) is None:
-            return
-        self._sizes[tenant] -= self._readings[tenant].pop(job).size
-        if not self._readings[tenant]:
-            del self._readings[tenant], self._sizes[tenant]
+        if kept := self._readings.pop(job, None):
+            tenant, reading = kept
+            self._sizes[tenant] -= reading.size
+            if not self._sizes[tenant]:
+                del self._sizes[tenant]
 
     def _has_room(self, tenant: str, size: int) -> bool:
         """Drops readings of the tenant that has most, as long as it then has no less than this one, until it fits."""
         while self._sizes and self.size + size > self._limit:
             most = max(self._sizes, key=self._sizes.__getitem__)
-            job, reading = next(reversed(self._readings[most].items()))
-            if self._sizes[most] - reading.size < self._sizes[tenant] + size:
+            job = next(job for job, (owner, _) in reversed(self._readings.items()) if owner == most)
+            if self._sizes[most] - self._readings[job][1].size < self._sizes[tenant] + size:
                 return False
             self.forget(job)
         return size <= self._limit

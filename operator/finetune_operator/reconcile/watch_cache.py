@@ -248,7 +248,8 @@ class WatchCache:
         """
         state = self.streams.of(kind, found["metadata"].get("namespace"))
         stored = self._version(kind, found) is not None
-        if stored or state is None or not state.has_delivered(version_of(found)):
+        delivered = state is not None and state.listed and version_of(found) <= state.version
+        if stored or not delivered:
             self._put(kind, found)
 
     def _put(self, kind: ResourceKind, found: Object) -> None:

@@ -37,10 +37,6 @@ class StreamState:
     version: int = -1
     """Newest resource version that the stream has delivered."""
 
-    def has_delivered(self, version: int) -> bool:
-        """Whether the stream has delivered all events up to that version."""
-        return self.listed and version <= self.version
-
 
 class WatchStreams:
     """All streams. They are used by one event loop."""

@@ -2,7 +2,7 @@ import tracemalloc
 
 import pytest
 
-from finetune_operator.reconcile.file_cache import FileCache
+from finetune_operator.reconcile.run_folder_files import FileCache
 
 URI = "gs://team-a-runs/support-bot/attempts/train-{}/result.json"
 

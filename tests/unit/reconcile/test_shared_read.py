@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.other_objects import OtherObjects, SharedRead
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
-from tests.unit.reconcile.fakes import FakeCluster
+from tests.unit.reconcile.fakes import NOW, FakeCluster
 
 
 class Source:
@@ -96,12 +98,21 @@ async def test_jobs_that_are_admitted_at_once_share_lists_of_profiles_and_of_the
 ):
     cluster = FakeCluster()
     others = OtherObjects(cluster, ServedNamespaces())
-    jobs = [
-        {"metadata": {"namespace": namespace, "name": f"job-{number}"}, "spec": {}}
+    observations = [
+        Observation(
+            now=NOW,
+            job={"metadata": {"namespace": namespace, "name": f"job-{number}"}, "spec": {}},
+            status=read_status(None),
+            profiles=(),
+            stored=None,
+            jobsets=(),
+            pods=(),
+            folder=RunFolderView(),
+        )
         for number in range(10)
         for namespace in ("a", "b")
     ]
-    await asyncio.gather(*map(others.admitting, jobs))
+    await asyncio.gather(*map(others.admitting, observations))
     assert cluster.calls.count("list finetuneprofiles") <= 2
     assert cluster.calls.count("list resourcequotas") <= 4
     assert len(others._quotas) == 0

@@ -1,10 +1,9 @@
 """The key of an attempt, by which JobSets, pods and files of the run folder are matched."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_contract import Stage
+from finetune_operator.objects import Object
 from finetune_operator.rendering import attempt_of
 
 
@@ -17,7 +16,7 @@ class AttemptKey:
     restart: int = 0
 
     @classmethod
-    def of(cls, child: Mapping[str, Any]) -> "AttemptKey | None":
+    def of(cls, child: Object) -> "AttemptKey | None":
         """Returns the key that the labels of a JobSet or pod contain; None if they contain none."""
         found = attempt_of(child)
         return cls(*found) if found else None

@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 
 from finetune_contract.log_line import readable
 from finetune_operator.api.timestamps import after
-from finetune_operator.lifecycle.children.fields import Object, message, number, section, text, time
+from finetune_operator.lifecycle.children.fields import message, number, section, text, time
+from finetune_operator.objects import Object
 
 #: Seconds: two clocks that are right differ by less.
 CLOCKS_DIFFER = 10.0

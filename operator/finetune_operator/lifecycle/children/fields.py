@@ -4,14 +4,12 @@ The API server checks objects against their schemas, but optional fields may be 
 what their objects contain, so texts and lists are cut.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any
 
 from finetune_operator.api.timestamps import parse
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 _EMPTY: Object = {}
 #: Maximum number of characters of a text, of a container's message as kubelets cut it, and of a condition's.

@@ -7,13 +7,14 @@ from decimal import Decimal
 
 from finetune_contract.base import MOST_CHIPS
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
+from finetune_operator.lifecycle.children.fields import items, number, section, text, texts, time
 from finetune_operator.lifecycle.children.object_condition import (
     ObjectCondition,
     find_condition,
     parse_conditions,
 )
 from finetune_operator.lifecycle.children.pod import SliceKind, slice_kind
+from finetune_operator.objects import Object
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.rendering import quantities
 from finetune_operator.rendering.labels import (
@@ -75,6 +76,7 @@ class JobSet:
         metadata, spec, status = (section(found, key) for key in ("metadata", "spec", "status"))
         labels, annotations = section(metadata, "labels"), section(metadata, "annotations")
         replicated = [_ReplicatedJob.parse(each) for each in items(spec, "replicatedJobs")]
+        chips = [each.chips for each in replicated]
         return cls(
             name=text(metadata, "name") or "",
             uid=text(metadata, "uid") or "",
@@ -94,7 +96,7 @@ class JobSet:
             conditions=parse_conditions(status),
             pods_expected=min(sum(each.pods for each in replicated), MOST_CHIPS),
             groups=tuple((each.name, each.replicas, each.parallelism) for each in replicated),
-            chips=_chips(replicated),
+            chips=None if None in chips else min(sum(filter(None, chips)), MOST_CHIPS),
             hosts_per_slice=max((each.parallelism for each in replicated), default=1),
             slice_kinds=frozenset(each.slice_kind for each in replicated),
             workers_failed=any(
@@ -160,39 +162,33 @@ class _ReplicatedJob:
     name: str
     replicas: int
     parallelism: int
-    chip_limits: tuple[int | None, ...]
-    """TPU limit of each container that has one; None: no quantity."""
+    chips: int | None
+    """TPU chips of all its pods; None: a limit is no quantity."""
     slice_kind: SliceKind
 
     @classmethod
     def parse(cls, found: Object) -> "_ReplicatedJob":
         job = section(section(found, "template"), "spec")
         pod = section(section(job, "template"), "spec")
+        # A tenant may have written any number.
+        replicas = min(max(0, number(found, "replicas", 1)), MOST_CHIPS)
+        parallelism = min(max(0, number(job, "parallelism", 1)), MOST_CHIPS)
         limits = (
-            section(section(container, "resources"), "limits") for container in items(pod, "containers")
+            section(section(each, "resources"), "limits").get(_TPU) for each in items(pod, "containers")
         )
+        chips = [quantity(limit) for limit in limits if limit is not None]
+        known = [each for each in chips if each is not None]
         return cls(
             name=text(found, "name") or "",
-            # A tenant may have written any number.
-            replicas=min(max(0, number(found, "replicas", 1)), MOST_CHIPS),
-            parallelism=min(max(0, number(job, "parallelism", 1)), MOST_CHIPS),
-            chip_limits=tuple(quantity(limit[_TPU]) for limit in limits if limit.get(_TPU) is not None),
+            replicas=replicas,
+            parallelism=parallelism,
+            chips=replicas * parallelism * sum(known) if len(known) == len(chips) else None,
             slice_kind=slice_kind(pod),
         )
 
     @property
     def pods(self) -> int:
         return self.replicas * self.parallelism
-
-
-def _chips(replicated: list[_ReplicatedJob]) -> int | None:
-    total = 0
-    for each in replicated:
-        for limit in each.chip_limits:
-            if limit is None:
-                return None
-            total += each.pods * limit
-    return min(total, MOST_CHIPS)
 
 
 def quantity(value: object) -> int | None:

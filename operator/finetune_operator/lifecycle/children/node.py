@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_operator.lifecycle.children.fields import Object, items, section, text, time
+from finetune_operator.lifecycle.children.fields import items, section, text, time
 from finetune_operator.lifecycle.children.object_condition import parse_condition
+from finetune_operator.objects import Object
 
 POOL_LABEL = "cloud.google.com/gke-nodepool"
 MAINTENANCE_LABEL = "cloud.google.com/active-node-maintenance"

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_operator.lifecycle.children.fields import CONDITION_MESSAGE, Object, items, message, text, time
+from finetune_operator.lifecycle.children.fields import CONDITION_MESSAGE, items, message, text, time
+from finetune_operator.objects import Object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

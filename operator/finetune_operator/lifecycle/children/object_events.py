@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_operator.lifecycle.children.fields import Object, message, section, text, time
+from finetune_operator.lifecycle.children.fields import message, section, text, time
+from finetune_operator.objects import Object
 
 _TRIGGERED, _NOT_TRIGGERED, _FAILED = "TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp"
 _CREATION_FAILED = "FailedCreate"

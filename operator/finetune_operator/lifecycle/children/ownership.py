@@ -6,19 +6,17 @@ controller is a Job of such a JobSet. All other objects are neither counted nor 
 all of this is forged affects at most the job that it claims to belong to, in the namespace of the tenant who forged it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api import API_VERSION
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.objects import Object
 from finetune_operator.rendering import MAX_RESTART, jobset_name
 from finetune_operator.rendering.labels import job_of_jobset
-
-type Object = Mapping[str, Any]
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
@@ -51,17 +49,13 @@ def may_be_jobset_of(job: Object, jobset: Object) -> bool:
     )
 
 
-def _reported(job: Object) -> frozenset[str]:
-    """Returns the names of the JobSets that the status contains; tenants cannot write it."""
-    status = job.get("status") or {}
-    entries = (*status.get("stages", ()), *status.get("attempts", {}).get("history", ()))
-    return frozenset(each["jobSet"] for each in entries if "jobSet" in each)
-
-
 def possible_jobsets(job: Object) -> frozenset[str]:
     """Returns the names of all JobSets that the job may have by its status: those that it contains, and the next one of
     each stage, which may have been created after it was written."""
-    reported, name = _reported(job), job["metadata"]["name"]
+    status, name = job.get("status") or {}, job["metadata"]["name"]
+    # Tenants cannot write the status.
+    entries = (*status.get("stages", ()), *status.get("attempts", {}).get("history", ()))
+    reported = frozenset(each["jobSet"] for each in entries if "jobSet" in each)
     following = set()
     for stage in Stage:
         stem = jobset_name(name, stage, 0).removesuffix("0")

@@ -11,8 +11,9 @@ from finetune_operator.lifecycle.children.container import (
     ContainerTermination,
     NodeClock,
 )
-from finetune_operator.lifecycle.children.fields import Object, items, number, section, text, texts, time
+from finetune_operator.lifecycle.children.fields import items, number, section, text, texts, time
 from finetune_operator.lifecycle.children.object_condition import ObjectCondition, parse_condition
+from finetune_operator.objects import Object
 from finetune_operator.rendering.pathways import WORKER, WORKER_CONTAINER
 from finetune_operator.rendering.pod import CONTAINER
 

@@ -43,12 +43,8 @@ def running_span(pods: Iterable[Pod]) -> tuple[datetime, datetime | None] | None
 
 def all_scheduled_at(pods: Iterable[Pod]) -> datetime | None:
     """Returns when the last kubelet accepted its pod, whose image it then pulls; None if one has not."""
-    latest: datetime | None = None
-    for pod in pods:
-        if pod.start_time is None:
-            return None
-        latest = max(latest or pod.start_time, pod.start_time)
-    return latest
+    accepted = [pod.start_time for pod in pods]
+    return max(filter(None, accepted), default=None) if None not in accepted else None
 
 
 def first_start(pods: Iterable[Pod]) -> datetime | None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle.children.fields import Object, section, text
+from finetune_operator.lifecycle.children.fields import section, text
 from finetune_operator.lifecycle.children.jobset import quantity
+from finetune_operator.objects import Object
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.slices.choice import slice_label
 

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from finetune_operator.lifecycle.children.fields import Object, items, message, number, section, text, time
+from finetune_operator.lifecycle.children.fields import items, message, number, section, text, time
 from finetune_operator.lifecycle.children.object_condition import (
     ObjectCondition,
     find_condition,
     parse_conditions,
 )
+from finetune_operator.objects import Object
 
 #: Label of each Workload with the uid of its owner.
 OWNER_UID_LABEL = "kueue.x-k8s.io/job-uid"
